@@ -1,4 +1,4 @@
-"""The errors that a person can cause; apart from the recipes, so that worker processes start without them."""
+"""The errors that a user can cause, in a module of their own so that worker processes start without recipes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class ConfigError(ValueError):
 
 
 class UsageError(ConfigError):
-    """An option of a command is wrong, whatever the recipe and the data hold."""
+    """An option of a command is wrong, regardless of the recipe and the data."""
 
 
 class DataError(ValueError):
@@ -18,7 +18,7 @@ class DataError(ValueError):
 
 
 def not_one_of(value: object, choices: Sequence[str]) -> str:
-    """Return why a value is refused that is none of the choices, and which is nearest."""
+    """Return a message that refuses a value that is not among the choices, and names the nearest."""
     import difflib  # here: worker processes start without it
 
     near = difflib.get_close_matches(str(value)[:80], choices, n=1)

@@ -248,7 +248,7 @@ class SmoothedSection(Section):
 
 
 class SmoothedSettings(SmoothedSection, ClassificationSettings):
-    """Those keys, and what every task on one text is told."""
+    """Those keys, and the ones of every task on one text."""
 
 
 @dataclass(frozen=True)

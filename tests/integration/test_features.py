@@ -189,7 +189,7 @@ def test_links_pipes_and_folders_in_place_of_features(model_folder, data, tmp_pa
     tokens.unlink()
     tokens.mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for out, message in (("real", "the output is a file, this is a folder"), ("pipe", "no folder of features")):
+    for out, message in (("real", "the output is a file, this is a folder"), ("pipe", "not a folder of features")):
         with pytest.raises(ConfigError, match=message):
             write(out, model=tmp_path / "absent")
 
@@ -313,7 +313,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
         with pytest.raises(ConfigError, match=message):
             validate_recipe(FinetuneRecipe, values, source="test")
     (tmp_path / "other").mkdir()
-    with pytest.raises(ConfigError, match="no folder of features"):
+    with pytest.raises(ConfigError, match="not a folder of features"):
         features(model_folder, data["dev"], tmp_path / "other")
     features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers="-1"))
     with pytest.raises(DataError, match=r"manifest\.json: vectors is \['4'\], \['3'\] is needed"):

@@ -185,7 +185,7 @@ def test_a_run_whose_checkpoints_or_model_are_gone_is_not_extended(single, tmp_p
     finetune(recipe, **files, out=out)
     (out / "model").rename(tmp_path / "model")
     longer = with_training(recipe, epochs=2.0)
-    with pytest.raises(ConfigError, match="model is gone, the best weights so far; begin another run"):
+    with pytest.raises(ConfigError, match="model is gone, the best weights so far; start a new run"):
         finetune(longer, **files, out=out, resume=True)
     (tmp_path / "model").rename(out / "model")
     (out / "restarts" / "seed-0" / "checkpoints").rename(tmp_path / "checkpoints")

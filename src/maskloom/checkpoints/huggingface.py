@@ -29,7 +29,7 @@ from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.system.resources import require_memory
 
 CONFIG = "config.json"
-# The key of config.json with what heads of ours take.
+# The key of config.json with the options of our own heads.
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
@@ -324,4 +324,4 @@ def _config_path(folder: Path) -> Path:
     for name in (CONFIG, _GOOGLE_CONFIG):
         if (path := file_inside(folder, name)) is not None:
             return path
-    raise DataError(f"{folder}: no {CONFIG} (nor {_GOOGLE_CONFIG}); a model folder has one beside its weights")
+    raise DataError(f"{folder}: no {CONFIG} (nor {_GOOGLE_CONFIG}); a model folder has one next to its weights")

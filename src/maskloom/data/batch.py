@@ -145,9 +145,8 @@ class FeatureBatch(TokenBatch):
 class ChoiceBatch(PackedBatch):
     """A batch for multiple choice: the sequences of an example, one a choice, stand together (BERT paper 4.4).
 
-    Shapes in words: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (choices of all examples,) int64 in
-    tokens, `labels` (examples,) int64 the right choice, or None when unknown, `indices` and `num_choices` (examples,)
-    int64.
+    Shapes in words, all int64: `token_ids` and `segment_ids` (tokens,), `lengths` (choices of all examples,) in tokens,
+    `labels` (examples,) the right choice, or None when unknown, `indices` and `num_choices` (examples,).
     """
 
     labels: np.ndarray | None

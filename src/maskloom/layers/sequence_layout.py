@@ -93,8 +93,7 @@ class SequenceLayout:
     ) -> SequenceLayout:
         """Lay out sequences of the given lengths one after the other; positions count from 0 in each.
 
-        `position_ids` (tokens,) replaces those counts. Raises ValueError for a negative length or a length that is
-        not an integer.
+        `position_ids` (tokens,) replaces those counts. Raises ValueError unless lengths are integers from 0 on.
         """
         sizes = _as_lengths(lengths)
         device = torch.device(device) if device is not None else torch.device("cpu")

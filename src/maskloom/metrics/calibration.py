@@ -81,8 +81,7 @@ class CalibrationMetric:
         """Return `calibration_error` (0..1), `brier_score` and `negative_log_likelihood` (nats).
 
         The Brier score is the squared distance of the probabilities from the truth: summed over classes, 0..2, and
-        averaged over examples; averaged over examples and labels alike, 0..1, with several labels. Raises ValueError
-        when no examples were given.
+        averaged over examples; with several labels averaged over both, 0..1. Raises ValueError without examples.
         """
         return {
             "calibration_error": float(self.errors().mean()),

@@ -16,7 +16,7 @@ from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
 from maskloom.models.model_config import ModelConfig
 from maskloom.system.resources import require_memory
 
-# What a head takes beside sizes and labels, by the name of the head.
+# The options of heads besides sizes and labels, by the name of the head.
 HeadOptions = Mapping[str, Mapping[str, Any]]
 
 
@@ -83,8 +83,8 @@ def build_model(
 ) -> EncoderWithHeads:
     """Build a model with fresh weights that depend on the seed alone, not on which heads there are or their order.
 
-    `num_labels` is for the "classifier", "tagger" and "bilstm_tagger" heads, `head_options` has what else a head takes,
-    by its name. Parameters named in `leave` get no values: the caller has them. Raises ConfigError for an unknown or
+    `num_labels` is for the "classifier", "tagger" and "bilstm_tagger" heads, `head_options` has the other options of
+    heads, by name. Parameters named in `leave` get no values: the caller has them. Raises ConfigError for an unknown or
     repeated head, one of these without a number of labels, and a model that this machine has no memory for.
     """
     device = torch.get_default_device()
@@ -96,8 +96,7 @@ def build_model(
         require_memory(sum(parameter.nbytes for parameter in model.parameters()), "the model")
     _allocate(model, device)
     model.tie()
-    rules = architecture_of(config).initial
-    initialize(model, std=config.initializer_range, seed=seed, leave=leave, rules=rules)
+    initialize(model, std=config.initializer_range, seed=seed, leave=leave, rules=architecture_of(config).initial)
     return model
 
 

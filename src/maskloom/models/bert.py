@@ -20,8 +20,7 @@ __all__ = ["Bert", "BertConfig"]
 class Bert(Encoder):
     """The encoder: embeddings, layers, post-norm as published or with `pre_norm`, pooler.
 
-    Weights start from a truncated normal of `initializer_range` cut at two sigma, biases at 0, LayerNorm at 1 and 0;
-    the row of the padding token is like any other.
+    Weights start as `layers.initialization` says; the row of the padding token is like any other.
     """
 
     def __init__(self, config: BertConfig) -> None:

@@ -17,8 +17,7 @@ class BiLSTMTagger(nn.Module):
     `layers` names the hidden states that are the vectors, as `LayerCombination` reads it; those that it keeps apart are
     joined, or mixed with learned weights for "scalar_mix". `lstm_size` counts both directions together: the paper's
     "768-dimensional" does not say, and in our reading its output is as wide as BERT-base. `dropout` stands before the
-    LSTM, between its layers, and before the linear layer. Raises ConfigError for layers that the encoder has not and
-    for an odd size.
+    LSTM, between its layers, and before the linear layer. Raises ConfigError for unknown layers and for an odd size.
     """
 
     def __init__(

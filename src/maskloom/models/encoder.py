@@ -22,7 +22,7 @@ from maskloom.models.model_config import ModelConfig
 
 @cache
 def make_exportable() -> None:
-    """Tell torch.export what an `EncoderOutput` holds; it is told late, as importing it takes seconds."""
+    """Register `EncoderOutput` with torch.export; only when it is needed, because importing that takes seconds."""
     torch.export.register_dataclass(EncoderOutput, serialized_type_name="maskloom.EncoderOutput")
 
 
@@ -110,8 +110,7 @@ class Encoder(nn.Module):
         """Encode packed sequences: ids and segments (tokens,) to vectors (tokens, hidden) and (sequences, hidden).
 
         `past` has the keys and values of the tokens before these, one of each layer; those of these are added to them.
-        Raises ValueError when the layout is of another number of tokens or a sequence is longer than
-        max_position_embeddings.
+        Raises ValueError for a layout of another number of tokens or a sequence beyond max_position_embeddings.
         """
         if token_ids.shape != (layout.num_tokens,) or segment_ids.shape != (layout.num_tokens,):
             raise ValueError(

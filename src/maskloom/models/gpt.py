@@ -16,7 +16,7 @@ class Gpt(Encoder):
     """Word and position embeddings, causal layers, and the last token's vector for a sequence (equation 2).
 
     Layers are post-norm, as GPT's are; with `pre_norm` a norm stands before each block and one after the last layer, as
-    in GPT-2. There are no segments. Weights start from a normal of `initializer_range` cut at two sigma.
+    in GPT-2. There are no segments. Weights start as `layers.initialization` says.
     Differs from the published code: its embedding dropout falls on the table, and positions are logits as well.
     """
 
@@ -36,5 +36,5 @@ class Gpt(Encoder):
         initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the sum of word and position embeddings; segments are not told apart."""
+        """Return the sum of word and position embeddings; segments are ignored."""
         return self.embeddings(token_ids, layout.position_ids)

@@ -24,11 +24,10 @@ from maskloom.models.encoder import Encoder
 class MaskedLMHead(nn.Module):
     """dense, activation, LayerNorm, then the word embeddings as decoder, plus a bias (paper 3.3.1).
 
-    (predictions, hidden) to (predictions, vocabulary). `decoder` is the encoder's own word-embedding parameter: its
-    gradient comes from both ends.
+    (predictions, hidden) to (predictions, vocabulary). `decoder` is the encoder's own word-embedding parameter.
     """
 
-    def __init__(self, decoder: nn.Parameter, *, activation_name: str, layer_norm_eps: float) -> None:
+    def __init__(self, decoder: nn.Parameter, activation_name: str, layer_norm_eps: float) -> None:
         super().__init__()
         vocab_size, hidden_size = decoder.shape
         self.dense = Dense(hidden_size, hidden_size)
@@ -96,8 +95,6 @@ class ClassificationHead(nn.Module):
 
     def __init__(self, hidden_size: int, num_labels: int, dropout: float = 0.0, *, bias: bool = True) -> None:
         super().__init__()
-        if num_labels < 1:
-            raise ValueError(f"num_labels is {num_labels}; at least 1 is needed")
         self.num_labels = num_labels
         self.dropout = Dropout(dropout)
         self.dense = nn.Linear(hidden_size, num_labels, bias=bias)
@@ -131,9 +128,7 @@ class HeadRow:
 
 def _masked_lm(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
     config = encoder.config
-    return MaskedLMHead(
-        encoder.word_embeddings, activation_name=config.hidden_act, layer_norm_eps=config.layer_norm_eps
-    )
+    return MaskedLMHead(encoder.word_embeddings, config.hidden_act, config.layer_norm_eps)
 
 
 def _classifier(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:

@@ -95,7 +95,7 @@ class ModelConfig(BaseModel):
 
     @property
     def num_segments(self) -> int:
-        """How many kinds of segments are told apart by embeddings of their own."""
+        """The number of segments with embeddings of their own."""
         return 1
 
     @property
@@ -112,8 +112,7 @@ class ModelConfig(BaseModel):
     def of_size(cls, name: SizeName, sizes: Mapping[str, Mapping[str, Any]] = SIZES, /, **overrides: Any) -> Self:
         """Return one of the `sizes`; `overrides` are keys of this class.
 
-        Where no `intermediate_size` is given, it is four times the `hidden_size`. Raises ConfigError that names an
-        unknown size, an unknown key or a wrong value.
+        Without an `intermediate_size` it is four times the `hidden_size`. ConfigError names an unknown or wrong key.
         """
         if name not in sizes:
             raise ConfigError(f"unknown model size {name!r}; known: {', '.join(sizes)}")

@@ -1,4 +1,4 @@
-"""Language modelling, masked or causal, with next-sentence prediction (BERT paper 3.3) or beside a task's loss."""
+"""Language modelling, masked or causal, with next-sentence prediction (BERT paper 3.3) or with a task's loss."""
 
 from __future__ import annotations
 

@@ -129,5 +129,5 @@ def labels_of(batch: Any) -> np.ndarray:
 
 
 def label_tensor(batch: Any, logits: Tensor) -> Tensor:
-    """Return the labels of a batch beside its logits."""
+    """Return the labels of a batch on the device of its logits."""
     return to_device(labels_of(batch), logits.device)

@@ -300,4 +300,4 @@ def _check_is_free(out: Path) -> None:
     foreign = sorted(names - _TOKENIZER_FILES - {REPORT})
     if foreign or (names and REPORT not in names):
         held = ", ".join((foreign or sorted(names))[:3])
-        raise ConfigError(f"{out} holds {held}, which is no vocabulary trained here; choose another --out")
+        raise ConfigError(f"{out} holds {held}, which is not a vocabulary trained here; choose another --out")

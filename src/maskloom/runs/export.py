@@ -40,7 +40,7 @@ from maskloom.training.checkpointing.checkpoints import (
 
 
 def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: str | None = None) -> dict[str, Any]:
-    """Write a model folder of a run's checkpoint, and return where it stood and how it did there.
+    """Write a model folder of a run's checkpoint, and return its step and its scores.
 
     By default it is the newest whole checkpoint; `step` names another that is there, `stage` a phase of pre-training
     ("phase-1") or a seed of fine-tuning ("seed-0"). A finished fine-tuning gives its model, as a finished run without
@@ -159,7 +159,7 @@ def _export_finetuning(
 
 
 def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Task]:
-    """Return the base model's folder, what is kept beside a model of the run, and the task."""
+    """Return the base model's folder, what is stored with a model of the run, and the task."""
     settings = read_json_object(run / TASK)
     source = _place(content, "model")
     assert source is not None
@@ -194,7 +194,7 @@ def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, r
 
 
 def export_lines(result: dict[str, Any]) -> list[str]:
-    """Return for a person which weights these are, how they did, what was skipped, and where they lie."""
+    """Return readable lines: which weights these are, their scores, what was skipped, and where they are."""
     which = "the finished model" if result["step"] is None else f"step {result['step']} of {result['stage']}"
     scores = ", ".join(f"{name} {value:.4g}" for name, value in result["scores"].items() if value is not None)
     skipped = [f"skipped      {problem}" for problem in result["skipped"]]
@@ -212,8 +212,7 @@ def write_onnx(folder: str | Path) -> list[str]:
     Inputs are input_ids, attention_mask and token_type_ids, int64 (batch, length). Outputs are last_hidden_state,
     pooler_output if the folder has a pooler, and one per head: `logits` for the head of a task, `mlm`, `lm` and `nsp`
     after pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay
-    in model.safetensors. Raises ConfigError for a BiLSTM, which has no such graph, and where the extra "onnx" is
-    not installed.
+    in model.safetensors. Raises ConfigError for a BiLSTM, which has no such graph, and without the extra "onnx".
     """
     folder = Path(folder)
     if any(find_spec(name) is None for name in ("onnx", "onnxscript")):

@@ -193,7 +193,7 @@ def _folder_to_write(out: Path, source: Path) -> Path:
     folder = out.resolve() if out.is_symlink() else out
     if folder.exists():
         if not (folder / MANIFEST).exists():
-            raise ConfigError(f"{out} exists and is no folder of features; choose a new --out")
+            raise ConfigError(f"{out} exists and is not a folder of features; choose a new --out")
         check_place(source, folder / TOKENS)
     return folder
 

@@ -120,7 +120,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     if not ranks.is_first:
         return result
     log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
-    drop_old_checkpoints(folder / "checkpoints", state.step, 1, ())  # before: whoever finds a result looks no further
+    drop_old_checkpoints(folder / "checkpoints", state.step, 1, ())  # first: what finds a result stops
     write_json(folder / _RESULT, result)
     return result
 
@@ -137,7 +137,7 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
     if len(ended) == recipe.restarts and all(step < planned for step in ended):
         raise ConfigError(
             f"{out}: dev got no better in {recipe.training.patience} evaluations (training.patience), which more steps "
-            "do not change; begin another run with more patience, in another --out"
+            "do not change; start a new run with more patience and another --out"
         )
     best_seed = read_json_value(out / METRICS, "best_seed", int) if (out / METRICS).exists() else None
     models = {}
@@ -150,7 +150,7 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
             _check_untouched(model, folder / BEST_STEP)
             models[folder / "best"] = model
         elif is_best or (recipe.keep_restarts and folder / _RESULT in results):
-            raise ConfigError(f"{model} is gone, the best weights so far; begin another run, in another --out")
+            raise ConfigError(f"{model} is gone, the best weights so far; start a new run with another --out")
     for best, model in models.items():
         with replacing_folder(best) as kept:
             copy_files(model, kept)
@@ -164,7 +164,7 @@ def _check_untouched(model: Path, about: Path) -> None:
     if known not in (None, found):
         raise DataError(
             f"{model}: {CONFIG} or {WEIGHTS} is not as the run wrote it, so the run cannot be extended from it; put "
-            "the file back, or begin another run, in another --out"
+            "the file back, or start a new run with another --out"
         )
 
 

@@ -1,4 +1,4 @@
-"""What pre-training takes on this machine, by a few of its steps, and what runs like it have come to."""
+"""How long pre-training takes on this machine, from a few of its steps, and what similar runs achieved."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ CURVES = Path(__file__).parent / "reference_curves.json"
 
 @dataclass(frozen=True)
 class SizePlan:
-    """What pre-training at one size takes: optimiser steps, real tokens, epochs, useful FLOPs, seconds, bytes.
+    """The cost of pre-training at one size: optimiser steps, real tokens, epochs, useful FLOPs, seconds, bytes.
 
     `reference_loss` is the held-out loss in nats of a run of this size on other text after as many tokens; None where
-    there was none. `is_beyond` tells that it ended before, so that the loss is that of its end.
+    there was none. `is_beyond` means that it ended earlier, and the loss is its last one.
     """
 
     size: str
@@ -219,7 +219,7 @@ def _reference(curve: list[list[float]], tokens: float) -> tuple[float | None, b
 
 
 def plan_lines(result: dict[str, Any]) -> list[str]:
-    """Return a plan for a person."""
+    """Return a plan as readable lines."""
     corpus, minutes, rows = result["corpus"], result["minutes"], result["sizes"]
     lines = [
         f"corpus: {corpus['num_tokens']:,} tokens in {corpus['documents']:,} documents; device: {result['device']}",

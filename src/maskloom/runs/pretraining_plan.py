@@ -108,11 +108,11 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
     if recipe.data.next_sentence and config.num_segments < 2:
         has_key = "type_vocab_size" in type(config).model_fields
         what = f"{whose} type_vocab_size = 1" if has_key else f"{model} has no segments"
-        raise ConfigError(f"{what}: data.next_sentence = true tells sentences A and B apart")
+        raise ConfigError(f"{what}: data.next_sentence = true needs two, for sentences A and B")
 
 
 def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
-    """Raise ConfigError for special tokens that a corpus lacks, and for settings that do not go with it."""
+    """Raise ConfigError for special tokens that a corpus lacks, and for settings that do not fit it."""
     special, data, lacks = corpus.vocabulary.special, recipe.data, f"the vocabulary of {corpus.folder} has none"
     hint = "build the corpus with a WordPiece vocabulary, or set"
     row = PRETRAINING[recipe.objective]

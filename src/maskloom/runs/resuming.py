@@ -1,4 +1,4 @@
-"""Going on with a run: with another number of steps, and with proof that resuming gives the bits."""
+"""Continuing a run: with another number of steps, and with proof that resuming gives the same bits."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def extended_recipe(
         done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())
         if (out / METRICS).exists() and not (done and any(map(step_folders, checkpoints.values()))):
             asked = _asked(recipe, steps)
-            raise ConfigError(f"{asked}: the checkpoints of {out} are gone; begin another run, in another --out")
+            raise ConfigError(f"{asked}: the checkpoints of {out} are gone; start a new run with another --out")
         if done:
             _refuse(_asked(recipe, steps), steps, done, before.resolved_warmup_steps(), out)
         # what was planned when that step was made; on later plans no step was made
@@ -142,7 +142,7 @@ def verify_resuming(session: TrainingSession) -> None:
     if session.ranks.world_size > 1:
         raise ConfigError("--verify trains a stretch again in one process; start it without torchrun")
     if session.budget is not None:
-        raise ConfigError("--verify: the learning rate followed the clock (training.minutes), which no replay repeats")
+        raise ConfigError("--verify: a replay cannot repeat a learning rate that followed the clock (training.minutes)")
     whole = [folder for folder in step_folders(session.checkpoints) if _is_whole(folder, session.run_id)]
     if not whole:
         session.say(f"{session.checkpoints}: no checkpoint yet, so there is nothing to verify")

@@ -1,4 +1,4 @@
-"""What tasks are told: the recipe sections of fine-tuning, and what is kept of them beside a model."""
+"""The settings of tasks: the recipe sections of fine-tuning, and what is stored with a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PairSection(Section):
 
 
 class KindSettings(Section):
-    """What a task of a kind is told, kept beside its models; keys of later releases are ignored.
+    """The settings of a kind of task, stored with its models; keys of later releases are ignored.
 
     A kind has its own: the keys of its recipe section, what the training data says, and what is fitted afterwards.
     """

@@ -31,8 +31,7 @@ def tune_classes(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
 def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_macro") -> dict[str, Any]:
     """Return `temperature` and `thresholds` for logits and 0/1 targets, both (examples, labels).
 
-    Thresholds are those with the highest `primary` on the probabilities that the temperature gives, as
-    `best_thresholds` finds them.
+    With these thresholds, found by `best_thresholds`, `primary` is highest at that temperature.
     """
     temperature = fit_temperature(logits, targets)
     thresholds = best_thresholds(sigmoid(np.asarray(logits) / temperature), targets, primary)

@@ -35,7 +35,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, has_own_head_rate
     """Split the trainable parameters of a model into one group that decays and one that does not.
 
     Biases, norms and the modules that are `undecayed` in the row of the architecture do not. With `has_own_head_rate`
-    the parameters of heads are two further groups, which `rate_of` tells apart.
+    the parameters of heads are two further groups, which `rate_of` recognises.
     """
     exempt = _exempt(model)
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -186,8 +186,7 @@ def factor_of(settings: TrainingSection) -> Callable[[float], float]:
 
     Until an extension's `at` the factor is that of the steps that were planned then; from `at` on it is that of a run
     of the new number of steps with the same warm-up. In the first W steps after `at`, or in all that are left where
-    those are fewer, it goes there on a line from where it stood: a rate that had fallen to 0 rises as gently as at the
-    start, and one that is high has fallen by the end.
+    those are fewer, it moves there linearly: a rate that fell to 0 rises as gently as at the start, a high one falls.
     """
     warmup, plans = settings.resolved_warmup_steps(), settings.extensions
     first, *later = [*(plan.steps for plan in plans), settings.steps]

@@ -89,7 +89,7 @@ _TIED_COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 
-# Buffers and optimiser state that published files hold beside the weights.
+# Buffers and optimiser state that published files hold besides the weights.
 _IGNORED_ENDS = (
     *("embeddings.position_ids", "embeddings.token_type_ids", "encoder.embed_positions.weight"),
     *("/adam_m", "/adam_v", "/AdamWeightDecayOptimizer", "/Adam", "/Adam_1"),

@@ -44,10 +44,10 @@ class PublishedFormat:
     `class_names` pairs heads with what transformers calls a model that has them, the first match counting.
     `tied_copies` are second copies of tied tensors and what they must equal. `canonical` returns the Hugging Face name
     of a name in any dialect, and whether its matrix is transposed; it gets the rows by all of their names. `top` has
-    the rows of a layer on top of the others. Of heads with the `same_name` the class tells which one a file holds.
+    the rows of a layer on top of the others. Of heads with the `same_name` the class says which one a file holds.
     Models with `token_heads` alone have no pooler. `prefix` stands before the encoder's names where there are heads;
-    files that `are_transposed` have the matrices of rows marked so with rows and columns exchanged. `other_type` tells
-    of a configuration and heads how transformers has them, if not by the usual type.
+    files that `are_transposed` have the matrices of rows marked so with rows and columns exchanged. `other_type`
+    returns how transformers names a configuration with heads, if not by the usual type.
     """
 
     name: str

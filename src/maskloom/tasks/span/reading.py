@@ -327,9 +327,8 @@ def score_files(
 ) -> dict[str, Any]:
     """Score predictions on questions with answers; ids without prediction count as wrong and are named.
 
-    Predictions are a JSON object of texts by id, as `predict` writes to a .json. The rules are those of v2.0 where any
-    question is unanswerable, else those of v1.1. `null_odds` is a JSON object of numbers by id. Raises DataError for a
-    wrong file.
+    Predictions are a JSON object of texts by id, as `predict` writes to a .json. The rules are those of v2.0 if any
+    question is unanswerable, else of v1.1. `null_odds` is a JSON object of numbers by id. DataError for a wrong file.
     """
     path = Path(predictions)
     how = (data, ReadingOptions(), {})

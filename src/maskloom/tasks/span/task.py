@@ -216,11 +216,10 @@ class TextFinder:
         self._basic_tokens = lru_cache(_KEPT_WORDS)(cut if tokenizer.cuts_at_white_space else lambda word: [word])
 
     def find(self, pieces: Sequence[int], words: Sequence[str]) -> tuple[str, int, int]:
-        """Return the part of `words`, joined by spaces, that pieces were made from, with its first and last place.
+        """Return the part of `words`, joined by spaces, that pieces were made from, with its first and last index.
 
-        The pieces are looked up in the words' basic tokens and mapped by counting characters that are no spaces. Where
-        that fails (a token that is unknown, or words whose length changes by stripping accents or control characters)
-        it is all of the words.
+        The pieces are looked up in the words' basic tokens and mapped by counting characters that are not spaces. If
+        that fails (for an unknown token, or if stripping accents or control characters changes a length), it is all.
         """
         tokens, prefix = self._tokenizer.vocabulary.tokens, self._tokenizer.vocabulary.prefix
         if prefix:

@@ -23,16 +23,16 @@ class Saves(AbstractContextManager["Saves", None]):
     """Context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing."""
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
-        """Save the state as it stands, perhaps while training goes on."""
+        """Save the current state, perhaps while training continues."""
 
     def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> object:
         """Return when the state is saved."""
 
     def check(self) -> None:
-        """Raise what a save that has ended failed with."""
+        """Raise the error of a finished save that failed."""
 
     def wait(self) -> None:
-        """Return when no save is under way; raises what it failed with."""
+        """Return when no save is in progress; raises the error of a failed one."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the save under way."""
@@ -53,7 +53,7 @@ class BackgroundSaves(Saves):
     thread write them, as `write_checkpoint` does; `save` writes straight from the state while training waits. The next
     `check`, `start` or `save` after a failed write says so and training goes on; the second failure in a row is raised,
     and every failure of `save`. `on_whole(step, path)` is called, in whichever thread wrote, once a checkpoint is on
-    disk. `run` is written into the checkpoints, those of the steps `pinned` are kept beside the newest `keep`.
+    disk. `run` is written into the checkpoints, those of the steps `pinned` are kept as well as the newest `keep`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class BackgroundSaves(Saves):
         self._copies = True
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
-        """Take the state as it stands and write it while the caller goes on; waits for a write that is under way."""
+        """Copy the current state and write it while the caller continues; waits for a write in progress."""
         self._outlive(self.wait)
         snapshot = Snapshot.of(state, extra)
         if not self._buffers and self._copies:
@@ -90,12 +90,12 @@ class BackgroundSaves(Saves):
         return self._write(Snapshot.of(state, extra), pinned)
 
     def check(self) -> None:
-        """Tell what a finished write failed with; costs nothing while none has finished."""
+        """Report a finished write that failed; costs nothing while none has finished."""
         if self._pending is not None and self._pending.done():
             self._outlive(self.wait)
 
     def _outlive(self, work: Callable[[], object]) -> None:
-        """Do what may fail for the disk's sake, and say so; the second failure in a row is raised."""
+        """Do what may fail because of the disk, and report it; the second failure in a row is raised."""
         try:
             work()
         except OSError as error:
@@ -105,7 +105,7 @@ class BackgroundSaves(Saves):
             self._say(f"WARNING: {error}. Training continues; if the next save fails too, it stops")
 
     def wait(self) -> None:
-        """Return when no write is under way; raises what it failed with."""
+        """Return when no write is in progress; raises the error of a failed one."""
         if self._pending is not None:
             self._pending.exception()  # an interrupted wait leaves it pending
             pending, self._pending = self._pending, None
@@ -113,7 +113,7 @@ class BackgroundSaves(Saves):
 
     def __enter__(self) -> Self:
         """Make the folder, which later saves do not make again around a run that was removed."""
-        with suppress(OSError):  # the first save tells it
+        with suppress(OSError):  # the first save reports it
             self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
@@ -166,7 +166,7 @@ class BackgroundSaves(Saves):
         if available is None or needed <= _LARGEST_FRACTION * available:
             return True
         self._say(
-            "saves stop the training until they are on disk: a copy of weights and moments takes "
-            f"{needed / 2**20:,.0f} MiB, and {available / 2**20:,.0f} MiB of memory are left"
+            "training waits until each save is on disk: a copy of weights and moments takes "
+            f"{needed / 2**20:,.0f} MiB, and only {available / 2**20:,.0f} MiB of memory are free"
         )
         return False

@@ -30,6 +30,7 @@ from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
 MODEL, OPTIMIZER, REST, CARRY = "model.safetensors", "optimizer.safetensors", "state.json", "carry.safetensors"
+Tensors = Mapping[str, torch.Tensor]
 SHARDED = "sharded"
 """The `layout` in the manifest of a checkpoint that several processes wrote, each its shard; others have none."""
 # A save is begun only when the disk has room for so many times its size.
@@ -54,8 +55,7 @@ def write_manifest(
 def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
     """Compare a checkpoint's manifest with itself, with every file that it names, and with what a checkpoint needs.
 
-    Raises DataError for the first file that is missing, cut short or changed, a newer format, a folder whose name tells
-    of another step, and a checkpoint of another `run`.
+    Raises DataError for the first file that is missing, cut short or changed, a newer format, another step or `run`.
     """
     manifest = _read(folder / MANIFEST)
     files = manifest["files"]
@@ -107,7 +107,7 @@ def _sum_of(content: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was loaded, the state saved beside it, and why newer ones were skipped."""
+    """A checkpoint that was loaded, the state saved with it, and why newer ones were skipped."""
 
     step: int
     extra: dict[str, Any]
@@ -126,7 +126,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, state: TrainState, extra: dict[str, Any]) -> Snapshot:
-        """Return the state as it stands; the tensors are its own, so the next step changes them."""
+        """Return the current state; its tensors are not copied, so the next step changes them."""
         moments: dict[str, torch.Tensor] = {}
         steps: dict[str, float] = {}
         for name, parameter in state.model.named_parameters():
@@ -152,7 +152,7 @@ class Snapshot:
         return sum(tensor.nbytes for tensor in [*self.tensors().values(), *self.carry.values()]) + len(self.rest)
 
     def small_files(self) -> dict[str, Iterable[Any]]:
-        """Return the content of the files beside weights and moments, by name."""
+        """Return the content of the other files by name, besides weights and moments."""
         carried = {CARRY: safetensors_pieces(self.carry)} if self.carry else {}
         return {REST: [self.rest.encode()], **carried}
 
@@ -169,9 +169,9 @@ def write_checkpoint(
     """Write a snapshot under `folder/step-N`, and drop all checkpoints before it but the newest `keep` and `pinned`.
 
     Everything is hashed as it is written and synced under a temporary name, and renamed once the manifest is in place:
-    a killed save leaves the older checkpoints and nothing that passes for a new one. `run` tells the checkpoints of one
-    run from those of another. The folder around `folder` must be there. Raises OSError of a number in
-    `files.DISK_ERRORS` that names the step, the path and the cause, also when the disk has not 1.2 times the room.
+    a killed save leaves the older checkpoints and nothing that passes for a new one. `run` names the run that the
+    checkpoint belongs to. The parent of `folder` must exist. Raises OSError of a number in
+    `files.DISK_ERRORS` that names the step, the path and the cause, also when the disk has too little room.
     """
     with new_step_folder(snapshot, folder, keep=keep, pinned=pinned) as temporary:
         contents = {
@@ -204,9 +204,9 @@ def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Coll
         with taking_the_place(temporary, final, former):  # a folder that was set aside counts under that name too
             yield temporary
     except OSError as error:  # whatever the cause, this place holds no file now
-        stand = "those before it stand" if folder.exists() else "the folder has vanished"
+        rest = "earlier ones are intact" if folder.exists() else "the folder has vanished"
         number = error.errno if error.errno in DISK_ERRORS else errno.EIO
-        message = f"{error.strerror}; the checkpoint of step {step} was not saved, {stand}"
+        message = f"{error.strerror}; the checkpoint of step {step} was not saved, {rest}"
         raise OSError(number, message, str(error.filename or temporary)) from error
     drop_old_checkpoints(folder, step, keep, pinned)
 
@@ -306,14 +306,15 @@ def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:
         moments = read_sharded(state.model, folder)
     else:
         moments = _read_whole(state.model, folder)
-    state.optimizer.state.clear()
-    for name, parameter in state.model.named_parameters():
-        if (step := content["optimizer_steps"].get(name)) is not None:
-            is_tensor = isinstance(step, float)  # as torch's optimisers keep it; others may count with an int
-            step = torch.tensor(step, dtype=torch.float32, device=parameter.device) if is_tensor else step
-            moments[name] = {"step": step, **moments.get(name, {})}
-        if name in moments:
-            state.optimizer.state[parameter] = moments[name]
+    parameters, kept = dict(state.model.named_parameters()), state.optimizer.state
+    kept.clear()
+    for name in content["optimizer_steps"].keys() & parameters.keys():
+        step, device = content["optimizer_steps"][name], parameters[name].device
+        is_tensor = isinstance(step, float)  # as torch's optimisers keep it; others may count with an int
+        kept[parameters[name]]["step"] = torch.tensor(step, dtype=torch.float32, device=device) if is_tensor else step
+    for full, tensor in moments.items():
+        key, _, name = full.partition(".")
+        kept[parameters[name]][key] = tensor
     carry = load_file(folder / CARRY) if (folder / CARRY).exists() else {}
     state.carry = ranks.own_rows(tuple(carry[str(number)] for number in range(len(carry)))) or None
     state.step = content["step"]
@@ -321,8 +322,8 @@ def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:
     return content["extra"]
 
 
-def _read_whole(model: nn.Module, folder: Path) -> dict[str, dict[str, Any]]:
-    """Fill the weights of a model, or this rank's shard of them, and return the moments, as `read_sharded` does."""
+def _read_whole(model: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
+    """Fill the weights of a model, or this rank's shard of them, and return the moments by `moment.parameter`."""
     try:
         weights, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
     except SafetensorError as error:
@@ -332,15 +333,7 @@ def _read_whole(model: nn.Module, folder: Path) -> dict[str, dict[str, Any]]:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(shared_like(weights[name], parameter))
-    by_parameter: dict[str, dict[str, Any]] = {}
-    for full, tensor in moments.items():
-        key, _, name = full.partition(".")
-        parameter = parameters[name]
-        by_parameter.setdefault(name, {})[key] = shared_like(tensor, parameter).to(parameter.device)
-    return by_parameter
-
-
-Tensors = Mapping[str, torch.Tensor]
+    return {full: shared_like(tensor, parameters[full.partition(".")[2]]) for full, tensor in moments.items()}
 
 
 def check_shapes(folder: Path, found: Tensors, expected: Tensors, moments: Tensors | None = None) -> None:
@@ -363,9 +356,9 @@ def check_shapes(folder: Path, found: Tensors, expected: Tensors, moments: Tenso
 
 
 def shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a whole tensor: its shard if the parameter is sharded and has as many rows."""
+    """Return what this rank holds of a tensor: its shard if the parameter is sharded and has as many rows."""
     if not hasattr(parameter, "device_mesh") or full.shape[:1] != parameter.shape[:1]:
-        return full
+        return full.to(parameter.device)
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = parameter.device_mesh, parameter.placements  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,7 +1,7 @@
 """Checkpoints that several processes write together, each its shard, by torch.distributed.checkpoint (DCP).
 
 DCP itself proves nothing about its files, rewrites them in place and reads a pickle. Here every save has a folder and
-manifest of its own, and the pickle is read only after its hash agrees, by a reader that knows a few harmless types.
+manifest of its own, and the pickle is read only after its hash agrees, by a reader that allows a few harmless types.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def write_sharded(
 class ShardedSaves(BackgroundSaves):
     """Saves of a state of which every rank has its shard, by a thread of each rank; all ranks start them together.
 
-    What a write failed with is told by the next `start`, `save` or `wait`, which all ranks come to at the same step.
+    A failed write is reported by the next `start`, `save` or `wait`, which all ranks reach at the same step.
     """
 
     def __init__(self, folder: Path, ranks: Ranks, **settings: Any) -> None:
@@ -125,8 +125,8 @@ class ShardedSaves(BackgroundSaves):
         return not self._ranks.any_(not super()._has_room(snapshot))
 
 
-def read_sharded(model: nn.Module, folder: Path) -> dict[str, dict[str, Tensor]]:
-    """Fill the weights of a model, or this rank's shard of them, and return the moments by parameter and name.
+def read_sharded(model: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """Fill the weights of a model, or this rank's shard of them, and return the moments by `moment.parameter`.
 
     The folder has been checked; raises DataError for the tensors of another model.
     """
@@ -135,17 +135,14 @@ def read_sharded(model: nn.Module, folder: Path) -> dict[str, dict[str, Tensor]]
     kept = {full.removeprefix("optimizer."): found[full] for full in found if full.startswith("optimizer.")}
     weights = {full.removeprefix("model."): found[full] for full in found if not full.startswith("optimizer.")}
     check_shapes(folder, weights, parameters, kept)
-    targets = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    moments: dict[str, dict[str, Tensor]] = {}
+    moments = {}
     for full, planned in kept.items():
-        key, _, name = full.partition(".")
-        like = parameters[name].detach()
-        if planned.shape == like.shape:
-            target = torch.zeros_like(like, dtype=planned.dtype)
-        else:
-            target = shared_like(torch.zeros_like(planned, device=like.device), like)
-        moments.setdefault(name, {})[key] = targets[f"optimizer.{full}"] = target
-    _load(reader, targets)
+        like = parameters[full.partition(".")[2]].detach()
+        is_like = planned.shape == like.shape
+        empty = torch.zeros_like(like if is_like else planned, dtype=planned.dtype, device=like.device)
+        moments[full] = empty if is_like else shared_like(empty, like)
+    targets = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
+    _load(reader, targets | {f"optimizer.{full}": tensor for full, tensor in moments.items()})
     return moments
 
 
@@ -184,14 +181,14 @@ class _Reader(FileSystemReader):
                 raise pickle.UnpicklingError(f"a {type(metadata).__name__}")
             for name, entry in metadata.state_dict_metadata.items():
                 if not isinstance(entry, TensorStorageMetadata):  # other objects are pickles of their own
-                    raise pickle.UnpicklingError(f"{name!r} is no tensor")
+                    raise pickle.UnpicklingError(f"{name!r} is not a tensor")
             for stored in metadata.storage_data.values():
                 if Path(stored.relative_path).name != stored.relative_path or stored.transform_descriptors:
-                    raise pickle.UnpicklingError(f"{stored.relative_path!r} is no plain file of the folder")
+                    raise pickle.UnpicklingError(f"{stored.relative_path!r} is not a plain file of the folder")
         except OSError as error:
             raise DataError(f"{place}: {error.strerror}") from None
         except Exception as error:  # a damaged pickle may raise anything
-            raise DataError(f"{place}: not the description of a checkpoint of ours: {error}") from None
+            raise DataError(f"{place}: not the description of a maskloom checkpoint: {error}") from None
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id

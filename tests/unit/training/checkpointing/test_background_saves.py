@@ -210,7 +210,7 @@ def test_without_room_for_a_copy_training_waits_for_the_disk(tmp_path, monkeypat
             assert verify_checkpoint(tmp_path / f"step-{step:08d}") is None
         assert not saves._buffers
     assert len(said) == 1
-    assert "stop the training" in said[0]
+    assert "training waits until each save is on disk" in said[0]
 
 
 def test_a_run_without_saves_on_the_way_starts_no_thread_and_keeps_no_copy(tmp_path) -> None:

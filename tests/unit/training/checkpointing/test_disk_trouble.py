@@ -61,7 +61,7 @@ def test_one_failed_write_is_said_at_the_next_step_and_training_goes_on(tmp_path
     session.say = lambda message: said.append((session.state.step, message))
     run_session(session)
     assert [step for step, _ in said] == [5]
-    assert "No space left on device; the checkpoint of step 4 was not saved, those before it stand" in said[0][1]
+    assert "No space left on device; the checkpoint of step 4 was not saved, earlier ones are intact" in said[0][1]
     assert saved_steps(tmp_path) == [2, 6, 8]
     assert whole_names(tmp_path) == ["step-00000006", "step-00000008"]
     alone = tiny_session(tmp_path / "alone")

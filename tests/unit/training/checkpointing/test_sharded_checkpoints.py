@@ -172,7 +172,7 @@ def _with_bytes(metadata: Metadata) -> Metadata:
     [
         (lambda metadata, canary: _Canary(canary), "it asks for"),
         (lambda metadata, canary: {**vars(metadata), "planner_data": _Canary(canary)}, "it asks for"),
-        (lambda metadata, canary: _outside(metadata), "no plain file of the folder"),
+        (lambda metadata, canary: _outside(metadata), "not a plain file of the folder"),
         (lambda metadata, canary: _with_bytes(metadata), "it asks for .*BytesStorageMetadata"),
         (lambda metadata, canary: [1, 2], "a list"),
         (lambda metadata, canary: None, "a NoneType"),
@@ -186,7 +186,7 @@ def test_a_made_up_description_with_a_right_manifest_does_nothing_and_is_refused
     place.write_bytes(pickle.dumps(change(pickle.loads(place.read_bytes()), canary)))
     _write_manifest_again(saved)
     check_checkpoint(saved)
-    with pytest.raises(DataError, match=rf"\.metadata: not the description of a checkpoint of ours: .*{message}"):
+    with pytest.raises(DataError, match=rf"\.metadata: not the description of a maskloom checkpoint: .*{message}"):
         restore_checkpoint(_plain(0), saved.parent)
     assert not canary.exists()
 

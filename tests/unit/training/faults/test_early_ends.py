@@ -82,7 +82,7 @@ def test_what_the_clock_led_cannot_be_verified(tmp_path):
     session = _by_clock(tmp_path, 20.0)
     run_session(session)
     again = _by_clock(tmp_path, 20.0)
-    with again.log, pytest.raises(ConfigError, match="the learning rate followed the clock"):
+    with again.log, pytest.raises(ConfigError, match="learning rate that followed the clock"):
         verify_resuming(again)
 
 
