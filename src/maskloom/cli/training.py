@@ -96,7 +96,7 @@ def finetune(
     from maskloom.runs.first_look import look_at_training_data
 
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
+    look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
@@ -134,7 +134,7 @@ def search(
     from maskloom.runs.first_look import look_at_training_data
 
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading)
+    look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe is refused before it
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run

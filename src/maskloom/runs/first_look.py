@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
@@ -28,14 +29,18 @@ _READING = {field.name for field in fields(ReadingOptions)}
 
 _ROWS = 1000
 _SECONDS = 10.0  # two million rows: little beside what a model does with them
+_MOMENT = 1.0
 _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
 
-def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading: ReadingOptions) -> None:
+def look_at_training_data(
+    model: Path, files: Sequence[Path], kind: str, reading: ReadingOptions, recipe: FinetuneRecipe | None = None
+) -> None:
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
-    It raises DataError too for a model that is not there. The kind is that of the format, where one is given.
+    It raises DataError too for a model that is not there. The kind is that of the format, where one is given; what only
+    a whole file tells is looked for in files that take a moment, where the recipe is known.
     """
     check_model_name(model)
     if reading.format is not None:
@@ -48,7 +53,10 @@ def look_at_training_data(model: Path, files: Sequence[Path], kind: str, reading
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
             how = {"needs_label": True, "keeps": row.label_ids is not None, "until": until}
+            began = time.monotonic()
             whole[path] = _read_first(row, path, reading, **how)
+            if recipe is not None and time.monotonic() - began < _MOMENT:
+                row.look_again(path, reading, getattr(recipe, kind, None))
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.exists():

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import first_look
 from maskloom.runs.first_look import look_at_input, look_at_questions, look_at_training_data
@@ -36,6 +37,16 @@ def test_a_file_is_looked_at_as_far_as_time_permits(model: Path, tmp_path: Path,
     look_at_input([model], late, reading, needs_label=True)
     with pytest.raises(DataError, match=r"early\.csv: line 902"):
         look_at_training_data(model, [early], "single", reading)
+
+
+def test_the_form_of_all_tags_is_looked_at_before_torch_is_imported(model: Path, tmp_path: Path) -> None:
+    train = tmp_path / "train.txt"
+    train.write_text("Anna B-PER\nsees O\n\n" * 20_000 + "Bob X-PER\n", encoding="utf-8")
+    reading = ReadingOptions()
+    with pytest.raises(DataError, match=r"train\.txt: line 60001: unknown form of tag: 'X-PER'"):
+        look_at_training_data(model, [train], "tagging", reading, FinetuneRecipe(task="tagging"))
+    plain = load_recipe(FinetuneRecipe, None, ["task=tagging", "tagging.scheme=plain"])
+    look_at_training_data(model, [train], "tagging", reading, plain)
 
 
 def test_small_files_come_first(model: Path, tmp_path: Path) -> None:
