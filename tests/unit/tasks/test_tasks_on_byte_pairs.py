@@ -130,7 +130,7 @@ def test_first_pieces_of_words_stand_between_the_marks(tokenizer: Tokenizer) -> 
     assert np.flatnonzero(batch.labels == 0).tolist() == places
     rows = [np.arange(length)[:, None] for length in data.lengths]
     assert data.word_rows(rows)[:, 0].tolist() == [place - len(sequences[0]) for place in places[1:]] + [1]
-    _, found, counts = sentence_words(data).places(np.array([1, 0]))
+    _, found, counts = sentence_words(data).positions(np.array([1, 0]))
     assert found.tolist() == places
     assert counts.tolist() == [1, 3]
 
