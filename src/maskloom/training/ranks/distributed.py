@@ -211,6 +211,7 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
         watch.stop()
         dist.barrier(group=ranks.control)  # the store may be this process's: it goes when nobody looks at it any more
         dist.destroy_process_group()
+        ranks._wrapped = ranks._losses = None  # its threads hold Python objects, which they cannot let go at the exit
     except RankLostError:
         watch.leave(None)
         raise
