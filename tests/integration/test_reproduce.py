@@ -6,6 +6,7 @@ import re
 from pydoc_data.topics import topics
 
 import pytest
+import torch
 
 from maskloom.errors import ConfigError
 from maskloom.reproduce.experiments import Budget
@@ -104,6 +105,7 @@ def test_table_5_is_run_and_goes_on_where_it_was_stopped(tmp_path, corpus, tasks
 def test_runs_made_at_once_give_the_same_scores(tmp_path, corpus, tasks):
     how = {"repeats": Repeats(1), "corpus": corpus, "tasks": tasks, "overrides": SMALL}
     alone = reproduce("table5", out=tmp_path / "alone", **how)
+    torch.set_num_threads(threads := 2)
     with pytest.raises(KeyboardInterrupt):
         reproduce(
             "table5",
@@ -118,12 +120,14 @@ def test_runs_made_at_once_give_the_same_scores(tmp_path, corpus, tasks):
         progress=(heard := StopsAt("never said")),
     )
     assert two["scores"] == alone["scores"]
+    assert torch.get_num_threads() == threads
     assert two["seconds"].keys() == alone["seconds"].keys()
     assert "done: pre-training No NSP, seed 0" not in heard.said
     assert sum(line.startswith("done: ") for line in heard.said) >= 12
     page = (tmp_path / "two" / "table.md").read_text()
     assert "--jobs 2 " in page
     assert "2 runs of a thread at once" in page
+    torch.set_num_threads(1)
 
 
 def test_more_seeds_are_added_to_those_that_are_there(tmp_path, corpus, tasks):

@@ -217,8 +217,9 @@ def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> E
 def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
     """Return how long what is left will take: timed steps of each model, and as fast through the training files."""
     pretraining = finetuning = 0.0
+    threads = torch.get_num_threads()
     if num_jobs > 1 and not plan.experiment.recipes:
-        torch.set_num_threads(1)
+        torch.set_num_threads(1)  # as each of the runs
     rates, left = {}, [job for job in plan.jobs() if not stages.has(_stage_of(*job))]
     for model in plan.experiment.models:
         num_left = sum(
@@ -228,6 +229,7 @@ def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
             continue
         (row,) = plan_pretraining(plan.pretraining(model, 0), corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"]
         rates[model], pretraining = row["tokens_per_second"], pretraining + num_left * row["seconds"]
+    torch.set_num_threads(threads)
     for arm, role, seed in left:
         probe = plan.probes[role]
         bytes_per_token = _BYTES_PER_TAGGED if probe.kind == "tagging" else _BYTES_PER_TOKEN

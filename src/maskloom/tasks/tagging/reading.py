@@ -316,8 +316,7 @@ class _Columns:
             if fields and not is_opening:
                 first_line = first_line or line
                 rows.append(fields)
-                if problem is None and not self._is_sound(fields):
-                    problem = self._problem(fields, line)
+                problem = problem or self._problem(fields, line)
                 continue
             if rows:
                 number += 1
@@ -350,15 +349,6 @@ class _Columns:
         if self._is_tabbed:
             return tuple(text.split("\t"))
         return tuple([field for field in bare.replace("\t", " ").split(" ") if field])
-
-    def _is_sound(self, fields: tuple[str, ...]) -> bool:
-        """Tell whether a row has the width of the first one, a word and a tag; quick, as there are very many rows."""
-        return (
-            len(fields) == self._width
-            and not fields[self._word - 1].isspace()
-            and fields[self._word - 1] != ""
-            and (not self._needs_label or fields[self._tag - 1].strip() != "")
-        )
 
     def _problem(self, fields: tuple[str, ...], line: int) -> BadRowError | None:
         if self._width is None:
