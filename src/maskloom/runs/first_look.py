@@ -29,7 +29,6 @@ _READING = {field.name for field in fields(ReadingOptions)}
 
 _ROWS = 1000
 _SECONDS = 10.0  # two million rows: little beside what a model does with them
-_MOMENT = 1.0
 _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
@@ -40,7 +39,7 @@ def look_at_training_data(
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
     It raises DataError too for a model that is not there. The kind is that of the format, where one is given; what only
-    a whole file tells is looked for in files that take a moment, where the recipe is known.
+    a whole file tells is looked for in files that were read whole, where the recipe is known.
     """
     check_model_name(model)
     if reading.format is not None:
@@ -52,14 +51,14 @@ def look_at_training_data(
     until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
-            how = {"needs_label": True, "keeps": row.label_ids is not None, "until": until}
-            began = time.monotonic()
-            whole[path] = _read_first(row, path, reading, **how)
-            if recipe is not None and time.monotonic() - began < _MOMENT:
-                row.look_again(path, reading, getattr(recipe, kind, None))
+            examples = _iterate(row, path, reading, needs_label=True, report=(report := ReadingReport(path)))
+            if row.watch and recipe is not None:
+                examples = row.watch(examples, path, reading, getattr(recipe, kind))
+            read = _read_first(examples, until, keeps=row.label_ids is not None)
+            whole[path] = ReadExamples(read, report) if read else None
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
-            if kind != "single" or reading.format or is_table or not path.exists():
+            if kind != "single" or reading.format or is_table or not path.is_file():
                 raise
             hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
             raise DataError(f"{error}; {hint}") from None
@@ -97,7 +96,7 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
         kind = KINDS[kind.with_pairs]
     iterate = partial(_iterate, kind)
     options = options_for(path, iterate, reading, known, kind=kind, needs_label=needs_label)
-    _read_first(kind, path, options, needs_label=needs_label)
+    _read_first(_iterate(kind, path, options, needs_label=needs_label, report=ReadingReport(path)))
 
 
 def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence[str]) -> None:
@@ -138,7 +137,8 @@ def read_context(path: str | Path) -> str:
 def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of texts, or of pairs where the second column is named."""
     check_model_name(model)
-    _read_first(KINDS["pair" if reading.pair_column else "single"], path, reading, needs_label=False)
+    kind = KINDS["pair" if reading.pair_column else "single"]
+    _read_first(_iterate(kind, path, reading, needs_label=False, report=ReadingReport(path)))
 
 
 def check_place(source: Path, target: Path) -> None:
@@ -187,25 +187,16 @@ def _iterate(kind: TaskKind, path: Path, options: ReadingOptions, **how: Any) ->
     return kind.iterate(path, options, kind.settings(**kind.first_settings), **how)
 
 
-def _read_first(
-    kind: TaskKind,
-    path: Path,
-    options: ReadingOptions,
-    *,
-    needs_label: bool,
-    keeps: bool = False,
-    until: float | None = None,
-) -> ReadExamples | None:
-    """Read as much as time permits; with `keeps` return the examples, if they are all of the file, and any."""
+def _read_first(examples: Iterator[Any], until: float | None = None, *, keeps: bool = False) -> list[Any]:
+    """Read as much as time permits; with `keeps` return the examples, if they are all of the file."""
     until = time.monotonic() + _SECONDS if until is None else until
-    report, examples, num_read = ReadingReport(path), list[Any](), 0
-    for piece in pieces_of(_iterate(kind, path, options, needs_label=needs_label, report=report), _ROWS):
-        if num_read and time.monotonic() > until:
-            return None
-        num_read += len(piece)
+    kept = list[Any]()
+    for number, piece in enumerate(pieces_of(examples, _ROWS)):
+        if number and time.monotonic() > until:
+            return []
         if keeps:
-            examples += piece
-    return ReadExamples(examples, report) if examples else None
+            kept += piece
+    return kept
 
 
 def _settings(model: Path) -> dict[str, Any]:

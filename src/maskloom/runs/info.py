@@ -15,7 +15,7 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
     """Return the kind of a folder and its main facts; raises DataError for a folder that maskloom does not read."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder")
+        raise DataError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
     if (folder / RECIPE).exists():
         return _describe_run(folder)
     if (folder / "config.json").exists():

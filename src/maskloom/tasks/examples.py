@@ -158,7 +158,12 @@ def _num_characters(inputs: Any) -> int:
     """Return the number of characters of what a model sees of an example: a text, or tuples of texts."""
     if isinstance(inputs, str):
         return len(inputs)
-    return sum(map(_num_characters, inputs)) if isinstance(inputs, tuple) else 0
+    if not isinstance(inputs, tuple):
+        return 0
+    try:
+        return len("".join(inputs))
+    except TypeError:
+        return sum(map(_num_characters, inputs))
 
 
 def checked_inputs(inputs: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -23,7 +23,7 @@ from maskloom.tasks.settings import ClassificationSettings, KindSettings
 from maskloom.tasks.span.reading import check_answers, iterate_questions, question_example
 from maskloom.tasks.span.settings import SpanSection, SpanSettings
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.reading import find_scheme, iterate_sentences, sentence_example
+from maskloom.tasks.tagging.reading import iterate_sentences, sentence_example, watch_forms
 from maskloom.tasks.tagging.schemes import PLAIN, check_tags, tags_of_task
 from maskloom.tasks.tagging.settings import TaggingSection, TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
@@ -54,7 +54,8 @@ class TaskKind:
     become one for each example by `targets_by_example(encoded, targets)`. `label_ids(data, names)` gives the targets
     themselves where that needs no more than the examples, and raises DataError for an unknown label: files of such
     kinds are checked before torch is imported. `first_settings` are those with which a file is read before more is
-    known; `look_again(path, options, section)` raises DataError for what only a whole file tells.
+    known; `watch(examples, path, options, section)` passes examples on, and at the end raises DataError for
+    what only all of them tell.
 
     A kind that `has_both_orders` reads pairs of texts that may be swapped; models of a kind `with_pairs` may have been
     trained on files of that other kind, of pairs. One that `reads_folders` takes a folder for a file, and one that
@@ -82,7 +83,7 @@ class TaskKind:
     targets_by_example: Callable[[Any, Any], Any] = lambda _, targets: targets
     label_ids: Callable[[ReadExamples, tuple[str, ...]], Any] | None = None
     first_settings: Mapping[str, Any] = field(default_factory=dict)
-    look_again: Callable[[Path, ReadingOptions, Any], object] = lambda *_: None
+    watch: Callable[[Iterable[Any], Path, ReadingOptions, Any], Iterator[Any]] | None = None
     has_both_orders: bool = False
     with_pairs: Kind | None = None
     reads_folders: bool = False
@@ -165,7 +166,7 @@ TAGGING = TaskKind(
     judge=judging.judge_tags,
     targets_by_example=lambda sentences, targets: sentences.by_sentence(targets),
     first_settings={"trained_scheme": PLAIN},
-    look_again=lambda path, options, section: section.scheme == "auto" and find_scheme(path, options),
+    watch=watch_forms,
     predicts_on_text=True,
     reads_tokens=True,
     known_by="tagger",

@@ -49,6 +49,12 @@ def test_the_form_of_all_tags_is_looked_at_before_torch_is_imported(model: Path,
     look_at_training_data(model, [train], "tagging", reading, plain)
 
 
+def test_a_folder_in_place_of_data_is_not_taken_for_another_task(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is a folder") as caught:
+        look_at_training_data(model, [tmp_path], "single", ReadingOptions())
+    assert "the task is single" not in str(caught.value)
+
+
 def test_small_files_come_first(model: Path, tmp_path: Path) -> None:
     large, small = rows(tmp_path / "train.csv", 5, "a\n"), rows(tmp_path / "dev.csv", 2, "a\n")
     with pytest.raises(DataError, match=r"dev\.csv: line 4"):

@@ -57,7 +57,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         why = f"no {MANIFEST}, so it is not a corpus; `maskloom corpus build` makes one"
         if (folder / SHARD_FOLDER).is_dir():
             why = "the corpus was not finished; run the same build again, it continues where it stopped"
-        raise DataError(f"{folder}: {why if folder.is_dir() else 'no such folder'}")
+        if folder.is_file():
+            why = f"a file, while a corpus is a folder; `maskloom corpus build {folder} --out DIR` makes one of text"
+        raise DataError(f"{folder}: {why if folder.exists() else 'no such folder'}")
     try:
         content = read_json(path, limit=_MAX_MANIFEST_BYTES)
     except DataError as error:

@@ -228,26 +228,58 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
     It is "plain" where no tag is an entity tag. Raises DataError, with both lines, for a file that has tags of either
     form, unless `options.on_bad_rows` is "skip": its entity tags then count.
     """
-    finder, options = SchemeFinder(), options or ReadingOptions()
-    first: dict[bool, tuple[int, str]] = {}
-    for found in _find_sentences(Path(path), options, needs_label=True, splitter=blank_spans):
+    path, options = Path(path), options or ReadingOptions()
+    forms = _Forms(path, options)
+    for found in _find_sentences(path, options, needs_label=True, splitter=blank_spans):
+        forms.add(found)
+    return forms.scheme()
+
+
+def watch_forms(
+    sentences: Iterable[TaggedSentence], path: Path, options: ReadingOptions, settings: TaggingSettings
+) -> Iterator[TaggedSentence]:
+    """Yield sentences; after the last raise as `find_scheme` does, where settings leave the scheme to the file."""
+    forms = _Forms(path, options)
+    for sentence in sentences:
+        forms.add(sentence)
+        yield sentence
+    if settings.scheme == "auto":
+        forms.scheme()
+
+
+class _Forms:
+    """What the tags of a file are: entity tags in a scheme, others, or some of both."""
+
+    def __init__(self, path: Path, options: ReadingOptions) -> None:
+        self._path = path
+        self._allows_both = options.on_bad_rows == "skip"
+        self._finder = SchemeFinder()
+        self._first: dict[bool, tuple[int, str]] = {}
+
+    def add(self, found: _Found) -> None:
+        """Take in the tags of a sentence."""
         if isinstance(found, BadRowError):
-            continue
+            return
         tags = found.tags or ()
-        for place, tag in enumerate(tags):
-            if (is_entity := is_tag(tag)) not in first:
-                first[is_entity] = (found.line_of(place), tag)
-        if all(map(is_tag, tags)):
-            finder.add(tags)
-    if True not in first and False in first:
-        return PLAIN
-    if False in first and options.on_bad_rows == "error":
-        (line, plain), (entity_line, entity) = first[False], first[True]
-        raise DataError(
-            f"{path}: line {line}: {_UNKNOWN}: {plain!r:.60} is {_ENTITY_RULE}, while {entity!r:.60} in line "
-            f'{entity_line} is such a tag; tags are entity tags throughout, or any at all with tagging.scheme = "plain"'
-        )
-    return finder.scheme()
+        forms = {is_tag(tag) for tag in set(tags)}
+        if forms - self._first.keys():
+            for place, tag in enumerate(tags):
+                self._first.setdefault(is_tag(tag), (found.line_of(place), tag))
+        if False not in forms:
+            self._finder.add(tags)
+
+    def scheme(self) -> TagForm:
+        """Return what all tags are in; raises DataError for both forms."""
+        if True not in self._first and False in self._first:
+            return PLAIN
+        if False in self._first and not self._allows_both:
+            (line, plain), (entity_line, entity) = self._first[False], self._first[True]
+            raise DataError(
+                f"{self._path}: line {line}: {_UNKNOWN}: {plain!r:.60} is {_ENTITY_RULE}, while {entity!r:.60} in line "
+                f"{entity_line} is such a tag; tags are entity tags throughout, or any at all with tagging.scheme = "
+                '"plain"'
+            )
+        return self._finder.scheme()
 
 
 def _find_sentences(
@@ -304,26 +336,48 @@ class _Columns:
 
     def sentences(self) -> Iterator[_Found]:
         """Yield the sentences between blank lines, with the place of each."""
-        rows: list[tuple[str, ...]] = []
-        problem: BadRowError | None = None
+        lines: list[str] = []
         opening: tuple[str, ...] | None = None
         first_line = number = document = 0
         is_document_open = False
         # a blank line closes the last sentence
         for line, text in chain(tables.read_lines(self._path), [(0, "")]):
-            fields = self._fields(text)
-            is_opening = bool(fields) and fields[0] == DOCUMENT_START
-            if fields and not is_opening:
-                first_line = first_line or line
-                rows.append(fields)
-                problem = problem or self._problem(fields, line)
+            bare = text.strip(" \t")
+            is_opening = bare[:1] == "-" and SPACES.split(bare)[0] == DOCUMENT_START
+            if bare and not is_opening:
+                if not lines:
+                    first_line = line
+                    self._start(text, line)
+                lines.append(text)
                 continue
-            if rows:
+            if lines:
                 number += 1
                 is_document_open = True
-                yield problem or TaggedSentence(
-                    words=tuple([row[self._word - 1] for row in rows]),
-                    tags=tuple([row[self._tag - 1].strip() for row in rows]) if self._needs_label else None,
+                yield self._sentence(lines, first_line, number, document, opening)
+                lines, opening = [], None
+            if is_opening:
+                document += is_document_open
+                is_document_open, opening = True, tuple(SPACES.split(bare))
+
+    def _start(self, text: str, line: int) -> None:
+        """Take width and separator from the first word of the file."""
+        if self._width is None:
+            # where tags are not needed, that of the first word may be blank
+            self._is_tabbed = "\t" in (text.strip(" \t") if self._needs_label else text)
+            self._width = len(self._split([text])[0])
+            self._check_width(line)
+
+    def _sentence(
+        self, lines: list[str], first_line: int, number: int, document: int, opening: tuple[str, ...] | None
+    ) -> _Found:
+        rows = self._split(lines)
+        if {*map(len, rows)} == {self._width}:
+            words = [row[self._word - 1] for row in rows]
+            tags = [row[self._tag - 1].strip() for row in rows] if self._needs_label else None
+            if all(map(str.strip, words)) and (tags is None or all(tags)):
+                return TaggedSentence(
+                    words=tuple(words),
+                    tags=None if tags is None else tuple(tags),
                     line=first_line,
                     number=number,
                     document=document,
@@ -331,36 +385,26 @@ class _Columns:
                     separator="\t" if self._is_tabbed else " ",
                     opening=opening,
                 )
-                rows, problem, opening, first_line = [], None, None, 0
-            if is_opening:
-                document += is_document_open
-                is_document_open, opening = True, fields
+        return next(problem for line, row in enumerate(rows, first_line) if (problem := self._problem(row, line)))
 
-    def _fields(self, text: str) -> tuple[str, ...]:
-        bare = text.strip(" \t")
-        if not bare:
-            return ()
-        if bare.startswith(DOCUMENT_START):
-            return tuple(SPACES.split(bare))
-        if self._width is None:
-            # where tags are not needed, that of the first word may be blank
-            self._is_tabbed = "\t" in (bare if self._needs_label else text)
-        # Other white space, such as a no-break space, may be part of a word.
+    def _split(self, lines: list[str]) -> list[tuple[str, ...]]:
+        """Return the fields of lines; of those in spaces all at once, which takes half the time."""
         if self._is_tabbed:
-            return tuple(text.split("\t"))
-        return tuple([field for field in bare.replace("\t", " ").split(" ") if field])
+            return [tuple(line.split("\t")) for line in lines]
+        # Other white space, such as a no-break space, may be part of a word.
+        text = "\n".join(lines).replace("\t", " ")
+        while "  " in text:
+            text = text.replace("  ", " ")
+        return [tuple(line.strip(" ").split(" ")) for line in text.split("\n")]
 
-    def _problem(self, fields: tuple[str, ...], line: int) -> BadRowError | None:
-        if self._width is None:
-            self._width = len(fields)
-            self._check_width(line)
-        if len(fields) != self._width:
+    def _problem(self, row: tuple[str, ...], line: int) -> BadRowError | None:
+        if len(row) != self._width:
             separator = "tabs" if self._is_tabbed else "spaces"
-            detail = f"{len(fields)} between {separator}, expected {self._width} as in the first row"
+            detail = f"{len(row)} between {separator}, expected {self._width} as in the first row"
             return BadRowError("wrong number of columns", detail, line)
-        if not fields[self._word - 1].strip():
+        if not row[self._word - 1].strip():
             return BadRowError("empty word", line=line)
-        if self._needs_label and not fields[self._tag - 1].strip():
+        if self._needs_label and not row[self._tag - 1].strip():
             return BadRowError("missing tag", line=line)
         return None
 
