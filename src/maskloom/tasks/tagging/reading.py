@@ -17,7 +17,16 @@ from maskloom.tasks import tables
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.examples import ReadingReport, checked_text, kept_examples
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
-from maskloom.tasks.tagging.schemes import PLAIN, TRAINED_SCHEME, SchemeFinder, TagForm, breach_of, convert_tags
+from maskloom.tasks.tagging.schemes import (
+    ENTITY_RULE,
+    PLAIN,
+    TRAINED_SCHEME,
+    UNKNOWN_FORM,
+    FormFinder,
+    TagForm,
+    breach_of,
+    convert_tags,
+)
 from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans
 
@@ -148,8 +157,6 @@ _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
 # Words that the splitter of the training data would cut again are rare in data that was cut as that was.
 _MOST_JOINED = 0.03
 _NO_WORDS = "a sentence without words"
-_UNKNOWN = "unknown form of tag"
-_ENTITY_RULE = "neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
 # A sentence as it stands in a file, or the first rule that it breaks.
 _Found = TaggedSentence | BadRowError
 
@@ -229,57 +236,23 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
     form, unless `options.on_bad_rows` is "skip": its entity tags then count.
     """
     path, options = Path(path), options or ReadingOptions()
-    forms = _Forms(path, options)
+    forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
     for found in _find_sentences(path, options, needs_label=True, splitter=blank_spans):
-        forms.add(found)
-    return forms.scheme()
+        if isinstance(found, TaggedSentence):
+            forms.add(found.tags or (), found.line_of)
+    return forms.form()
 
 
 def watch_forms(
     sentences: Iterable[TaggedSentence], path: Path, options: ReadingOptions, settings: TaggingSettings
 ) -> Iterator[TaggedSentence]:
     """Yield sentences; after the last raise as `find_scheme` does, where settings leave the scheme to the file."""
-    forms = _Forms(path, options)
+    forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
     for sentence in sentences:
-        forms.add(sentence)
+        forms.add(sentence.tags or (), sentence.line_of)
         yield sentence
     if settings.scheme == "auto":
-        forms.scheme()
-
-
-class _Forms:
-    """What the tags of a file are: entity tags in a scheme, others, or some of both."""
-
-    def __init__(self, path: Path, options: ReadingOptions) -> None:
-        self._path = path
-        self._allows_both = options.on_bad_rows == "skip"
-        self._finder = SchemeFinder()
-        self._first: dict[bool, tuple[int, str]] = {}
-
-    def add(self, found: _Found) -> None:
-        """Take in the tags of a sentence."""
-        if isinstance(found, BadRowError):
-            return
-        tags = found.tags or ()
-        forms = {is_tag(tag) for tag in set(tags)}
-        if forms - self._first.keys():
-            for place, tag in enumerate(tags):
-                self._first.setdefault(is_tag(tag), (found.line_of(place), tag))
-        if False not in forms:
-            self._finder.add(tags)
-
-    def scheme(self) -> TagForm:
-        """Return what all tags are in; raises DataError for both forms."""
-        if True not in self._first and False in self._first:
-            return PLAIN
-        if False in self._first and not self._allows_both:
-            (line, plain), (entity_line, entity) = self._first[False], self._first[True]
-            raise DataError(
-                f"{self._path}: line {line}: {_UNKNOWN}: {plain!r:.60} is {_ENTITY_RULE}, while {entity!r:.60} in line "
-                f"{entity_line} is such a tag; tags are entity tags throughout, or any at all with tagging.scheme = "
-                '"plain"'
-            )
-        return self._finder.scheme()
+        forms.form()
 
 
 def _find_sentences(
@@ -314,7 +287,7 @@ def _converted(scheme: TagForm, target: TagForm, found: _Found) -> TaggedSentenc
     tags = sentence.tags or ()
     for place, tag in enumerate(tags):
         if not is_tag(tag):
-            raise BadRowError(_UNKNOWN, f"{tag!r:.80} is {_ENTITY_RULE}", sentence.line_of(place))
+            raise BadRowError(UNKNOWN_FORM, f"{tag!r:.80} is {ENTITY_RULE}", sentence.line_of(place))
     breach = breach_of(tags, scheme)
     if breach:
         place, rule = breach

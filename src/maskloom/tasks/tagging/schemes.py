@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 from maskloom.errors import ConfigError, DataError
@@ -23,6 +23,9 @@ TagForm = Scheme | Literal["plain"]
 # Models are trained on the tags of this scheme whatever the files are written in; scores by conlleval are the same.
 TRAINED_SCHEME: Scheme = "iob2"
 
+UNKNOWN_FORM = "unknown form of tag"
+ENTITY_RULE = "neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
+
 # In the order in which they are tried: where two fit equally well, the first says the same as the other.
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "bioes", "bilou", "io")
 # The prefixes of the first, inner and last word of an entity, and of its only word.
@@ -30,22 +33,40 @@ _PLACES: dict[Scheme, str] = {"iob2": "BIIB", "iob1": "BIIB", "bioes": "BIES", "
 _PREFIXES: dict[Scheme, str] = {scheme: "".join(dict.fromkeys(places)) for scheme, places in _PLACES.items()}
 
 
-@dataclass
-class SchemeFinder:
-    """Finds the scheme of a file from all its neighbouring tags."""
+class FormFinder:
+    """Finds what the tags of a file are: entity tags in a scheme, or others; told from all neighbouring tags."""
 
-    _pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    def __init__(self, path: Path, *, allows_both: bool) -> None:
+        self._path = path
+        self._allows_both = allows_both
+        self._pairs = Counter[tuple[str, str]]()
+        self._first: dict[bool, tuple[int, str]] = {}
 
-    def add(self, tags: Sequence[str]) -> None:
-        """Take in the tags of one sentence."""
-        self._pairs.update(pairwise(["O", *tags, "O"]))
+    def add(self, tags: Sequence[str], line_of: Callable[[int], int]) -> None:
+        """Take in the tags of one sentence; `line_of` gives the file line of a word."""
+        forms = {is_tag(tag) for tag in set(tags)}
+        if forms - self._first.keys():
+            for place, tag in enumerate(tags):
+                self._first.setdefault(is_tag(tag), (line_of(place), tag))
+        if False not in forms:
+            self._pairs.update(pairwise(["O", *tags, "O"]))
 
-    def scheme(self) -> Scheme:
-        """Return the scheme with the fewest breaches, which is the one meant when there is a mistake in the file.
+    def form(self) -> TagForm:
+        """Return "plain" where no tag is an entity tag, else the scheme.
 
-        Tags that only open with I- fit IO and IOB1, which then mean the same: IOB1 is returned. Without any entity it
-        is IOB2.
+        It is the one with the fewest breaches, which is the one meant when there is a mistake in the file. Tags that
+        only open with I- fit IO and IOB1, which then mean the same: IOB1 is returned. Without any entity it is IOB2.
+        Raises DataError, with both lines, for tags of either form, unless both are allowed: entity tags then count.
         """
+        if True not in self._first and False in self._first:
+            return PLAIN
+        if False in self._first and not self._allows_both:
+            (line, plain), (entity_line, entity) = self._first[False], self._first[True]
+            raise DataError(
+                f"{self._path}: line {line}: {UNKNOWN_FORM}: {plain!r:.60} is {ENTITY_RULE}, while {entity!r:.60} in "
+                f"line {entity_line} is such a tag; tags are entity tags throughout, or any at all with "
+                'tagging.scheme = "plain"'
+            )
         breaches: dict[Scheme, tuple[int, int]] = {}
         for scheme in SCHEMES:
             bad = [pair for pair in self._pairs if _breach(*pair, scheme) or _is_unusual(*pair, scheme)]

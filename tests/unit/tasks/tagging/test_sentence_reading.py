@@ -58,14 +58,14 @@ def test_columns_are_read_with_lines_numbers_and_documents(write):
     assert data.examples[1].line_of(1) == 7
     assert data.examples[0].opening == data.examples[2].opening == ("-DOCSTART-", "-X-", "-X-", "O")
     assert data.examples[1].opening is None
+    assert data.examples[0].columns == (("EU", "NNP", "B-NP", "B-ORG"), ("rejects", "VBZ", "B-VP", "O"))
+    assert (data.report.num_rows, data.report.num_kept) == (3, 3)
 
 
 def test_runs_of_spaces_and_tabs_part_columns_of_a_file_in_spaces(write):
     data = read_sentences(write("EU  NNP  B-ORG\n  rejects\tVBZ   O \t\n\na\u00a0b NN O\n-DOCSTART-s NN O\n"))
     assert [s.words for s in data.examples] == [("EU", "rejects"), ("a\u00a0b", "-DOCSTART-s")]
     assert data.examples[0].columns == (("EU", "NNP", "B-ORG"), ("rejects", "VBZ", "O"))
-    assert data.examples[0].columns == (("EU", "NNP", "B-NP", "B-ORG"), ("rejects", "VBZ", "B-VP", "O"))
-    assert (data.report.num_rows, data.report.num_kept) == (3, 3)
 
 
 @pytest.mark.parametrize(

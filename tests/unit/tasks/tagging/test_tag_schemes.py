@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from maskloom.metrics.entities import Entity, entities_of
 from maskloom.tasks.tagging.schemes import (
     SCHEMES,
-    SchemeFinder,
+    FormFinder,
     breach_of,
     convert_tags,
     forbidden_pairs,
@@ -120,20 +121,20 @@ def test_the_first_breach_is_named_with_its_rule(scheme, tags, place, rule):
     ],
 )
 def test_schemes_are_told_apart(sentences, expected):
-    finder = SchemeFinder()
+    finder = FormFinder(Path("a"), allows_both=False)
     for tags in sentences:
-        finder.add(tags.split())
-    assert finder.scheme() == expected
+        finder.add(tags.split(), lambda word: word)
+    assert finder.form() == expected
 
 
 @given(st.lists(entities(), min_size=1, max_size=5), st.sampled_from(["iob1", "iob2", "bioes", "bilou"]))
 def test_a_scheme_that_is_found_says_what_was_meant(cases, scheme):
-    finder = SchemeFinder()
+    finder = FormFinder(Path("a"), allows_both=False)
     for found, num_words in cases:
-        finder.add(tags_of(found, num_words, scheme))
+        finder.add(tags_of(found, num_words, scheme), lambda word: word)
     for found, num_words in cases:
         assert entities_of(tags_of(found, num_words, scheme)) == found
-        assert breach_of(tags_of(found, num_words, scheme), finder.scheme()) is None
+        assert breach_of(tags_of(found, num_words, scheme), finder.form()) is None
 
 
 def test_tag_names_are_whole_whatever_training_held():
