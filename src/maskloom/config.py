@@ -18,6 +18,7 @@ from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import row_of
 from maskloom.sections import Positive, Section, key
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.seq2seq.settings import Seq2SeqSection
 from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
 from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
@@ -86,6 +87,7 @@ class FinetuneRecipe(Section):
     `class_weights` weigh the classes in the loss, the tags of words, or the positives of each of several labels: by
     name, or "balanced" by their counts in train. `tune_on_dev` fits temperature and thresholds to dev at the end, the
     thresholds to the deciding score. `keep_restarts` keeps the best model of every seed, the members of an ensemble.
+    With a section `model` one with random weights is trained on a vocabulary, in place of one from a folder.
     """
 
     kind: Literal["finetune"] = key("finetune", "Kind of run.")
@@ -94,7 +96,7 @@ class FinetuneRecipe(Section):
     keep_restarts: bool = key(False, "Keep the best model of every seed, for an ensemble.")
     tune_on_dev: bool = key(False, "Fit temperature and thresholds on the dev set at the end.")
     task: Annotated[str, row_of("task")] = key(
-        "single", "Kind of task: single, pair, regression, multilabel, span, tagging or choice."
+        "single", "Kind of task: single, pair, regression, multilabel, span, tagging, choice or seq2seq."
     )
     class_weights: Literal["none", "balanced"] | dict[str, Positive] = key(
         "none", "Class weights in the loss: none, balanced, or one per label."
@@ -108,19 +110,32 @@ class FinetuneRecipe(Section):
     )
     from_scratch: bool = key(False, "Start from random weights instead of the model's.")
     bilstm: bool = key(False, "Put a BiLSTM with random weights between a BERT and its head (Table 5 of the paper).")
+    model: ModelSection | None = None
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
     pair: PairSection = PairSection()
     span: SpanSection = SpanSection()
     tagging: TaggingSection = TaggingSection()
+    seq2seq: Seq2SeqSection = Seq2SeqSection()
     features: FeaturesSection | None = None
     card: CardSection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _task_has_architecture(cls, values: Any) -> Any:
+        """Take the Transformer for a new model that is to write texts."""
+        if not isinstance(values, dict) or not isinstance(model := values.get("model"), dict):
+            return values
+        usual = {"architecture": "transformer"} if values.get("task") == "seq2seq" else {}
+        return {**values, "model": {**usual, **model}}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         kind = KINDS[self.task]
         if self.features is not None and ("features" not in kind.settings.model_fields or self.from_scratch):
             raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
+        if self.model is not None and (self.features is not None or self.bilstm or self.from_scratch):
+            raise ValueError("[model]: a new model goes neither with [features] nor with bilstm, and is from scratch")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):
             raise ValueError("bilstm = true: it reads both ways, so neither [features] nor auxiliary_lm goes with it")
         if self.class_weights != "none" and not kind.names_labels:

@@ -14,6 +14,7 @@ from torch import Tensor
 from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
+from maskloom.checkpoints.published.transformer import TRANSFORMER_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
 from maskloom.errors import ConfigError, DataError
@@ -33,7 +34,7 @@ CONFIG = "config.json"
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
-FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT}
+FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT, "transformer": TRANSFORMER_FORMAT}
 """How architectures are published, by the names of their rows."""
 
 # Problems of a file that an error names one by one.
@@ -87,6 +88,8 @@ def load_model(
     content = read_config(folder)
     config = published_config(content, str(_config_path(folder)))
     form = format_of(config)
+    if absent := [head for head in heads or () if head in HEADS and head not in form.heads]:
+        raise ConfigError(f"{folder} is a {form.name}, and none has the head {', '.join(absent)}")
     if bilstm:
         if not form.top:
             raise ConfigError(f"bilstm = true: {folder} is a {form.name}, and only a BERT takes a BiLSTM on top")

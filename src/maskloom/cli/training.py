@@ -72,15 +72,18 @@ def pretrain(
 
 
 @trains(
-    *("task", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device"),
+    *("task", "size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device"),
     *("restarts", "keep_restarts"),
 )
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
 def finetune(
-    model: Model,
     train: Annotated[Path, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")],
     dev: Annotated[Path, typer.Option(help="Labelled examples to choose the best weights by.")],
     out: Out,
+    model: Model | None = None,
+    vocab: Annotated[
+        Path | None, typer.Option(help="Train a new model, which [model] describes, on the vocabulary of a folder.")
+    ] = None,
     *,
     flags: Any,
     recipe: Recipe = None,
@@ -93,18 +96,32 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled text and keep the weights that score best on dev."""
     from maskloom.config import FinetuneRecipe
+    from maskloom.models.model_config import ModelSection
     from maskloom.runs.first_look import look_at_training_data
 
+    source = _of_either(model, vocab)
+    is_told = vocab is None or recipe is not None or any(given.startswith("model.") for given in overrides or [])
+    if flags["size"] is None and not is_told and not continues(out, resume):
+        flags["size"] = ModelSection().size
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
+    if (chosen.model is None) != (vocab is None):
+        raise UsageError("[model] and --vocab go together: a new model of those sizes is trained on that vocabulary")
+    look_at_training_data(source, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
 
     with verification(verify, resume):
         data, shown = LabelledFiles(train, dev, reading, metric), terminal_progress()
-        result = run(chosen, model=model, data=data, out=out, resume=resume, verify=verify, progress=shown)
+        result = run(chosen, model=source, data=data, out=out, resume=resume, verify=verify, progress=shown)
     show(result, as_json, lines=finetuning_lines)
+
+
+def _of_either(model: Path | None, vocab: Path | None) -> Path:
+    """Return the folder that was given; raises UsageError for none and for both."""
+    if (model is None) == (vocab is None):
+        raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")
+    return model or vocab or Path()
 
 
 @trains("task", "epochs", "steps", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")

@@ -142,6 +142,27 @@ class FeatureBatch(TokenBatch):
 
 
 @dataclass(frozen=True)
+class SourceTargetBatch(PackedBatch):
+    """A batch of sources with their targets (Vaswani et al. 2017, 3.1).
+
+    Shapes in words, all int64: `token_ids` and `segment_ids` (source tokens,), `lengths` (sequences,) in tokens of the
+    source; `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it is to predict
+    there, both empty where targets are unknown and labels None; `target_lengths` and `indices` (sequences,), `marks`
+    (sequences, 2) the tokens at which every target begins and ends.
+    """
+
+    target_ids: np.ndarray
+    target_lengths: np.ndarray
+    labels: np.ndarray | None
+    indices: np.ndarray
+    marks: np.ndarray
+
+    def _edges(self) -> dict[str, np.ndarray]:
+        targets = _ends(self.target_lengths)
+        return {**super()._edges(), "target_ids": targets, "labels": targets}
+
+
+@dataclass(frozen=True)
 class ChoiceBatch(PackedBatch):
     """A batch for multiple choice: the sequences of an example, one a choice, stand together (BERT paper 4.4).
 

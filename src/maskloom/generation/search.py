@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -20,6 +20,13 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
 
+_SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "seed": 0, "min_tokens": 0, "no_repeat_ngram": 0}
+_RANGES = (
+    ("temperature", 1e6, "from 0 to 1e+06"),
+    ("top_p", 1.0, "above 0, at most 1,"),
+    ("length_penalty", 100.0, "from 0 to 100"),
+)
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -28,8 +35,10 @@ class Generation:
     At most `max_tokens` tokens are added. A token is drawn from the distribution at `temperature`, of which the `top_k`
     most likely are kept, and of these the fewest that have the probability `top_p` together (Holtzman et al. 2020,
     3.1); at temperature 0 it is the most likely. The draws of a text depend on `seed` and its number alone. With `beam`
-    it is a search instead, for the continuation that is most likely per token among that many kept at each step. Raises
-    ConfigError for a value out of range and for a beam beside settings of a draw.
+    it is a search instead, among that many texts kept at each step: for the one that is most likely per token, or with
+    `length_penalty` a for that of the highest log-probability over ((5 + length) / 6)^a (Wu et al. 2016, 7). A text
+    does not end before `min_tokens` tokens, and repeats no run of `no_repeat_ngram` tokens. Raises ConfigError for a
+    value out of range and for a beam beside settings of a draw.
     """
 
     max_tokens: int = 64
@@ -38,19 +47,24 @@ class Generation:
     top_p: float = 1.0
     beam: int | None = None
     seed: int = 0
+    length_penalty: float | None = None
+    min_tokens: int = 0
+    no_repeat_ngram: int = 0
 
     def __post_init__(self) -> None:
         """Check every value."""
-        for name, smallest in (("max_tokens", 1), ("top_k", 1), ("beam", 1), ("seed", 0)):
+        for name, smallest in _SMALLEST.items():
             value = getattr(self, name)
             if value is None and name in ("top_k", "beam"):
                 continue
             if type(value) is not int or not smallest <= value < 2**63:
                 raise ConfigError(f"{name} {value!r:.80}: a whole number of at least {smallest} is expected")
-        for name, largest, rule in (("temperature", 1e6, "from 0 to 1e+06"), ("top_p", 1.0, "above 0, at most 1,")):
+        for name, largest, rule in _RANGES:
             value = getattr(self, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not 0.0 <= value <= largest or (name == "top_p" and value == 0.0):
+            if value is None and name == "length_penalty":
+                continue
+            is_fit = isinstance(value, int | float) and type(value) is not bool and 0.0 <= value <= largest
+            if not is_fit or (name == "top_p" and value == 0.0):
                 raise ConfigError(f"{name} {value!r:.80}: a number {rule} is expected")
         plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
         if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
@@ -92,45 +106,72 @@ def continue_texts(
                 f"prompt {number}: {len(prompt)} tokens; 1 to {limit - 1} are expected, as the model reads {limit}"
             )
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
-    choose = _Choice(end, tuple(never), settings, list(range(len(prompts))) if numbers is None else list(numbers))
-    decoder = Decoder(model, room)
-    if settings.beam is None:
-        return _draw(decoder, prompts, choose, room)
-    return [_searched(decoder, prompt, choose, room) for prompt in prompts]
+    steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
+    choose = Choice(end, tuple(never), settings, list(range(len(prompts))) if numbers is None else list(numbers))
+    return found_by(Decoder(model, room), prompts, choose, steps)
+
+
+def found_by(
+    decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
+) -> list[Continuation]:
+    """Return what a decoder continues each prompt with, by at most as many tokens as it has steps."""
+    return (_draw if choose.settings.beam is None else _searched)(decoder, prompts, choose, num_steps)
+
+
+class StepDecoder(Protocol):
+    """A model that reads one more token of several sequences at a time."""
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read prompts and return the logits of what follows: (sequences, vocabulary)."""
+        ...
+
+    def step(self, token_ids: Tensor) -> Tensor:
+        """Add a token to every sequence, (sequences,), and return the logits of what follows."""
+        ...
+
+    def take(self, rows: Tensor) -> None:
+        """Keep these sequences, in this order; one may come several times."""
+        ...
 
 
 @dataclass(frozen=True)
-class _Choice:
-    """What a step may take, and how."""
+class Choice:
+    """What a step may take, and how; `numbers` are those of the texts."""
 
     end: int | None
     never: tuple[int, ...]
     settings: Generation
     numbers: list[int]
 
-    def log_probabilities(self, logits: Tensor) -> Tensor:
+    def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
+        """Return those of every token after each text, (texts, vocabulary); DataError where they are not finite."""
         self._check(logits.amax(1))
-        return torch.log_softmax(self._allowed(logits), -1)
+        return torch.log_softmax(self._allowed(logits, texts), -1)
 
-    def _allowed(self, logits: Tensor) -> Tensor:
+    def _allowed(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
         if self.never:
             logits[:, list(self.never)] = -math.inf
+        for row, text in enumerate(texts) if self.settings.min_tokens or self.settings.no_repeat_ngram else ():
+            if self.end is not None and len(text.token_ids) < self.settings.min_tokens:
+                logits[row, self.end] = -math.inf
+            if banned := _repeating(text.token_ids, self.settings.no_repeat_ngram):
+                logits[row, banned] = -math.inf
         return logits
 
     def _check(self, largest: Tensor) -> None:
         if not all(value < math.inf for value in largest.flatten().tolist()):
             raise DataError("the model's outputs are not finite numbers; its weights are broken")
 
-    def taken(self, logits: Tensor, rows: list[int], step: int) -> tuple[Tensor, Tensor]:
+    def taken(self, logits: Tensor, rows: list[int], step: int, texts: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
         """Return a token for each row, and its log-probability."""
         if self.settings.temperature == 0.0:
-            logits = self._allowed(logits)
+            logits = self._allowed(logits, texts)
             # NumPy looks through them several times as fast
             tokens = torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
             largest = logits.gather(1, tokens.unsqueeze(1))
             self._check(largest)
             return tokens, -(logits - largest).exp_().sum(1).log_()
-        log_probabilities = self.log_probabilities(logits)
+        log_probabilities = self.log_probabilities(logits, texts)
         tokens = self._drawn(log_probabilities, rows, step)
         return tokens, log_probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
@@ -191,11 +232,13 @@ class Decoder:
         self._past.take(rows)
 
 
-def _draw(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, room: int) -> list[Continuation]:
+def _draw(
+    decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
+) -> list[Continuation]:
     found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
     logits = decoder.start(prompts)
-    for step in range(choose.settings.max_tokens):
-        tokens, values = choose.taken(logits, rows, step)
+    for step in range(max(num_steps)):
+        tokens, values = choose.taken(logits, rows, step, [found[row] for row in rows])
         going = []
         for place, (row, token, value) in enumerate(zip(rows, tokens.tolist(), values.tolist(), strict=True)):
             text = found[row]
@@ -203,9 +246,9 @@ def _draw(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, r
             text.is_ended = token == choose.end
             if not text.is_ended:
                 text.token_ids.append(token)
-                if len(prompts[row]) + len(text.token_ids) < room:
+                if len(text.token_ids) < num_steps[row]:
                     going.append(place)
-        if not going or step + 1 == choose.settings.max_tokens:
+        if not going:
             break
         if len(going) < len(rows):
             kept = torch.tensor(going, device=tokens.device)
@@ -215,40 +258,91 @@ def _draw(decoder: Decoder, prompts: Sequence[Sequence[int]], choose: _Choice, r
     return found
 
 
-def _searched(decoder: Decoder, prompt: Sequence[int], choose: _Choice, room: int) -> Continuation:
-    """Search for one prompt, its candidates together."""
+def _searched(
+    decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
+) -> list[Continuation]:
+    """Search for all prompts at once; the candidates of each stand together."""
+    searches = [_Search(choose, steps) for steps in num_steps]
     width = choose.settings.beam or 1
-    logits = decoder.start([prompt])
-    going, ended = [Continuation()], []
-    num_steps = min(choose.settings.max_tokens, room - len(prompt))
-    for step in range(num_steps):
-        log_probabilities = choose.log_probabilities(logits)
-        so_far = torch.tensor([text.log_probability for text in going], device=logits.device, dtype=torch.float64)
-        scores = (log_probabilities.double() + so_far.unsqueeze(1)).flatten()
-        best = scores.topk(min(2 * width, len(scores)))  # as many may end the text as stay
-        kept, sources, tokens = [], [], []
-        for place, (score, index) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-            source, token = divmod(index, logits.shape[1])
-            if token == choose.end:
-                if place < width:
-                    ended.append(Continuation(going[source].token_ids, score, is_ended=True))
+    going, logits = list(searches), decoder.start(prompts)
+    while going:
+        texts = [text for search in going for text in search.going]
+        log_probabilities = choose.log_probabilities(logits, texts)
+        so_far = torch.tensor([text.log_probability for text in texts], device=logits.device, dtype=torch.float64)
+        scores = log_probabilities.double() + so_far.unsqueeze(1)
+        best = scores.topk(min(2 * width, scores.shape[1]))  # as many may end the text as stay
+        values, tokens = best.values.tolist(), best.indices.tolist()
+        first, rows, taken = 0, list[int](), list[int]()
+        for search in going:
+            last = first + len(search.going)
+            for source, token in search.advance(values[first:last], tokens[first:last]):
+                rows.append(first + source)
+                taken.append(token)
+            first = last
+        going = [search for search in going if search.going]
+        if going:
+            decoder.take(torch.tensor(rows, device=logits.device))
+            logits = decoder.step(torch.tensor(taken, device=logits.device))
+    return [search.best for search in searches]
+
+
+class _Search:
+    """The search for one prompt: the texts that go on, none when it is over, and those that have ended."""
+
+    def __init__(self, choose: Choice, num_steps: int) -> None:
+        self._choose, self._num_steps, self._step = choose, num_steps, 0
+        self.going, self._ended = [Continuation()], list[Continuation]()
+
+    def advance(self, scores: list[list[float]], tokens: list[list[int]]) -> list[tuple[int, int]]:
+        """Take the best of the next tokens of each text, and return which text goes on with which token."""
+        width, end = self._choose.settings.beam or 1, self._choose.end
+        candidates = [
+            (score, source, token)
+            for source, (row_scores, row_tokens) in enumerate(zip(scores, tokens, strict=True))
+            for score, token in zip(row_scores, row_tokens, strict=True)
+        ]
+        candidates.sort(key=lambda candidate: (-candidate[0], *candidate[1:]))
+        kept, ways = list[Continuation](), list[tuple[int, int]]()
+        for place, (score, source, token) in enumerate(candidates[: 2 * width]):
+            ids = self.going[source].token_ids
+            if token == end:
+                if place < width and score > -math.inf:
+                    self._ended.append(Continuation(ids, score, is_ended=True))
             elif len(kept) < width and score > -math.inf:
-                kept.append(Continuation([*going[source].token_ids, token], score))
-                sources.append(source)
-                tokens.append(token)
-        going = kept
-        if not going or step + 1 == num_steps or _is_decided(going, ended, num_steps):
-            break
-        decoder.take(torch.tensor(sources, device=logits.device))
-        logits = decoder.step(torch.tensor(tokens, device=logits.device))
-    return max([*ended, *going], key=_score)
+                kept.append(Continuation([*ids, token], score))
+                ways.append((source, token))
+        self.going, self._step = kept, self._step + 1
+        if kept and self._step < self._num_steps and not self._is_decided():
+            return ways
+        self._ended += kept
+        self.going = []
+        return []
+
+    @property
+    def best(self) -> Continuation:
+        """The best text that has ended."""
+        return max(self._ended, key=self._score)
+
+    def _score(self, text: Continuation) -> float:
+        return text.log_probability / self._norm(len(text.token_ids) + text.is_ended)
+
+    def _norm(self, length: int) -> float:
+        """Return what a log-probability is divided by; the end counts as a token."""
+        penalty = self._choose.settings.length_penalty
+        return max(1, length) if penalty is None else ((5 + length) / 6) ** penalty
+
+    def _is_decided(self) -> bool:
+        """Tell whether no text that goes on can come to a better score than the best that ended, however long."""
+        if not self._ended:
+            return False
+        likeliest = max(text.log_probability for text in self.going)
+        return likeliest / self._norm(self._num_steps) <= max(map(self._score, self._ended))
 
 
-def _score(text: Continuation) -> float:
-    """Return the log-probability per token, the end counted."""
-    return text.log_probability / max(1, len(text.token_ids) + text.is_ended)
-
-
-def _is_decided(going: list[Continuation], ended: list[Continuation], num_steps: int) -> bool:
-    """Tell whether no text that goes on can come to a better score than the best that ended, however long it gets."""
-    return bool(ended) and max(text.log_probability for text in going) / num_steps <= max(map(_score, ended))
+def _repeating(token_ids: list[int], size: int) -> list[int]:
+    """Return the tokens that would make a run of `size` that is in a text already."""
+    if not size or len(token_ids) < size:
+        return []
+    start = token_ids[len(token_ids) - size + 1 :]
+    places = range(len(token_ids) - size + 1)
+    return [token_ids[at + size - 1] for at in places if token_ids[at : at + size - 1] == start]

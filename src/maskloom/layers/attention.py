@@ -29,6 +29,7 @@ class SelfAttention(nn.Module):
         self.dropout = dropout
         self.causal = causal
         self.qkv = Dense(hidden_size, 3 * hidden_size)
+        self.qkv.num_joined = 3
         self.output = Dense(hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:

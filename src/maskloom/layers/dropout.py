@@ -18,6 +18,7 @@ from maskloom.layers.processor.matrix_products import filled_number
 # A hash of 32 bits in two multiplications, with the factors of Chris Wellons's "lowbias32".
 _FACTOR_1, _FACTOR_2 = 0x7FEB352D, 0x846CA68B - 2**32
 _GAMMA = 0x9E3779B9 - 2**32
+_TARGETS = 0x51ED270B
 # Words that are hashed at a time by each thread: they stay in its cache.
 _BLOCK = 32_768
 _local = threading.local()
@@ -33,6 +34,10 @@ class RowDraws:
     def __init__(self, key: int, first_row: int, lengths: np.ndarray) -> None:
         self.place = 0
         self._key, self._first_row, self._lengths = key, first_row, torch.from_numpy(lengths)
+
+    def for_targets(self, lengths: np.ndarray) -> RowDraws:
+        """Return the draws for texts that belong to the same rows, of other lengths."""
+        return RowDraws(self._key ^ _TARGETS, self._first_row, lengths)
 
     @cached_property
     def _keys(self) -> dict[int, Tensor]:

@@ -17,12 +17,19 @@ _SMALLEST_PROBABILITY = 1e-30
 
 
 def vocabulary_loss(
-    hidden: Tensor, decoder: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor | None = None
+    hidden: Tensor,
+    decoder: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    *,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Return the summed cross-entropy, in nats, of softmax(hidden decoder^T + bias) against labels (BERT paper 3.3.1).
 
     Shapes in words: `hidden` (predictions, hidden), `decoder` (vocabulary, hidden), `bias` (vocabulary,) or None,
-    `labels` (predictions,), `weights` (predictions,) of the terms of the sum, or None for 1. The rows are taken in
+    `labels` (predictions,), `weights` (predictions,) of the terms of the sum, or None for 1. With `smoothing` e the
+    target is 1 - e for the label plus e / V for each of the V words (Szegedy et al. 2015, 7). The rows are taken in
     blocks, and the gradients are made with the loss while a block's probabilities are at hand, so neither logits nor
     probabilities are kept. The backward pass can run once. Under autocast the products are made in half precision, the
     softmax in fp32. Where no gradient is wanted, and for weights in half precision, it is computed plainly.
@@ -31,18 +38,26 @@ def vocabulary_loss(
     if not wants_gradient or decoder.dtype not in (torch.float32, torch.float64):
         logits = F.linear(hidden, decoder, bias).float()
         if weights is None:
-            return F.cross_entropy(logits, labels, reduction="sum")
-        return (F.cross_entropy(logits, labels, reduction="none") * weights).sum()
+            return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+        return (F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights).sum()
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else decoder.dtype
     with torch.autocast(kind, enabled=False):
-        return _VocabularyLoss.apply(hidden.to(dtype), decoder, bias, labels, weights)  # pyright: ignore[reportReturnType]
+        return _VocabularyLoss.apply(  # pyright: ignore[reportReturnType]
+            hidden.to(dtype), decoder, bias, labels, weights, smoothing
+        )
 
 
 class _VocabularyLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx, hidden: Tensor, decoder: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor | None
+        ctx,
+        hidden: Tensor,
+        decoder: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        weights: Tensor | None,
+        smoothing: float,
     ) -> Tensor:
         on_cpu, full, decoder = hidden.device.type == "cpu", decoder, decoder.to(hidden.dtype)
         num_rows = max(1, (_NUM_LOGITS if on_cpu else _NUM_LOGITS << 4) // decoder.shape[0])
@@ -56,6 +71,8 @@ class _VocabularyLoss(torch.autograd.Function):
             logits = product(rows, decoder, bias if decoder is full else None).to(full.dtype)
             if decoder is not full and bias is not None:
                 logits += bias
+            # -log p averaged over all words is -log p of the label plus its logit's lead over the mean logit
+            leads = smoothing * (logits.gather(1, targets).squeeze(1) - logits.mean(1)) if smoothing else None
             if on_cpu:
                 probabilities = torch.softmax(logits, 1, out=logits)
                 losses = _losses(probabilities, rows, decoder, bias, targets)
@@ -63,8 +80,13 @@ class _VocabularyLoss(torch.autograd.Function):
                 log_probabilities = torch.log_softmax(logits, 1)
                 losses = -log_probabilities.gather(1, targets).squeeze(1)
                 probabilities = log_probabilities.exp_()
+            if leads is not None:
+                losses = losses + leads
             loss += (losses if row_weights is None else losses * row_weights).sum()
-            d_logits = probabilities.scatter_add_(1, targets, targets.new_full(targets.shape, -1.0, dtype=logits.dtype))
+            sure = targets.new_full(targets.shape, smoothing - 1.0, dtype=logits.dtype)
+            d_logits = probabilities.scatter_add_(1, targets, sure)
+            if smoothing:
+                d_logits -= smoothing / decoder.shape[0]
             if row_weights is not None:
                 d_logits *= row_weights.unsqueeze(1)
             if d_bias is not None:
@@ -83,7 +105,7 @@ class _VocabularyLoss(torch.autograd.Function):
         d_hidden, total, d_bias = ctx.gradients
         ctx.gradients = None
         d_bias = None if d_bias is None else d_bias.mul_(gradient)
-        return d_hidden.mul_(gradient), total.scaled(gradient), d_bias, None, None
+        return d_hidden.mul_(gradient), total.scaled(gradient), d_bias, None, None, None
 
 
 def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:

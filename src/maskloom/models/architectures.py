@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from maskloom.errors import DataError
 from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
-from maskloom.models.model_config import SIZES, ModelConfig
+from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
+from maskloom.models.transformer_config import TRANSFORMER_MODEL_TYPES, TRANSFORMER_SIZES, TransformerConfig
 from maskloom.rows import Rows
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ def _gpt(config: GptConfig) -> Encoder:
     return Gpt(config)
 
 
+def _transformer(config: TransformerConfig) -> Encoder:
+    from maskloom.models.transformer import Transformer
+
+    return Transformer(config)
+
+
 ARCHITECTURES: Rows[Architecture] = Rows(
     "model.architecture",
     {
@@ -74,6 +81,15 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             vocabulary_head="lm",
             has_classifier_bias=False,  # as published
         ),
+        "transformer": Architecture(
+            name="transformer",
+            paper="Vaswani et al. 2017, Attention Is All You Need",
+            config_type=TransformerConfig,
+            build=_transformer,
+            model_types=TRANSFORMER_MODEL_TYPES,
+            vocabulary_head="mlm",
+            sizes=TRANSFORMER_SIZES,
+        ),
     },
 )
 
@@ -81,6 +97,12 @@ ARCHITECTURES: Rows[Architecture] = Rows(
 def architecture_of(config: ModelConfig) -> Architecture:
     """Return the row of a configuration."""
     return next(row for row in ARCHITECTURES.values() if isinstance(config, row.config_type))
+
+
+def config_of(section: ModelSection, **more: Any) -> ModelConfig:
+    """Return the configuration of a recipe's [model] with further keys; raises ConfigError for a wrong one."""
+    row = ARCHITECTURES[section.architecture]
+    return row.config_type.of_size(section.size, row.sizes, **{**section.config, **more})
 
 
 def published_config(values: Mapping[str, Any], source: str) -> ModelConfig:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from maskloom.errors import ConfigError
-from maskloom.layers.initialization import initialize
+from maskloom.layers.initialization import InitialRules, initialize
 from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
-from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
+from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead, TiedHead
 from maskloom.models.model_config import ModelConfig
 from maskloom.system.resources import require_memory
 
@@ -39,17 +39,16 @@ class EncoderWithHeads(nn.Module):
     @property
     def vocabulary_head(self) -> MaskedLMHead | LanguageModelHead | None:
         """The head whose logits are over the vocabulary, or None."""
-        return next(iter(self._tied_heads()), None)
+        heads = (head for name, head in self.heads.items() if HEADS[name].is_tied and HEADS[name].reads == "tokens")
+        return cast("MaskedLMHead | LanguageModelHead | None", next(heads, None))
 
     def tie(self) -> None:
         """Make tied decoders the word-embedding parameter itself, as after loading or moving off meta."""
         for head in self._tied_heads():
             head.decoder = self.encoder.word_embeddings
 
-    def _tied_heads(self) -> list[MaskedLMHead | LanguageModelHead]:
-        return [
-            cast("MaskedLMHead | LanguageModelHead", head) for name, head in self.heads.items() if HEADS[name].is_tied
-        ]
+    def _tied_heads(self) -> list[TiedHead]:
+        return [cast(TiedHead, head) for name, head in self.heads.items() if HEADS[name].is_tied]
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
@@ -62,7 +61,7 @@ class EncoderWithHeads(nn.Module):
             ) from None
         old = self.encoder.word_embeddings
         word = nn.Embedding(vocab_size, config.hidden_size, device=old.device, dtype=old.dtype)
-        rules = architecture_of(config).initial
+        rules = _initial_rules(self.encoder)
         initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.", rules=rules)
         num_kept = min(vocab_size, len(old))
         word.weight[:num_kept] = old[:num_kept]
@@ -96,8 +95,12 @@ def build_model(
         require_memory(sum(parameter.nbytes for parameter in model.parameters()), "the model")
     _allocate(model, device)
     model.tie()
-    initialize(model, std=config.initializer_range, seed=seed, leave=leave, rules=architecture_of(config).initial)
+    initialize(model, std=config.initializer_range, seed=seed, leave=leave, rules=_initial_rules(model.encoder))
     return model
+
+
+def _initial_rules(encoder: Encoder) -> InitialRules:
+    return {**encoder.initial_rules, **architecture_of(encoder.config).initial}
 
 
 def _allocate(model: nn.Module, device: torch.device) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from maskloom.layers.attention import KeyValues, SelfAttention
 from maskloom.layers.copies import to_device
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
+from maskloom.layers.initialization import InitialRules
 from maskloom.layers.rotary import rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
@@ -49,6 +50,7 @@ class Encoder(nn.Module):
     """
 
     is_rotary = False
+    initial_rules: ClassVar[InitialRules] = {}
 
     config: ModelConfig
     embeddings: nn.Module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,7 @@ from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.architectures import architecture_of
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.encoder import Encoder
+from maskloom.models.transformer import TransformerDecoder
 
 
 class MaskedLMHead(nn.Module):
@@ -111,17 +112,27 @@ class DenseHead(ClassificationHead):
     """
 
 
+class TiedHead(Protocol):
+    """A head with the word embeddings of its encoder."""
+
+    decoder: nn.Parameter
+
+    def resize(self, vocab_size: int) -> None:
+        """Follow the word embeddings to another number of words."""
+        ...
+
+
 @dataclass(frozen=True)
 class HeadRow:
     """What is known of a head.
 
     `build` takes the encoder, the number of labels and the head's own options. A head reads the vectors of tokens, the
-    pooled vectors of sequences, the vectors of all layers, or the scores of tags. One that `is_labelled` has an output
-    for each label; one that `is_tied` has the word embeddings as its decoder.
+    pooled vectors of sequences, the vectors of all layers, the scores of tags, or those of tokens as its memory. One
+    that `is_labelled` has an output for each label; one that `is_tied` has the word embeddings as its decoder.
     """
 
     build: Callable[[Encoder, int | None, Mapping[str, Any]], nn.Module]
-    reads: Literal["tokens", "pooled", "layers", "scores"]
+    reads: Literal["tokens", "pooled", "layers", "scores", "memory"]
     is_labelled: bool = False
     is_tied: bool = False
 
@@ -161,6 +172,7 @@ HEADS: dict[str, HeadRow] = {
     ),
     "crf": HeadRow(lambda encoder, num_labels, options: LinearChainCRF(_required(num_labels)), "scores"),
     "choice": HeadRow(lambda encoder, _, options: _tagger(encoder, 1, options), "pooled"),
+    "decoder": HeadRow(lambda encoder, *_: TransformerDecoder(encoder), "memory", is_tied=True),
     "span": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "tokens"),
 }
 """The heads by name; a head is built, loaded, saved and exported by its row."""

@@ -66,10 +66,14 @@ NOT_SCORED = -100
 
 @dataclass(frozen=True)
 class BatchOutputs:
-    """What a head gave for a batch: `rows` (rows, width) in order, and the summed loss where the batch has labels."""
+    """What a head gave for a batch: `rows` (rows, width) in order, and the summed loss where the batch has labels.
+
+    `counts` (units,) are the rows of each unit where they depend on what was given, else the objective knows them.
+    """
 
     rows: Tensor
     loss_sum: Tensor | None
+    counts: np.ndarray | None = None
 
 
 class TaskObjective(ABC):

@@ -17,7 +17,9 @@ from maskloom.checkpoints.huggingface import CONFIG, read_model_config
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError
 from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder, task_tokenizer
+from maskloom.models.architectures import config_of
 from maskloom.models.model_config import ModelConfig
+from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import check_tunable, tune_folder
 from maskloom.runs.features import with_features
@@ -125,7 +127,7 @@ def _finetune(
     resume = resume or is_restarted(out)
     if resume and (out / "run.json").exists():
         data = data.as_told(described(out)["inputs"])
-    source, reading = resolve_model_folder(model), data.reading
+    source, reading = _source(recipe, model), data.reading
     plan = _prepare(with_task(recipe, reading), source, data, out, resume=resume, verify=verify)
     recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
@@ -163,6 +165,11 @@ def _finetune(
     write_json(out / METRICS, result)
     _remove_best_weights(out)
     return result
+
+
+def _source(recipe: FinetuneRecipe, model: str | Path) -> Path:
+    """Return the folder of the model, or of the vocabulary where the recipe makes a new model."""
+    return resolve_model_folder(model) if recipe.model is None else tokenizer_folder(Path(model))
 
 
 def _begin(
@@ -244,7 +251,11 @@ def _prepare(
 ) -> FinetunePlan:
     """Check the model, and read, check and encode both files; nothing is written before this has passed."""
     open_tokenizer = load_tokenizer if recipe.features else task_tokenizer  # a frozen encoder learns no new marks
-    tokenizer, config = open_tokenizer(source), read_model_config(source)
+    if recipe.model is None:
+        tokenizer, config = open_tokenizer(source), read_model_config(source)
+    else:
+        tokenizer = Tokenizer.load(source).with_task_tokens()
+        config = config_of(recipe.model, vocab_size=len(tokenizer.vocabulary))
     _check_model(recipe, source, config, tokenizer)
     kind, reading, paths = task_kind(recipe.task), data.reading, data.paths
     settings = recipe.task_settings(kind.settings)

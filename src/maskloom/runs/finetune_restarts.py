@@ -174,9 +174,11 @@ def heads_of(recipe: FinetuneRecipe, task: Task, config: ModelConfig) -> tuple[s
 
 
 def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
-    """Return the source's encoder, or from scratch one like it, with heads drawn from `seed` in place of its own."""
+    """Return the source's encoder, or a new one of its or the recipe's sizes, with heads drawn from `seed`."""
     task, num_tokens = plan.task, len(plan.tokenizer.vocabulary)
     heads, num_outputs, options = heads_of(plan.recipe, task, plan.config), task.num_outputs, task.head_options
+    if plan.recipe.model is not None:
+        return build_model(plan.config, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     model, _report = load_model(
         plan.source,
         heads=heads,

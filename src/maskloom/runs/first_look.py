@@ -17,12 +17,14 @@ from typing import Any
 
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.recipe_files import validate_recipe
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.labels import UnknownLabelError, with_hint
+from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 
 _READING = {field.name for field in fields(ReadingOptions)}
@@ -51,7 +53,9 @@ def look_at_training_data(
     until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
-            examples = _iterate(row, path, reading, needs_label=True, report=(report := ReadingReport(path)))
+            report, told = ReadingReport(path), recipe if recipe and recipe.task == kind else None
+            settings = told.task_settings(row.settings) if told else row.settings()
+            examples = _iterate(row, settings, path, reading, needs_label=True, report=report)
             if row.watch and recipe is not None:
                 examples = row.watch(examples, path, reading, getattr(recipe, kind))
             read = _read_first(examples, until, keeps=row.label_ids is not None)
@@ -94,9 +98,13 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
         return  # a kind that is not there, or opening the model tells what is wrong
     if kind.with_pairs and known.get("takes_pairs"):
         kind = KINDS[kind.with_pairs]
-    iterate = partial(_iterate, kind)
+    try:
+        settings = validate_recipe(kind.settings, known.get("settings", {}), source=str(models[0]))
+    except ConfigError:
+        return
+    iterate = partial(_iterate, kind, settings)
     options = options_for(path, iterate, reading, known, kind=kind, needs_label=needs_label)
-    _read_first(_iterate(kind, path, options, needs_label=needs_label, report=ReadingReport(path)))
+    _read_first(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)))
 
 
 def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence[str]) -> None:
@@ -138,7 +146,7 @@ def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of texts, or of pairs where the second column is named."""
     check_model_name(model)
     kind = KINDS["pair" if reading.pair_column else "single"]
-    _read_first(_iterate(kind, path, reading, needs_label=False, report=ReadingReport(path)))
+    _read_first(_iterate(kind, kind.settings(), path, reading, needs_label=False, report=ReadingReport(path)))
 
 
 def check_place(source: Path, target: Path) -> None:
@@ -182,9 +190,9 @@ def options_for(
     return default
 
 
-def _iterate(kind: TaskKind, path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
+def _iterate(kind: TaskKind, settings: KindSettings, path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
     """Yield the examples of a file as its kind reads them, but for what only all of the training data tells."""
-    return kind.iterate(path, options, kind.settings(**kind.first_settings), **how)
+    return kind.iterate(path, options, settings.model_copy(update=dict(kind.first_settings)), **how)
 
 
 def _read_first(examples: Iterator[Any], until: float | None = None, *, keeps: bool = False) -> list[Any]:

@@ -146,12 +146,14 @@ def finetuning_card(
 ) -> Card:
     """Return the card of a fine-tuned model; `what` says which weights of the run these are."""
     name = architecture_of(config).name.upper()
-    start = "It started from random weights, in the sizes of" if recipe.from_scratch else "It was fine-tuned from"
+    is_new = recipe.from_scratch or recipe.model is not None
+    like = "with the vocabulary of" if recipe.model else "in the sizes of"
+    start = f"It started from random weights, {like}" if is_new else "It was fine-tuned from"
     return Card(
         f"Fine-tuned {name}",
         f"A model for a {recipe.task} task, {what}. {start} {model_name(base)}.",
         pipeline_tag=KINDS[recipe.task].pipeline_tag,
-        base_model=None if recipe.from_scratch else hub_name(base),
+        base_model=None if is_new else hub_name(base),
         recipe=recipe,
         metrics=scores,
         dataset=Path(dev).name,

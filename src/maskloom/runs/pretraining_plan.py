@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from maskloom.config import ModelSection, PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError
-from maskloom.models.architectures import ARCHITECTURES, architecture_of
+from maskloom.models.architectures import ARCHITECTURES, architecture_of, config_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.sections import MOST_STEPS
@@ -77,10 +77,10 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
         )
     if "causal" in recipe.model.config:
         raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model, leave it out")
-    own, row = dict(recipe.model.config), ARCHITECTURES[recipe.model.architecture]
-    if "causal" in row.config_type.model_fields:
-        own["causal"] = PRETRAINING[recipe.objective].is_causal
-    return row.config_type.of_size(recipe.model.size, row.sizes, vocab_size=vocab_size, **own)
+    more: dict[str, Any] = {"vocab_size": vocab_size}
+    if "causal" in ARCHITECTURES[recipe.model.architecture].config_type.model_fields:
+        more["causal"] = PRETRAINING[recipe.objective].is_causal
+    return config_of(recipe.model, **more)
 
 
 def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from maskloom.tasks.choice.reading import check_choices, choice_example, iterate
 from maskloom.tasks.examples import ReadExamples, text_example
 from maskloom.tasks.labels import check_alike, encode_labels, names_of_task
 from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.seq2seq.reading import iterate_sources
+from maskloom.tasks.seq2seq.settings import Seq2SeqSection, Seq2SeqSettings
 from maskloom.tasks.settings import ClassificationSettings, KindSettings
 from maskloom.tasks.span.reading import check_answers, iterate_questions, question_example
 from maskloom.tasks.span.settings import SpanSection, SpanSettings
@@ -187,8 +189,26 @@ CHOICE = TaskKind(
     known_by="choice",
 )
 
+SEQ2SEQ = TaskKind(
+    name="seq2seq",
+    iterate=iterate_sources,
+    check=lambda train, dev: None,
+    make=_later("seq2seq.task", "seq2seq_task"),
+    example_of=text_example,
+    examples_at_once=512,
+    takes="texts",
+    pipeline_tag="text2text-generation",
+    section=Seq2SeqSection,
+    settings=Seq2SeqSettings,
+    names_labels=False,
+    softmax_over=None,
+    judge=judging.judge_first_value,
+    predicts_on_text=True,
+    known_by="decoder",
+)
+
 _CLASSIFICATION = map(classification_kind, ("single", "pair", "regression", "multilabel"))
-KINDS: Rows[TaskKind] = Rows("task", {row.name: row for row in (*_CLASSIFICATION, SPAN, TAGGING, CHOICE)})
+KINDS: Rows[TaskKind] = Rows("task", {row.name: row for row in (*_CLASSIFICATION, SPAN, TAGGING, CHOICE, SEQ2SEQ)})
 
 
 def task_kind(name: str) -> TaskKind:

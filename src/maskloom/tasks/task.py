@@ -134,7 +134,7 @@ def model_outputs(
         if outputs.loss_sum is not None:
             loss_sum += float(outputs.loss_sum)
             weight += sum(objective.target_counts(batch).values())
-        ends = np.cumsum(objective.row_counts(batch))
+        ends = np.cumsum(objective.row_counts(batch) if outputs.counts is None else outputs.counts)
         for index, part in zip(batch.indices, np.split(values, ends[:-1]), strict=True):
             rows[index] = part
     return ModelOutputs(rows, loss_sum, weight)

@@ -198,7 +198,12 @@ class Packable(nn.Module):
 
 
 class Dense(nn.Linear, Packable):
-    """x W^T + b as `nn.Linear` computes it, by the faster library: (rows, inputs) to (rows, outputs)."""
+    """x W^T + b as `nn.Linear` computes it, by the faster library: (rows, inputs) to (rows, outputs).
+
+    `num_joined` projections, of which each has a share of the rows, are one matrix.
+    """
+
+    num_joined = 1
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the transformed rows."""

@@ -1,0 +1,82 @@
+"""Decoding of targets after sources, which an encoder has read (Vaswani et al. 2017, 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from maskloom.generation.search import Choice, Continuation, Generation, found_by
+from maskloom.layers.attention import PastTokens
+from maskloom.layers.cross_attention import CrossAttention, PaddedMemory
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.transformer import TransformerDecoder
+
+_LONGER = 50
+
+
+def decode_sources(
+    model: EncoderWithHeads,
+    hidden: Tensor,
+    layout: SequenceLayout,
+    settings: Generation,
+    *,
+    begin: int,
+    end: int,
+    never: Sequence[int] = (),
+) -> list[Continuation]:
+    """Return the target of each source, whose packed vectors are `hidden` (source tokens, hidden).
+
+    A target begins with the token `begin`, which is not among its ids. It has at most 50 tokens more than its source
+    (Vaswani et al. 2017, 6.1), and stops before the decoder's last position.
+    """
+    head = cast(TransformerDecoder, model.heads["decoder"])
+    most = min(head.max_length - 1, settings.max_tokens)
+    num_steps = [min(most, length + _LONGER) for length in layout.sizes.tolist()]
+    choose = Choice(end, tuple(never), settings, list(range(len(num_steps))))
+    decoder = SourceDecoder(model, hidden, layout, 1 + max(num_steps))
+    return found_by(decoder, [[begin]] * len(num_steps), choose, num_steps)
+
+
+class SourceDecoder:
+    """A decoder that reads one more token of several targets at a time, with the keys and values of their sources.
+
+    `room` is the most tokens that a target may come to.
+    """
+
+    def __init__(self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int) -> None:
+        head = self._head = cast(TransformerDecoder, model.heads["decoder"])
+        self._room, self._device = room, hidden.device
+        self._num_heads = model.config.num_attention_heads
+        attentions = (cast(CrossAttention, layer.cross_attention) for layer in head.layers)
+        self._memories = [PaddedMemory.of(attention, hidden, layout) for attention in attentions]
+        self._sources = torch.arange(layout.num_sequences, device=hidden.device)
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read the first token of every target, and return the logits of what follows: (sequences, vocabulary)."""
+        ids = torch.tensor([prompt[0] for prompt in prompts], device=self._device)
+        self._past = PastTokens(len(self._head.layers), self._num_heads, self._room, torch.ones_like(ids))
+        return self._logits(ids, SequenceLayout.from_lengths([1] * len(ids), self._device))
+
+    def step(self, token_ids: Tensor) -> Tensor:
+        """Add a token to every target, (sequences,), and return the logits of what follows."""
+        single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
+        layout = replace(single, position_ids=self._past.lengths, max_position=self._past.longest)
+        self._past.add_token()
+        return self._logits(token_ids, layout)
+
+    def take(self, rows: Tensor) -> None:
+        """Keep these targets, in this order; one may come several times."""
+        self._past.take(rows)
+        sources = self._sources.index_select(0, rows)
+        if not torch.equal(sources, self._sources):  # else candidates changed places within their source
+            self._memories = [memory.taken(rows) for memory in self._memories]
+            self._sources = sources
+
+    def _logits(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
+        hidden = self._head.step(token_ids, layout, self._memories, self._past.layers)
+        return self._head.logits(hidden).float()

@@ -1,0 +1,83 @@
+"""Scores of texts against references: exact match, BLEU, chrF and ROUGE, by sacrebleu and rouge-score."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from maskloom.errors import ConfigError
+from maskloom.metrics.metric import checked_primary
+
+_SCORES = ("bleu", "chrf", "exact_match", "rouge1", "rouge2", "rougeL")
+_INSTALL = "pip install 'maskloom[seq2seq]'"
+
+
+class TextMetric:
+    """BLEU (Papineni et al. 2002), chrF (Popović 2015), the share of equal texts, and ROUGE (Lin 2004), in percent.
+
+    BLEU and chrF are those of sacrebleu with its defaults on texts as they are; `signatures` say which. ROUGE is the
+    mean F of rouge-score, with stems, computed where it decides. Raises ConfigError for a library that is absent.
+    """
+
+    def __init__(self, primary: str = "bleu") -> None:
+        self.primary = checked_primary(primary, _SCORES, "texts")
+        self._found: list[str] = []
+        self._references: list[str] = []
+        try:
+            from sacrebleu.metrics.bleu import BLEU
+            from sacrebleu.metrics.chrf import CHRF
+        except ImportError:
+            raise ConfigError(f"scores of texts need the package sacrebleu: {_INSTALL}") from None
+        self._bleu, self._chrf = BLEU(force=True), CHRF()  # texts with blanks before full stops are scored all the same
+        if primary.startswith("rouge"):
+            _rouge_scorer()
+
+    def update(self, predictions: Sequence[str], targets: Sequence[str]) -> None:
+        """Take in found texts and references, in one order. Raises ValueError where they differ in number."""
+        if len(predictions) != len(targets):
+            raise ValueError(f"texts: {len(predictions)} predictions, {len(targets)} references")
+        self._found += predictions
+        self._references += targets
+
+    def compute(self) -> dict[str, float]:
+        """Return every score of what was taken in. Raises ValueError when nothing was."""
+        if not self._found:
+            raise ValueError("texts: nothing to score")
+        pairs = list(zip(self._found, self._references, strict=True))
+        scores = {
+            "bleu": float(self._bleu.corpus_score(self._found, [self._references]).score),
+            "chrf": float(self._chrf.corpus_score(self._found, [self._references]).score),
+            "exact_match": 100.0 * sum(found == reference for found, reference in pairs) / len(pairs),
+        }
+        if self.primary.startswith("rouge"):
+            scorer = _rouge_scorer()
+            sums = Counter[str]()
+            for found, reference in pairs:
+                sums.update({name: score.fmeasure for name, score in scorer.score(reference, found).items()})
+            scores |= {name: 100.0 * total / len(pairs) for name, total in sums.items()}
+        return scores
+
+    def signatures(self) -> dict[str, str]:
+        """Return how sacrebleu computed its scores, in its own words."""
+        return {"bleu": str(self._bleu.get_signature()), "chrf": str(self._chrf.get_signature())}
+
+    def reference(self) -> float | None:
+        """Return the primary score of always giving the commonest reference."""
+        if self.primary != "exact_match" or not self._references:
+            return None
+        return 100.0 * Counter(self._references).most_common(1)[0][1] / len(self._references)
+
+    def degeneracy(self) -> str | None:
+        """Say that all texts are alike, where references are not."""
+        if len(self._found) > 1 and len(set(self._found)) == 1 and len(set(self._references)) > 1:
+            return f"every text is {self._found[0]!r:.60}"
+        return None
+
+
+def _rouge_scorer() -> Any:
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise ConfigError(f"ROUGE needs the package rouge-score: {_INSTALL}") from None
+    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)

@@ -1,0 +1,169 @@
+"""The original Transformer (Vaswani et al. 2017): its encoder, and the decoder that is a head on any encoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.layers.attention import KeyValues, SelfAttention
+from maskloom.layers.cross_attention import CrossAttention, DecoderLayer, Memory, PackedMemory
+from maskloom.layers.dropout import Dropout, current_draws, drawing
+from maskloom.layers.feed_forward import FeedForward
+from maskloom.layers.general_attention import AttentionLayout
+from maskloom.layers.initialization import InitialRules, initialize
+from maskloom.layers.pooling import LastToken
+from maskloom.layers.positions import sinusoids
+from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.vocabulary_loss import vocabulary_loss
+from maskloom.models.encoder import Encoder
+from maskloom.models.transformer_config import TransformerConfig
+
+
+def _uniform(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
+    """Fill by Glorot and Bengio's rule, of joint projections each by itself, so that they start as if apart."""
+    if name == "bias":
+        values.zero_()
+        return
+    rows = values.shape[0] // module.num_joined  # pyright: ignore[reportOperatorIssue]
+    bound = math.sqrt(6.0 / (rows + values.shape[1]))
+    values.uniform_(-bound, bound, generator=generator)
+
+
+def _scaled(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
+    values.normal_(0.0, values.shape[1] ** -0.5, generator=generator)
+
+
+TRANSFORMER_RULES: InitialRules = {Dense: _uniform, nn.Embedding: _scaled}
+"""Initial weights: uniform by fan-in and fan-out, and embeddings of variance 1 / d, as the published code has them."""
+
+
+class ScaledEmbeddings(nn.Module):
+    """Word embeddings times sqrt(d), plus sinusoids or learned positions, then dropout (3.4, 3.5)."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, num_positions: int | None, dropout: float) -> None:
+        super().__init__()
+        self.word = nn.Embedding.from_pretrained(torch.empty(vocab_size, hidden_size), freeze=False)
+        self.positions = Positions(hidden_size, num_positions)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Return the sum for every token: (tokens,) to (tokens, hidden)."""
+        return self.dropout(self.positions.added(self.word(token_ids), position_ids))
+
+
+class Positions(nn.Module):
+    """Sinusoids, or with `num_positions` a learned table."""
+
+    def __init__(self, hidden_size: int, num_positions: int | None) -> None:
+        super().__init__()
+        self.table = None
+        if num_positions is not None:
+            self.table = nn.Embedding.from_pretrained(torch.empty(num_positions, hidden_size), freeze=False)
+
+    def added(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
+        """Return vectors times sqrt(d) plus those of the positions, (tokens, hidden)."""
+        width = vectors.shape[1]
+        positions = sinusoids(position_ids, width) if self.table is None else self.table(position_ids)
+        return torch.add(positions, vectors, alpha=math.sqrt(width))
+
+
+class Transformer(Encoder):
+    """The encoder: scaled embeddings with positions, layers, and with `pre_norm` a last norm."""
+
+    initial_rules = TRANSFORMER_RULES
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        num_positions = config.max_position_embeddings if config.learned_positions else None
+        self.embeddings = ScaledEmbeddings(
+            config.vocab_size, config.hidden_size, num_positions, config.hidden_dropout_prob
+        )
+        self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
+        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
+        self.final_norm = norm
+        self.pooler = LastToken()
+        initialize(self, std=config.initializer_range, rules=TRANSFORMER_RULES)
+
+    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return scaled word embeddings with positions; segments are ignored."""
+        return self.embeddings(token_ids, layout.position_ids)
+
+
+class TransformerDecoder(nn.Module):
+    """A decoder on the output of an encoder, with its word embeddings at both ends (3.1, 3.4).
+
+    It has the sizes of the encoder's configuration. `decoder` is the encoder's own word-embedding parameter, which
+    embeds the tokens of targets and predicts the next ones.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        config, size = encoder.config, encoder.config.hidden_size
+        self.decoder = encoder.word_embeddings
+        self.max_length = config.max_position_embeddings
+        learned = getattr(config, "learned_positions", False)
+        self.positions = Positions(size, config.max_position_embeddings if learned else None)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        pre_norm, num_heads = bool(getattr(config, "pre_norm", False)), config.num_attention_heads
+        attention_dropout = config.attention_probs_dropout_prob
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                SelfAttention(size, num_heads, attention_dropout, causal=True),
+                CrossAttention(size, num_heads, attention_dropout),
+                FeedForward(size, config.intermediate_size, config.hidden_act),
+                norm=partial(nn.LayerNorm, size, eps=config.layer_norm_eps),
+                dropout=config.hidden_dropout_prob,
+                pre_norm=pre_norm,
+            )
+            for _ in range(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
+        )
+        self.final_norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if pre_norm else nn.Identity()
+
+    def forward(self, token_ids: Tensor, layout: SequenceLayout, hidden: Tensor, source: SequenceLayout) -> Tensor:
+        """Return the vectors from which next tokens are predicted: target ids (tokens,) to (tokens, hidden).
+
+        `hidden` (source tokens, hidden) is the encoder's output. Raises ValueError for targets beyond the positions.
+        """
+        if layout.max_position >= self.max_length:
+            raise ValueError(f"a target of {layout.max_position + 1} tokens exceeds the {self.max_length} positions")
+        draws = current_draws()
+        lengths = np.asarray(layout.sizes)
+        with nullcontext() if draws is None else drawing(draws.for_targets(lengths)):
+            rows = layout.filled_up(self.embedded(token_ids, layout.position_ids))
+            memory = PackedMemory(hidden, AttentionLayout(layout, source))
+            for layer in self.layers:
+                rows = layer(rows, layout, memory)
+        return self.final_norm(rows[: layout.num_tokens])
+
+    def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Return what the first layer reads, (tokens, hidden)."""
+        return self.dropout(self.positions.added(F.embedding(token_ids, self.decoder), position_ids))
+
+    def step(
+        self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[Memory], past: Sequence[KeyValues]
+    ) -> Tensor:
+        """Return the same for tokens after those in `past`, which gets them too; memories and pasts are of layers."""
+        rows = self.embedded(token_ids, layout.position_ids)
+        for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
+            rows = layer(rows, layout, memory, key_values)
+        return self.final_norm(rows)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the vocabulary logits, (tokens, vocabulary)."""
+        return F.linear(hidden, self.decoder)
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the summed cross-entropy against labels (tokens,), in nats, with label smoothing (5.4)."""
+        return vocabulary_loss(hidden, self.decoder, None, labels, smoothing=smoothing)
+
+    def resize(self, vocab_size: int) -> None:
+        """Do nothing: the word embeddings are the encoder's to resize."""

@@ -1,0 +1,56 @@
+"""The configuration of the original Transformer (Vaswani et al. 2017), in keys of our own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from maskloom.models.model_config import SIZES, Fraction, ModelConfig
+
+TRANSFORMER_MODEL_TYPES = ("maskloom_transformer",)
+TRANSFORMER_SIZES = {
+    **{name: SIZES[name] for name in ("tiny", "mini", "small")},
+    "base": {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8},
+    "large": {
+        "num_hidden_layers": 6,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "hidden_dropout_prob": 0.3,
+    },
+}
+"""Base and large are the paper's base and big (Table 3)."""
+
+
+class TransformerConfig(ModelConfig):
+    """Sizes and constants of an encoder and a decoder, frozen; the defaults are the paper's base.
+
+    Both have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Norms stand after the blocks,
+    as in the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
+    max_position_embeddings rows in place of sinusoids.
+    """
+
+    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 37_000
+    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 512
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 6
+    num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 8
+    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
+    hidden_act: str = "relu"
+    attention_probs_dropout_prob: Fraction = 0.0
+    max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
+    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
+    pre_norm: bool = False
+    learned_positions: bool = False
+
+    required_values: ClassVar = {"model_type": TRANSFORMER_MODEL_TYPES}
+
+    @model_validator(mode="after")
+    def _has_sinusoids(self) -> Self:
+        if self.hidden_size % 2 and not self.learned_positions:
+            raise ValueError(f"hidden_size {self.hidden_size}: sinusoidal positions need an even one")
+        return self
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json."""
+        return {"model_type": TRANSFORMER_MODEL_TYPES[0], **self.model_dump()}

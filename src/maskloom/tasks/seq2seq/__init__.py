@@ -1,0 +1,1 @@
+"""Targets from sources: translation, summaries and any other text from a text."""

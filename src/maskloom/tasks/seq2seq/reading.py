@@ -1,0 +1,90 @@
+"""Sources with their targets: from columns, from objects, or from two files, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+
+from maskloom.errors import ConfigError, DataError
+from maskloom.tasks import tables
+from maskloom.tasks.examples import Example, ReadingReport, kept_examples
+from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.tables import ReadingOptions, Row, row_text
+
+_TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
+# The usual names of columns; the first that is there counts.
+_SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue")
+_TARGETS = ("target", "tgt", "summary", "translation", "output")
+
+
+def iterate_sources(
+    path: str | Path,
+    options: ReadingOptions | None = None,
+    settings: Seq2SeqSettings | None = None,
+    *,
+    needs_label: bool = True,
+    report: ReadingReport | None = None,
+) -> Iterator[Example]:
+    """Yield sources as texts with targets as labels, in the order of the file.
+
+    CSV, TSV and JSONL have a column of either, by the options or the usual names. Any other file has a source a line,
+    and the file beside it with `settings.target_suffix` their targets. Raises DataError, with file and line, for a row
+    that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for files of unequal length.
+    """
+    path, options = Path(path), options or ReadingOptions()
+    report = report or ReadingReport(path)
+    if options.format is not None:
+        raise ConfigError(f"--format {options.format}: no format is of a seq2seq task")
+    if _TABLES.intersection(path.suffixes):
+        named = _with_usual_names(path, options, needs_label=needs_label)
+        yield from iterate_examples(path, "single", named, needs_label=needs_label, report=report)
+        return
+    suffix = settings.target_suffix if settings else None
+    if needs_label and suffix is None:
+        raise DataError(
+            f"{path}: a file of lines has sources alone; name that of the targets with --set seq2seq.target_suffix=en "
+            "for one that ends in .en, or give CSV, TSV or JSONL with source and target"
+        )
+    rows = _lines(path, path.with_suffix(f".{suffix}") if needs_label else None)
+    yield from kept_examples(rows, _example, report, skips=options.on_bad_rows == "skip")
+
+
+def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool) -> ReadingOptions:
+    """Put usual names of columns where the person gave none and the first row has them."""
+    first = next(tables.read_rows(path, tables.layout_of(path)))
+    lower = {str(name).strip().lower(): str(name).strip() for name in first.fields}
+    source, target = (next((lower[name] for name in names if name in lower), None) for names in (_SOURCES, _TARGETS))
+    return replace(
+        options,
+        text_column=options.text_column or source,
+        label_column=options.label_column or (target if needs_label else None),
+    )
+
+
+def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
+    """Yield rows of a source and its target, or None; raises DataError where one file is longer."""
+    if targets is None:
+        yield from (Row([line], number) for number, line in tables.read_lines(sources))
+        return
+    if targets == sources:
+        raise ConfigError(f"seq2seq.target_suffix: {sources} would be its own targets")
+    pairs = zip_longest(tables.read_lines(sources), tables.read_lines(targets))
+    for number, (source, target) in enumerate(pairs, start=1):
+        if source is None or target is None:
+            longer, shorter = (targets, sources) if source is None else (sources, targets)
+            more = number + sum(1 for _ in pairs)
+            raise DataError(
+                f"{longer}: line {number} has no line beside it: {more:,} lines, and {number - 1:,} in {shorter}; a "
+                "source and its target have the same number of line"
+            )
+        yield Row([source[1], target[1]], number)
+
+
+def _example(row: Row) -> Example:
+    source, *target = (str(part) for part in row.fields)
+    for what, text in (("source", source), *(("target", text) for text in target)):
+        row_text(text, f"the {what}", empty=f"empty {what}")
+    return Example(text=source, pair=None, label=target[0].strip() if target else None, line=row.line)

@@ -1,0 +1,26 @@
+"""The settings of sequence-to-sequence tasks."""
+
+from __future__ import annotations
+
+from maskloom.sections import Length, Section, key
+from maskloom.tasks.settings import KindSettings
+
+
+class Seq2SeqSection(Section):
+    """Targets from sources."""
+
+    max_target_length: Length = key(128, "Maximum tokens of a target; longer ones are cut, and counted.", ge=3)
+    label_smoothing: float = key(0.1, "Share of the target distribution on all words alike.", ge=0.0, lt=1.0)
+    beam: int = key(4, "Texts that a search keeps at each step; 1 is greedy.", ge=1, le=1000)
+    length_penalty: float = key(
+        0.6, "Log-probabilities are divided by ((5 + length) / 6) to this power.", ge=0.0, le=100.0
+    )
+    min_tokens: int = key(0, "Tokens that a text has at least.", ge=0, le=100_000)
+    no_repeat_ngram: int = key(0, "No run of so many tokens occurs twice in a text; 0 allows all.", ge=0, le=100)
+    target_suffix: str | None = key(
+        None, 'Suffix of the file of targets beside a file of sources, line by line: "en" for train.de and train.en.'
+    )
+
+
+class Seq2SeqSettings(Seq2SeqSection, KindSettings):
+    """Those keys, and the ones of every task."""

@@ -1,0 +1,133 @@
+"""A sequence-to-sequence task: sources and targets as token ids, and texts out of what a search finds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from maskloom.data.batch import SourceTargetBatch
+from maskloom.errors import DataError
+from maskloom.generation.search import Generation
+from maskloom.metrics.texts import TextMetric
+from maskloom.objectives.sequence_to_sequence import SequenceToSequence
+from maskloom.tasks.encoding import EncodedExamples, encode_examples, encoded_texts
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.task import Outputs, Task
+from maskloom.text.tokenizer import Tokenizer
+
+# Blanks before closing marks, after opening ones, and around marks within words.
+_BEFORE = re.compile(r" ([.,!?;:%)\]}])")
+_AFTER = re.compile(r"([(\[{]) ")
+_WITHIN = re.compile(r"(?<=\w) (['’-]) (?=\w)")
+
+
+def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2SeqSettings) -> Task:
+    """Return the task; `primary` is bleu, chrf, exact_match, rouge1, rouge2 or rougeL, else UsageError is raised."""
+    metric = partial(TextMetric, primary=primary or "bleu")
+    metric()  # an unknown score or an absent library is an error here, not after training
+    generation = Generation(
+        max_tokens=settings.max_target_length,
+        beam=settings.beam,
+        length_penalty=settings.length_penalty,
+        min_tokens=settings.min_tokens,
+        no_repeat_ngram=settings.no_repeat_ngram,
+    )
+    return Task(
+        kind="seq2seq",
+        labels=(),
+        primary=primary or "bleu",
+        heads=("decoder",),
+        objective=SequenceToSequence(settings.label_smoothing, generation),
+        encode=partial(_encode, settings.max_target_length),
+        decide=_texts,
+        decode=lambda encoded, outputs: [{"target": text} for text in _texts(encoded, outputs)],
+        metric=metric,
+        targets=attrgetter("texts"),
+        settings=settings,
+    )
+
+
+@dataclass(frozen=True)
+class EncodedTargets:
+    """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
+
+    `texts` are the targets as they stand in the file. `marks` are the tokens at which every target begins and ends.
+    """
+
+    sources: EncodedExamples
+    targets: EncodedExamples | None
+    texts: list[str] | None
+    marks: tuple[int, int]
+    tokenizer: Tokenizer
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each source with its target."""
+        return self.sources.lengths + (0 if self.targets is None else self.targets.lengths)
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def num_examples(self) -> int:
+        """Number of sources."""
+        return len(self)
+
+    def batch(self, indices: np.ndarray) -> SourceTargetBatch:
+        """Return the sources and targets of those indices, packed in that order."""
+        source = self.sources.batch(indices)
+        ids, lengths = np.zeros(0, np.int64), np.zeros(len(indices), np.int64)
+        labels = None
+        if self.targets is not None:
+            target = self.targets.batch(indices)
+            ends = np.cumsum(target.lengths)
+            ids, lengths = np.delete(target.token_ids, ends - 1), target.lengths - 1
+            labels = np.delete(target.token_ids, ends - target.lengths)
+        marks = np.tile(np.array(self.marks, dtype=np.int64), (len(indices), 1))
+        return SourceTargetBatch(
+            source.token_ids, source.segment_ids, source.lengths, ids, lengths, labels, source.indices, marks
+        )
+
+    def account(self) -> dict[str, Any]:
+        """Return what was cut, as plain values."""
+        targets = {} if self.targets is None else {"targets": self.targets.account()}
+        return {**self.sources.account(), **targets}
+
+    def notes(self, path: Path) -> list[str]:
+        """Say how many sources and targets were cut, where any were."""
+        notes = self.sources.notes(path)
+        return notes + [f"{note} (of targets)" for note in (self.targets.notes(path) if self.targets else ())]
+
+
+def _encode(
+    max_target_length: int, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
+) -> EncodedTargets:
+    sources = encode_examples(data.examples, tokenizer, max_length=max_length)
+    texts = [example.label for example in data.examples]
+    known = None if None in texts else [str(text) for text in texts]
+    targets = None
+    if known is not None:
+        alone = ((text, None) for text in known)
+        first = np.arange(len(known) + 1)
+        targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, max_target_length), labels=None)
+    marks = tokenizer.encode("").ids
+    if len(marks) < 2:
+        raise DataError("a target needs a token that begins it and one that ends it; the vocabulary has none")
+    return EncodedTargets(sources, targets, known, (marks[0], marks[-1]), tokenizer)
+
+
+def _texts(encoded: Any, outputs: Outputs) -> list[str]:
+    """Return the texts of the tokens of each target, without the end."""
+    return [_joined(encoded.tokenizer.decode(rows[:-1, 0].astype(np.int64).tolist())) for rows in outputs]
+
+
+def _joined(text: str) -> str:
+    """Take away the blanks that a vocabulary of words leaves around marks."""
+    return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", _WITHIN.sub(r"\1", text)))
