@@ -32,6 +32,14 @@ SMALL = {
         "intermediate_size": 160,
         "max_position_embeddings": 41,
     },
+    "transformer": {
+        "vocab_size": 99,
+        "hidden_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "intermediate_size": 37,
+        "max_position_embeddings": 41,
+    },
 }
 
 
@@ -42,6 +50,7 @@ OPTIONS = {
     "bert rotary": {"rotary": True, **PAIRED},
     "bert causal with all": {"causal": True, "pre_norm": True, "gated": True, "rotary": True, **PAIRED},
     "gpt pre_norm": {"pre_norm": True},
+    "transformer pre_norm": {"pre_norm": True, "learned_positions": True},
 }
 
 

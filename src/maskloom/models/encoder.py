@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from maskloom.errors import ConfigError
 from maskloom.layers.attention import KeyValues, SelfAttention
 from maskloom.layers.copies import to_device
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
@@ -67,6 +68,10 @@ class Encoder(nn.Module):
     def word_embeddings(self) -> nn.Parameter:
         """The word-embedding matrix (vocabulary, hidden), which a language-model head shares."""
         return cast(nn.Parameter, cast(nn.Embedding, self.embeddings.word).weight)
+
+    def new_decoder(self) -> nn.Module:
+        """Return a decoder that attends to this encoder's output; raises ConfigError where there is none."""
+        raise ConfigError(f"a {type(self).__name__} has no decoder; a Transformer has")
 
     @staticmethod
     def transformer_layers(config: ModelConfig, *, pre_norm: bool = False, gated: bool = False) -> nn.ModuleList:

@@ -19,7 +19,6 @@ from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.architectures import architecture_of
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.encoder import Encoder
-from maskloom.models.transformer import TransformerDecoder
 
 
 class MaskedLMHead(nn.Module):
@@ -172,7 +171,7 @@ HEADS: dict[str, HeadRow] = {
     ),
     "crf": HeadRow(lambda encoder, num_labels, options: LinearChainCRF(_required(num_labels)), "scores"),
     "choice": HeadRow(lambda encoder, _, options: _tagger(encoder, 1, options), "pooled"),
-    "decoder": HeadRow(lambda encoder, *_: TransformerDecoder(encoder), "memory", is_tied=True),
+    "decoder": HeadRow(lambda encoder, *_: encoder.new_decoder(), "memory", is_tied=True),
     "span": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "tokens"),
 }
 """The heads by name; a head is built, loaded, saved and exported by its row."""

@@ -97,6 +97,10 @@ class Transformer(Encoder):
         """Return scaled word embeddings with positions; segments are ignored."""
         return self.embeddings(token_ids, layout.position_ids)
 
+    def new_decoder(self) -> TransformerDecoder:
+        """Return a decoder of the same sizes."""
+        return TransformerDecoder(self)
+
 
 class TransformerDecoder(nn.Module):
     """A decoder on the output of an encoder, with its word embeddings at both ends (3.1, 3.4).
