@@ -157,6 +157,11 @@ class SourceTargetBatch(PackedBatch):
     indices: np.ndarray
     marks: np.ndarray
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens that the encoder and the decoder read."""
+        return len(self.token_ids) + len(self.target_ids)
+
     def _edges(self) -> dict[str, np.ndarray]:
         targets = _ends(self.target_lengths)
         return {**super()._edges(), "target_ids": targets, "labels": targets}

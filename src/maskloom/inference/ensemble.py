@@ -68,7 +68,8 @@ class Ensemble(TaskModel):
         members = []
         for folder in folders:
             member = Predictor.load(folder, max_length=max_length)
-            member.required_task()
+            if not KINDS[(kind := member.required_task().kind)].has_averages:
+                raise ConfigError(f"{folder}: a {kind} model; what such models give cannot be averaged")
             members.append(member)
             try:
                 _check_alike(members[0], member, len(members))

@@ -36,6 +36,7 @@ class Prediction(TypedDict):
     - tags: `words`, `tags`, and `entities`, or, for tags of single words, `spans` and `tag_probabilities`
     - answers: `answer` ("" for none), `probability`, `start`, `end`, `candidates`, and `null_odds` where a question may
       have no answer
+    - a text from a text: `target`
     - multiple choice: `choice` (from 0), `choice_text`, `probabilities` by number
     """
 
@@ -43,6 +44,7 @@ class Prediction(TypedDict):
     labels: list[str]
     probabilities: dict[str, float]
     score: float
+    target: str
     words: list[str]
     tags: list[str]
     entities: list[Entity]

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import SIZES, Fraction, ModelConfig
 
-TRANSFORMER_MODEL_TYPES = ("maskloom_transformer",)
+TRANSFORMER_MODEL_TYPES = ("maskloom_transformer", "maskloom_transformer_crf")
 TRANSFORMER_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "small")},
     "base": {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8},

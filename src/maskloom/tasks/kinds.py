@@ -61,7 +61,8 @@ class TaskKind:
 
     A kind that `has_both_orders` reads pairs of texts that may be swapped; models of a kind `with_pairs` may have been
     trained on files of that other kind, of pairs. One that `reads_folders` takes a folder for a file, and one that
-    `predicts_on_text` takes raw text where the files with labels have a format.
+    `predicts_on_text` takes raw text where the files with labels have a format. Outputs of several models that
+    `has_averages` can be averaged.
     """
 
     name: Kind
@@ -90,6 +91,7 @@ class TaskKind:
     with_pairs: Kind | None = None
     reads_folders: bool = False
     predicts_on_text: bool = False
+    has_averages: bool = True
 
     @property
     def is_scale(self) -> bool:
@@ -204,6 +206,7 @@ SEQ2SEQ = TaskKind(
     softmax_over=None,
     judge=judging.judge_first_value,
     predicts_on_text=True,
+    has_averages=False,
     known_by="decoder",
 )
 

@@ -69,8 +69,8 @@ class EncodedTargets:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of each source with its target."""
-        return self.sources.lengths + (0 if self.targets is None else self.targets.lengths)
+        """Number of tokens of each source, and of its target that the decoder reads."""
+        return self.sources.lengths + (0 if self.targets is None else self.targets.lengths - 1)
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -116,7 +116,8 @@ def _encode(
     if known is not None:
         alone = ((text, None) for text in known)
         first = np.arange(len(known) + 1)
-        targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, max_target_length), labels=None)
+        limit = min(max_target_length, tokenizer.max_length)
+        targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, limit), labels=None)
     marks = tokenizer.encode("").ids
     if len(marks) < 2:
         raise DataError("a target needs a token that begins it and one that ends it; the vocabulary has none")

@@ -1,0 +1,113 @@
+"""Texts from texts: trained from nothing on a vocabulary, killed and resumed, evaluated, predicted."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import maskloom
+from maskloom.errors import ConfigError
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+SIZE = {"model.config": {"hidden_size": 32, "num_attention_heads": 4, "hidden_dropout_prob": 0.0}}
+SETTINGS = {**SIZE, "model.size": "tiny", "training.num_threads": 1, "training.warmup_ratio": 0.1}
+LONGEST = {"seq2seq.max_target_length": 16, "seq2seq.label_smoothing": 0.0}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Sentences and their words backwards."""
+    folder, draw = tmp_path_factory.mktemp("backwards"), random.Random(0)
+    (folder / "words.txt").write_text("\n".join(WORDS * 20), encoding="utf-8")
+    for name, size in (("train", 1500), ("dev", 60)):
+        texts = [draw.choices(WORDS, k=draw.randint(2, 6)) for _ in range(size)]
+        (folder / f"{name}.src").write_text("".join(" ".join(text) + "\n" for text in texts), encoding="utf-8")
+        (folder / f"{name}.tgt").write_text("".join(" ".join(text[::-1]) + "\n" for text in texts), encoding="utf-8")
+    train = [sys.executable, "-m", "maskloom", "vocab", "train", "words.txt", "--size", "60", "--out", "v"]
+    subprocess.run(train, cwd=folder, check=True)
+    return folder
+
+
+def train(data, out, **more):
+    given = {"epochs": 10, "learning_rate": 3e-3, "batch_size": 32, "max_length": 16, **more}
+    recipe = {**SETTINGS, **LONGEST, "seq2seq.target_suffix": "tgt"}
+    files = (data / "v", data / "train.src", data / "dev.src")
+    return maskloom.finetune(*files, out, task="seq2seq", recipe=recipe, progress=False, **given)
+
+
+@pytest.fixture(scope="module")
+def model(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("run") / "run"
+    return out, train(data, out)
+
+
+def test_words_are_turned_round(model, data, tmp_path, run):
+    out, result = model
+    assert result["metric"] == "bleu"
+    assert result["best"]["scores"]["exact_match"] > 90
+    said = run("evaluate", "--model", out, "--data", data / "dev.src", "--json")
+    assert json.loads(said.splitlines()[0])["exact_match"] == result["best"]["scores"]["exact_match"]
+    run("predict", "--model", out, "--input", data / "dev.src", "--output", tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["text"] for row in rows] == (data / "dev.src").read_text(encoding="utf-8").splitlines()
+    right = sum(row["target"].split() == row["text"].split()[::-1] for row in rows)
+    assert right == pytest.approx(0.6 * result["best"]["scores"]["exact_match"])
+    assert maskloom.load(out).predict(["one two three"]) == [{"target": "three two one"}]
+
+
+def test_a_model_is_trained_further_and_its_card_says_where_it_is_from(model, data, tmp_path):
+    out, _ = model
+    card = (out / "model" / "README.md").read_text(encoding="utf-8")
+    assert "random weights, with the vocabulary of v" in card
+    assert 'pipeline_tag: "text2text-generation"' in card
+    recipe = {**LONGEST, "seq2seq.target_suffix": "tgt", "training.num_threads": 1}
+    files = (out, data / "train.src", data / "dev.src", tmp_path / "more")
+    more = {"task": "seq2seq", "steps": 4, "max_length": 16, "metric": "exact_match", "progress": False}
+    assert maskloom.finetune(*files, recipe=recipe, **more)["metric"] == "exact_match"
+
+
+def test_a_killed_run_ends_in_the_weights_of_one_that_was_not(data, tmp_path):
+    short = {"steps": 120, "epochs": None}
+    train(data, tmp_path / "whole", **short)
+    recipe = {**SETTINGS, **LONGEST, "seq2seq.target_suffix": "tgt", "training.save_every": 20}
+    arguments = [str(data / "v"), str(data / "train.src"), str(data / "dev.src"), str(tmp_path / "killed")]
+    how = {"task": "seq2seq", "recipe": recipe, "steps": 120, "learning_rate": 3e-3, "batch_size": 32, "max_length": 16}
+    code = f"import maskloom; maskloom.finetune(*{arguments!r}, **{how!r}, resume=RESUME)"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen([sys.executable, "-c", code.replace("RESUME", "False")], env=environment)
+    until = time.monotonic() + 60
+    while not list((tmp_path / "killed").glob("restarts/seed-0/checkpoints/step-*")) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    subprocess.run([sys.executable, "-c", code.replace("RESUME", "True")], env=environment, check=True)
+    whole, killed = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("whole", "killed"))
+    assert whole == killed
+
+
+def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
+    out, _ = model
+    files = ("--task", "seq2seq", "--train", data / "train.src", "--dev", data / "dev.src", "--out", tmp_path / "run")
+    suffix = ("--set", "seq2seq.target_suffix=tgt")
+    assert "give either --model" in run("finetune", *files, *suffix, code=2)
+    assert "give either --model" in run("finetune", *files, *suffix, "--model", out, "--vocab", data / "v", code=2)
+    assert "[model] and --vocab go together" in run(
+        "finetune", *files, *suffix, "--model", out, "--size", "tiny", code=2
+    )
+    beam = run("finetune", *files, *suffix, "--vocab", data / "v", "--set", "seq2seq.beam=0", code=3)
+    assert "seq2seq.beam = 0: it must be greater than or equal to 1" in beam
+    assert "has sources alone" in run("finetune", *files, "--vocab", data / "v", code=3)
+    bert = ("--vocab", data / "v", "--set", "model.architecture=bert", "--size", "tiny")
+    assert "a Bert has no decoder; a Transformer has" in run("finetune", *files, *suffix, *bert, code=3)
+    averaged = run("predict", "--model", out, "--model", out, "--input", data / "dev.src", "--output", "x.csv", code=3)
+    assert "a seq2seq model; what such models give cannot be averaged" in averaged
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="masked"):
+        maskloom.load(out).fill_mask("one [MASK]")

@@ -1,0 +1,73 @@
+"""Scores of texts against references."""
+
+import builtins
+
+import pytest
+import sacrebleu
+from rouge_score.rouge_scorer import RougeScorer
+
+from maskloom.errors import ConfigError, UsageError
+from maskloom.metrics.texts import TextMetric
+
+FOUND = ["a man is sleeping on a couch .", "two dogs run", "the red house"]
+TRUE = ["a man sleeps on a couch.", "two dogs run", "a red house by the sea"]
+
+
+def scored(found, true, primary="bleu", at_once=2):
+    metric = TextMetric(primary)
+    for first in range(0, len(found), at_once):
+        metric.update(found[first : first + at_once], true[first : first + at_once])
+    return metric
+
+
+def test_scores_are_those_of_the_libraries():
+    scores = scored(FOUND, TRUE, "rougeL").compute()
+    assert scores["bleu"] == sacrebleu.corpus_bleu(FOUND, [TRUE], force=True).score
+    assert scores["chrf"] == sacrebleu.corpus_chrf(FOUND, [TRUE]).score
+    assert scores["exact_match"] == pytest.approx(100 / 3)
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    expected = [scorer.score(true, found)["rougeL"].fmeasure for found, true in zip(FOUND, TRUE, strict=True)]
+    assert scores["rougeL"] == pytest.approx(100 * sum(expected) / 3)
+    assert "rouge1" not in scored(FOUND, TRUE).compute()
+
+
+def test_signatures_say_how_they_were_computed():
+    metric = scored(FOUND, TRUE)
+    metric.compute()
+    assert metric.signatures()["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.")
+    assert metric.signatures()["chrf"].startswith("nrefs:1|case:mixed")
+
+
+def test_what_a_constant_answer_scores_and_texts_that_are_all_alike():
+    same = scored(["a", "a", "a"], ["a", "b", "a"], "exact_match")
+    assert same.reference() == pytest.approx(200 / 3)
+    assert same.degeneracy() == "every text is 'a'"
+    assert scored(FOUND, TRUE).reference() is None
+    assert scored(FOUND, TRUE).degeneracy() is None
+    assert scored(["a", "a"], ["b", "b"]).degeneracy() is None
+
+
+def test_wrong_use_is_refused(monkeypatch):
+    with pytest.raises(UsageError, match="'accuracy'"):
+        TextMetric("accuracy")
+    with pytest.raises(ValueError, match="nothing to score"):
+        TextMetric().compute()
+    with pytest.raises(ValueError, match="1 predictions, 2 references"):
+        TextMetric().update(["a"], ["a", "b"])
+    whole = builtins.__import__
+
+    def without(*names):
+        def importing(name, *rest):
+            if name.partition(".")[0] in names:
+                raise ImportError(name)
+            return whole(name, *rest)
+
+        return importing
+
+    monkeypatch.setattr(builtins, "__import__", without("rouge_score"))
+    TextMetric()
+    with pytest.raises(ConfigError, match=r"rouge-score: pip install 'maskloom\[seq2seq\]'"):
+        TextMetric("rouge1")
+    monkeypatch.setattr(builtins, "__import__", without("sacrebleu"))
+    with pytest.raises(ConfigError, match=r"sacrebleu: pip install 'maskloom\[seq2seq\]'"):
+        TextMetric()

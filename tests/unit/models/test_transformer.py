@@ -1,0 +1,214 @@
+"""The Transformer: sizes, positions, leaks, and decoding with a cache."""
+
+import math
+
+import pytest
+import torch
+
+from maskloom.data.batch import SourceTargetBatch
+from maskloom.errors import ConfigError
+from maskloom.generation.search import Choice, Generation, found_by
+from maskloom.generation.sources import SourceDecoder, decode_sources
+from maskloom.layers.positions import sinusoids
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.architectures import ARCHITECTURES
+from maskloom.models.assembled import build_model
+from maskloom.models.bert import BertConfig
+from maskloom.models.transformer_config import TransformerConfig
+from maskloom.objectives.sequence_to_sequence import SequenceToSequence
+
+BEGIN, END = 1, 2
+
+
+def config(**keys):
+    small = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return TransformerConfig(**{**small, "intermediate_size": 20, "max_position_embeddings": 40, **keys})
+
+
+def make(**keys):
+    return build_model(config(**keys), ("decoder",), seed=3).eval()
+
+
+def encoded(model, lengths):
+    ids = torch.randint(0, 30, (sum(lengths),), generator=torch.Generator().manual_seed(0))
+    layout = SequenceLayout.from_lengths(lengths)
+    with torch.no_grad():
+        return model.encoder.encode_packed(ids, torch.zeros_like(ids), layout).last_hidden_state, layout
+
+
+# Table 3 of the paper, in millions; a vocabulary of about 41,000 words fits all rows.
+TABLE_3 = [
+    ({}, 65.09), ({"num_hidden_layers": 2}, 35.69), ({"num_hidden_layers": 4}, 50.39),
+    ({"num_hidden_layers": 8}, 79.79), ({"hidden_size": 256}, 27.84), ({"hidden_size": 1024}, 167.9),
+    ({"intermediate_size": 1024}, 52.5),
+    ({"intermediate_size": 4096}, 90.3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keys", "millions"), TABLE_3)
+def test_the_table_of_the_paper_counts_these_parameters(keys, millions):
+    with torch.device("meta"):
+        model = build_model(TransformerConfig(vocab_size=41_000, **keys), ("decoder",))
+    biased = sum(p.numel() for name, p in model.named_parameters() if "attention." in name and name.endswith(".bias"))
+    count = sum(parameter.numel() for parameter in model.parameters()) - biased  # the paper's projections have none
+    assert count / 1e6 == pytest.approx(millions, rel=0.012)
+
+
+def test_sizes_of_the_paper_have_names():
+    row = ARCHITECTURES["transformer"]
+    base, large = (row.config_type.of_size(name, row.sizes) for name in ("base", "large"))
+    assert base == TransformerConfig()
+    assert (large.hidden_size, large.intermediate_size, large.num_attention_heads) == (1024, 4096, 16)
+    assert large.hidden_dropout_prob == 0.3
+
+
+def test_sinusoids():
+    found = sinusoids(torch.tensor([0, 3, 700]), 512)
+    assert found.shape == (3, 512)
+    assert found[1, 10] == pytest.approx(math.sin(3 / 10_000 ** (10 / 512)), abs=1e-6)
+    assert found[2, 11] == pytest.approx(math.cos(700 / 10_000 ** (10 / 512)), abs=1e-5)
+    assert (found**2).sum(1).tolist() == pytest.approx([256.0] * 3)
+    near = sinusoids(torch.arange(11), 512)
+    cosines = near[0] @ near.T / 256
+    assert cosines[[1, 2, 3, 5, 10]].tolist() == pytest.approx([0.973, 0.905, 0.827, 0.741, 0.679], abs=1e-3)
+    with pytest.raises(ValueError, match="even width, not 7"):
+        sinusoids(torch.arange(2), 7)
+
+
+@pytest.mark.parametrize("keys", [{}, {"pre_norm": True}, {"learned_positions": True}], ids=str)
+def test_a_later_token_changes_nothing_before_it_and_sources_are_apart(keys):
+    model = make(**keys)
+    head, (memory, source) = model.heads["decoder"], encoded(model, [5, 3, 9])
+    lengths = [4, 6, 2]
+    layout = SequenceLayout.from_lengths(lengths)
+    ids = torch.arange(12) + 5
+    with torch.no_grad():
+        before = head(ids, layout, memory, source)
+        changed = ids.clone()
+        changed[9] += 1  # the last of the second target
+        after = head(changed, layout, memory, source)
+        other = memory.clone()
+        other[5:8] += 1.0  # the second source
+        moved = head(ids, layout, other, source)
+    is_same = (before == after).all(1)
+    assert is_same.tolist() == [place != 9 for place in range(12)]
+    assert (before == moved).all(1).tolist() == [not 4 <= place < 10 for place in range(12)]
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"pre_norm": True}, {"num_decoder_layers": 3, "learned_positions": True}], ids=str
+)
+def test_a_cache_changes_no_logits(keys):
+    model = make(**keys)
+    head, (memory, source) = model.heads["decoder"], encoded(model, [5, 1, 9])
+    ids = torch.tensor([[BEGIN, 7, 8, 9, 4], [BEGIN, 4, 4, 5, 3], [BEGIN, 9, 3, 7, 7]])
+    with torch.no_grad():
+        layout = SequenceLayout.from_lengths([5, 5, 5])
+        whole = head.logits(head(ids.flatten(), layout, memory, source)).view(3, 5, -1)
+        decoder = SourceDecoder(model, memory, source, 5)
+        steps = [decoder.start([[BEGIN]] * 3), *(decoder.step(ids[:, place]) for place in range(1, 5))]
+    torch.testing.assert_close(torch.stack(steps, 1), whole, atol=1e-5, rtol=0)
+
+
+def test_a_search_in_a_batch_finds_what_one_alone_finds():
+    model = make()
+    memory, source = encoded(model, [5, 1, 9, 4])
+    settings = Generation(max_tokens=12, beam=3, length_penalty=0.6)
+    with torch.inference_mode():
+        together = decode_sources(model, memory, source, settings, begin=BEGIN, end=END)
+        for found, part in zip(together, memory.split([5, 1, 9, 4]), strict=True):
+            layout = SequenceLayout.from_lengths([len(part)])
+            (alone,) = decode_sources(model, part, layout, settings, begin=BEGIN, end=END)
+            assert alone.token_ids == found.token_ids
+            assert alone.log_probability == pytest.approx(found.log_probability, abs=1e-4)
+
+
+def test_a_wide_beam_is_an_enumeration_of_all_texts():
+    """Three words and an end, at most three tokens: the best of all 3 + 9 + 27 ... texts by the rule of the paper."""
+    vocabulary, longest, alpha = 4, 3, 0.6
+    generator = torch.Generator().manual_seed(5)
+    table = {}
+
+    class Table:
+        """A decoder whose logits depend on the text so far."""
+
+        def start(self, prompts):
+            self.texts = [()] * len(prompts)
+            return self.logits()
+
+        def step(self, token_ids):
+            self.texts = [(*text, token) for text, token in zip(self.texts, token_ids.tolist(), strict=True)]
+            return self.logits()
+
+        def take(self, rows):
+            self.texts = [self.texts[row] for row in rows.tolist()]
+
+        def logits(self):
+            for text in self.texts:
+                table.setdefault(text, torch.randn(vocabulary, generator=generator))
+            return torch.stack([table[text] for text in self.texts])
+
+    settings = Generation(max_tokens=longest, beam=vocabulary**longest, length_penalty=alpha)
+    (found,) = found_by(Table(), [[9]], Choice(END, (), settings, [0]), [longest])
+    best = (-math.inf, ())
+
+    def walk(text, log_probability):
+        nonlocal best
+        values = torch.log_softmax(table[text], 0).tolist()
+        for token, value in enumerate(values):
+            total, is_ended = log_probability + value, token == END
+            whole = text if is_ended else (*text, token)
+            if is_ended or len(whole) == longest:
+                length = len(whole) + is_ended
+                best = max(best, (total / ((5 + length) / 6) ** alpha, whole))
+            else:
+                walk(whole, total)
+
+    walk((), 0.0)
+    assert tuple(found.token_ids) == best[1]
+    assert found.log_probability / ((5 + len(found.token_ids) + found.is_ended) / 6) ** alpha == pytest.approx(best[0])
+
+
+def test_texts_have_their_least_length_and_repeat_no_run():
+    model = make()
+    memory, source = encoded(model, [5, 6])
+    with torch.inference_mode():
+        for beam in (None, 1, 3):
+            how = {"temperature": 0.0} if beam is None else {"beam": beam}
+            settings = Generation(max_tokens=14, min_tokens=6, no_repeat_ngram=2, **how)
+            for text in decode_sources(model, memory, source, settings, begin=BEGIN, end=END):
+                pairs = list(zip(text.token_ids, text.token_ids[1:], strict=False))
+                assert len(text.token_ids) >= 6
+                assert len(set(pairs)) == len(pairs)
+
+
+def test_labels_are_smoothed_in_training_alone():
+    model = make(hidden_dropout_prob=0.0)
+    ids = torch.tensor([4, 5, 6, 7, 8]).numpy()
+    batch = SourceTargetBatch(
+        ids, ids * 0, ids[:1] * 0 + 5, ids[:3], ids[:1] * 0 + 3, ids[1:4], ids[:1] * 0, ids[None, :2]
+    )
+    plain, smoothed = SequenceToSequence(0.0), SequenceToSequence(0.2)
+    losses = [float(one.loss_sums(model, batch)["seq2seq"].detach()) for one in (plain, smoothed)]
+    layout = SequenceLayout.from_lengths([5])
+    with torch.no_grad():
+        memory = model.encoder.encode_packed(torch.tensor(ids), torch.zeros(5, dtype=torch.int64), layout)
+        hidden = model.heads["decoder"](
+            torch.tensor(ids[:3]), SequenceLayout.from_lengths([3]), memory.last_hidden_state, layout
+        )
+        logs = torch.log_softmax(model.heads["decoder"].logits(hidden), 1)
+    labels = torch.tensor(ids[1:4])
+    exact = -logs.gather(1, labels[:, None]).sum()
+    assert losses == pytest.approx([float(exact), float(0.8 * exact - 0.2 * logs.mean(1).sum())], rel=1e-5)
+    assert float(smoothed.outputs(model, batch).loss_sum) == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_what_has_no_decoder_says_so():
+    with pytest.raises(ConfigError, match="a Bert has no decoder; a Transformer has"):
+        build_model(BertConfig(), ("decoder",))
+    with pytest.raises(ConfigError, match="sinusoidal positions need an even one"):
+        TransformerConfig.of_size("tiny", ARCHITECTURES["transformer"].sizes, hidden_size=15, num_attention_heads=3)
+    model = make()
+    memory, source = encoded(model, [2])
+    with pytest.raises(ValueError, match="a target of 41 tokens exceeds the 40 positions"):
+        model.heads["decoder"](torch.zeros(41, dtype=torch.int64), SequenceLayout.from_lengths([41]), memory, source)

@@ -1,0 +1,91 @@
+"""Sources with targets from tables, objects and pairs of files."""
+
+import pytest
+
+from maskloom.errors import ConfigError, DataError
+from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.tables import ReadingOptions
+
+KIND = KINDS["seq2seq"]
+
+
+def read(path, *, suffix=None, needs_label=True, **options):
+    settings = Seq2SeqSettings(target_suffix=suffix)
+    return KIND.read(path, ReadingOptions(**options), settings, needs_label=needs_label)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(name, content):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+        return tmp_path / name
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"source": "ein Mann", "target": "a man"}\n{"source": "zwei", "target": "two"}\n'),
+        ("a.csv", "summary,article\na man,ein Mann\ntwo,zwei\n"),
+        ("a.tsv", "id\tSRC\tTGT\n1\tein Mann\ta man\n2\tzwei\ttwo\n"),
+    ],
+)
+def test_columns_are_found_by_their_usual_names(write, name, content):
+    data = read(write(name, content))
+    assert [(one.text, one.label) for one in data.examples] == [("ein Mann", "a man"), ("zwei", "two")]
+
+
+def test_columns_may_be_named(write):
+    path = write("a.csv", "de,en\nein Mann,a man\n")
+    (one,) = read(path, text_column="de", label_column="en").examples
+    assert (one.text, one.label) == ("ein Mann", "a man")
+    (one,) = read(path, text_column="en", needs_label=False).examples
+    assert (one.text, one.label) == ("a man", None)
+    with pytest.raises(DataError, match=r"a\.csv: line 1: no column of text"):
+        read(path)
+
+
+def test_two_files_are_read_line_by_line(write):
+    path = write("a.de", "ein Mann\nzwei\n")
+    write("a.en", "a man \ntwo\n")
+    data = read(path, suffix="en")
+    assert [(one.text, one.label, one.line) for one in data.examples] == [("ein Mann", "a man", 1), ("zwei", "two", 2)]
+    assert [one.label for one in read(path, needs_label=False).examples] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "message"),
+    [
+        ("a\nb\nc\n", "x\n", r"a\.de: line 2 has no line beside it: 3 lines, and 1 in .*a\.en"),
+        ("a\n", "x\ny\n", r"a\.en: line 2 has no line beside it: 2 lines, and 1 in .*a\.de"),
+        ("a\n\n", "x\ny\n", r"a\.de: line 2: empty source"),
+        ("a\nb\n", "x\n  \n", r"a\.de: line 2: empty target"),
+    ],
+)
+def test_lines_that_do_not_fit_are_named(write, sources, targets, message):
+    path = write("a.de", sources)
+    write("a.en", targets)
+    with pytest.raises(DataError, match=message):
+        read(path, suffix="en")
+
+
+def test_rows_that_break_a_rule_are_counted_where_they_are_skipped(write):
+    path = write("a.de", "a\n\nc\n")
+    write("a.en", "x\ny\nz\n")
+    data = read(path, suffix="en", on_bad_rows="skip")
+    assert [one.line for one in data.examples] == [1, 3]
+    assert data.report.dropped == {"empty source": 1}
+
+
+def test_what_is_missing_is_said(write):
+    path = write("a.de", "a\n")
+    with pytest.raises(DataError, match=r"a\.de: a file of lines has sources alone.*seq2seq\.target_suffix=en"):
+        read(path)
+    with pytest.raises(DataError, match=r"a\.en: cannot be read"):
+        read(path, suffix="en")
+    with pytest.raises(ConfigError, match="would be its own targets"):
+        read(path, suffix="de")
+    with pytest.raises(ConfigError, match="--format rte: no format is of a seq2seq task"):
+        read(path, format="rte")
