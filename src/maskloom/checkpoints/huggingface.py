@@ -88,8 +88,7 @@ def load_model(
     content = read_config(folder)
     config = published_config(content, str(_config_path(folder)))
     form = format_of(config)
-    if absent := [head for head in heads or () if head in HEADS and head not in form.heads]:
-        raise ConfigError(f"{folder} is a {form.name}, and none has the head {', '.join(absent)}")
+    _check_heads(heads or (), form, folder)
     if bilstm:
         if not form.top:
             raise ConfigError(f"bilstm = true: {folder} is a {form.name}, and only a BERT takes a BiLSTM on top")
@@ -144,6 +143,11 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
             fault_point("model.write")
             file.write(piece)
     write_json(folder / CONFIG, content)
+
+
+def _check_heads(heads: Sequence[str], form: PublishedFormat, folder: Path) -> None:
+    if absent := [head for head in heads if head in HEADS and head not in form.heads]:
+        raise ConfigError(f"{folder} is a {form.name}, and none has the head {', '.join(absent)}")
 
 
 class _BiLSTMOptions(Section):
