@@ -87,8 +87,7 @@ def load_model(
     folder = Path(folder)
     content = read_config(folder)
     config = published_config(content, str(_config_path(folder)))
-    form = format_of(config)
-    _check_heads(heads or (), form, folder)
+    form = _form_with(heads or (), config, folder)
     if bilstm:
         if not form.top:
             raise ConfigError(f"bilstm = true: {folder} is a {form.name}, and only a BERT takes a BiLSTM on top")
@@ -145,9 +144,11 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
     write_json(folder / CONFIG, content)
 
 
-def _check_heads(heads: Sequence[str], form: PublishedFormat, folder: Path) -> None:
+def _form_with(heads: Sequence[str], config: ModelConfig, folder: Path) -> PublishedFormat:
+    form = format_of(config)
     if absent := [head for head in heads if head in HEADS and head not in form.heads]:
         raise ConfigError(f"{folder} is a {form.name}, and none has the head {', '.join(absent)}")
+    return form
 
 
 class _BiLSTMOptions(Section):
