@@ -14,6 +14,7 @@ from torch import Tensor
 from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
+from maskloom.checkpoints.published.t5 import T5_FORMAT
 from maskloom.checkpoints.published.transformer import TRANSFORMER_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
@@ -34,7 +35,7 @@ CONFIG = "config.json"
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
-FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT, "transformer": TRANSFORMER_FORMAT}
+FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT, "transformer": TRANSFORMER_FORMAT, "t5": T5_FORMAT}
 """How architectures are published, by the names of their rows."""
 
 # Problems of a file that an error names one by one.
@@ -109,6 +110,9 @@ def load_model(
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=head_options)
     rows = _rows_of(planned, loaded_heads)
+    for name, source in form.defaults.items():
+        if any(row.huggingface == name for row in rows) and source in contents.tensors:
+            contents.tensors.setdefault(name, contents.tensors[source])
     pooler = () if {"classifier", "choice"}.intersection(loaded_heads) else form.pooler
     for part in (pooler, form.top if bilstm else ()):
         if not any(row.huggingface in contents.tensors for row in part):
@@ -242,7 +246,7 @@ def _rows_of(model: EncoderWithHeads, heads: Sequence[str], *, has_pooler: bool 
 
 
 def _part(parameter: Tensor, row: TensorName) -> Tensor:
-    return parameter if row.part is None else parameter.chunk(3)[row.part]
+    return parameter if row.part is None else parameter.chunk(row.num_parts)[row.part]
 
 
 def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWithHeads) -> list[str]:

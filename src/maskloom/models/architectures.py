@@ -10,6 +10,7 @@ from maskloom.errors import DataError
 from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
+from maskloom.models.t5_config import T5_MODEL_TYPES, T5_SIZES, T5Config
 from maskloom.models.transformer_config import TRANSFORMER_MODEL_TYPES, TRANSFORMER_SIZES, TransformerConfig
 from maskloom.rows import Rows
 
@@ -61,6 +62,12 @@ def _transformer(config: TransformerConfig) -> Encoder:
     return Transformer(config)
 
 
+def _t5(config: T5Config) -> Encoder:
+    from maskloom.models.t5 import T5
+
+    return T5(config)
+
+
 ARCHITECTURES: Rows[Architecture] = Rows(
     "model.architecture",
     {
@@ -89,6 +96,15 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             model_types=TRANSFORMER_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
+        ),
+        "t5": Architecture(
+            name="t5",
+            paper="Raffel et al. 2019, Exploring the Limits of Transfer Learning with a Text-to-Text Transformer",
+            config_type=T5Config,
+            build=_t5,
+            model_types=T5_MODEL_TYPES,
+            vocabulary_head="mlm",
+            sizes=T5_SIZES,
         ),
     },
 )

@@ -9,10 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TensorName:
-    """One published tensor: our parameter (or a third of it, by rows), its Hugging Face name, its TensorFlow name.
+    """One published tensor: our parameter (or a part of it, by rows), its Hugging Face name, its TensorFlow name.
 
-    `part` counts query, key, value in the joint projection and is None elsewhere; `is_transposed` says that rows and
-    columns are exchanged: in the TensorFlow one of a BERT, the only one of a GPT. Templates have `{}` for the layer.
+    `part` counts query, key, value, or what else `num_parts` are joined, and is None elsewhere; `is_transposed` says
+    that rows and columns are exchanged: in the TensorFlow one of a BERT, the only one of a GPT. Templates have `{}` for
+    the layer.
     """
 
     ours: str
@@ -20,6 +21,7 @@ class TensorName:
     huggingface: str
     tensorflow: str = ""
     is_transposed: bool = False
+    num_parts: int = 3
 
     def for_layer(self, layer: int) -> TensorName:
         """Return the row with the layer number filled in."""
@@ -42,12 +44,13 @@ class PublishedFormat:
 
     `rows` returns the rows of a model with a configuration and heads, with its pooler or, by `has_pooler`, without.
     `class_names` pairs heads with what transformers calls a model that has them, the first match counting.
-    `tied_copies` are second copies of tied tensors and what they must equal. `canonical` returns the Hugging Face name
-    of a name in any dialect, and whether its matrix is transposed; it gets the rows by all of their names. `top` has
-    the rows of a layer on top of the others. Of heads with the `same_name` the class says which one a file holds.
-    Models with `token_heads` alone have no pooler. `prefix` stands before the encoder's names where there are heads;
-    files that `are_transposed` have the matrices of rows marked so with rows and columns exchanged. `other_type`
-    returns how transformers names a configuration with heads, if not by the usual type.
+    `tied_copies` are second copies of tied tensors and what they must equal, `defaults` what stands in for a tensor
+    that a file lacks. `canonical` returns the Hugging Face name of a name in any dialect, and whether its matrix is
+    transposed; it gets the rows by all of their names. `top` has the rows of a layer on top of the others. Of heads
+    with the `same_name` the class says which one a file holds. Models with `token_heads` alone have no pooler. `prefix`
+    stands before the encoder's names where there are heads; files that `are_transposed` have the matrices of rows
+    marked so with rows and columns exchanged. `other_type` returns how transformers names a configuration with heads,
+    if not by the usual type.
     """
 
     name: str
@@ -63,6 +66,7 @@ class PublishedFormat:
     same_name: tuple[str, ...] = ()
     token_heads: frozenset[str] = field(default_factory=frozenset)
     are_transposed: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
     other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 
 
