@@ -71,6 +71,8 @@ class T5Config(ModelConfig):
         "hidden_act": "feed_forward_proj"
     }
 
+    mark_roles: ClassVar = {"pad_token_id": "pad", "eos_token_id": "end", "decoder_start_token_id": "pad"}
+
     @model_validator(mode="before")
     @classmethod
     def _derived(cls, values: dict[str, Any]) -> dict[str, Any]:

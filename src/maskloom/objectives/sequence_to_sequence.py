@@ -18,6 +18,12 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
 from maskloom.objectives.objective import BatchOutputs, TaskObjective, label_tensor, model_device
 
+
+def decoder_start(model: EncoderWithHeads) -> int | None:
+    """Return the token with which the decoder of a published model begins every target, None where that is open."""
+    return getattr(model.config, "decoder_start_token_id", None)
+
+
 # The encoder's packed vectors, with their layout.
 _Memory = tuple[Tensor, SequenceLayout]
 
@@ -51,6 +57,7 @@ class SequenceToSequence(TaskObjective):
         hidden, layout = memory = self._memory(model, batch)
         loss = None if batch.labels is None else self._loss(model, batch, memory, 0.0)
         begin, end = batch.marks[0].tolist()
+        begin = begin if (own := decoder_start(model)) is None else own
         texts = decode_sources(model, hidden, layout, self.generation, begin=begin, end=end)
         ids = [[*text.token_ids, end] for text in texts]
         rows = torch.tensor([token for text in ids for token in text], dtype=torch.float64).unsqueeze(1)
@@ -65,5 +72,9 @@ class SequenceToSequence(TaskObjective):
     def _loss(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory, smoothing: float) -> Tensor:
         head, (hidden, source) = cast(TransformerDecoder, model.heads[self.head]), memory
         layout = SequenceLayout.from_lengths(batch.target_lengths, hidden.device)
-        vectors = head(to_device(batch.target_ids, hidden.device), layout, hidden, source)
+        ids = batch.target_ids
+        if (own := decoder_start(model)) is not None:
+            ids = ids.copy()
+            ids[np.cumsum(batch.target_lengths) - batch.target_lengths] = own
+        vectors = head(to_device(ids, hidden.device), layout, hidden, source)
         return head.loss_sum(vectors, label_tensor(batch, vectors), smoothing)

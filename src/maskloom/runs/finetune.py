@@ -256,6 +256,7 @@ def _prepare(
     else:
         tokenizer = Tokenizer.load(source).with_task_tokens()
         config = config_of(recipe.model, vocab_size=len(tokenizer.vocabulary))
+        config = config.with_marks(tokenizer.vocabulary.marks, recipe.model.config)
     _check_model(recipe, source, config, tokenizer)
     kind, reading, paths = task_kind(recipe.task), data.reading, data.paths
     settings = recipe.task_settings(kind.settings)

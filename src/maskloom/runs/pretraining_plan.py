@@ -61,11 +61,8 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
 
 
 def config_for(recipe: PretrainRecipe, vocabulary: Vocabulary) -> ModelConfig:
-    """Return the configuration of a model for a vocabulary; its padding token counts unless the recipe names one."""
-    config, pad = model_config(recipe, vocab_size=len(vocabulary)), vocabulary.special.pad
-    if pad is None or "pad_token_id" in recipe.model.config:
-        return config
-    return config.model_copy(update={"pad_token_id": vocabulary.ids[pad]})
+    """Return the configuration of a model for a vocabulary; its special tokens count unless the recipe names them."""
+    return model_config(recipe, vocab_size=len(vocabulary)).with_marks(vocabulary.marks, recipe.model.config)
 
 
 def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Container, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -123,6 +123,13 @@ class Vocabulary:
     mask_id = _id_of("mask")
     begin_id = _id_of("begin")
     end_id = _id_of("end")
+
+    @cached_property
+    def marks(self) -> dict[str, int]:
+        """The ids of the special tokens by their roles; where nothing else ends a text, a separator does."""
+        special = self.special
+        found = {**asdict(special), "end": special.end or special.separator}
+        return {role: self.ids[token] for role, token in found.items() if token is not None}
 
     @cached_property
     def special_ids(self) -> frozenset[int]:

@@ -58,7 +58,8 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 class EncodedTargets:
     """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are the targets as they stand in the file. `marks` are the tokens at which every target begins and ends.
+    `texts` are the targets as they stand in the file. `marks` are the tokens at which every target begins and ends; the
+    first is not among its ids where the tokenizer puts no mark before a text.
     """
 
     sources: EncodedExamples
@@ -83,13 +84,14 @@ class EncodedTargets:
     def batch(self, indices: np.ndarray) -> SourceTargetBatch:
         """Return the sources and targets of those indices, packed in that order."""
         source = self.sources.batch(indices)
-        ids, lengths = np.zeros(0, np.int64), np.zeros(len(indices), np.int64)
-        labels = None
+        ids, lengths, labels = np.zeros(0, np.int64), np.zeros(len(indices), np.int64), None
         if self.targets is not None:
             target = self.targets.batch(indices)
-            ends = np.cumsum(target.lengths)
-            ids, lengths = np.delete(target.token_ids, ends - 1), target.lengths - 1
-            labels = np.delete(target.token_ids, ends - target.lengths)
+            labels, lengths = target.token_ids, target.lengths
+            if self.tokenizer.template.begin:
+                labels, lengths = np.delete(labels, np.cumsum(lengths) - lengths), lengths - 1
+            ids = np.roll(labels, 1)
+            ids[np.cumsum(lengths) - lengths] = self.marks[0]
         marks = np.tile(np.array(self.marks, dtype=np.int64), (len(indices), 1))
         return SourceTargetBatch(
             source.token_ids, source.segment_ids, source.lengths, ids, lengths, labels, source.indices, marks
@@ -118,10 +120,19 @@ def _encode(
         first = np.arange(len(known) + 1)
         limit = min(max_target_length, tokenizer.max_length)
         targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, limit), labels=None)
-    marks = tokenizer.encode("").ids
-    if len(marks) < 2:
+    return EncodedTargets(sources, targets, known, target_marks(tokenizer), tokenizer)
+
+
+def target_marks(tokenizer: Tokenizer) -> tuple[int, int]:
+    """Return the tokens at which a target begins and ends, padding before one that has a mark at its end alone.
+
+    Raises DataError for a vocabulary without such tokens.
+    """
+    marks, pad = tokenizer.template, tokenizer.vocabulary.special.pad
+    begin = marks.begin or (() if pad is None else (tokenizer.vocabulary.pad_id,))
+    if not begin or not marks.end:
         raise DataError("a target needs a token that begins it and one that ends it; the vocabulary has none")
-    return EncodedTargets(sources, targets, known, (marks[0], marks[-1]), tokenizer)
+    return begin[0], marks.end[-1]
 
 
 def _texts(encoded: Any, outputs: Outputs) -> list[str]:
