@@ -109,10 +109,7 @@ def load_model(
         )
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=head_options)
-    rows = _rows_of(planned, loaded_heads)
-    for name, source in form.defaults.items():
-        if any(row.huggingface == name for row in rows) and source in contents.tensors:
-            contents.tensors.setdefault(name, contents.tensors[source])
+    rows = contents.completed(_rows_of(planned, loaded_heads), form)
     pooler = () if {"classifier", "choice"}.intersection(loaded_heads) else form.pooler
     for part in (pooler, form.top if bilstm else ()):
         if not any(row.huggingface in contents.tensors for row in part):
@@ -205,6 +202,13 @@ class _Contents:
         unknown = (tensor for name, tensor in contents.tensors.items() if name not in known)
         contents.unknown.extend(f"{tensor.name}: no place for it in {what}" for tensor in unknown)
         return contents
+
+    def completed(self, rows: list[TensorName], form: PublishedFormat) -> list[TensorName]:
+        """Put what stands in for absent tensors of some rows in their place, and return the rows."""
+        for name in form.defaults.keys() & {row.huggingface for row in rows}:
+            if form.defaults[name] in self.tensors:
+                self.tensors.setdefault(name, self.tensors[form.defaults[name]])
+        return rows
 
 
 def _transposed(tensor: StoredTensor) -> StoredTensor:

@@ -28,16 +28,18 @@ def decode_sources(
     begin: int,
     end: int,
     never: Sequence[int] = (),
+    numbers: Sequence[int] | None = None,
 ) -> list[Continuation]:
     """Return the target of each source, whose packed vectors are `hidden` (source tokens, hidden).
 
     A target begins with the token `begin`, which is not among its ids. It has at most 50 tokens more than its source
-    (Vaswani et al. 2017, 6.1), and stops before the decoder's last position.
+    (Vaswani et al. 2017, 6.1), and stops before the decoder's last position. `numbers` are those of the sources, which
+    key their draws, 0 and so on unless given.
     """
     head = cast(TransformerDecoder, model.heads["decoder"])
     most = min(head.max_length - 1, settings.max_tokens)
     num_steps = [min(most, length + _LONGER) for length in layout.sizes.tolist()]
-    choose = Choice(end, tuple(never), settings, list(range(len(num_steps))))
+    choose = Choice(end, tuple(never), settings, list(numbers or range(len(num_steps))))
     decoder = SourceDecoder(model, hidden, layout, 1 + max(num_steps))
     return found_by(decoder, [[begin]] * len(num_steps), choose, num_steps)
 

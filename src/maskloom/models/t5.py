@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -92,7 +93,7 @@ class T5Decoder(TransformerDecoder):
 
     def __init__(self, encoder: T5) -> None:
         nn.Module.__init__(self)
-        config = self.config = encoder.config
+        config = cast(T5Config, encoder.config)
         self.decoder = encoder.word_embeddings
         self.max_length = config.max_position_embeddings
         self.dropout = Dropout(config.hidden_dropout_prob)
