@@ -147,7 +147,7 @@ class TransformerDecoder(nn.Module):
             memory = PackedMemory(hidden, AttentionLayout(layout, source))
             for layer in self.layers:
                 rows = layer(rows, layout, memory)
-        return self.final_norm(rows[: layout.num_tokens])
+            return self.final_norm(rows[: layout.num_tokens])
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
         """Return the layout that the layers read, of tokens after those in `past`."""

@@ -14,7 +14,7 @@ from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.relative_attention import RelativeBias, RelativeSelfAttention
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES, published_config
-from maskloom.models.assembled import build_model
+from maskloom.models.assembled import build_model, prepare_blocks
 from maskloom.models.t5_config import T5_SIZES, T5Config
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.training.optimizers import parameter_groups
@@ -156,16 +156,29 @@ def test_holes_in_a_mask_keep_positions_where_they_are():
     assert (moved[:, 3:] - found).abs().max() < 1e-5
 
 
-def test_dropout_belongs_to_rows_and_micro_batches_change_nothing():
+def test_dropout_belongs_to_rows_and_micro_batches_and_recomputing_change_nothing():
     model = make(hidden_dropout_prob=0.5).train()
-    lengths, ids = [7, 7, 3], torch.arange(17)
-    pieces = []
-    for first, last in ((0, 3), (0, 2), (2, 3)):
-        layout = SequenceLayout.from_lengths(lengths[first:last])
-        part = ids[sum(lengths[:first]) : sum(lengths[:last])]
-        with drawing(RowDraws(7, first, np.array(lengths[first:last]))):
-            pieces.append(model.encoder.encode_packed(part, part * 0, layout).last_hidden_state)
-    torch.testing.assert_close(pieces[0], torch.cat(pieces[1:]), atol=1e-5, rtol=0)
+    lengths, targets, ids = [7, 7, 3], [4, 2, 5], torch.arange(17)
+
+    def gradients(*parts, recompute=False):
+        model.zero_grad()
+        prepare_blocks(model, recompute=recompute, compile_=False)
+        for first, last in parts:
+            sizes, layouts = (
+                slice(first, last),
+                [SequenceLayout.from_lengths(x[first:last]) for x in (lengths, targets)],
+            )
+            source, target = (ids[sum(x[:first]) : sum(x[:last])] for x in (lengths, targets))
+            with drawing(RowDraws(7, first, np.array(lengths[sizes]))):
+                memory = model.encoder.encode_packed(source, source * 0, layouts[0]).last_hidden_state
+                vectors = model.heads["decoder"](target, layouts[1], memory, layouts[0])
+                model.heads["decoder"].loss_sum(vectors, target + 3).backward()
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    whole, again, pieces = gradients((0, 3)), gradients((0, 3), recompute=True), gradients((0, 2), (2, 3))
+    for name, gradient in whole.items():
+        assert torch.equal(gradient, again[name]), name
+        torch.testing.assert_close(gradient, pieces[name], atol=1e-4, rtol=1e-4)
 
 
 def test_dropout_of_attention_is_right_on_average():
