@@ -12,7 +12,7 @@ from maskloom.layers.processor.matrix_products import Dense
 class FeedForward(nn.Module):
     """Two dense layers, an activation between: (tokens, hidden) to the same; ValueError for an unknown activation.
 
-    They may be without `bias`, and what is activated may have a `dropout`.
+    Some models have `dropout` on what was activated, some no `bias`.
     """
 
     num_inner = 1
@@ -22,22 +22,22 @@ class FeedForward(nn.Module):
         hidden_size: int,
         intermediate_size: int,
         activation_name: str,
+        dropout: float = 0.0,
         *,
         bias: bool = True,
-        dropout: float | None = None,
     ) -> None:
         super().__init__()
         self.up = Dense(hidden_size, self.num_inner * intermediate_size, bias=bias)
         self.down = Dense(intermediate_size, hidden_size, bias=bias)
         self.activation = activation(activation_name)
-        self.dropout = None if dropout is None else Dropout(dropout)
+        self.dropout = Dropout(dropout) if dropout else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed tokens."""
-        return self._lowered(self.up.activated(hidden, self.activation))
+        return self.down(self._thinned(self.up.activated(hidden, self.activation)))
 
-    def _lowered(self, inner: Tensor) -> Tensor:
-        return self.down(inner if self.dropout is None else self.dropout(inner))
+    def _thinned(self, inner: Tensor) -> Tensor:
+        return inner if self.dropout is None else self.dropout(inner)
 
 
 class GatedFeedForward(FeedForward):
@@ -52,4 +52,4 @@ class GatedFeedForward(FeedForward):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed tokens."""
         up, gate = self.up(hidden).chunk(2, -1)
-        return self._lowered(self.activation(up) * gate)
+        return self.down(self._thinned(self.activation(up) * gate))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -71,8 +71,6 @@ class ModelConfig(BaseModel):
     required_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     # What errors of a published file call our keys.
     published_names: ClassVar[Mapping[str, str]] = {}
-    # The roles in a vocabulary of the tokens whose ids are keys.
-    mark_roles: ClassVar[Mapping[str, str]] = {"pad_token_id": "pad"}
 
     @field_validator("hidden_act")
     @classmethod
@@ -116,10 +114,12 @@ class ModelConfig(BaseModel):
         """Dropout before a classifier: `classifier_dropout`, or the hidden dropout where that is absent."""
         return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
 
-    def with_marks(self, marks: Mapping[str, int], given: Container[str] = ()) -> Self:
-        """Return this with the ids of a vocabulary's tokens by their roles, but for the keys that are given."""
-        own = {key: marks[role] for key, role in self.mark_roles.items() if role in marks and key not in given}
-        return self.model_copy(update=own)
+    def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
+        """Return it with ids of special tokens in keys that were not given; None leaves a key as it is."""
+        ids = {"pad_token_id": pad, "bos_token_id": begin, "forced_bos_token_id": begin}
+        ids |= dict.fromkeys(("eos_token_id", "forced_eos_token_id", "decoder_start_token_id"), end)
+        open_keys = type(self).model_fields.keys() - self.model_fields_set
+        return self.model_copy(update={key: ids[key] for key in open_keys & ids.keys() if ids[key] is not None})
 
     @classmethod
     def of_size(cls, name: SizeName, sizes: Mapping[str, Mapping[str, Any]] = SIZES, /, **overrides: Any) -> Self:

@@ -184,7 +184,7 @@ def _attention(config: T5Config) -> RelativeSelfAttention:
 
 def _feed_forward(config: T5Config) -> FeedForward:
     block, dropout = GatedFeedForward if config.gated else FeedForward, config.hidden_dropout_prob
-    return block(config.hidden_size, config.intermediate_size, config.hidden_act, bias=False, dropout=dropout)
+    return block(config.hidden_size, config.intermediate_size, config.hidden_act, dropout, bias=False)
 
 
 def _place(config: T5Config) -> dict:

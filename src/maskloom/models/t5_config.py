@@ -71,8 +71,6 @@ class T5Config(ModelConfig):
         "hidden_act": "feed_forward_proj"
     }
 
-    mark_roles: ClassVar = {"pad_token_id": "pad", "eos_token_id": "end", "decoder_start_token_id": "pad"}
-
     @model_validator(mode="before")
     @classmethod
     def _derived(cls, values: dict[str, Any]) -> dict[str, Any]:
@@ -103,6 +101,12 @@ class T5Config(ModelConfig):
             if getattr(self, key) >= self.vocab_size:
                 raise ValueError(f"{key} {getattr(self, key)} is not below vocab_size {self.vocab_size}")
         return self
+
+    def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
+        """Return it with ids of special tokens in keys that were not given; padding starts what a decoder reads."""
+        is_open = pad is not None and "decoder_start_token_id" not in self.model_fields_set
+        start = {"decoder_start_token_id": pad if is_open else self.decoder_start_token_id}
+        return super().with_marks(pad, begin, end).model_copy(update=start)
 
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
