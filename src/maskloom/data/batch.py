@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Self
@@ -156,6 +157,15 @@ class SourceTargetBatch(PackedBatch):
     labels: np.ndarray | None
     indices: np.ndarray
     marks: np.ndarray
+
+    @classmethod
+    def of_sources(cls, sources: Sequence[Sequence[int]], marks: tuple[int, int], first: int) -> Self:
+        """Return a batch of token ids without targets; the first source has the index `first`."""
+        ids = np.array([token for source in sources for token in source], dtype=np.int64)
+        lengths, nothing = np.array([len(source) for source in sources], dtype=np.int64), np.zeros(0, np.int64)
+        indices = first + np.arange(len(sources))
+        tiled = np.tile(np.array(marks, dtype=np.int64), (len(sources), 1))
+        return cls(ids, ids * 0, lengths, nothing, lengths * 0, None, indices, tiled)
 
     @property
     def num_tokens(self) -> int:

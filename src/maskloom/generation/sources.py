@@ -27,9 +27,11 @@ def decode_sources(
     *,
     begin: int,
     end: int,
-    never: Sequence[int] = (),
+    numbers: Sequence[int] | None = None,
 ) -> list[Continuation]:
     """Return the target of each source, whose packed vectors are `hidden` (source tokens, hidden).
+
+    Draws are keyed by `numbers` of the sources, 0 and so on unless given.
 
     A target begins with the token `begin`, which is not among its ids. It has at most 50 tokens more than its source
     (Vaswani et al. 2017, 6.1), and stops before the decoder's last position.
@@ -37,7 +39,7 @@ def decode_sources(
     head = cast(TransformerDecoder, model.heads["decoder"])
     most = min(head.max_length - 1, settings.max_tokens)
     num_steps = [min(most, length + _LONGER) for length in layout.sizes.tolist()]
-    choose = Choice(end, tuple(never), settings, list(range(len(num_steps))))
+    choose = Choice(end, (), settings, list(range(len(num_steps)) if numbers is None else numbers))
     decoder = SourceDecoder(model, hidden, layout, 1 + max(num_steps))
     return found_by(decoder, [[begin]] * len(num_steps), choose, num_steps)
 

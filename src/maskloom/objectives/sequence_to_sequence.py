@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from maskloom.data.batch import SourceTargetBatch
-from maskloom.generation.search import Generation
+from maskloom.generation.search import Continuation, Generation
 from maskloom.generation.sources import decode_sources
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -48,13 +48,21 @@ class SequenceToSequence(TaskObjective):
     @torch.no_grad()
     def outputs(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> BatchOutputs:
         """Return the tokens that a search finds, (tokens, 1), and the loss where there are labels."""
-        hidden, layout = memory = self._memory(model, batch)
+        memory = self._memory(model, batch)
         loss = None if batch.labels is None else self._loss(model, batch, memory, 0.0)
-        begin, end = batch.marks[0].tolist()
-        texts = decode_sources(model, hidden, layout, self.generation, begin=begin, end=end)
+        texts, end = self._found(model, batch, memory), int(batch.marks[0, 1])
         ids = [[*text.token_ids, end] for text in texts]
         rows = torch.tensor([token for text in ids for token in text], dtype=torch.float64).unsqueeze(1)
         return BatchOutputs(rows, loss, np.array([len(text) for text in ids], dtype=np.int64))
+
+    @torch.inference_mode()
+    def found(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> list[Continuation]:
+        """Return the text for each source; draws are keyed by the indices of a batch."""
+        return self._found(model, batch, self._memory(model, batch))
+
+    def _found(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory) -> list[Continuation]:
+        (begin, end), numbers = batch.marks[0].tolist(), batch.indices.tolist()
+        return decode_sources(model, *memory, self.generation, begin=begin, end=end, numbers=numbers)
 
     def _memory(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> _Memory:
         device = model_device(model)

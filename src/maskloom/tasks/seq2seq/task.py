@@ -126,9 +126,9 @@ def _encode(
 
 def _texts(encoded: Any, outputs: Outputs) -> list[str]:
     """Return the texts of the tokens of each target, without the end."""
-    return [_joined(encoded.tokenizer.decode(rows[:-1, 0].astype(np.int64).tolist())) for rows in outputs]
+    return [joined(encoded.tokenizer.decode(rows[:-1, 0].astype(np.int64).tolist())) for rows in outputs]
 
 
-def _joined(text: str) -> str:
+def joined(text: str) -> str:
     """Take away the blanks that a vocabulary of words leaves around marks."""
     return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", _WITHIN.sub(r"\1", text)))
