@@ -53,7 +53,12 @@ from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64
-_PARTS = (("cls.predictions", "masked-LM head"), ("cls.seq_relationship", "next-sentence head"), ("pooler", "pooler"))
+_PARTS = (
+    ("cls.predictions", "masked-LM head"),
+    ("cls.seq_relationship", "next-sentence head"),
+    ("pooler", "pooler"),
+    ("heads.decoder", "decoder"),
+)
 
 
 @alone_in_folder(ranks_share=True)
