@@ -181,7 +181,7 @@ _OWN_KEYS: dict[type[Section], frozenset[str]] = {
 def _take_sections(recipe: type[Section], rows: Mapping[str, Any]) -> None:
     """Give a recipe the sections of rows from outside, each under the name of its row."""
     fields, sections = recipe.__pydantic_fields__, {name: row.section for name, row in rows.items()}
-    for name in {*fields, *sections} - _OWN_KEYS[recipe]:
+    for name in [name for name in dict.fromkeys([*fields, *sections]) if name not in _OWN_KEYS[recipe]]:
         fields.pop(name, None)
         if (section := sections.get(name)) is not None:
             fields[name] = FieldInfo(annotation=section, default=section())

@@ -101,14 +101,14 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
             )
     if getattr(config, "bilstm", False):
         raise ConfigError(f"{whose} bilstm = true: a BiLSTM comes with a task, `maskloom finetune --set bilstm=true`")
-    if config.is_causal != PRETRAINING[recipe.objective].is_causal:
-        kind = "a left-to-right" if config.is_causal else "a bidirectional"
-        hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
-        raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind} one{hint}")
     if PRETRAINING[recipe.objective].has_decoder and not architecture_of(config).has_decoder:
         known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_decoder)
         needs = f"objective = {recipe.objective!r} trains a decoder, and a {architecture_of(config).name} has none"
         raise ConfigError(f"{needs}; model.architecture is one of {known}, the default, for it")
+    if config.is_causal != PRETRAINING[recipe.objective].is_causal:
+        kind = "a left-to-right" if config.is_causal else "a bidirectional"
+        hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
+        raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind} one{hint}")
     if recipe.data.next_sentence and config.num_segments < 2:
         has_key = "type_vocab_size" in type(config).model_fields
         what = f"{whose} type_vocab_size = 1" if has_key else f"{model} has no segments"
