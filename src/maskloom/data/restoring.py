@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple, cast
@@ -12,7 +13,7 @@ import numpy as np
 from maskloom.data.batch import SourceTargetBatch, Texts
 from maskloom.data.corruption import Corruption, drawn, ranks
 from maskloom.data.counter_random import integers, uniform, words
-from maskloom.data.settings import DenoisingData, SpanCorruptionData
+from maskloom.data.settings import DenoisingData, RestoringData, SpanCorruptionData
 from maskloom.errors import ConfigError
 from maskloom.text.vocabulary import sentinel
 
@@ -72,8 +73,20 @@ class Restoring(Corruption[Texts, SourceTargetBatch]):
     """What sources and targets made of the same texts have in common.
 
     A source has the marks of its text. A target does too; a decoder reads it up to the last token and predicts it from
-    the second one on. Where no mark begins a text, it reads the padding token first, as T5 does.
+    the second one on. With a `decoder_start` it reads that first and predicts all of the target, as BART and T5 do; so
+    it is, with the padding token, where no mark begins a text.
     """
+
+    data: RestoringData
+
+    def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of target tokens, marks that are predicted among them."""
+        numbers = self._num_targets(lengths - num_marks) + (1 if self.data.decoder_start is None else num_marks)
+        return numbers, numbers
+
+    @abstractmethod
+    def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
+        """Return the numbers of target tokens without marks, by the sizes of texts."""
 
     def _parts(self, texts: Texts) -> tuple[_Packed, _Packed, _Frame]:
         """Return texts without their marks, the lengths of their sentences, and the marks."""
@@ -90,18 +103,23 @@ class Restoring(Corruption[Texts, SourceTargetBatch]):
 
     def _batch(self, source: _Packed, target: _Packed, frame: _Frame) -> SourceTargetBatch:
         """Return the batch of texts without their marks."""
-        source, begin = frame.around(source), frame.begin
-        target = _Frame(begin if len(begin) else np.array([self.vocabulary.pad_id]), frame.end).around(target)
-        lasts = target.starts + target.sizes - 1
+        source, target, start = frame.around(source), frame.around(target), self.data.decoder_start
+        ids, labels, sizes, begin = np.roll(target.ids, 1), target.ids, target.sizes, frame.begin
+        if start is None and len(begin):
+            lasts = target.starts + target.sizes - 1
+            ids, labels, sizes = np.delete(labels, lasts), np.delete(labels, target.starts), sizes - 1
+        else:
+            ids[target.starts] = self.vocabulary.pad_id if start is None else start
+        marks = [ids[0], *(() if start is None else begin), frame.end[-1]]
         return SourceTargetBatch(
             token_ids=source.ids,
             segment_ids=np.zeros_like(source.ids),
             lengths=source.sizes,
-            target_ids=np.delete(target.ids, lasts),
-            target_lengths=target.sizes - 1,
-            labels=np.delete(target.ids, target.starts),
-            indices=np.arange(len(source.sizes)),
-            marks=np.stack([target.ids[target.starts], target.ids[lasts]], axis=1),
+            target_ids=ids,
+            target_lengths=sizes,
+            labels=labels,
+            indices=np.arange(len(sizes)),
+            marks=np.tile(np.array(marks, dtype=np.int64), (len(sizes), 1)),
         )
 
 
@@ -125,9 +143,8 @@ class Denoising(Restoring):
         noised = self._inserted(noised, num_empty, len(frame.begin) + len(frame.end), texts)
         return self._batch(self._rotated(noised, self._states(_OFFSET, texts)), text, frame)
 
-    def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of target tokens: those of the text, and the mark that ends it."""
-        return lengths - num_marks + 1, lengths - num_marks + 1
+    def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
+        return sizes
 
     def _permuted(self, text: _Packed, sentences: _Packed, states: np.ndarray) -> tuple[_Packed, np.ndarray]:
         """Return texts with sentences in another order, and where words begin."""
@@ -163,12 +180,10 @@ class Denoising(Restoring):
         last = np.minimum(picked + sizes, (heads.starts + heads.sizes)[owners])
         first, end = heads.ids[picked], np.append(heads.ids, len(text.ids))[last]
         # a span takes all its tokens, but the first where that becomes [MASK]
-        depth = np.bincount(first + is_masked, minlength=len(text.ids) + 1) - np.bincount(
-            end, minlength=len(is_head) + 1
-        )
+        begins, ends = (np.bincount(places, minlength=len(is_head) + 1) for places in (first + is_masked, end))
         ids, places = text.ids.copy(), first[is_masked]
         ids[places] = self._masks(text.owners[places], 2 * text.places[places], texts)
-        thinned = _Packed(ids, text.sizes).kept(np.cumsum(depth[:-1]) == 0)
+        thinned = _Packed(ids, text.sizes).kept(np.cumsum(begins - ends)[:-1] == 0)
         return thinned, spans.sizes - filled.sizes
 
     def _spans(self, budgets: np.ndarray, states: np.ndarray) -> _Packed:
@@ -194,11 +209,8 @@ class Denoising(Restoring):
         sizes = text.sizes + numbers
         wide = _Packed(np.arange(sizes.sum()), sizes)
         chosen = np.sort(drawn(wide.ids, wide.owners, wide.places, self._states(_INSERTED, texts), numbers))
-        ids, is_old = np.empty(len(wide.ids), dtype=np.int64), np.ones(len(wide.ids), dtype=bool)
-        is_old[chosen] = False
-        ids[is_old] = text.ids
-        ids[chosen] = self._masks(wide.owners[chosen], 2 * wide.places[chosen] + 1, texts)
-        return _Packed(ids, sizes)
+        masks = self._masks(wide.owners[chosen], 2 * wide.places[chosen] + 1, texts)
+        return _Packed(np.insert(text.ids, chosen - np.arange(len(chosen)), masks), sizes)
 
     def _masks(self, owners: np.ndarray, counters: np.ndarray, texts: Texts) -> np.ndarray:
         """Return for some places [MASK], or now and then a random token."""
@@ -253,10 +265,8 @@ class SpanCorruption(Restoring):
         target = _Packed(np.insert(target.ids, behind, sentinels), target.sizes + num_spans)
         return self._batch(source, target, frame)
 
-    def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of target tokens: what is missing, a sentinel a span, and the mark that ends a text."""
-        numbers = np.sum(self._numbers(lengths - num_marks), axis=0) + 1
-        return numbers, numbers
+    def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
+        return np.sum(self._numbers(sizes), axis=0)  # what is missing, and a sentinel a span
 
     def _numbers(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return how many tokens of texts are missing, and in how many spans; of a single token none."""

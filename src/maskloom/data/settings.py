@@ -59,6 +59,12 @@ class PretrainingData(Section):
         return self.max_predictions_per_seq or max(1, round(0.15625 * self.max_length * (self.masked_lm_prob / 0.15)))
 
 
+class RestoringData(PretrainingData):
+    """The keys of [data]; `decoder_start` is what the decoder of the model reads before all targets, None if open."""
+
+    decoder_start: int | None = None
+
+
 class DenoisingSection(Section):
     """Noises of a text that is to be restored (Lewis et al. 2019, 2.2); the defaults are those of the released BART."""
 
@@ -78,7 +84,7 @@ class DenoisingSection(Section):
         return self
 
 
-class DenoisingData(DenoisingSection, PretrainingData):
+class DenoisingData(DenoisingSection, RestoringData):
     """Those keys, and the ones of [data]."""
 
 
@@ -89,5 +95,5 @@ class SpanCorruptionSection(Section):
     mean_span_length: float = key(3.0, "Mean number of tokens of a missing span.", ge=1.0, le=1000.0)
 
 
-class SpanCorruptionData(SpanCorruptionSection, PretrainingData):
+class SpanCorruptionData(SpanCorruptionSection, RestoringData):
     """Those keys, and the ones of [data]."""

@@ -124,7 +124,7 @@ _RESTORING: dict[str, Any] = {
     "objective": restoring,
     "heads": lambda vocabulary_head, data: ("decoder",),
     "reference": None,
-    "defaults": {"next_sentence": False},
+    "defaults": {"next_sentence": False, "short_seq_prob": 0.0},
 }
 PRETRAINING = Rows(
     "objective",

@@ -46,12 +46,12 @@ class SequenceToSequence(TaskObjective):
 
     def loss_sums(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> dict[str, Tensor]:
         """Return the summed loss by name, as the training loop takes it."""
-        return {self.name: self._loss(model, batch, self._memory(model, batch), self.label_smoothing)}
+        return {self.name: self._loss(model, batch, _encoded(model, batch), self.label_smoothing)}
 
     @torch.no_grad()
     def outputs(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> BatchOutputs:
         """Return the tokens that a search finds, (tokens, 1), and the loss where there are labels."""
-        memory = self._memory(model, batch)
+        memory = _encoded(model, batch)
         loss = None if batch.labels is None else self._loss(model, batch, memory, 0.0)
         texts, end = self._found(model, batch, memory), int(batch.marks[0, 1])
         ids = [[*text.token_ids, end] for text in texts]
@@ -61,14 +61,11 @@ class SequenceToSequence(TaskObjective):
     @torch.inference_mode()
     def found(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> list[Continuation]:
         """Return the text for each source; draws are keyed by the indices of a batch."""
-        return self._found(model, batch, self._memory(model, batch))
+        return self._found(model, batch, _encoded(model, batch))
 
     def _found(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory) -> list[Continuation]:
         (begin, end), numbers = batch.marks[0].tolist(), batch.indices.tolist()
         return decode_sources(model, *memory, self.generation, begin=begin, end=end, numbers=numbers)
-
-    def _memory(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> _Memory:
-        return _encoded(model, batch)
 
     def _loss(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory, smoothing: float) -> Tensor:
         head, vectors = _decoded(model, batch, memory)

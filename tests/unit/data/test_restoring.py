@@ -333,6 +333,23 @@ def test_where_no_mark_begins_a_text_the_decoder_reads_padding_first():
     assert batch.marks.tolist() == [[0, 1]]
 
 
+@pytest.mark.parametrize("kind", [Denoising, SpanCorruption])
+def test_a_token_that_begins_all_targets_is_read_before_the_mark_of_a_text(kind):
+    """BART's decoder reads the end of a text first, and then what it predicts: its begin, and the text."""
+    documents, plain = random_documents(9), {"max_length": 100}
+    data = (DenoisingData if kind is Denoising else SpanCorruptionData)(**plain)
+    usual = kind(VOCABULARY, data, 1)(texts_of(documents))
+    corrupt = kind(VOCABULARY, data.model_copy(update={"decoder_start": SEP}), 1)
+    batch = corrupt(texts_of(documents))
+    read, predicted = (rows(ids, batch.target_lengths) for ids in (batch.target_ids, batch.labels))
+    assert all(row[:2] == [SEP, CLS] for row in read)
+    assert [row[1:] for row in read] == [row[:-1] for row in predicted]
+    assert [row[1:] for row in predicted] == rows(usual.labels, usual.target_lengths)
+    assert batch.token_ids.tolist() == usual.token_ids.tolist()
+    assert batch.marks.tolist() == [[SEP, CLS, SEP]] * 9
+    assert corrupt.counts(texts_of(documents).lengths, 2)[0].tolist() == batch.target_lengths.tolist()
+
+
 @pytest.mark.parametrize("names", [[], [sentinel(1), sentinel(2)]])
 def test_missing_sentinels_are_told(names):
     vocabulary = Vocabulary([*SPECIAL_TOKENS, *WORDS[:10], *names])
