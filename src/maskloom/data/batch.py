@@ -82,6 +82,7 @@ class Texts(PackedBatch):
 
     All (sequences,) beside the tokens: `keys` tell the sequences of an epoch apart, `epochs` are those whose draws
     count, `pair_labels` and `begins` are a batch's. Sequences cut out of running text have the token `following` each.
+    Where a stream tells sentences apart, `sentence_starts` and `sentence_lengths` (sentences,) say where they stand.
     """
 
     keys: np.ndarray
@@ -89,6 +90,8 @@ class Texts(PackedBatch):
     pair_labels: np.ndarray | None = None
     following: np.ndarray | None = None
     begins: np.ndarray | None = None
+    sentence_starts: np.ndarray | None = None
+    sentence_lengths: np.ndarray | None = None
 
     def predicting(self, ids: np.ndarray, positions: np.ndarray, labels: np.ndarray) -> PretrainingBatch:
         """Return the batch in which a model sees some ids (tokens,) and predicts `labels` at `positions`."""

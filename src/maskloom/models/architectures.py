@@ -28,7 +28,8 @@ class Architecture:
     `model_types` describes it; the head over the vocabulary that it is pre-trained with is the `vocabulary_head`.
     `sizes` has the keys of its configuration at each size that a recipe can name. `initial` has rules for the initial
     weights of its own types of modules, `layers.initialization.RULES` those of all others. Modules of the types in
-    `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias.
+    `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias. With
+    `has_decoder` the encoder makes the head "decoder".
     """
 
     name: str
@@ -41,6 +42,7 @@ class Architecture:
     initial: InitialRules = field(default_factory=dict)
     undecayed: tuple[type[nn.Module], ...] = ()
     has_classifier_bias: bool = True
+    has_decoder: bool = False
 
 
 def _bert(config: BertConfig) -> Encoder:
@@ -89,6 +91,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             model_types=TRANSFORMER_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
+            has_decoder=True,
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""The loss of a target given its source, and decoding (Vaswani et al. 2017, 3.1, 5.4)."""
+"""The loss of a target given its source (Vaswani et al. 2017, 3.1), decoding (5.4), and pre-training on noised text."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
-from maskloom.objectives.objective import BatchOutputs, TaskObjective, label_tensor, model_device
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.objectives.objective import BatchOutputs, TaskObjective, label_tensor, labels_of, model_device
 
+# Rows whose scores of the whole vocabulary are held at a time.
+_ROWS_AT_ONCE = 1024
 # The encoder's packed vectors, with their layout.
 _Memory = tuple[Tensor, SequenceLayout]
 
@@ -43,12 +46,12 @@ class SequenceToSequence(TaskObjective):
 
     def loss_sums(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> dict[str, Tensor]:
         """Return the summed loss by name, as the training loop takes it."""
-        return {self.name: self._loss(model, batch, self._memory(model, batch), self.label_smoothing)}
+        return {self.name: self._loss(model, batch, _encoded(model, batch), self.label_smoothing)}
 
     @torch.no_grad()
     def outputs(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> BatchOutputs:
         """Return the tokens that a search finds, (tokens, 1), and the loss where there are labels."""
-        memory = self._memory(model, batch)
+        memory = _encoded(model, batch)
         loss = None if batch.labels is None else self._loss(model, batch, memory, 0.0)
         texts, end = self._found(model, batch, memory), int(batch.marks[0, 1])
         ids = [[*text.token_ids, end] for text in texts]
@@ -58,20 +61,49 @@ class SequenceToSequence(TaskObjective):
     @torch.inference_mode()
     def found(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> list[Continuation]:
         """Return the text for each source; draws are keyed by the indices of a batch."""
-        return self._found(model, batch, self._memory(model, batch))
+        return self._found(model, batch, _encoded(model, batch))
 
     def _found(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory) -> list[Continuation]:
         (begin, end), numbers = batch.marks[0].tolist(), batch.indices.tolist()
         return decode_sources(model, *memory, self.generation, begin=begin, end=end, numbers=numbers)
 
-    def _memory(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> _Memory:
-        device = model_device(model)
-        layout = SequenceLayout.from_lengths(batch.lengths, device)
-        ids, segments = to_device(batch.token_ids, device), to_device(batch.segment_ids, device)
-        return model.encoder.encode_packed(ids, segments, layout).last_hidden_state, layout
-
     def _loss(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory, smoothing: float) -> Tensor:
-        head, (hidden, source) = cast(TransformerDecoder, model.heads[self.head]), memory
-        layout = SequenceLayout.from_lengths(batch.target_lengths, hidden.device)
-        vectors = head(to_device(batch.target_ids, hidden.device), layout, hidden, source)
+        head, vectors = _decoded(model, batch, memory)
         return head.loss_sum(vectors, label_tensor(batch, vectors), smoothing)
+
+
+@dataclass(frozen=True)
+class Restoration(MaskedLanguageModeling):
+    """Cross-entropy of every token of a text given those before it and its noised form (Lewis et al. 2019, 2.2)."""
+
+    def target_counts(self, batch: SourceTargetBatch) -> dict[str, float]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the number of target tokens."""
+        return {self.part: float(len(labels_of(batch)))}
+
+    def loss_sums(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> dict[str, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the summed loss in nats."""
+        head, vectors = _decoded(model, batch, _encoded(model, batch))
+        return {self.part: head.loss_sum(vectors, label_tensor(batch, vectors))}
+
+    def evaluation_sums(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> dict[str, float]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return loss sum, correct predictions and their number."""
+        head, vectors = _decoded(model, batch, _encoded(model, batch))
+        labels = label_tensor(batch, vectors)
+        pieces = zip(vectors.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True)
+        correct = sum(int((head.logits(rows).argmax(-1) == part).sum()) for rows, part in pieces)
+        loss = float(head.loss_sum(vectors, labels))
+        return {f"{self.part}_loss": loss, f"{self.part}_correct": correct, f"{self.part}_count": len(labels)}
+
+
+def _encoded(model: EncoderWithHeads, batch: SourceTargetBatch) -> _Memory:
+    device = model_device(model)
+    layout = SequenceLayout.from_lengths(batch.lengths, device)
+    ids, segments = to_device(batch.token_ids, device), to_device(batch.segment_ids, device)
+    return model.encoder.encode_packed(ids, segments, layout).last_hidden_state, layout
+
+
+def _decoded(model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory) -> tuple[TransformerDecoder, Tensor]:
+    """Return the decoder and its vectors at the tokens of the targets."""
+    head, (hidden, source) = cast(TransformerDecoder, model.heads["decoder"]), memory
+    layout = SequenceLayout.from_lengths(batch.target_lengths, hidden.device)
+    return head, head(to_device(batch.target_ids, hidden.device), layout, hidden, source)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,11 @@ BERT_TOKENS = SpecialTokens("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPECIAL_TOKENS = BERT_TOKENS.tokens
 GPT_TOKENS = SpecialTokens("<pad>", "<unk>", "<extract>", "<delimiter>", begin="<start>", end="<end>")
 END_OF_WORD = "</w>"
+
+
+def sentinel(number: int) -> str:
+    """Return the token for the missing span of that number, from 0 (Raffel et al. 2020, 3.1.4)."""
+    return f"<extra_id_{number}>"
 
 
 def _id_of(role: str) -> cached_property[int]:
@@ -128,6 +134,12 @@ class Vocabulary:
     def special_ids(self) -> frozenset[int]:
         """The ids of the special tokens."""
         return frozenset(self.ids[token] for token in self.special.tokens)
+
+    @cached_property
+    def sentinel_ids(self) -> np.ndarray:
+        """The ids of <extra_id_0>, <extra_id_1> and so on, which stand for missing spans of a text."""
+        numbers = takewhile(lambda number: sentinel(number) in self.ids, count())
+        return np.array([self.ids[sentinel(number)] for number in numbers], dtype=np.int64)
 
     @cached_property
     def is_mark(self) -> np.ndarray:
