@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from maskloom.checkpoints.published.bart import BART_FORMAT
 from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
@@ -34,7 +35,7 @@ CONFIG = "config.json"
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
-FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT, "transformer": TRANSFORMER_FORMAT}
+FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT, "transformer": TRANSFORMER_FORMAT, "bart": BART_FORMAT}
 """How architectures are published, by the names of their rows."""
 
 # Problems of a file that an error names one by one.
@@ -97,7 +98,8 @@ def load_model(
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents.read(stored, config)
     present = _present_heads(contents, content, config)
-    wanted = list(present if heads is None else heads)
+    others = [head for head in present if head not in form.alone]
+    wanted = list((others or present) if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labelled = [head for head in loaded_heads if HEADS[head].is_labelled]
     labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
@@ -112,7 +114,7 @@ def load_model(
         planned = build_model(config, wanted, labels, head_options=head_options)
     rows = _rows_of(planned, loaded_heads)
     pooler = () if {"classifier", "choice"}.intersection(loaded_heads) else form.pooler
-    for part in (pooler, form.top if bilstm else ()):
+    for part in (pooler, form.top if bilstm else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]
     problems = contents.problems + _mismatches(rows, contents, planned) + contents.unknown
@@ -237,7 +239,7 @@ def _rows_of(model: EncoderWithHeads, heads: Sequence[str], *, has_pooler: bool 
 
 
 def _part(parameter: Tensor, row: TensorName) -> Tensor:
-    return parameter if row.part is None else parameter.chunk(3)[row.part]
+    return parameter if row.part is None else parameter.chunk(row.num_parts)[row.part]
 
 
 def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWithHeads) -> list[str]:
