@@ -148,7 +148,7 @@ class SourceTargetBatch(PackedBatch):
     Shapes in words, all int64: `token_ids` and `segment_ids` (source tokens,), `lengths` (sequences,) in tokens of the
     source; `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it is to predict
     there, both empty where targets are unknown and labels None; `target_lengths` and `indices` (sequences,), `marks`
-    (sequences, 2) the tokens at which every target begins and ends.
+    (sequences, marks) the tokens at which every target begins, and the one at which it ends.
     """
 
     target_ids: np.ndarray

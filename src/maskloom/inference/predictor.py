@@ -342,7 +342,8 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
     has_labels = KINDS[kind].names_labels
     try:
-        given = {"primary": settings.get("primary"), "settings": settings.get("settings")}
+        own = {**KINDS[kind].model_settings(model.config), **settings.get("settings", {})}
+        given = {"primary": settings.get("primary"), "settings": own}
         task = make_task(kind, names if has_labels else (), **given)
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None

@@ -27,8 +27,6 @@ class Bart(Encoder):
     predicts the last one, which is an end.
     """
 
-    config: BartConfig  # pyright: ignore[reportIncompatibleVariableOverride]
-
     def __init__(self, config: BartConfig) -> None:
         super().__init__()
         self.config = config
@@ -53,7 +51,7 @@ class Bart(Encoder):
     def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the decoder's vectors of the same tokens, of which it reads each one place later."""
         later = token_ids.roll(1)
-        later[layout.first_positions[layout.lengths > 0]] = self.config.decoder_start_token_id
+        later[layout.first_positions[layout.lengths > 0]] = cast(BartConfig, self.config).decoder_start_token_id
         return cast(nn.Module, self.top)(later, layout, hidden, layout)
 
 
@@ -62,9 +60,10 @@ class BartDecoder(TransformerDecoder):
 
     def __init__(self, encoder: Bart, *, predicts: bool) -> None:
         super().__init__(encoder)
-        self.positions, self.layer_norm = _positions(encoder.config), _norm(encoder.config)
+        config = cast(BartConfig, encoder.config)
+        self.positions, self.layer_norm = _positions(config), _norm(config)
         if predicts:
-            self.bias = nn.Parameter(torch.zeros(1, encoder.config.vocab_size), requires_grad=False)
+            self.bias = nn.Parameter(torch.zeros(1, config.vocab_size), requires_grad=False)
 
 
 def _positions(config: BartConfig) -> Positions:

@@ -114,12 +114,13 @@ class TransformerDecoder(nn.Module):
     embeds the tokens of targets and predicts the next ones, with a `bias` (1, vocabulary) where there is one.
     """
 
-    bias: nn.Parameter | None = None
+    bias: nn.Parameter | None
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         config, size = encoder.config, encoder.config.hidden_size
         self.decoder = encoder.word_embeddings
+        self.register_parameter("bias", None)
         self.max_length = config.max_position_embeddings
         learned = getattr(config, "learned_positions", False)
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
@@ -131,7 +132,9 @@ class TransformerDecoder(nn.Module):
             DecoderLayer(
                 SelfAttention(size, num_heads, attention_dropout, causal=True),
                 CrossAttention(size, num_heads, attention_dropout),
-                FeedForward(size, config.intermediate_size, config.hidden_act, getattr(config, "activation_dropout", 0.0)),
+                FeedForward(
+                    size, config.intermediate_size, config.hidden_act, getattr(config, "activation_dropout", 0.0)
+                ),
                 norm=partial(nn.LayerNorm, size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,

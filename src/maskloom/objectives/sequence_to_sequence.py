@@ -50,7 +50,7 @@ class SequenceToSequence(TaskObjective):
         """Return the tokens that a search finds, (tokens, 1), and the loss where there are labels."""
         hidden, layout = memory = self._memory(model, batch)
         loss = None if batch.labels is None else self._loss(model, batch, memory, 0.0)
-        begin, end = batch.marks[0].tolist()
+        *begin, end = batch.marks[0].tolist()
         texts = decode_sources(model, hidden, layout, self.generation, begin=begin, end=end)
         ids = [[*text.token_ids, end] for text in texts]
         rows = torch.tensor([token for text in ids for token in text], dtype=torch.float64).unsqueeze(1)

@@ -11,8 +11,9 @@ from typing import Any
 class TensorName:
     """One published tensor: our parameter (or a part of it, by rows), its Hugging Face name, its TensorFlow name.
 
-    `part` counts the `num_parts`, query, key and value, in a joint projection and is None elsewhere; `is_transposed` says that rows and
-    columns are exchanged: in the TensorFlow one of a BERT, the only one of a GPT. Templates have `{}` for the layer.
+    `part` counts the `num_parts`, query, key and value, in a joint projection and is None elsewhere; `is_transposed`
+    says that rows and columns are exchanged: in the TensorFlow one of a BERT, the only one of a GPT. Templates have
+    `{}` for the layer.
     """
 
     ours: str
