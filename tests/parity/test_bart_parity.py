@@ -175,10 +175,18 @@ def test_a_model_for_generation_becomes_a_classifier_and_back(tmp_path):
     assert (one - other - first.heads["decoder"].bias).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize(("bos", "more"), [(None, {}), (BEGIN, {"min_tokens": 6}), (None, {"no_repeat_ngram": 2})])
+@pytest.mark.parametrize(
+    ("bos", "more"),
+    [
+        (None, {}),
+        (None, {"length_penalty": None}),  # ours is the mean of a text's tokens, theirs has the exponent 1
+        (BEGIN, {"min_tokens": 6}),
+        (None, {"no_repeat_ngram": 2}),
+    ],
+)
 @torch.no_grad()
-def test_decoding_gives_the_same_tokens(sizes, bos, more, tmp_path):
-    model = our_model({**sizes, "forced_bos_token_id": bos}, "decoder")
+def test_decoding_gives_the_same_tokens(bos, more, tmp_path):
+    model = our_model({**SIZES["odd"], "forced_bos_token_id": bos}, "decoder")
     save_model(model, tmp_path)
     peer = peer_of(tmp_path, "ForConditionalGeneration")
     ids, mask = padded()
@@ -186,11 +194,18 @@ def test_decoding_gives_the_same_tokens(sizes, bos, more, tmp_path):
     hidden = model.encoder.encode_packed(ids[mask], torch.zeros_like(ids[mask]), layout).last_hidden_state
     begin = [END] if bos is None else [END, bos]
     for beam in (1, 4):
-        settings = Generation(max_tokens=18, beam=beam, length_penalty=0.0, **more)
+        settings = Generation(**{"max_tokens": 18, "beam": beam, "length_penalty": 0.0, **more})
         found = decode_sources(model, hidden, layout, settings, begin=begin, end=END)
-        how = {"do_sample": False, "num_beams": beam, "max_length": 18 + len(begin), "length_penalty": 0.0}
-        how |= {"min_length": len(begin) + more.get("min_tokens", 0), "early_stopping": False}
-        how |= {"no_repeat_ngram_size": more.get("no_repeat_ngram", 0), "forced_eos_token_id": None}
-        theirs = peer.generate(ids, attention_mask=mask.long(), **how)[:, len(begin) :].tolist()
-        for text, tokens in zip(found, theirs, strict=True):
+        theirs = peer.generate(
+            ids,
+            attention_mask=mask.long(),
+            do_sample=False,
+            num_beams=beam,
+            max_length=len(begin) + 18,
+            min_length=len(begin) + more.get("min_tokens", 0),
+            no_repeat_ngram_size=more.get("no_repeat_ngram", 0),
+            length_penalty=0.0 if settings.length_penalty is not None else 1.0,
+            forced_eos_token_id=None,
+        )
+        for text, tokens in zip(found, theirs[:, len(begin) :].tolist(), strict=True):
             assert text.token_ids == (tokens[: tokens.index(END)] if END in tokens else tokens)

@@ -147,7 +147,11 @@ def test_a_longer_target_than_positions_is_refused():
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("decoder_attention_heads", 2, "decoder_attention_heads = 2: only the encoder_attention_heads, 4, is supported"),
+        (
+            "decoder_attention_heads",
+            2,
+            "decoder_attention_heads = 2: only the encoder_attention_heads, 4, is supported",
+        ),
         ("decoder_ffn_dim", 34, "decoder_ffn_dim = 34: only the encoder_ffn_dim, 33, is supported"),
         ("encoder_layerdrop", 0.1, "encoder_layerdrop = 0.1: only 0.0 is supported"),
         ("normalize_before", True, "normalize_before = True: only False is supported"),
@@ -170,7 +174,12 @@ def test_what_is_not_computed_is_refused_by_key_and_value(key, value, message, t
 
 def test_old_keys_of_published_folders_are_read(tmp_path):
     old = {"add_bias_logits": False, "normalize_before": False, "normalize_embedding": True, "num_hidden_layers": 6}
-    old |= {"activation_dropout": 0.1, "attention_dropout": 0.1, "classif_dropout": 0.1, "gradient_checkpointing": False}
+    old |= {
+        "activation_dropout": 0.1,
+        "attention_dropout": 0.1,
+        "classif_dropout": 0.1,
+        "gradient_checkpointing": False,
+    }
     (tmp_path / "config.json").write_text(json.dumps({**config_of().as_published(), **old}), encoding="utf-8")
     config = read_model_config(tmp_path)
     assert config == config_of(activation_dropout=0.1, attention_probs_dropout_prob=0.1)
