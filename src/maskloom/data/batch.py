@@ -152,7 +152,7 @@ class SourceTargetBatch(PackedBatch):
     Shapes in words, all int64: `token_ids` and `segment_ids` (source tokens,), `lengths` (sequences,) in tokens of the
     source; `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it is to predict
     there, both empty where targets are unknown and labels None; `target_lengths` and `indices` (sequences,), `marks`
-    (sequences, 2) the tokens at which every target begins and ends.
+    (sequences, marks) the tokens at which every target begins, and the one at which it ends.
     """
 
     target_ids: np.ndarray
@@ -162,7 +162,7 @@ class SourceTargetBatch(PackedBatch):
     marks: np.ndarray
 
     @classmethod
-    def of_sources(cls, sources: Sequence[Sequence[int]], marks: tuple[int, int], first: int) -> Self:
+    def of_sources(cls, sources: Sequence[Sequence[int]], marks: Sequence[int], first: int) -> Self:
         """Return a batch of token ids without targets; the first source has the index `first`."""
         ids = np.array([token for source in sources for token in source], dtype=np.int64)
         lengths, nothing = np.array([len(source) for source in sources], dtype=np.int64), np.zeros(0, np.int64)

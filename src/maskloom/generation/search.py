@@ -153,11 +153,15 @@ class Choice:
     def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
         """Return those of every token after each text, (texts, vocabulary); DataError where they are not finite."""
         self._check(logits.amax(1))
-        return torch.log_softmax(self._allowed(logits, texts), -1)
+        return self._allowed(torch.log_softmax(self._without_never(logits), -1), texts)
 
-    def _allowed(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
+    def _without_never(self, logits: Tensor) -> Tensor:
         if self.never:
             logits[:, list(self.never)] = -math.inf
+        return logits
+
+    def _allowed(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
+        """Take away what a text may not go on with here; what is left keeps its probability."""
         for row, text in enumerate(texts) if self.settings.min_tokens or self.settings.no_repeat_ngram else ():
             if self.end is not None and len(text.token_ids) < self.settings.min_tokens:
                 logits[row, self.end] = -math.inf
@@ -172,7 +176,7 @@ class Choice:
     def taken(self, logits: Tensor, rows: list[int], step: int, texts: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
         """Return a token for each row, and its log-probability."""
         if self.settings.temperature == 0.0:
-            logits = self._allowed(logits, texts)
+            logits = self._allowed(self._without_never(logits), texts)
             # NumPy looks through them several times as fast
             tokens = torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
             largest = logits.gather(1, tokens.unsqueeze(1))

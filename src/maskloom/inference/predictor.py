@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -31,7 +32,7 @@ from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examp
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
-from maskloom.tasks.seq2seq.task import EncodedTargets, joined
+from maskloom.tasks.seq2seq.task import EncodedTargets, readable
 from maskloom.tasks.task import ModelOutputs, Task, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
 
@@ -344,7 +345,7 @@ class Predictor(TaskModel):
             batch = SourceTargetBatch.of_sources(prompts[start : start + size], marks, first + start)
             with inference_in(self.precision, self.device):
                 found = writer.found(self.model, batch)
-            results += [_shown(text, lambda ids: joined(self.tokenizer.decode(ids))) for text in found]
+            results += [_shown(text, partial(readable, self.tokenizer)) for text in found]
         return results
 
 
@@ -376,7 +377,8 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
     has_labels = KINDS[kind].names_labels
     try:
-        given = {"primary": settings.get("primary"), "settings": settings.get("settings")}
+        own = {**KINDS[kind].model_settings(model.config), **settings.get("settings", {})}
+        given = {"primary": settings.get("primary"), "settings": own}
         task = make_task(kind, names if has_labels else (), **given)
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None

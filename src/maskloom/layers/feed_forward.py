@@ -5,23 +5,31 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from maskloom.layers.activations import activation
+from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import Dense
 
 
 class FeedForward(nn.Module):
-    """Two dense layers, an activation between: (tokens, hidden) to the same; ValueError for an unknown activation."""
+    """Two dense layers, an activation between: (tokens, hidden) to the same; ValueError for an unknown activation.
+
+    Some models have `dropout` on what was activated.
+    """
 
     num_inner = 1
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation_name: str) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, activation_name: str, dropout: float = 0.0) -> None:
         super().__init__()
         self.up = Dense(hidden_size, self.num_inner * intermediate_size)
         self.down = Dense(intermediate_size, hidden_size)
         self.activation = activation(activation_name)
+        self.dropout = Dropout(dropout) if dropout else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed tokens."""
-        return self.down(self.up.activated(hidden, self.activation))
+        return self.down(self._thinned(self.up.activated(hidden, self.activation)))
+
+    def _thinned(self, inner: Tensor) -> Tensor:
+        return inner if self.dropout is None else self.dropout(inner)
 
 
 class GatedFeedForward(FeedForward):
@@ -36,4 +44,4 @@ class GatedFeedForward(FeedForward):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the transformed tokens."""
         up, gate = self.up(hidden).chunk(2, -1)
-        return self.down(self.activation(up) * gate)
+        return self.down(self._thinned(self.activation(up) * gate))

@@ -108,6 +108,13 @@ class ModelConfig(BaseModel):
         """Dropout before a classifier: `classifier_dropout`, or the hidden dropout where that is absent."""
         return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
 
+    def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
+        """Return it with ids of special tokens in keys that were not given; None leaves a key as it is."""
+        ids = {"pad_token_id": pad, "bos_token_id": begin, "forced_bos_token_id": begin}
+        ids |= dict.fromkeys(("eos_token_id", "forced_eos_token_id", "decoder_start_token_id"), end)
+        open_keys = type(self).model_fields.keys() - self.model_fields_set
+        return self.model_copy(update={key: ids[key] for key in open_keys & ids.keys() if ids[key] is not None})
+
     @classmethod
     def of_size(cls, name: SizeName, sizes: Mapping[str, Mapping[str, Any]] = SIZES, /, **overrides: Any) -> Self:
         """Return one of the `sizes`; `overrides` are keys of this class.

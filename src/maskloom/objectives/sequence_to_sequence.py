@@ -53,7 +53,7 @@ class SequenceToSequence(TaskObjective):
         """Return the tokens that a search finds, (tokens, 1), and the loss where there are labels."""
         memory = _encoded(model, batch)
         loss = None if batch.labels is None else self._loss(model, batch, memory, 0.0)
-        texts, end = self._found(model, batch, memory), int(batch.marks[0, 1])
+        texts, end = self._found(model, batch, memory), int(batch.marks[0, -1])
         ids = [[*text.token_ids, end] for text in texts]
         rows = torch.tensor([token for text in ids for token in text], dtype=torch.float64).unsqueeze(1)
         return BatchOutputs(rows, loss, np.array([len(text) for text in ids], dtype=np.int64))
@@ -64,7 +64,7 @@ class SequenceToSequence(TaskObjective):
         return self._found(model, batch, _encoded(model, batch))
 
     def _found(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory) -> list[Continuation]:
-        (begin, end), numbers = batch.marks[0].tolist(), batch.indices.tolist()
+        (*begin, end), numbers = batch.marks[0].tolist(), batch.indices.tolist()
         return decode_sources(model, *memory, self.generation, begin=begin, end=end, numbers=numbers)
 
     def _loss(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory, smoothing: float) -> Tensor:

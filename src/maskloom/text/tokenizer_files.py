@@ -11,6 +11,7 @@ from tokenizers import pre_tokenizers
 from maskloom.errors import DataError
 from maskloom.system.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
 from maskloom.text.vocabulary import (
+    BART_TOKENS,
     END_OF_WORD,
     GPT_TOKENS,
     MAX_VOCABULARY_BYTES,
@@ -30,7 +31,10 @@ ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_
 """The names of transformers for the fields of `SpecialTokens`, in their order."""
 
 _END_OF_TEXT = "<|endoftext|>"
-_CLASSES = ("OpenAIGPTTokenizer", "GPT2Tokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+_CLASSES = (
+    *("OpenAIGPTTokenizer", "GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer"),
+    *("PreTrainedTokenizer", "TokenizersBackend"),
+)
 # settings of the library's model that change ids, and what they are in both layouts
 _PLAIN = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "ignore_merges": (None, False),
           "byte_fallback": (None, False), "fuse_unk": (None, False)}  # fmt: skip
@@ -221,6 +225,8 @@ def _special_tokens(
     """Return the tokens that the folder names, or those of the published models that are in the vocabulary."""
     values = {**read_object(folder, "special_tokens_map.json"), **config}
     usual = GPT_TOKENS if suffix else SpecialTokens(begin=_END_OF_TEXT, end=_END_OF_TEXT)
+    if not suffix and all(token in ids for token in BART_TOKENS.tokens):
+        usual = BART_TOKENS
     found: dict[str, str | None] = {}
     for role, name in zip(SpecialTokens.__dataclass_fields__, ROLES, strict=True):
         token = values.get(name)

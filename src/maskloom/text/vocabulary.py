@@ -50,6 +50,7 @@ class SpecialTokens:
 BERT_TOKENS = SpecialTokens("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPECIAL_TOKENS = BERT_TOKENS.tokens
 GPT_TOKENS = SpecialTokens("<pad>", "<unk>", "<extract>", "<delimiter>", begin="<start>", end="<end>")
+BART_TOKENS = SpecialTokens("<pad>", None, "<s>", "</s>", "<mask>", begin="<s>", end="</s>")
 END_OF_WORD = "</w>"
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TensorName:
-    """One published tensor: our parameter (or a third of it, by rows), its Hugging Face name, its TensorFlow name.
+    """One published tensor: our parameter (or a part of it, by rows), its Hugging Face name, its TensorFlow name.
 
-    `part` counts query, key, value in the joint projection and is None elsewhere; `is_transposed` says that rows and
-    columns are exchanged: in the TensorFlow one of a BERT, the only one of a GPT. Templates have `{}` for the layer.
+    `part` counts the `num_parts`, query, key and value, in a joint projection and is None elsewhere; `is_transposed`
+    says that rows and columns are exchanged: in the TensorFlow one of a BERT, the only one of a GPT. Templates have
+    `{}` for the layer.
     """
 
     ours: str
@@ -20,6 +21,7 @@ class TensorName:
     huggingface: str
     tensorflow: str = ""
     is_transposed: bool = False
+    num_parts: int = 3
 
     def for_layer(self, layer: int) -> TensorName:
         """Return the row with the layer number filled in."""
@@ -47,7 +49,8 @@ class PublishedFormat:
     the rows of a layer on top of the others. Of heads with the `same_name` the class says which one a file holds.
     Models with `token_heads` alone have no pooler. `prefix` stands before the encoder's names where there are heads;
     files that `are_transposed` have the matrices of rows marked so with rows and columns exchanged. `other_type`
-    returns how transformers names a configuration with heads, if not by the usual type.
+    returns how transformers names a configuration with heads, if not by the usual type. A file may lack `optional`
+    rows. A head in `alone` is none of a file that has others: they read what it is made of.
     """
 
     name: str
@@ -60,6 +63,8 @@ class PublishedFormat:
     canonical: Callable[[str, Mapping[str, TensorName]], tuple[str, bool]]
     pooler: tuple[TensorName, ...] = ()
     top: tuple[TensorName, ...] = ()
+    optional: tuple[TensorName, ...] = ()
+    alone: frozenset[str] = frozenset()
     same_name: tuple[str, ...] = ()
     token_heads: frozenset[str] = field(default_factory=frozenset)
     are_transposed: bool = False

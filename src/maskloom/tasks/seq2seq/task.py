@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -45,7 +46,7 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
         primary=primary or "bleu",
         heads=("decoder",),
         objective=SequenceToSequence(settings.label_smoothing, generation),
-        encode=partial(_encode, settings.max_target_length),
+        encode=partial(_encode, settings),
         decide=_texts,
         decode=lambda encoded, outputs: [{"target": text} for text in _texts(encoded, outputs)],
         metric=metric,
@@ -58,14 +59,16 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 class EncodedTargets:
     """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are the targets as they stand in the file. `marks` are the tokens at which every target begins and ends.
+    `texts` are the targets as they stand in the file. `marks` are the tokens at which every target begins, and the one
+    at which it ends. Where decoders have a `start`, they read that first, and all of a target is predicted.
     """
 
     sources: EncodedExamples
     targets: EncodedExamples | None
     texts: list[str] | None
-    marks: tuple[int, int]
+    marks: tuple[int, ...]
     tokenizer: Tokenizer
+    start: int | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -87,9 +90,14 @@ class EncodedTargets:
         labels = None
         if self.targets is not None:
             target = self.targets.batch(indices)
-            ends = np.cumsum(target.lengths)
-            ids, lengths = np.delete(target.token_ids, ends - 1), target.lengths - 1
-            labels = np.delete(target.token_ids, ends - target.lengths)
+            ids, lengths, labels = target.token_ids, target.lengths, target.token_ids
+            ends = np.cumsum(lengths)
+            if self.start is None:
+                ids, lengths = np.delete(ids, ends - 1), lengths - 1
+                labels = np.delete(labels, ends - target.lengths)
+            else:
+                ids = np.roll(ids, 1)
+                ids[ends - lengths] = self.start
         marks = np.tile(np.array(self.marks, dtype=np.int64), (len(indices), 1))
         return SourceTargetBatch(
             source.token_ids, source.segment_ids, source.lengths, ids, lengths, labels, source.indices, marks
@@ -107,7 +115,7 @@ class EncodedTargets:
 
 
 def _encode(
-    max_target_length: int, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
+    settings: Seq2SeqSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
 ) -> EncodedTargets:
     sources = encode_examples(data.examples, tokenizer, max_length=max_length)
     texts = [example.label for example in data.examples]
@@ -116,19 +124,27 @@ def _encode(
     if known is not None:
         alone = ((text, None) for text in known)
         first = np.arange(len(known) + 1)
-        limit = min(max_target_length, tokenizer.max_length)
+        limit = min(settings.max_target_length, tokenizer.max_length)
         targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, limit), labels=None)
-    marks = tokenizer.encode("").ids
+    marks, start = tokenizer.encode("").ids, settings.decoder_start
+    if start is None and not tokenizer.template.begin and tokenizer.vocabulary.special.pad is not None:
+        start = tokenizer.vocabulary.pad_id
+    marks = [*([] if start is None else [start]), *marks]
     if len(marks) < 2:
         raise DataError("a target needs a token that begins it and one that ends it; the vocabulary has none")
-    return EncodedTargets(sources, targets, known, (marks[0], marks[-1]), tokenizer)
+    return EncodedTargets(sources, targets, known, tuple(marks), tokenizer, start)
 
 
 def _texts(encoded: Any, outputs: Outputs) -> list[str]:
     """Return the texts of the tokens of each target, without the end."""
-    return [joined(encoded.tokenizer.decode(rows[:-1, 0].astype(np.int64).tolist())) for rows in outputs]
+    return [readable(encoded.tokenizer, rows[:-1, 0].astype(np.int64).tolist()) for rows in outputs]
 
 
-def joined(text: str) -> str:
-    """Take away the blanks that a vocabulary of words leaves around marks."""
+def readable(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the text of tokens, without the blanks that a vocabulary of words leaves around marks."""
+    text = tokenizer.decode(ids)
+    return _joined(text) if tokenizer.cuts_at_white_space else text
+
+
+def _joined(text: str) -> str:
     return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", _WITHIN.sub(r"\1", text)))
