@@ -28,7 +28,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary, sentinel
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 STORED = Path(__file__).parents[1] / "tests" / "golden" / "losses.json"
@@ -53,6 +53,17 @@ _PRETRAINING: dict[str, dict[str, Any]] = {
     "mlm_only": {
         "data": {"max_length": 32, "next_sentence": False, "static_masks": True},
         "training": {**_TRAINING, "learning_rate": 1e-3, "micro_batch_size": 8},
+    },
+    "denoising": {
+        "objective": "denoising",
+        "denoising": {"mask_rate": 0.1, "delete_rate": 0.1, "infill_rate": 0.2, "rotate_rate": 0.5},
+        "data": {"max_length": 32},
+        "training": {**_TRAINING, "learning_rate": 1e-3},
+    },
+    "span_corruption": {
+        "objective": "span_corruption",
+        "data": {"max_length": 32},
+        "training": {**_TRAINING, "learning_rate": 1e-3},
     },
 }
 _FINETUNING: dict[str, dict[str, Any]] = {
@@ -113,7 +124,9 @@ def _pretrain(name: str, folder: Path) -> None:
     draw = random.Random(1)
     documents = ("\n".join(_sentence(draw) for _ in range(draw.randint(2, 9))) for _ in range(60))
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
-    WordPieceTokenizer(_VOCABULARY, max_length=64).save(folder / "vocab")
+    sentinels = [sentinel(number) for number in range(2)] if name == "span_corruption" else []
+    vocabulary = Vocabulary([*_VOCABULARY.tokens, *sentinels])
+    WordPieceTokenizer(vocabulary, max_length=64).save(folder / "vocab")
     build_corpus_from_files(
         folder / "text.txt", vocab=folder / "vocab", out=folder / "corpus", settings=CorpusSettings(sentences="lines")
     )

@@ -45,7 +45,9 @@ class PretrainRecipe(Section):
     kind: Literal["pretrain"] = key("pretrain", "Kind of run.")
     seed: int = key(0, "Seed of weights, sampling, masks and dropout.", ge=0, lt=2**32)
     objective: Annotated[str, row_of("objective")] = key(
-        "masked_lm", "What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it."
+        "masked_lm",
+        "What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it; by a decoder "
+        "denoising, the text of a noised one (BART); span_corruption, its missing spans (T5).",
     )
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
@@ -56,10 +58,12 @@ class PretrainRecipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _objective_has_defaults(cls, values: Any) -> Any:
-        """Take the defaults that an objective has for keys of [data]."""
+        """Take the defaults that an objective has for keys of [data], and the Transformer where it needs a decoder."""
         if not isinstance(values, dict) or not isinstance(data := values.get("data", {}), dict):
             return values
         row = PRETRAINING.get(str(values.get("objective", cls.model_fields["objective"].default)))
+        if row and row.has_decoder and isinstance(model := values.get("model", {}), dict):
+            values = {**values, "model": {"architecture": "transformer", **model}}
         return {**values, "data": {**row.defaults, **data}} if row and row.defaults else values
 
     @model_validator(mode="after")
@@ -67,6 +71,8 @@ class PretrainRecipe(Section):
         row, what = PRETRAINING[self.objective], f"objective = {self.objective!r}"
         if row.is_causal and self.data.pair_task:
             raise ValueError(f"{what}: data.next_sentence = true needs a model that reads both ways")
+        if row.has_decoder and self.data.next_sentence:
+            raise ValueError(f"{what} reads single texts: data.next_sentence = true is not for it")
         plain = PretrainingData()
         if given := [name for name in row.unread if getattr(self.data, name) != getattr(plain, name)]:
             raise ValueError(f"{what} does not read them: leave out data.{', data.'.join(given)}")
@@ -175,7 +181,7 @@ _OWN_KEYS: dict[type[Section], frozenset[str]] = {
 def _take_sections(recipe: type[Section], rows: Mapping[str, Any]) -> None:
     """Give a recipe the sections of rows from outside, each under the name of its row."""
     fields, sections = recipe.__pydantic_fields__, {name: row.section for name, row in rows.items()}
-    for name in {*fields, *sections} - _OWN_KEYS[recipe]:
+    for name in [name for name in dict.fromkeys([*fields, *sections]) if name not in _OWN_KEYS[recipe]]:
         fields.pop(name, None)
         if (section := sections.get(name)) is not None:
             fields[name] = FieldInfo(annotation=section, default=section())

@@ -40,6 +40,15 @@ SMALL = {
         "intermediate_size": 37,
         "max_position_embeddings": 41,
     },
+    "bart": {
+        "vocab_size": 99,
+        "hidden_size": 39,
+        "num_hidden_layers": 3,
+        "num_decoder_layers": 2,
+        "num_attention_heads": 13,
+        "intermediate_size": 37,
+        "max_position_embeddings": 41,
+    },
     "t5": {
         "vocab_size": 99,
         "hidden_size": 39,
@@ -60,6 +69,7 @@ OPTIONS = {
     "bert rotary": {"rotary": True, **PAIRED},
     "bert causal with all": {"causal": True, "pre_norm": True, "gated": True, "rotary": True, **PAIRED},
     "gpt pre_norm": {"pre_norm": True},
+    "bart scaled": {"scale_embedding": True, "activation_dropout": 0.1, "decoder_start_token_id": 0},
     "transformer pre_norm": {"pre_norm": True, "learned_positions": True},
     "t5 gated": {"gated": True, "hidden_act": "gelu_new", "tie_word_embeddings": False},
 }

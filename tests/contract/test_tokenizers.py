@@ -10,17 +10,24 @@ from tokenizers.pre_tokenizers import ByteLevel
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary import SpecialTokens, Vocabulary
+from maskloom.text.vocabulary import BART_TOKENS, SpecialTokens, Vocabulary
 from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 
 TEXTS = ["The lower river was low, wasn't it?", "Sea shells by the sea shore.", "lowest rivers 1998, (the newest)"]
 
 
+MERGES = (("t", "h"), ("Ġ", "th"), ("Ġth", "e"), ("l", "o"), ("lo", "w"), ("Ġ", "low"))
+
+
+def bart() -> Tokenizer:
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *sorted(ByteLevel.alphabet()), *map("".join, MERGES), "<mask>"]
+    return BytePairTokenizer(Vocabulary(tokens, BART_TOKENS, prefix=""), MERGES, lowercase=False)
+
+
 def gpt2() -> Tokenizer:
-    merges = (("t", "h"), ("Ġ", "th"), ("Ġth", "e"), ("l", "o"), ("lo", "w"), ("Ġ", "low"))
-    tokens = [*sorted(ByteLevel.alphabet()), *map("".join, merges), "<|endoftext|>"]
+    tokens = [*sorted(ByteLevel.alphabet()), *map("".join, MERGES), "<|endoftext|>"]
     special = SpecialTokens(begin="<|endoftext|>", end="<|endoftext|>")
-    bare = BytePairTokenizer(Vocabulary(tokens, special, prefix=""), merges, lowercase=False)
+    bare = BytePairTokenizer(Vocabulary(tokens, special, prefix=""), MERGES, lowercase=False)
     return bare.with_task_tokens()
 
 
@@ -31,6 +38,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
         0
     ],
     "byte-level": gpt2,
+    "byte-level with BART's marks": bart,
 }
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -60,6 +61,26 @@ def test_words_are_turned_round(model, data, tmp_path, run):
     right = sum(row["target"].split() == row["text"].split()[::-1] for row in rows)
     assert right == pytest.approx(0.6 * result["best"]["scores"]["exact_match"])
     assert maskloom.load(out).predict(["one two three"]) == [{"target": "three two one"}]
+
+
+def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, run):
+    out, _ = model
+    assert run("generate", "--model", out, "--prompt", "one two three").split("\n")[-2] == "three two one"
+    search = ("--beam", 4, "--num-best", 3, "--length-penalty", 0.6)
+    said = json.loads(run("generate", "--model", out, "--prompt", "one two three", *search, "--json").splitlines()[-1])
+    assert said["text"] == "three two one"
+    assert said["finish"] == "end"
+    assert len(said["others"]) == 2
+    assert said["log_probability"] > max(other["log_probability"] for other in said["others"])
+    shutil.copy(data / "dev.src", tmp_path / "dev.txt")
+    run("generate", "--model", out, "--input", tmp_path / "dev.txt", "--output", tmp_path / "out.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    predicted = maskloom.load(out).predict([row["prompt"] for row in rows])
+    assert [row["text"] for row in rows] == [one["target"] for one in predicted]
+    assert "num_best 3: give a beam" in run("generate", "--model", out, "--prompt", "one", "--num-best", 3, code=3)
+    assert "'' has no token" in run("generate", "--model", out, "--prompt", "", code=3)
+    longest = " ".join(["one"] * 1100)
+    assert "1,102 tokens, and the model reads 1,024" in run("generate", "--model", out, "--prompt", longest, code=3)
 
 
 def test_a_model_is_trained_further_and_its_card_says_where_it_is_from(model, data, tmp_path):

@@ -31,14 +31,16 @@ def filling(tokenizer, tmp_path_factory):
     """A folder with a model that has learned what to say for one text."""
     ids = tokenizer.vocabulary.ids
     source = ["[CLS]", "thank", "you", "<extra_id_0>", "me", "to", "<extra_id_1>", "week", "[SEP]"]
-    target = ["<extra_id_0>", "cat", "sat", "<extra_id_1>", "mat", "[SEP]"]
+    target = ["[CLS]", "<extra_id_0>", "cat", "sat", "<extra_id_1>", "mat", "[SEP]"]
     tokens, labels = (np.array([ids[token] for token in text]) for text in (source, target))
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 64}
-    config = T5Config(vocab_size=len(ids), **sizes, hidden_dropout_prob=0.0).with_marks(tokenizer.vocabulary.marks)
+    config = T5Config(vocab_size=len(ids), **sizes, hidden_dropout_prob=0.0).with_marks(
+        ids["[PAD]"], None, ids["[SEP]"]
+    )
     model = build_model(config, ("decoder",), seed=0).train()
-    number, marks = [np.array([len(text)]) for text in (tokens, labels)], np.array([[0, 0]])
+    number, marks = [np.array([len(text)]) for text in (tokens, labels)], np.array([[1, 2, 3]])
     batch = SourceTargetBatch(
-        tokens, tokens * 0, number[0], np.roll(labels, 1), number[1], labels, np.array([0]), marks
+        tokens, tokens * 0, number[0], np.append(ids["[PAD]"], labels[:-1]), number[1], labels, np.array([0]), marks
     )
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     for _ in range(120):

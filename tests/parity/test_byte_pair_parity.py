@@ -1,6 +1,7 @@
 """Byte-pair ids against transformers: folders of ours in its classes, and published layouts in ours."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,27 @@ def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library.train_from_iterator(TEXTS, vocab_size=330, special_tokens=["<|endoftext|>"], show_progress=False)
     library.save_model(str(folder))
     return folder
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_folders_of_bart_give_the_same_ids_and_marks(gpt2: Path, tmp_path: Path, named: bool) -> None:
+    ids = json.loads((gpt2 / "vocab.json").read_text())
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *(token for token in ids if token != "<|endoftext|>"), "<mask>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_bytes((gpt2 / "merges.txt").read_bytes())
+    theirs = transformers.BartTokenizer.from_pretrained(tmp_path)
+    if named:
+        theirs.save_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    tokenizer.save(tmp_path / "ours")
+    (tmp_path / "ours" / "config.json").write_text('{"model_type": "bart"}')
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    for first, second in pairwise(TEXTS):
+        for pair in (None, second):
+            ours = tokenizer.encode(first, pair).ids
+            assert theirs(first, pair)["input_ids"] == ours == again(first, pair)["input_ids"]
+            assert tokenizer.decode(tokenizer.encode(first).ids) == first
+    assert again.mask_token_id == tokenizer.vocabulary.mask_id
 
 
 def published(folder: Path, out: Path) -> Path:

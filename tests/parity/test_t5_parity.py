@@ -190,9 +190,9 @@ def test_greedy_and_beam_search_give_the_same_tokens(peer, tmp_path):
     for beam in (None, 1, 4):
         how = Generation(25, temperature=0.0) if beam is None else Generation(25, beam=beam, length_penalty=0.0)
         search = {} if beam in (None, 1) else {"num_beams": beam, "length_penalty": 0.0, "early_stopping": False}
-        whole = decode_sources(model, hidden, layout, how, begin=0, end=98)
+        whole = decode_sources(model, hidden, layout, how, begin=[0], end=98)
         for end in (98, whole[0].token_ids[4]):
-            found = decode_sources(model, hidden, layout, how, begin=0, end=end)
+            found = decode_sources(model, hidden, layout, how, begin=[0], end=end)
             for source, ours in zip(sources, found, strict=True):
                 keys = {"max_new_tokens": 25, "eos_token_id": end, "do_sample": False, **search}
                 theirs = peer.generate(torch.tensor([source]), **keys)[0, 1:].tolist()

@@ -121,6 +121,10 @@ def test_a_published_folder_is_trained_on_and_says_there_what_it_says_here(folde
     recipe = {"seq2seq.label_smoothing": 0.0, "seq2seq.max_target_length": 16, "training.num_threads": 1}
     how = {"task": "seq2seq", "steps": 60, "batch_size": 8, "learning_rate": 1e-2, "max_length": 32}
     files = (tmp_path / "published", tmp_path / "rows.jsonl", tmp_path / "rows.jsonl", tmp_path / "run")
+    still = {**how, "steps": 1, "learning_rate": 1e-12}
+    maskloom.finetune(*files[:3], tmp_path / "still", recipe=recipe, progress=False, **still)
+    kept = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "still" / "model").state_dict()
+    assert all((kept[name] - value).abs().max() < 1e-6 for name, value in peer.state_dict().items())
     result = maskloom.finetune(*files, recipe=recipe, progress=False, metric="exact_match", **how)
     assert result["best"]["scores"]["exact_match"] == 100
     said = maskloom.load(tmp_path / "run").predict([row["source"] for row in rows])

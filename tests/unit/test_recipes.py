@@ -24,7 +24,7 @@ def test_recipes_hold_known_keys(path):
         assert recipe.task in KINDS
         # a key that another kind of task reads would be read by nobody
         sections = {name for name, value in values.items() if isinstance(value, dict)}
-        assert sections <= {"data", "training", "features", recipe.task}
+        assert sections <= {"data", "training", "features", "model", recipe.task}
         assert f"--recipe {path.stem} " in path.read_text(encoding="utf-8")
 
 

@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from maskloom.checkpoints.published.bart import BART_FORMAT
 from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
@@ -35,7 +36,13 @@ CONFIG = "config.json"
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
-FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT, "transformer": TRANSFORMER_FORMAT, "t5": T5_FORMAT}
+FORMATS = {
+    "bert": BERT_FORMAT,
+    "gpt": GPT_FORMAT,
+    "transformer": TRANSFORMER_FORMAT,
+    "bart": BART_FORMAT,
+    "t5": T5_FORMAT,
+}
 """How architectures are published, by the names of their rows."""
 
 # Problems of a file that an error names one by one.
@@ -96,7 +103,7 @@ def load_model(
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents.read(stored, config)
     present = _present_heads(contents, content, config)
-    wanted = list(present if heads is None else heads)
+    wanted = list(_together(present, form) if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labelled = [head for head in loaded_heads if HEADS[head].is_labelled]
     labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
@@ -111,14 +118,12 @@ def load_model(
         planned = build_model(config, wanted, labels, head_options=head_options)
     rows = contents.completed(_rows_of(planned, loaded_heads), form)
     pooler = () if {"classifier", "choice"}.intersection(loaded_heads) else form.pooler
-    for part in (pooler, form.top if bilstm else ()):
+    for part in (pooler, form.top if bilstm else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]
     problems = contents.problems + _mismatches(rows, contents, planned) + contents.unknown
     if problems:
-        where = next(iter(stored.values())).path if stored else folder
-        more = [f"and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
-        raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
+        _refuse(problems, next(iter(stored.values())).path if stored else folder)
     require_memory(sum(parameter.nbytes for parameter in planned.parameters()), f"{folder}: the model", DataError)
     model = build_model(config, wanted, labels, seed=seed, head_options=head_options, leave={row.ours for row in rows})
     _copy(model, rows, contents)
@@ -126,6 +131,11 @@ def load_model(
     new = [row.huggingface for row in _rows_of(planned, wanted) if row.huggingface not in copied]
     unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied]
     return model, LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)), tuple(copied.items()))
+
+
+def _refuse(problems: list[str], where: Path) -> None:
+    more = [f"and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
+    raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
 
 
 def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:
@@ -232,6 +242,10 @@ def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelCo
         if (head == chosen or head not in form.same_name)
         and (not rows or any(row.huggingface in contents.tensors for row in rows))  # without rows, it is all tied
     ]
+
+
+def _together(heads: list[str], form: PublishedFormat) -> list[str]:
+    return [head for head in heads if head not in form.alone] or heads
 
 
 def _num_labels(contents: _Contents, form: PublishedFormat, heads: Sequence[str]) -> int | None:

@@ -116,6 +116,7 @@ def plan(
     """
     from maskloom.config import PretrainRecipe
     from maskloom.data.corpus.manifest import read_manifest
+    from maskloom.models.architectures import ARCHITECTURES
     from maskloom.runs.recipes import recipe_of_run, with_epochs
 
     epochs = flags.pop("epochs")
@@ -124,6 +125,8 @@ def plan(
     chosen = with_epochs(chosen, epochs, flags["steps"], corpus)
     from maskloom.runs.plan import plan_lines, plan_pretraining
 
-    sizes = None if "size" in chosen.model.model_fields_set else ["tiny", "mini", "small", "medium", "base"]
+    known = ARCHITECTURES[chosen.model.architecture].sizes
+    sizes = [size for size in ("tiny", "mini", "small", "medium", "base") if size in known]
+    sizes = None if "size" in chosen.model.model_fields_set else sizes
     result = plan_pretraining(chosen, corpus=corpus, sizes=sizes, seconds=seconds, progress=terminal_progress())
     show(result, as_json, lines=plan_lines)

@@ -59,6 +59,9 @@ def vocab_train(
             help="Distinct words held in memory, about 150 bytes each; beyond it, the rarest are dropped and counted.",
         ),
     ] = 2_000_000,
+    sentinels: Annotated[
+        int, typer.Option(min=0, help="Pieces that stand for missing spans, for objective = span_corruption; T5: 100.")
+    ] = 0,
     work: Any,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
@@ -68,7 +71,7 @@ def vocab_train(
     from maskloom.text.vocabulary_training import VocabularySettings
 
     settings = VocabularySettings(
-        size, not cased, score, min_frequency, max_distinct_words=max_distinct_words, model=model
+        size, not cased, score, min_frequency, max_distinct_words=max_distinct_words, model=model, sentinels=sentinels
     )
     how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
     show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json)

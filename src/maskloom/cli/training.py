@@ -77,14 +77,16 @@ def pretrain(
 )
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
 def finetune(
+    *,
+    model: Annotated[
+        Path | None, typer.Option(help="A model folder in Hugging Face layout, or a run folder, to start from.")
+    ] = None,
     train: Annotated[Path, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")],
     dev: Annotated[Path, typer.Option(help="Labelled examples to choose the best weights by.")],
     out: Out,
-    model: Model | None = None,
     vocab: Annotated[
-        Path | None, typer.Option(help="Train a new model, which [model] describes, on the vocabulary of a folder.")
+        Path | None, typer.Option(help="Train a new model, which \\[model] describes, on the vocabulary of a folder.")
     ] = None,
-    *,
     flags: Any,
     recipe: Recipe = None,
     metric: Metric = None,

@@ -243,19 +243,27 @@ def generate(
         float, typer.Option(help="Draw among the fewest tokens that have this probability together.")
     ] = 1.0,
     beam: Annotated[int | None, typer.Option(help="Search with this many candidates instead of drawing.")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Of a search: scores are divided by ((5 + length) / 6) to this power.")
+    ] = None,
+    num_best: Annotated[int, typer.Option(help="Texts of a search to show, best first.")] = 1,
+    min_tokens: Annotated[int, typer.Option(help="Tokens that a text has at least.")] = 0,
+    no_repeat_ngram: Annotated[int, typer.Option(help="Repeat no run of so many tokens; 0 allows all.")] = 0,
     batch_size: Annotated[int | None, typer.Option(help="Texts at once.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     reading: Any,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text, or every text of a file, with a left-to-right model."""
+    """Continue a text, or every text of a file, with a left-to-right model, or write what a Transformer makes of it."""
     _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading)
     from maskloom.generation.search import Generation  # heavy: wrong data is refused before it
     from maskloom.inference import Predictor
     from maskloom.runs.predict import generate as run
 
-    how = Generation(max_tokens, temperature, top_k, top_p, beam, seed)
+    more = {"num_best": num_best, "min_tokens": min_tokens, "no_repeat_ngram": no_repeat_ngram}
+    how = Generation(max_tokens, temperature, top_k, top_p, beam, seed, length_penalty, **more)
+    how = None if how == Generation() else how  # as the model is used to
     if input_file is not None and output is not None:
         shown = terminal_progress()
         result = run(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)

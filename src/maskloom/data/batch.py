@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Self
@@ -81,6 +82,7 @@ class Texts(PackedBatch):
 
     All (sequences,) beside the tokens: `keys` tell the sequences of an epoch apart, `epochs` are those whose draws
     count, `pair_labels` and `begins` are a batch's. Sequences cut out of running text have the token `following` each.
+    Where a stream tells sentences apart, `sentence_starts` and `sentence_lengths` (sentences,) say where they stand.
     """
 
     keys: np.ndarray
@@ -88,6 +90,8 @@ class Texts(PackedBatch):
     pair_labels: np.ndarray | None = None
     following: np.ndarray | None = None
     begins: np.ndarray | None = None
+    sentence_starts: np.ndarray | None = None
+    sentence_lengths: np.ndarray | None = None
 
     def predicting(self, ids: np.ndarray, positions: np.ndarray, labels: np.ndarray) -> PretrainingBatch:
         """Return the batch in which a model sees some ids (tokens,) and predicts `labels` at `positions`."""
@@ -148,7 +152,7 @@ class SourceTargetBatch(PackedBatch):
     Shapes in words, all int64: `token_ids` and `segment_ids` (source tokens,), `lengths` (sequences,) in tokens of the
     source; `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it is to predict
     there, both empty where targets are unknown and labels None; `target_lengths` and `indices` (sequences,), `marks`
-    (sequences, 2) the tokens at which every target begins and ends.
+    (sequences, marks) the tokens at which every target begins, and the one at which it ends.
     """
 
     target_ids: np.ndarray
@@ -156,6 +160,15 @@ class SourceTargetBatch(PackedBatch):
     labels: np.ndarray | None
     indices: np.ndarray
     marks: np.ndarray
+
+    @classmethod
+    def of_sources(cls, sources: Sequence[Sequence[int]], marks: Sequence[int], first: int) -> Self:
+        """Return a batch of token ids without targets; the first source has the index `first`."""
+        ids = np.array([token for source in sources for token in source], dtype=np.int64)
+        lengths, nothing = np.array([len(source) for source in sources], dtype=np.int64), np.zeros(0, np.int64)
+        indices = first + np.arange(len(sources))
+        tiled = np.tile(np.array(marks, dtype=np.int64), (len(sources), 1))
+        return cls(ids, ids * 0, lengths, nothing, lengths * 0, None, indices, tiled)
 
     @property
     def num_tokens(self) -> int:

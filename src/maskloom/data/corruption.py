@@ -72,8 +72,7 @@ class Masking(Corruption[Texts, PretrainingBatch]):
             positions = _choose_words(heads, is_candidate, owners, own_positions, states, counts)
         else:
             (candidates,) = np.nonzero(is_candidate)
-            order = _shuffled(candidates, owners, own_positions, states)
-            positions = np.sort(order[_ranks(owners[order]) < counts[owners[order]]])
+            positions = np.sort(drawn(candidates, owners, own_positions, states, counts))
         labels = token_ids[positions]
         keys, own_positions = states[owners[positions]], own_positions[positions]
         draws = uniform(_REPLACEMENT, keys, own_positions)
@@ -121,7 +120,15 @@ def _shuffled(tokens: np.ndarray, owners: np.ndarray, own_positions: np.ndarray,
     return (draws & ((np.uint64(1) << token_bits) - np.uint64(1))).astype(np.int64)
 
 
-def _ranks(owners: np.ndarray) -> np.ndarray:
+def drawn(
+    tokens: np.ndarray, owners: np.ndarray, own_positions: np.ndarray, states: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """Return packed token positions grouped by sequence: of each sequence `counts` at random, in random order."""
+    order = _shuffled(tokens, owners, own_positions, states)
+    return order[ranks(owners[order]) < counts[owners[order]]]
+
+
+def ranks(owners: np.ndarray) -> np.ndarray:
     """Return the rank of each entry among the entries of its owner; owners are ascending."""
     return np.arange(len(owners)) - np.searchsorted(owners, owners)
 

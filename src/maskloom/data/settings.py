@@ -57,3 +57,43 @@ class PretrainingData(Section):
         The default grows with length and rate, so it never cuts: 20 at length 128 and 80 at 512 for 0.15, as published.
         """
         return self.max_predictions_per_seq or max(1, round(0.15625 * self.max_length * (self.masked_lm_prob / 0.15)))
+
+
+class RestoringData(PretrainingData):
+    """The keys of [data]; `decoder_start` is what the decoder of the model reads before all targets, None if open."""
+
+    decoder_start: int | None = None
+
+
+class DenoisingSection(Section):
+    """Noises of a text that is to be restored (Lewis et al. 2019, 2.2); the defaults are those of the released BART."""
+
+    permute_sentences: Rate = key(1.0, "Fraction of a sequence's sentences that are put into random order.")
+    mask_rate: Rate = key(0.0, "Fraction of tokens that become [MASK].")
+    delete_rate: Rate = key(0.0, "Fraction of tokens that are deleted.")
+    infill_rate: Rate = key(0.3, "Fraction of tokens in spans of random length, each of which becomes one [MASK].")
+    span_length: float = key(3.5, "Mean length of these spans (Poisson's lambda); the paper has 3.", ge=1.0, le=50.0)
+    random_rate: Rate = key(0.1, "Fraction of all these [MASK] that become a random token instead.")
+    insert_rate: Rate = key(0.0, "Number of [MASK] that are inserted, as a fraction of the tokens.")
+    rotate_rate: Rate = key(0.0, "Probability that a sequence is rotated to begin at a random token.")
+
+    @model_validator(mode="after")
+    def _rates_fit(self) -> Self:
+        if (total := self.mask_rate + self.delete_rate + self.infill_rate) > 1.0 + 1e-9:
+            raise ValueError(f"mask_rate + delete_rate + infill_rate = {total:g}: it may not exceed 1")
+        return self
+
+
+class DenoisingData(DenoisingSection, RestoringData):
+    """Those keys, and the ones of [data]."""
+
+
+class SpanCorruptionSection(Section):
+    """Spans that are missing from a text and are to be written (Raffel et al. 2020, 3.1.4 and 3.3.4)."""
+
+    noise_density: float = key(0.15, "Fraction of tokens that are missing.", gt=0.0, lt=1.0)
+    mean_span_length: float = key(3.0, "Mean number of tokens of a missing span.", ge=1.0, le=1000.0)
+
+
+class SpanCorruptionData(SpanCorruptionSection, RestoringData):
+    """Those keys, and the ones of [data]."""

@@ -20,7 +20,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
 
-_SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "seed": 0, "min_tokens": 0, "no_repeat_ngram": 0}
+_SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "num_best": 1, "seed": 0, "min_tokens": 0, "no_repeat_ngram": 0}
 _RANGES = (
     ("temperature", 1e6, "from 0 to 1e+06"),
     ("top_p", 1.0, "above 0, at most 1,"),
@@ -48,6 +48,7 @@ class Generation:
     beam: int | None = None
     seed: int = 0
     length_penalty: float | None = None
+    num_best: int = 1
     min_tokens: int = 0
     no_repeat_ngram: int = 0
 
@@ -66,6 +67,8 @@ class Generation:
             is_fit = isinstance(value, int | float) and type(value) is not bool and 0.0 <= value <= largest
             if not is_fit or (name == "top_p" and value == 0.0):
                 raise ConfigError(f"{name} {value!r:.80}: a number {rule} is expected")
+        if self.num_best > (self.beam or 1):
+            raise ConfigError(f"num_best {self.num_best}: give a beam of at least as many; it is {self.beam or 1}")
         plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
         if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
             raise ConfigError(
@@ -75,11 +78,15 @@ class Generation:
 
 @dataclass
 class Continuation:
-    """Tokens that follow a prompt, their log-probability together, in nats, and whether the model ended the text."""
+    """Tokens that follow a prompt, their log-probability together, in nats, and whether the model ended the text.
+
+    `others` are the next best of a search that is asked for several.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     log_probability: float = 0.0
     is_ended: bool = False
+    others: list[Continuation] = field(default_factory=list)
 
 
 @torch.inference_mode()
@@ -146,11 +153,15 @@ class Choice:
     def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
         """Return those of every token after each text, (texts, vocabulary); DataError where they are not finite."""
         self._check(logits.amax(1))
-        return torch.log_softmax(self._allowed(logits, texts), -1)
+        return self._allowed(torch.log_softmax(self._without_never(logits), -1), texts)
 
-    def _allowed(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
+    def _without_never(self, logits: Tensor) -> Tensor:
         if self.never:
             logits[:, list(self.never)] = -math.inf
+        return logits
+
+    def _allowed(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
+        """Take away what a text may not go on with here; what is left keeps its probability."""
         for row, text in enumerate(texts) if self.settings.min_tokens or self.settings.no_repeat_ngram else ():
             if self.end is not None and len(text.token_ids) < self.settings.min_tokens:
                 logits[row, self.end] = -math.inf
@@ -165,7 +176,7 @@ class Choice:
     def taken(self, logits: Tensor, rows: list[int], step: int, texts: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
         """Return a token for each row, and its log-probability."""
         if self.settings.temperature == 0.0:
-            logits = self._allowed(logits, texts)
+            logits = self._allowed(self._without_never(logits), texts)
             # NumPy looks through them several times as fast
             tokens = torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
             largest = logits.gather(1, tokens.unsqueeze(1))
@@ -320,8 +331,10 @@ class _Search:
 
     @property
     def best(self) -> Continuation:
-        """The best text that has ended."""
-        return max(self._ended, key=self._score)
+        """The best text that has ended, with the next ones."""
+        best, *others = sorted(self._ended, key=self._score, reverse=True)[: self._choose.settings.num_best]
+        best.others = others
+        return best
 
     def _score(self, text: Continuation) -> float:
         return text.log_probability / self._norm(len(text.token_ids) + text.is_ended)
@@ -332,11 +345,12 @@ class _Search:
         return max(1, length) if penalty is None else ((5 + length) / 6) ** penalty
 
     def _is_decided(self) -> bool:
-        """Tell whether no text that goes on can come to a better score than the best that ended, however long."""
-        if not self._ended:
+        """Tell whether no text that goes on can come to a better score than those that ended, however long."""
+        wanted = self._choose.settings.num_best
+        if len(self._ended) < wanted:
             return False
         likeliest = max(text.log_probability for text in self.going)
-        return likeliest / self._norm(self._num_steps) <= max(map(self._score, self._ended))
+        return likeliest / self._norm(self._num_steps) <= sorted(map(self._score, self._ended))[-wanted]
 
 
 def _repeating(token_ids: list[int], size: int) -> list[int]:

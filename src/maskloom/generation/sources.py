@@ -25,23 +25,23 @@ def decode_sources(
     layout: SequenceLayout,
     settings: Generation,
     *,
-    begin: int,
+    begin: Sequence[int],
     end: int,
-    never: Sequence[int] = (),
     numbers: Sequence[int] | None = None,
 ) -> list[Continuation]:
     """Return the target of each source, whose packed vectors are `hidden` (source tokens, hidden).
 
-    A target begins with the token `begin`, which is not among its ids. It has at most 50 tokens more than its source
-    (Vaswani et al. 2017, 6.1), and stops before the decoder's last position. `numbers` are those of the sources, which
-    key their draws, 0 and so on unless given.
+    Draws are keyed by `numbers` of the sources, 0 and so on unless given.
+
+    A target begins with the tokens `begin`, which are not among its ids. It has at most 50 tokens more than its source
+    (Vaswani et al. 2017, 6.1), and stops before the decoder's last position.
     """
     head = cast(TransformerDecoder, model.heads["decoder"])
-    most = min(head.max_length - 1, settings.max_tokens)
+    most = min(head.max_length - len(begin), settings.max_tokens)
     num_steps = [min(most, length + _LONGER) for length in layout.sizes.tolist()]
-    choose = Choice(end, tuple(never), settings, list(numbers or range(len(num_steps))))
-    decoder = SourceDecoder(model, hidden, layout, 1 + max(num_steps))
-    return found_by(decoder, [[begin]] * len(num_steps), choose, num_steps)
+    choose = Choice(end, (), settings, list(range(len(num_steps)) if numbers is None else numbers))
+    decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps))
+    return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
 
 
 class SourceDecoder:
@@ -59,10 +59,13 @@ class SourceDecoder:
         self._sources = torch.arange(layout.num_sequences, device=hidden.device)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read the first token of every target, and return the logits of what follows: (sequences, vocabulary)."""
-        ids = torch.tensor([prompt[0] for prompt in prompts], device=self._device)
+        """Read as many first tokens of every target, and return the logits of what follows: (sequences, vocabulary)."""
+        ids, *more = torch.tensor([*prompts], device=self._device).unbind(1)
         self._past = PastTokens(len(self._head.layers), self._num_heads, self._room, torch.ones_like(ids))
-        return self._logits(ids, SequenceLayout.from_lengths([1] * len(ids), self._device))
+        logits = self._logits(ids, SequenceLayout.from_lengths([1] * len(ids), self._device))
+        for column in more:
+            logits = self.step(column)
+        return logits
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Add a token to every target, (sequences,), and return the logits of what follows."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -14,9 +15,9 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, SentenceModules, read_modules
-from maskloom.data.batch import PackedBatch
+from maskloom.data.batch import PackedBatch, SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Generation, continue_texts
+from maskloom.generation.search import Continuation, Generation, continue_texts
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
 from maskloom.inference.span_filling import SpanFiller
@@ -24,6 +25,7 @@ from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch, model_device
+from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.system.devices import chosen_device, half_type, inference_in
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
@@ -31,6 +33,7 @@ from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examp
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
+from maskloom.tasks.seq2seq.task import EncodedTargets, readable
 from maskloom.tasks.task import ModelOutputs, Task, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
 
@@ -299,33 +302,45 @@ class Predictor(TaskModel):
     def generate(
         self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0
     ) -> list[GeneratedText]:
-        """Continue each text, in order; `settings` say how long, and how tokens are drawn or searched.
+        """Continue each text, in order, or write what a model with a decoder makes of it.
 
-        `first` is the number of the first one, which keys its draws. Raises ConfigError for a model that reads both
-        ways, DataError for a prompt without a token and for one that fills the model's context.
+        `settings` say how long, and how tokens are drawn or searched; by default they are drawn, while a decoder
+        searches as it was fine-tuned to. `first` is the number of the first one, which keys its draws. Raises
+        ConfigError for a model that reads both ways and has no decoder, DataError for a prompt without a token and for
+        one that fills the model's context.
         """
         texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
         ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))])
-        return self.generate_from_ids(ids, settings or Generation(), first)
+        return self.generate_from_ids(ids, settings, first)
 
     def prompt_ids(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
         """Return the tokens of prompts; raises DataError, with its name, for one without any or with too many."""
-        begin, most = self.tokenizer.running_text.begin, self.model.config.max_position_embeddings
-        if not self.model.config.is_causal:
+        begin, end, most = self.tokenizer.running_text.begin, (), self.model.config.max_position_embeddings
+        if self._writer is not None:
+            begin, end = self.tokenizer.template.begin, self.tokenizer.template.end
+        elif not self.model.config.is_causal:
             raise ConfigError("this model reads both ways and continues no text; a GPT or a left-to-right BERT does")
-        found = [[*begin, *ids] for ids in self.tokenizer.token_ids_batch(texts)]
+        found = [[*begin, *ids, *end] for ids in self.tokenizer.token_ids_batch(texts)]
         for name, text, ids in zip(names, texts, found, strict=True):
-            if len(ids) == len(begin):
+            if len(ids) == len(begin) + len(end):
                 raise DataError(f"{name}: {text[:40]!r} has no token; a prompt has at least one")
             if len(ids) >= most:
                 raise DataError(f"{name}: {len(ids):,} tokens, and the model reads {most:,} together with what it adds")
         return found
 
+    @property
+    def _writer(self) -> SequenceToSequence | None:
+        """How a model with a decoder writes, or None."""
+        objective = self.task.objective if self.task else None
+        return objective if isinstance(objective, SequenceToSequence) else None
+
     def generate_from_ids(
-        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int
+        self, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
     ) -> list[GeneratedText]:
         """Continue prompts that `prompt_ids` returned."""
-        tokenizer = self.tokenizer
+        if self._writer is not None:
+            return self._written(self._writer, prompts, settings, first)
+        tokenizer, settings = self.tokenizer, settings or Generation()
         # BERT's marks stand around a text but are never predicted
         end = next(iter(tokenizer.running_text.end), None) if not tokenizer.has_segments else None
         never = sorted(tokenizer.vocabulary.special_ids - {end})
@@ -334,15 +349,35 @@ class Predictor(TaskModel):
             some = prompts[start : start + size]
             numbers = range(first + start, first + start + len(some))
             for found in continue_texts(self.model, some, settings, end=end, never=never, numbers=numbers):
-                results.append(
-                    {
-                        "text": tokenizer.decode(found.token_ids),
-                        "num_tokens": len(found.token_ids),
-                        "log_probability": found.log_probability,
-                        "finish": "end" if found.is_ended else "length",
-                    }
-                )
+                results.append(_shown(found, tokenizer.decode))
         return results
+
+    def _written(
+        self, writer: SequenceToSequence, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
+    ) -> list[GeneratedText]:
+        """Return what a decoder makes of sources."""
+        nothing = ReadExamples([Example("", None, None, 0)], ReadingReport(Path()))
+        marks = cast(EncodedTargets, self.encoded(nothing)).marks
+        writer = writer if settings is None else replace(writer, generation=settings)
+        size, results = self.batch_size or _PROMPTS_AT_ONCE, list[GeneratedText]()
+        for start in range(0, len(prompts), size):
+            batch = SourceTargetBatch.of_sources(prompts[start : start + size], marks, first + start)
+            with inference_in(self.precision, self.device):
+                found = writer.found(self.model, batch)
+            results += [_shown(text, partial(readable, self.tokenizer)) for text in found]
+        return results
+
+
+def _shown(found: Continuation, decode: Callable[[Sequence[int]], str]) -> GeneratedText:
+    shown: GeneratedText = {
+        "text": decode(found.token_ids),
+        "num_tokens": len(found.token_ids),
+        "log_probability": found.log_probability,
+        "finish": "end" if found.is_ended else "length",
+    }
+    if found.others:
+        shown["others"] = [_shown(other, decode) for other in found.others]
+    return shown
 
 
 def _finite(outputs: np.ndarray) -> np.ndarray:
@@ -361,7 +396,8 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
     has_labels = KINDS[kind].names_labels
     try:
-        given = {"primary": settings.get("primary"), "settings": settings.get("settings")}
+        own = {**KINDS[kind].model_settings(model.config), **settings.get("settings", {})}
+        given = {"primary": settings.get("primary"), "settings": own}
         task = make_task(kind, names if has_labels else (), **given)
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None

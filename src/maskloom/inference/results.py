@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class Entity(TypedDict):
@@ -64,13 +64,15 @@ class GeneratedText(TypedDict):
     """What follows a prompt.
 
     `text` is without the prompt, `num_tokens` counts its tokens, `log_probability` is that of all of them and of the
-    end, in nats, and `finish` says what ended it: the model's own "end", or the "length".
+    end, in nats, and `finish` says what ended it: the model's own "end", or the "length". `others` are the next best
+    of a search that was asked for several.
     """
 
     text: str
     num_tokens: int
     log_probability: float
     finish: Literal["end", "length"]
+    others: NotRequired[list[GeneratedText]]
 
 
 class FilledText(TypedDict):

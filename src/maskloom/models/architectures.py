@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import DataError
+from maskloom.models.bart_config import BART_MODEL_TYPES, BART_SIZES, BartConfig
 from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
@@ -29,7 +30,8 @@ class Architecture:
     `model_types` describes it; the head over the vocabulary that it is pre-trained with is the `vocabulary_head`.
     `sizes` has the keys of its configuration at each size that a recipe can name. `initial` has rules for the initial
     weights of its own types of modules, `layers.initialization.RULES` those of all others. Modules of the types in
-    `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias.
+    `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias, or be a deep one.
+    With `has_decoder` the encoder makes the head "decoder".
     """
 
     name: str
@@ -42,6 +44,8 @@ class Architecture:
     initial: InitialRules = field(default_factory=dict)
     undecayed: tuple[type[nn.Module], ...] = ()
     has_classifier_bias: bool = True
+    has_deep_classifier: bool = False
+    has_decoder: bool = False
 
 
 def _bert(config: BertConfig) -> Encoder:
@@ -60,6 +64,12 @@ def _transformer(config: TransformerConfig) -> Encoder:
     from maskloom.models.transformer import Transformer
 
     return Transformer(config)
+
+
+def _bart(config: BartConfig) -> Encoder:
+    from maskloom.models.bart import Bart
+
+    return Bart(config)
 
 
 def _t5(config: T5Config) -> Encoder:
@@ -96,6 +106,18 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             model_types=TRANSFORMER_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
+            has_decoder=True,
+        ),
+        "bart": Architecture(
+            name="bart",
+            paper="Lewis et al. 2019, BART: Denoising Sequence-to-Sequence Pre-training",
+            config_type=BartConfig,
+            build=_bart,
+            model_types=BART_MODEL_TYPES,
+            vocabulary_head="mlm",
+            sizes=BART_SIZES,
+            has_deep_classifier=True,
+            has_decoder=True,
         ),
         "t5": Architecture(
             name="t5",
@@ -105,6 +127,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             model_types=T5_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=T5_SIZES,
+            has_decoder=True,
         ),
     },
 )

@@ -48,7 +48,8 @@ class EncoderWithHeads(nn.Module):
             head.decoder = self.encoder.word_embeddings
 
     def _tied_heads(self) -> list[TiedHead]:
-        return [cast(TiedHead, head) for name, head in self.heads.items() if HEADS[name].is_tied]
+        heads = [head for name, head in self.heads.items() if HEADS[name].is_tied]
+        return cast("list[TiedHead]", [*heads, *([self.encoder.top] if hasattr(self.encoder.top, "decoder") else [])])
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
@@ -119,6 +120,8 @@ def _assemble(
     if unknown := [name for name in heads if name not in HEADS]:
         raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
     encoder = architecture_of(config).build(config)
+    if "decoder" not in heads:
+        encoder.read_through_decoder()
     return EncoderWithHeads(
         encoder, {name: HEADS[name].build(encoder, num_labels, head_options.get(name, {})) for name in heads}
     )

@@ -48,8 +48,8 @@ class Encoder(nn.Module):
     """A stack of layers over packed tokens; no padding is ever computed by them.
 
     A subclass makes `embeddings` (with a table `word`), `layers`, the `final_norm` and the `pooler`, and says in
-    `embedded` how ids become vectors. It may put a layer on `top`, which gets vectors and layout. In one that
-    `is_rotary` attention turns queries and keys by their positions.
+    `embedded` how ids become vectors. It may put a layer on `top`, called by `topped`. In one that `is_rotary`
+    attention turns queries and keys by their positions.
     """
 
     is_rotary = False
@@ -75,8 +75,17 @@ class Encoder(nn.Module):
         """Return a decoder that attends to this encoder's output; raises ConfigError where there is none."""
         raise ConfigError(f"a {type(self).__name__} has no decoder; a Transformer has")
 
+    def read_through_decoder(self) -> None:
+        """Prepare for heads none of which is a decoder; nothing here, as most encoders are read by them directly."""
+
+    def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return what the layer on top makes of tokens and their vectors, (tokens, hidden)."""
+        return cast(nn.Module, self.top)(hidden, layout)
+
     @staticmethod
-    def transformer_layers(config: ModelConfig, *, pre_norm: bool = False, gated: bool = False) -> nn.ModuleList:
+    def transformer_layers(
+        config: ModelConfig, *, pre_norm: bool = False, gated: bool = False, activation_dropout: float = 0.0
+    ) -> nn.ModuleList:
         """Return the `layers` of a configuration: self-attention, causal where that is, and feed-forward."""
         block = GatedFeedForward if gated else FeedForward
         return nn.ModuleList(
@@ -87,7 +96,7 @@ class Encoder(nn.Module):
                     config.attention_probs_dropout_prob,
                     causal=config.is_causal,
                 ),
-                block(config.hidden_size, config.intermediate_size, config.hidden_act),
+                block(config.hidden_size, config.intermediate_size, config.hidden_act, activation_dropout),
                 norm=partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
@@ -143,7 +152,7 @@ class Encoder(nn.Module):
                     states.append(hidden)
         hidden = states[-1] = self.final_norm(hidden)
         if self.top is not None:
-            hidden = states[-1] = self.top(hidden, layout)
+            hidden = states[-1] = self.topped(token_ids, hidden, layout)
         return EncoderOutput(
             last_hidden_state=hidden,
             pooled=self.pooler(hidden, layout),

@@ -104,6 +104,18 @@ class ClassificationHead(nn.Module):
         return self.dense(self.dropout(vectors))
 
 
+class DeepClassificationHead(ClassificationHead):
+    """The same on tanh of another dense layer, with dropout before each, as BART's code has it."""
+
+    def __init__(self, hidden_size: int, num_labels: int, dropout: float = 0.0) -> None:
+        super().__init__(hidden_size, num_labels, dropout)
+        self.inner = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Return one logit (or regression value) per label."""
+        return super().forward(torch.tanh(self.inner(self.dropout(vectors))))
+
+
 class DenseHead(ClassificationHead):
     """The same without dropout: is the second sequence the next one (0) or random (1) (paper 3.3.2)?
 
@@ -142,7 +154,10 @@ def _masked_lm(encoder: Encoder, num_labels: int | None, options: Mapping[str, A
 
 
 def _classifier(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
-    return _tagger(encoder, num_labels, options, bias=architecture_of(encoder.config).has_classifier_bias)
+    row = architecture_of(encoder.config)
+    if row.has_deep_classifier:
+        return DeepClassificationHead(encoder.config.hidden_size, _required(num_labels), encoder.config.head_dropout)
+    return _tagger(encoder, num_labels, options, bias=row.has_classifier_bias)
 
 
 def _tagger(

@@ -24,6 +24,7 @@ from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.encoder import Encoder
+from maskloom.models.model_config import ModelConfig
 from maskloom.models.transformer_config import TransformerConfig
 
 
@@ -46,33 +47,39 @@ TRANSFORMER_RULES: InitialRules = {Dense: _uniform, nn.Embedding: _scaled}
 
 
 class ScaledEmbeddings(nn.Module):
-    """Word embeddings times sqrt(d), plus sinusoids or learned positions, then dropout (3.4, 3.5)."""
+    """Word embeddings times sqrt(d), plus sinusoids or learned positions, any norm, then dropout (3.4, 3.5)."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, num_positions: int | None, dropout: float) -> None:
+    def __init__(self, config: ModelConfig, positions: Positions, layer_norm: nn.Module | None = None) -> None:
         super().__init__()
-        self.word = nn.Embedding.from_pretrained(torch.empty(vocab_size, hidden_size), freeze=False)
-        self.positions = Positions(hidden_size, num_positions)
-        self.dropout = Dropout(dropout)
+        self.word = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size), freeze=False)
+        self.positions = positions
+        self.layer_norm = layer_norm or nn.Identity()
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return the sum for every token: (tokens,) to (tokens, hidden)."""
-        return self.dropout(self.positions.added(self.word(token_ids), position_ids))
+        return self.dropout(self.layer_norm(self.positions.added(self.word(token_ids), position_ids)))
 
 
 class Positions(nn.Module):
-    """Sinusoids, or with `num_positions` a learned table."""
+    """Sinusoids, or with `num_positions` a learned table, of which the first `offset` rows are nobody's."""
 
-    def __init__(self, hidden_size: int, num_positions: int | None) -> None:
+    def __init__(
+        self, hidden_size: int, num_positions: int | None, *, offset: int = 0, scales_words: bool = True
+    ) -> None:
         super().__init__()
         self.table = None
+        self.offset, self._scale = offset, math.sqrt(hidden_size) if scales_words else 1.0
         if num_positions is not None:
-            self.table = nn.Embedding.from_pretrained(torch.empty(num_positions, hidden_size), freeze=False)
+            self.table = nn.Embedding.from_pretrained(torch.empty(num_positions + offset, hidden_size), freeze=False)
 
     def added(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
-        """Return vectors times sqrt(d) plus those of the positions, (tokens, hidden)."""
-        width = vectors.shape[1]
-        positions = sinusoids(position_ids, width) if self.table is None else self.table(position_ids)
-        return torch.add(positions, vectors, alpha=math.sqrt(width))
+        """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
+        if self.table is None:
+            positions = sinusoids(position_ids, vectors.shape[1])
+        else:
+            positions = self.table(position_ids + self.offset)
+        return torch.add(positions, vectors, alpha=self._scale)
 
 
 class Transformer(Encoder):
@@ -84,9 +91,7 @@ class Transformer(Encoder):
         super().__init__()
         self.config = config
         num_positions = config.max_position_embeddings if config.learned_positions else None
-        self.embeddings = ScaledEmbeddings(
-            config.vocab_size, config.hidden_size, num_positions, config.hidden_dropout_prob
-        )
+        self.embeddings = ScaledEmbeddings(config, Positions(config.hidden_size, num_positions))
         self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
         self.final_norm = norm
@@ -106,16 +111,20 @@ class TransformerDecoder(nn.Module):
     """A decoder on the output of an encoder, with its word embeddings at both ends (3.1, 3.4).
 
     It has the sizes of the encoder's configuration. `decoder` is the encoder's own word-embedding parameter, which
-    embeds the tokens of targets and predicts the next ones.
+    embeds the tokens of targets and predicts the next ones, with a `bias` (1, vocabulary) where there is one.
     """
+
+    bias: nn.Parameter | None
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         config, size = encoder.config, encoder.config.hidden_size
         self.decoder = encoder.word_embeddings
+        self.register_parameter("bias", None)
         self.max_length = config.max_position_embeddings
         learned = getattr(config, "learned_positions", False)
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
+        self.layer_norm: nn.Module = nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
         pre_norm, num_heads = bool(getattr(config, "pre_norm", False)), config.num_attention_heads
         attention_dropout = config.attention_probs_dropout_prob
@@ -123,7 +132,9 @@ class TransformerDecoder(nn.Module):
             DecoderLayer(
                 SelfAttention(size, num_heads, attention_dropout, causal=True),
                 CrossAttention(size, num_heads, attention_dropout),
-                FeedForward(size, config.intermediate_size, config.hidden_act),
+                FeedForward(
+                    size, config.intermediate_size, config.hidden_act, getattr(config, "activation_dropout", 0.0)
+                ),
                 norm=partial(nn.LayerNorm, size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
@@ -155,7 +166,8 @@ class TransformerDecoder(nn.Module):
 
     def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return what the first layer reads, (tokens, hidden)."""
-        return self.dropout(self.positions.added(F.embedding(token_ids, self.decoder), position_ids))
+        vectors = self.positions.added(F.embedding(token_ids, self.decoder), position_ids)
+        return self.dropout(self.layer_norm(vectors))
 
     def step(
         self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[Memory], past: Sequence[KeyValues]
@@ -168,11 +180,19 @@ class TransformerDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits, (tokens, vocabulary)."""
-        return F.linear(hidden, self.decoder)
+        return F.linear(hidden, self.decoder, self._bias)
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy against labels (tokens,), in nats, with label smoothing (5.4)."""
-        return vocabulary_loss(hidden, self.decoder, None, labels, smoothing=smoothing)
+        return vocabulary_loss(hidden, self.decoder, self._bias, labels, smoothing=smoothing)
 
+    @property
+    def _bias(self) -> Tensor | None:
+        return None if self.bias is None else self.bias[0]
+
+    @torch.no_grad()
     def resize(self, vocab_size: int) -> None:
-        """Do nothing: the word embeddings are the encoder's to resize."""
+        """Keep the first values of a bias and start new ones at 0; the word embeddings are the encoder's to resize."""
+        if self.bias is not None:
+            values = F.pad(self.bias, (0, vocab_size - self.bias.shape[1]))  # fewer are cut off
+            self.bias = nn.Parameter(values, requires_grad=self.bias.requires_grad)

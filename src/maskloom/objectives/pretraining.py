@@ -12,9 +12,16 @@ import numpy as np
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corruption import Corruption, Masking, NextTokens
 from maskloom.data.loader import Loader, Stream
-from maskloom.data.settings import PretrainingData
+from maskloom.data.restoring import Denoising, SpanCorruption
+from maskloom.data.settings import (
+    DenoisingData,
+    DenoisingSection,
+    PretrainingData,
+    SpanCorruptionData,
+    SpanCorruptionSection,
+)
 from maskloom.data.streams.running_text import RunningText
-from maskloom.data.streams.sentence_pairs import SentencePairs
+from maskloom.data.streams.sentence_pairs import Passages, SentencePairs
 from maskloom.objectives.reference import TokenFrequencies
 from maskloom.rows import Rows
 from maskloom.sections import Section
@@ -29,6 +36,11 @@ def sentences(corpus: Corpus, documents: np.ndarray | None, data: PretrainingDat
     return SentencePairs(corpus, documents, data, seed=seed)
 
 
+def passages(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
+    """Return segments whose sentences are told apart."""
+    return Passages(corpus, documents, data, seed=seed)
+
+
 def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
     """Return sentences where the tokenizer has the marks of BERT, else running text."""
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
@@ -39,6 +51,13 @@ def language_modeling(part: str, data: PretrainingData) -> SummedObjective:
     from maskloom.objectives.masked_lm import MaskedLanguageModeling  # torch
 
     return MaskedLanguageModeling(part, data.pair_task)
+
+
+def restoring(part: str, data: PretrainingData) -> SummedObjective:
+    """Return the loss of a decoder that writes texts."""
+    from maskloom.objectives.sequence_to_sequence import Restoration  # torch
+
+    return Restoration(part, None)
 
 
 def vocabulary_and_pairs(vocabulary_head: str, data: PretrainingData) -> tuple[str, ...]:
@@ -60,14 +79,15 @@ class Pretraining:
     The settings are an object of `data`, which has the keys of the recipe's section [data] and of `section`, the
     recipe's section under the name of the objective. `defaults` are other defaults of keys of [data]; the keys `unread`
     mean nothing here, and a recipe that sets one is refused. `needs` are roles of special tokens that a vocabulary must
-    have. One that `is_causal` trains left-to-right models. `names` are what people call its loss, and the tokens that
-    it is of.
+    have. One that `is_causal` trains left-to-right models, one that `has_decoder` encoders with their decoder, on
+    single texts. `names` are what people call its loss, and the tokens that it is of.
     """
 
     part: str
-    corruption: Callable[[Vocabulary, PretrainingData, int], Corruption]
+    corruption: Callable[[Vocabulary, Any, int], Corruption]
     stream: Callable[[Corpus, np.ndarray | None, PretrainingData, int, int], Stream] = sentences
     is_causal: bool = False
+    has_decoder: bool = False
     section: type[Section] | None = None
     data: type[PretrainingData] = PretrainingData
     objective: Callable[[str, Any], SummedObjective] = language_modeling
@@ -97,6 +117,15 @@ class Pretraining:
         return Loader(stream, self.corruption(corpus.vocabulary, data, seed), batch_size=batch_size, rows=rows)
 
 
+_UNMASKED = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob")
+_RESTORING: dict[str, Any] = {
+    "stream": passages,
+    "has_decoder": True,
+    "objective": restoring,
+    "heads": lambda vocabulary_head, data: ("decoder",),
+    "reference": None,
+    "defaults": {"next_sentence": False, "short_seq_prob": 0.0},
+}
 PRETRAINING = Rows(
     "objective",
     {
@@ -109,7 +138,26 @@ PRETRAINING = Rows(
             names=("language-model", "Next tokens"),
             reference=partial(TokenFrequencies, tells_text=True),
             defaults={"next_sentence": False},
-            unread=("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_prob", "whole_word_masking"),
+            unread=(*_UNMASKED, "whole_word_masking"),
+        ),
+        "denoising": Pretraining(
+            "denoising",
+            Denoising,
+            **_RESTORING,
+            section=DenoisingSection,
+            data=DenoisingData,
+            unread=_UNMASKED,
+            needs=("mask",),
+            names=("denoising", "Tokens"),
+        ),
+        "span_corruption": Pretraining(
+            "spans",
+            SpanCorruption,
+            **_RESTORING,
+            section=SpanCorruptionSection,
+            data=SpanCorruptionData,
+            unread=(*_UNMASKED, "whole_word_masking"),
+            names=("missing-span", "Tokens of spans"),
         ),
     },
 )

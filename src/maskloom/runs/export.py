@@ -212,14 +212,16 @@ def write_onnx(folder: str | Path) -> list[str]:
     Inputs are input_ids, attention_mask and token_type_ids, int64 (batch, length). Outputs are last_hidden_state,
     pooler_output if the folder has a pooler, and one per head: `logits` for the head of a task, `mlm`, `lm` and `nsp`
     after pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay
-    in model.safetensors. Raises ConfigError for a BiLSTM, which has no such graph, and without the extra "onnx".
+    in model.safetensors. Raises ConfigError for a BiLSTM or a decoder, which have no such graph, and without the extra
+    "onnx".
     """
     folder = Path(folder)
     if any(find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ConfigError("--onnx needs onnx and onnxscript: pip install 'maskloom[onnx]'")
     model, report = load_model(folder)
     if "bilstm_tagger" in model.heads or model.encoder.top is not None:
-        raise ConfigError(f"{folder}: a BiLSTM cannot be exported to ONNX")
+        what = "decoder" if hasattr(model.encoder.top, "decoder") else "BiLSTM"
+        raise ConfigError(f"{folder}: a {what} cannot be exported to ONNX")
     graph = _Graph(model.eval(), has_pooler=not any("pooler" in name for name in report.new_parameters))
     # two rows of unlike lengths, so that no size of the example is taken for a constant
     ids, mask = torch.zeros(2, 7, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)

@@ -18,7 +18,7 @@ from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError
 from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder, task_tokenizer
 from maskloom.models.architectures import config_of
-from maskloom.models.model_config import ModelConfig
+from maskloom.models.model_config import ModelConfig, ModelSection
 from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import check_tunable, tune_folder
@@ -246,6 +246,14 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
 
 
+def _new_config(section: ModelSection, tokenizer: Tokenizer) -> ModelConfig:
+    """Return the configuration of a new model, with the marks of the tokenizer where it has a place for them."""
+    config, template = config_of(section, vocab_size=len(tokenizer.vocabulary)), tokenizer.template
+    pad = tokenizer.vocabulary.special.pad
+    begin, end = (next(iter(marks), None) for marks in (template.begin, template.end))
+    return config.with_marks(None if pad is None else tokenizer.vocabulary.ids[pad], begin, end)
+
+
 def _prepare(
     recipe: FinetuneRecipe, source: Path, data: LabelledFiles, out: Path, *, resume: bool, verify: bool
 ) -> FinetunePlan:
@@ -255,13 +263,12 @@ def _prepare(
         tokenizer, config = open_tokenizer(source), read_model_config(source)
     else:
         tokenizer = Tokenizer.load(source).with_task_tokens()
-        config = config_of(recipe.model, vocab_size=len(tokenizer.vocabulary))
-        config = config.with_marks(tokenizer.vocabulary.marks, recipe.model.config)
+        config = _new_config(recipe.model, tokenizer)
     _check_model(recipe, source, config, tokenizer)
     kind, reading, paths = task_kind(recipe.task), data.reading, data.paths
     settings = recipe.task_settings(kind.settings)
     train_data = kind.read(paths["train"], reading, settings)
-    settings = settings.model_copy(update=kind.data_settings(train_data))
+    settings = settings.model_copy(update={**kind.data_settings(train_data), **kind.model_settings(config)})
     dev_data = kind.read(paths["dev"], reading, settings)
     kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)

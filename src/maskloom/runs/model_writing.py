@@ -129,11 +129,13 @@ def pretraining_card(
     heads = f"masked-LM and {PAIR_TASKS[pair].name} heads" if pair else "a masked-LM head"
     if config.is_causal:
         heads = "a language-model head, whose tokens attend to those before them alone"
+    if has_decoder := PRETRAINING[recipe.objective].has_decoder:
+        heads = "a decoder"
     what = f"A {name} ({recipe.model.size})" if init is None else f"A {name}, continued from {model_name(init)},"
     return Card(
         f"Pre-trained {name}",
         f"{what} with {heads}. {more}".rstrip(),
-        pipeline_tag=pretrained_tag(row.vocabulary_head, config),
+        pipeline_tag=pretrained_tag("decoder" if has_decoder else row.vocabulary_head, config),
         base_model=None if init is None else hub_name(init),
         recipe=recipe,
         metrics=metrics,
@@ -164,6 +166,8 @@ def pretrained_tag(vocabulary_head: str | None, config: ModelConfig) -> str | No
     """Return what a hub calls the task of a pre-trained model with that head, or None where it runs none."""
     if vocabulary_head == "lm":
         return "text-generation"
+    if vocabulary_head == "decoder":
+        return KINDS["seq2seq"].pipeline_tag
     return None if vocabulary_head is None or config.is_causal else "fill-mask"
 
 

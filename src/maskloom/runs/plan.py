@@ -128,7 +128,7 @@ def _size_plan(
         row = PRETRAINING[recipe.objective]
         batch_size = plan.training.batch_size
         account = row.loader(corpus, train, plan.data, batch_size=batch_size, seed=0).account()
-        flops = _flops(model.config, account)
+        flops = _flops(model.config, account, has_decoder=row.has_decoder)
         limit = _TIMED.get(device.type, _TIMED_ELSEWHERE)
         num_timed = max(1, min(batch_size, int(limit / flops)))
         loader = row.loader(corpus, train, plan.data, batch_size=num_timed, seed=0)
@@ -197,16 +197,22 @@ def _bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:
         return 16 * sum(weights.numel() for weights in build_model(config, heads_of(recipe, config)).parameters())
 
 
-def _flops(config: ModelConfig, account: Account) -> float:
+def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float:
     """Return the useful FLOPs of a sequence of mean length in training: two a weight and token, backward twice forward.
 
-    Attention has four a pair of tokens and dimension; of the vocabulary only predicted positions count.
+    Attention has four a pair of tokens and dimension; of the vocabulary only predicted positions count. A decoder reads
+    them, with as many projections again for its attention to the sequence.
     """
     length, hidden = account.tokens_per_instance, config.hidden_size
     num_projections = 3 if getattr(config, "gated", False) else 2
     projections = 4 * hidden**2 + num_projections * hidden * config.intermediate_size
     block = 2 * length * projections + 4 * length**2 * hidden
-    head = 2 * account.predictions_per_instance * (hidden**2 + hidden * config.vocab_size)
+    written = account.predictions_per_instance
+    head = 2 * written * (hidden**2 + hidden * config.vocab_size)
+    if has_decoder:
+        decoder = 2 * written * (projections + 2 * hidden**2) + 4 * length * hidden**2  # queries, outputs; keys, values
+        decoder += 4 * (written**2 + written * length) * hidden
+        head += (getattr(config, "num_decoder_layers", None) or config.num_hidden_layers) * decoder
     return 3 * (config.num_hidden_layers * block + head)
 
 

@@ -221,7 +221,7 @@ def generate(
     model: str | Path,
     input: str | Path,
     output: str | Path,
-    settings: Generation,
+    settings: Generation | None,
     *,
     reading: ReadingOptions | None = None,
     batch_size: int | None = None,

@@ -53,7 +53,12 @@ from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64
-_PARTS = (("cls.predictions", "masked-LM head"), ("cls.seq_relationship", "next-sentence head"), ("pooler", "pooler"))
+_PARTS = (
+    ("cls.predictions", "masked-LM head"),
+    ("cls.seq_relationship", "next-sentence head"),
+    ("pooler", "pooler"),
+    ("heads.decoder", "decoder"),
+)
 
 
 @alone_in_folder(ranks_share=True)
@@ -225,8 +230,11 @@ class _Run:
 
     def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)) -> Loader:
         """Return the batches of a phase."""
-        seed = self.recipe.seed
-        return self.row.loader(self.corpus, documents, plan.data, batch_size=batch_size, seed=seed, rows=rows)
+        seed, data = self.recipe.seed, plan.data
+        if self.row.has_decoder:  # some models begin every target with a token of their own
+            start = getattr(self.model.config, "decoder_start_token_id", None)
+            data = data.model_copy(update={"decoder_start": start})
+        return self.row.loader(self.corpus, documents, data, batch_size=batch_size, seed=seed, rows=rows)
 
     def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:
         """Return the initial weights' held-out metrics for the last phase, logged as step 0; {} on other ranks."""

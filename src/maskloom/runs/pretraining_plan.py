@@ -61,8 +61,11 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
 
 
 def config_for(recipe: PretrainRecipe, vocabulary: Vocabulary) -> ModelConfig:
-    """Return the configuration of a model for a vocabulary; its special tokens count unless the recipe names them."""
-    return model_config(recipe, vocab_size=len(vocabulary)).with_marks(vocabulary.marks, recipe.model.config)
+    """Return the configuration of a model for a vocabulary, with its marks where the recipe names none."""
+    special = vocabulary.special
+    marks = (special.pad, special.begin or special.classify, special.end or special.separator)
+    ids = (None if token is None else vocabulary.ids[token] for token in marks)
+    return model_config(recipe, vocab_size=len(vocabulary)).with_marks(*ids)
 
 
 def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
@@ -98,6 +101,10 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
             )
     if getattr(config, "bilstm", False):
         raise ConfigError(f"{whose} bilstm = true: a BiLSTM comes with a task, `maskloom finetune --set bilstm=true`")
+    if PRETRAINING[recipe.objective].has_decoder and not architecture_of(config).has_decoder:
+        known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_decoder)
+        needs = f"objective = {recipe.objective!r} trains a decoder, and a {architecture_of(config).name} has none"
+        raise ConfigError(f"{needs}; model.architecture is one of {known}, the default, for it")
     if config.is_causal != PRETRAINING[recipe.objective].is_causal:
         kind = "a left-to-right" if config.is_causal else "a bidirectional"
         hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
@@ -116,6 +123,10 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
     if missing := [role for role in row.needs if getattr(special, role) is None]:
         needs = f"objective = {recipe.objective!r} needs a {missing[0]} token"
         raise ConfigError(f"{needs}, {lacks}; {hint} objective = 'causal_lm'")
+    if row.has_decoder and not corpus.tokenizer.template.end:
+        raise ConfigError(f"objective = {recipe.objective!r} needs a token that ends a text, {lacks}")
+    for plan in phase_plans(recipe):
+        row.corruption(corpus.vocabulary, plan.data, recipe.seed)  # it may refuse a vocabulary
     if data.next_sentence and None in (special.classify, special.separator):
         needs = "a token that stands for a pair and one between its texts"
         raise ConfigError(f"data.next_sentence = true needs {needs}, {lacks}; {hint} data.next_sentence = false")
@@ -132,7 +143,8 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
 
 def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     """Return a sentence for each setting that is ignored because the initial weights or [[phases]] decide."""
-    own = [f"model.{key}" for key, value in ModelSection() if getattr(recipe.model, key) != value]
+    plain = ModelSection(architecture="transformer") if PRETRAINING[recipe.objective].has_decoder else ModelSection()
+    own = [f"model.{key}" for key, value in plain if getattr(recipe.model, key) != value]
     said = [f"{', '.join(own)}: ignored, the initial model has its own sizes"] if has_init and own else []
     if recipe.training.steps != TrainingSection().steps and (recipe.phases or recipe.training.minutes is not None):
         why = "every phase has its own steps" if recipe.phases else "the clock ends the run (training.minutes)"

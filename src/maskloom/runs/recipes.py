@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, UsageError
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.recipe_files import recipe_keys, recipe_path, shipped_recipes
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.launch import is_first_process
@@ -126,7 +127,6 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
         raise ConfigError(f"--epochs: {why}")
     # here, so that other starts do without them
     from maskloom.data.corpus.opening import Corpus, split_documents
-    from maskloom.objectives.pretraining import PRETRAINING
     from maskloom.runs.pretraining_plan import pretraining_data
 
     opened, batch_size = Corpus.open(corpus, verify=False), recipe.training.batch_size
@@ -161,9 +161,11 @@ _WIDEST_KEY = 44
 
 
 def explained_lines(content: dict[str, Any]) -> list[str]:
-    """Return for a terminal what `explained` tells, without sections that the recipe's task does not read."""
-    task = next((key["value"] for key in content["keys"] if key["path"] == "task" and key["is_set"]), None)
+    """Return for a terminal what `explained` tells, without sections that its task or objective does not read."""
+    chosen = {key["path"]: key["value"] for key in content["keys"] if key["is_set"]}
+    task, objective = chosen.get("task"), chosen.get("objective")
     unread = {name for name, kind in TASK_KINDS.items() if kind.section and task not in (None, name)}
+    unread |= {name for name, row in PRETRAINING.items() if row.section and objective not in (None, name)}
     if task is not None and "features" not in TASK_KINDS[task].settings.model_fields:
         unread.add("features")
     keys = [key for key in content["keys"] if key["path"].partition(".")[0] not in unread]

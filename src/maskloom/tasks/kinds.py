@@ -42,7 +42,8 @@ class TaskKind:
     gives the labels in the order of their ids; `check(train, dev)` raises DataError for data that cannot be learned
     from; `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have.
     These settings are an object of the row's `settings`, which has the keys of `section`, the recipe's section under
-    the name of the kind, and of `data_settings(train)`: what the training data says of every task like it.
+    the name of the kind, of `data_settings(train)`, what the training data says of every task like it, and of
+    `model_settings(config)`, what the configuration of the model says.
     `examples_at_once` bounds how many are encoded and held at a time. `example_of(item, number)` makes an example of
     what is handed over in Python.
 
@@ -72,6 +73,7 @@ class TaskKind:
     example_of: Callable[[Any, int], Any]
     label_names: Callable[[ReadExamples, ReadingOptions, Any], tuple[str, ...]] = lambda *_: ()
     data_settings: Callable[[ReadExamples], dict[str, Any]] = lambda _: {}
+    model_settings: Callable[[Any], dict[str, Any]] = lambda _: {}
     examples_at_once: int = 4096
     takes: str = "sentences"
     pipeline_tag: str = "text-classification"
@@ -191,6 +193,11 @@ CHOICE = TaskKind(
     known_by="choice",
 )
 
+
+def _start_of(config: Any) -> int | None:
+    return getattr(config, "decoder_start_token_id", None)
+
+
 SEQ2SEQ = TaskKind(
     name="seq2seq",
     iterate=iterate_sources,
@@ -202,6 +209,7 @@ SEQ2SEQ = TaskKind(
     pipeline_tag="text2text-generation",
     section=Seq2SeqSection,
     settings=Seq2SeqSettings,
+    model_settings=lambda config: {"decoder_start": start} if (start := _start_of(config)) is not None else {},
     names_labels=False,
     softmax_over=None,
     judge=judging.judge_first_value,

@@ -17,7 +17,7 @@ from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.templates import GPT_TEXTS, RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_byte_pairs
-from maskloom.text.vocabulary import GPT_TOKENS, SURROGATE, Vocabulary, vocabulary_sha256
+from maskloom.text.vocabulary import BART_TOKENS, GPT_TOKENS, SURROGATE, Vocabulary, vocabulary_sha256
 
 _VERSION = "#version: 0.2"
 
@@ -56,7 +56,8 @@ class BytePairTokenizer(Tokenizer):
         write_text(folder / "merges.txt", "".join(f"{line}\n" for line in [_VERSION, *map(" ".join, self.merges)]))
         library.decoder = decoders.BPEDecoder(suffix) if suffix else decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
         if not suffix:
-            return {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": self.prefix_space}, {}
+            kind = "RobertaTokenizer" if self.vocabulary.special == BART_TOKENS else "GPT2Tokenizer"
+            return {"tokenizer_class": kind, "add_prefix_space": self.prefix_space}, {}
         # transformers' class for GPT lower-cases whatever a folder says
         kind = "OpenAIGPTTokenizer" if self.lowercase else "PreTrainedTokenizerFast"
         return {"tokenizer_class": kind, "do_lower_case": self.lowercase}, {}

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 from maskloom.errors import ConfigError
 from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part
-from maskloom.text.templates import ONE_TEXT, SequenceTemplate
+from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
 from maskloom.text.tokenizer_files import ROLES, is_byte_pair, is_unigram
 from maskloom.text.vocabulary import Vocabulary
 
@@ -121,7 +121,10 @@ class Tokenizer(ABC):
     @cached_property
     def template(self) -> SequenceTemplate:
         """The marks around the texts of a task; none where no token stands for a text as a whole."""
-        marks = self.task_marks if self.vocabulary.special.classify else ONE_TEXT
+        special = self.vocabulary.special
+        marks = self.task_marks if special.classify else ONE_TEXT
+        if special.classify and special.classify == special.begin:
+            marks = BART_TEXTS
         return SequenceTemplate.of(marks, self.vocabulary, has_segments=self.has_segments)
 
     @cached_property

@@ -12,6 +12,7 @@ from tokenizers import pre_tokenizers
 from maskloom.errors import DataError
 from maskloom.system.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
 from maskloom.text.vocabulary import (
+    BART_TOKENS,
     END_OF_WORD,
     GPT_TOKENS,
     MAX_VOCABULARY_BYTES,
@@ -31,7 +32,10 @@ ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_
 """The names of transformers for the fields of `SpecialTokens`, in their order."""
 
 _END_OF_TEXT = "<|endoftext|>"
-_CLASSES = ("OpenAIGPTTokenizer", "GPT2Tokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+_CLASSES = (
+    *("OpenAIGPTTokenizer", "GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer"),
+    *("PreTrainedTokenizer", "TokenizersBackend"),
+)
 # settings of the library's model that change ids, and what they are in both layouts
 _PLAIN = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "ignore_merges": (None, False),
           "byte_fallback": (None, False), "fuse_unk": (None, False)}  # fmt: skip
@@ -254,6 +258,8 @@ def _special_tokens(
 ) -> SpecialTokens:
     """Return the tokens that the folder names, or those of the published models that are in the vocabulary."""
     usual = GPT_TOKENS if suffix else SpecialTokens(begin=_END_OF_TEXT, end=_END_OF_TEXT)
+    if not suffix and all(token in ids for token in BART_TOKENS.tokens):
+        usual = BART_TOKENS
     found = _named_tokens(folder, config, ids, usual)
     if not suffix:
         # every byte is known; transformers names one all the same

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Container, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,13 @@ class SpecialTokens:
 BERT_TOKENS = SpecialTokens("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPECIAL_TOKENS = BERT_TOKENS.tokens
 GPT_TOKENS = SpecialTokens("<pad>", "<unk>", "<extract>", "<delimiter>", begin="<start>", end="<end>")
+BART_TOKENS = SpecialTokens("<pad>", None, "<s>", "</s>", "<mask>", begin="<s>", end="</s>")
 END_OF_WORD = "</w>"
+
+
+def sentinel(number: int) -> str:
+    """Return the token for the missing span of that number, from 0 (Raffel et al. 2020, 3.1.4)."""
+    return f"<extra_id_{number}>"
 
 
 def _id_of(role: str) -> cached_property[int]:
@@ -125,16 +132,15 @@ class Vocabulary:
     end_id = _id_of("end")
 
     @cached_property
-    def marks(self) -> dict[str, int]:
-        """The ids of the special tokens by their roles; where nothing else ends a text, a separator does."""
-        special = self.special
-        found = {**asdict(special), "end": special.end or special.separator}
-        return {role: self.ids[token] for role, token in found.items() if token is not None}
-
-    @cached_property
     def special_ids(self) -> frozenset[int]:
         """The ids of the special tokens."""
         return frozenset(self.ids[token] for token in self.special.tokens)
+
+    @cached_property
+    def sentinel_ids(self) -> np.ndarray:
+        """The ids of <extra_id_0>, <extra_id_1> and so on, which stand for missing spans of a text."""
+        numbers = takewhile(lambda number: sentinel(number) in self.ids, count())
+        return np.array([self.ids[sentinel(number)] for number in numbers], dtype=np.int64)
 
     @cached_property
     def is_mark(self) -> np.ndarray:

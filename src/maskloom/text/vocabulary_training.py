@@ -20,6 +20,7 @@ from maskloom.text.vocabulary import (
     SPECIAL_TOKENS,
     SURROGATE,
     Vocabulary,
+    sentinel,
 )
 from maskloom.text.word_counting import Progress, WordCounts, count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -32,7 +33,8 @@ class VocabularySettings:
     """What a vocabulary of `size` tokens is: WordPiece (BERT), or the byte pairs of GPT.
 
     A pair is merged where it occurs `min_frequency` times; `score` says which comes next, see `merge_pairs`. The
-    `alphabet_limit` most frequent characters take part. Memory holds about `max_distinct_words` words.
+    `alphabet_limit` most frequent characters take part. Memory holds about `max_distinct_words` words. So many
+    `sentinels` for missing spans of a text come last, the first of them behind the others, as in T5.
     """
 
     size: int
@@ -42,6 +44,7 @@ class VocabularySettings:
     alphabet_limit: int = 1000
     max_distinct_words: int = 2_000_000
     model: Model = "wordpiece"
+    sentinels: int = 0
 
     @property
     def specials(self) -> tuple[str, ...]:
@@ -57,7 +60,8 @@ class VocabularySettings:
             raise ConfigError(
                 f"score = {self.score!r}: byte-pair encoding merges the most frequent pair; leave --score out"
             )
-        lowest = {"size": len(self.specials) + 1, "min_frequency": 1, "alphabet_limit": 1, "max_distinct_words": 1}
+        lowest = {"size": len(self.specials) + self.sentinels + 1, "min_frequency": 1, "alphabet_limit": 1}
+        lowest |= {"max_distinct_words": 1, "sentinels": 0}
         for name, least in lowest.items():
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}: it must be at least {least}")
@@ -97,7 +101,8 @@ def train_vocabulary(
         raise DataError(f"{counted.num_texts} texts hold no words; a vocabulary needs some")
     suffix = END_OF_WORD if settings.model == "bpe" else ""
     characters, dropped, alphabet = _choose_alphabet(counted.counts, settings.alphabet_limit, suffix)
-    size, num_specials = settings.size, len(settings.specials)
+    size, sentinels = settings.size, [sentinel(number) for number in reversed(range(settings.sentinels))]
+    num_specials = len(settings.specials) + len(sentinels)
     num_needed = num_specials + len(alphabet)
     if size < num_needed:
         raise ConfigError(
@@ -116,10 +121,11 @@ def train_vocabulary(
         progress=(lambda done: progress("merge pairs", done + num_specials, size)) if progress else None,
     )
     if settings.model == "bpe":
-        vocabulary = Vocabulary([*settings.specials, *symbols], GPT_TOKENS, prefix="", suffix=suffix)
+        vocabulary = Vocabulary([*settings.specials, *symbols, *sentinels], GPT_TOKENS, prefix="", suffix=suffix)
         tokenizer = BytePairTokenizer(vocabulary, tuple(merges), lowercase=settings.lowercase)
     else:
-        tokenizer = WordPieceTokenizer(Vocabulary([*settings.specials, *symbols]), lowercase=settings.lowercase)
+        vocabulary = Vocabulary([*settings.specials, *symbols, *sentinels])
+        tokenizer = WordPieceTokenizer(vocabulary, lowercase=settings.lowercase)
     return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
 
 
@@ -168,7 +174,8 @@ def _report(
 
 def num_forms(vocabulary: Vocabulary) -> dict[str, int]:
     """Return how many pieces start a word and how many continue one, or how many end one, as far as it is told."""
-    num_pieces, num_continuations = len(vocabulary) - len(vocabulary.special_ids), int(vocabulary.is_continuation.sum())
+    num_pieces = len(vocabulary) - len(vocabulary.special_ids) - len(vocabulary.sentinel_ids)
+    num_continuations = int(vocabulary.is_continuation.sum())
     found: dict[str, int] = {}
     if vocabulary.prefix:
         found = {"num_word_starts": num_pieces - num_continuations, "num_continuations": num_continuations}
@@ -179,7 +186,8 @@ def num_forms(vocabulary: Vocabulary) -> dict[str, int]:
 
 def longest_token(vocabulary: Vocabulary) -> str:
     """Return the token with the most characters, marks and special tokens not counted; the first where several have."""
-    tokens = [token for token in vocabulary.tokens if token not in vocabulary.special.tokens]
+    left_out = {*vocabulary.special_ids, *vocabulary.sentinel_ids.tolist()}
+    tokens = [token for index, token in enumerate(vocabulary.tokens) if index not in left_out]
     return max(tokens, key=lambda token: len(vocabulary.bare(token)), default="")
 
 

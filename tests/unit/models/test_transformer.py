@@ -169,6 +169,28 @@ def test_a_wide_beam_is_an_enumeration_of_all_texts():
     assert found.log_probability / ((5 + len(found.token_ids) + found.is_ended) / 6) ** alpha == pytest.approx(best[0])
 
 
+def test_the_next_best_are_what_a_search_for_more_finds():
+    model = make()
+    memory, source = encoded(model, [5, 6])
+    with torch.inference_mode():
+        how = {"max_tokens": 5, "beam": 4, "length_penalty": 1.0}
+        plain, more = (
+            decode_sources(model, memory, source, Generation(num_best=number, **how), begin=BEGIN, end=END)
+            for number in (1, 3)
+        )
+    for one, several in zip(plain, more, strict=True):
+        assert (one.token_ids, one.others) == (several.token_ids, [])
+        scores = [
+            text.log_probability / ((5 + len(text.token_ids) + text.is_ended) / 6)
+            for text in (several, *several.others)
+        ]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True)
+    for wrong in ({"num_best": 2}, {"beam": 2, "num_best": 3}, {"min_tokens": -1}, {"length_penalty": -0.1}):
+        with pytest.raises(ConfigError, match=next(reversed(wrong))):
+            Generation(**wrong)
+
+
 def test_texts_have_their_least_length_and_repeat_no_run():
     model = make()
     memory, source = encoded(model, [5, 6])

@@ -119,7 +119,7 @@ def test_damaged_merges_are_named_by_line(tmp_path: Path, merges: str, message: 
         ("tokenizer_config.json", {"do_lower_case": 1}, "do_lower_case is 1, it must be true or false"),
         ("tokenizer_config.json", {"unk_token": 3}, "unk_token is 3; a token is expected"),
         ("tokenizer_config.json", {"bos_token": "<s>"}, "but not <s>; its special tokens are needed"),
-        ("tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"}, "tokenizer_class is 'RobertaTokenizer'"),
+        ("tokenizer_config.json", {"tokenizer_class": "XLNetTokenizer"}, "tokenizer_class is 'XLNetTokenizer'"),
         ("tokenizer_config.json", {"model_max_length": 1}, "the longest input is 1 tokens"),
         ("tokenizer.json", {"added_tokens": [{"content": ["x"]}]}, "tokenizer.json: the added token .* has no content"),
         ("tokenizer.json", {"added_tokens": [{"content": "x"}]}, "the token 'x' has the id None"),

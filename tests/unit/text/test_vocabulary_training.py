@@ -185,3 +185,25 @@ def test_progress_is_told_in_stages() -> None:
     seen: list[tuple[str, int, int]] = []
     train_vocabulary(TEXTS, VocabularySettings(160), progress=lambda *stage: seen.append(stage))
     assert seen[-1] == ("merge pairs", 160, 160)
+
+
+@pytest.mark.parametrize("model", ["wordpiece", "bpe"])
+def test_sentinels_come_last_and_change_no_other_piece(model: str, tmp_path) -> None:
+    plain, found = train(size=150, model=model), train(size=153, model=model, sentinels=3)
+    assert found.vocabulary.tokens == (*plain.vocabulary.tokens, "<extra_id_2>", "<extra_id_1>", "<extra_id_0>")
+    assert found.vocabulary.sentinel_ids.tolist() == [152, 151, 150]
+    assert plain.vocabulary.sentinel_ids.tolist() == []
+    for name in ("longest_token", "num_word_starts", "num_word_ends", "pieces_per_word"):
+        assert found.report.get(name) == plain.report.get(name)
+    found.tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).vocabulary.tokens == found.vocabulary.tokens
+    assert Tokenizer.load(tmp_path).token_ids("fox <extra_id_0>") == found.tokenizer.token_ids("fox <extra_id_0>")
+    assert not {150, 151, 152} & {*found.tokenizer.token_ids("fox <extra_id_0>")}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"sentinels": -1}, "sentinels = -1"), ({"sentinels": 145}, "size = 150")]
+)
+def test_impossible_numbers_of_sentinels_are_refused(options: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        train(size=150, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -283,6 +283,23 @@ class SentencePairs:
             epochs=np.full_like(part, epoch),
             keys=words(self._seed, _KEY, sentences, part),
         )
+
+
+class Passages(SentencePairs):
+    """The same stream for single segments, which tells their sentences apart."""
+
+    def gather(self, rows: Instances) -> Texts:
+        """Return segments with their tokens and marks, and where their sentences stand."""
+        texts, counts = super().gather(rows), rows.a_last - rows.a_first
+        owners = np.repeat(np.arange(len(rows)), counts)
+        first = np.cumsum(counts) - counts
+        lengths = _checked_lengths(self._corpus, rows.a_first[owners] + np.arange(len(owners)) - first[owners])
+        ends = np.cumsum(lengths)
+        ends -= (ends[first] - lengths[first] + rows.a_skip)[owners]  # a sentence too long for a segment is cut
+        begins = np.maximum(ends - lengths, 0)
+        starts = np.cumsum(texts.lengths) - texts.lengths + len(self._corpus.tokenizer.template.begin)
+        lengths = np.minimum(ends, rows.a_length[owners]) - begins
+        return replace(texts, sentence_starts=starts[owners] + begins, sentence_lengths=lengths)
 
 
 @dataclass(frozen=True)

@@ -23,4 +23,6 @@ class Seq2SeqSection(Section):
 
 
 class Seq2SeqSettings(Seq2SeqSection, KindSettings):
-    """Those keys, and the ones of every task."""
+    """Those keys, and the ones of every task; `decoder_start` is the model's own token before all targets."""
+
+    decoder_start: int | None = None

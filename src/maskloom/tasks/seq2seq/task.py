@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -45,7 +46,7 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
         primary=primary or "bleu",
         heads=("decoder",),
         objective=SequenceToSequence(settings.label_smoothing, generation),
-        encode=partial(_encode, settings.max_target_length),
+        encode=partial(_encode, settings),
         decide=_texts,
         decode=lambda encoded, outputs: [{"target": text} for text in _texts(encoded, outputs)],
         metric=metric,
@@ -58,15 +59,16 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 class EncodedTargets:
     """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are the targets as they stand in the file. `marks` are the tokens at which every target begins and ends; the
-    first is not among its ids where the tokenizer puts no mark before a text.
+    `texts` are the targets as they stand in the file. `marks` are the tokens at which every target begins, and the one
+    at which it ends. Where decoders have a `start`, they read that first, and all of a target is predicted.
     """
 
     sources: EncodedExamples
     targets: EncodedExamples | None
     texts: list[str] | None
-    marks: tuple[int, int]
+    marks: tuple[int, ...]
     tokenizer: Tokenizer
+    start: int | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -84,14 +86,18 @@ class EncodedTargets:
     def batch(self, indices: np.ndarray) -> SourceTargetBatch:
         """Return the sources and targets of those indices, packed in that order."""
         source = self.sources.batch(indices)
-        ids, lengths, labels = np.zeros(0, np.int64), np.zeros(len(indices), np.int64), None
+        ids, lengths = np.zeros(0, np.int64), np.zeros(len(indices), np.int64)
+        labels = None
         if self.targets is not None:
             target = self.targets.batch(indices)
-            labels, lengths = target.token_ids, target.lengths
-            if self.tokenizer.template.begin:
-                labels, lengths = np.delete(labels, np.cumsum(lengths) - lengths), lengths - 1
-            ids = np.roll(labels, 1)
-            ids[np.cumsum(lengths) - lengths] = self.marks[0]
+            ids, lengths, labels = target.token_ids, target.lengths, target.token_ids
+            ends = np.cumsum(lengths)
+            if self.start is None:
+                ids, lengths = np.delete(ids, ends - 1), lengths - 1
+                labels = np.delete(labels, ends - target.lengths)
+            else:
+                ids = np.roll(ids, 1)
+                ids[ends - lengths] = self.start
         marks = np.tile(np.array(self.marks, dtype=np.int64), (len(indices), 1))
         return SourceTargetBatch(
             source.token_ids, source.segment_ids, source.lengths, ids, lengths, labels, source.indices, marks
@@ -109,7 +115,7 @@ class EncodedTargets:
 
 
 def _encode(
-    max_target_length: int, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
+    settings: Seq2SeqSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
 ) -> EncodedTargets:
     sources = encode_examples(data.examples, tokenizer, max_length=max_length)
     texts = [example.label for example in data.examples]
@@ -118,28 +124,36 @@ def _encode(
     if known is not None:
         alone = ((text, None) for text in known)
         first = np.arange(len(known) + 1)
-        limit = min(max_target_length, tokenizer.max_length)
+        limit = min(settings.max_target_length, tokenizer.max_length)
         targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, limit), labels=None)
-    return EncodedTargets(sources, targets, known, target_marks(tokenizer), tokenizer)
+    marks, start = target_marks(tokenizer, settings.decoder_start)
+    return EncodedTargets(sources, targets, known, marks, tokenizer, start)
 
 
-def target_marks(tokenizer: Tokenizer) -> tuple[int, int]:
-    """Return the tokens at which a target begins and ends, padding before one that has a mark at its end alone.
+def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ...], int | None]:
+    """Return the marks of targets, of a model with a token `start` of its own or without, and what decoders start with.
 
-    Raises DataError for a vocabulary without such tokens.
+    Raises DataError for a vocabulary without marks.
     """
-    marks, pad = tokenizer.template, tokenizer.vocabulary.special.pad
-    begin = marks.begin or (() if pad is None else (tokenizer.vocabulary.pad_id,))
-    if not begin or not marks.end:
+    marks = tokenizer.encode("").ids
+    if start is None and not tokenizer.template.begin and tokenizer.vocabulary.special.pad is not None:
+        start = tokenizer.vocabulary.pad_id
+    marks = [*([] if start is None else [start]), *marks]
+    if len(marks) < 2:
         raise DataError("a target needs a token that begins it and one that ends it; the vocabulary has none")
-    return begin[0], marks.end[-1]
+    return tuple(marks), start
 
 
 def _texts(encoded: Any, outputs: Outputs) -> list[str]:
     """Return the texts of the tokens of each target, without the end."""
-    return [_joined(encoded.tokenizer.decode(rows[:-1, 0].astype(np.int64).tolist())) for rows in outputs]
+    return [readable(encoded.tokenizer, rows[:-1, 0].astype(np.int64).tolist()) for rows in outputs]
+
+
+def readable(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the text of tokens, without the blanks that a vocabulary of words leaves around marks."""
+    text = tokenizer.decode(ids)
+    return _joined(text) if tokenizer.cuts_at_white_space else text
 
 
 def _joined(text: str) -> str:
-    """Take away the blanks that a vocabulary of words leaves around marks."""
     return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", _WITHIN.sub(r"\1", text)))

@@ -1,0 +1,155 @@
+"""A Transformer from nothing on Multi30k, German to English, and single changes of it as in Table 3 of the paper.
+
+Every run is the shipped recipe with a change, made by `maskloom finetune` in a process of its own and scored by
+`maskloom evaluate` on the tests. Finished runs stand in runs.jsonl under --out and are not made again. Processor time
+is that of all threads of training alone, evaluations on dev included.
+
+    python benchmarks/translation.py --out ~/translation --results results/translation
+    python benchmarks/translation.py --out ~/translation --results results/translation --variations --epochs 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from surroundings import data_folder, processor
+
+_TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+_SIZE = 6000
+# One change each: rows A, B, C, D and E of Table 3, and label smoothing.
+_VARIATIONS: dict[str, tuple[str, ...]] = {
+    "one head": ("model.config.num_attention_heads=1",),
+    "eight heads": ("model.config.num_attention_heads=8",),
+    "one layer": ("model.config.num_hidden_layers=1",),
+    "four layers": ("model.config.num_hidden_layers=4",),
+    "width 64": ("model.config.hidden_size=64",),
+    "width 256": ("model.config.hidden_size=256",),
+    "feed-forward 128": ("model.config.intermediate_size=128",),
+    "no dropout": ("model.config.hidden_dropout_prob=0.0",),
+    "dropout 0.2": ("model.config.hidden_dropout_prob=0.2",),
+    "no label smoothing": ("seq2seq.label_smoothing=0.0",),
+    "label smoothing 0.2": ("seq2seq.label_smoothing=0.2",),
+    "learned positions": ("model.config.learned_positions=true",),
+    "norms before the blocks": ("model.config.pre_norm=true",),
+}
+
+
+def main() -> None:
+    """Make what is not made yet, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs")
+    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser.add_argument("--variations", action="store_true", help="make the changes of Table 3 too")
+    parser.add_argument("--epochs", type=float, help="epochs of the changes and of the recipe beside them")
+    parser.add_argument("--seeds", type=int, default=1)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    prepare(options.out)
+    runs: dict[str, tuple[str, ...]] = {"the recipe": ()}
+    if options.variations:
+        short = () if options.epochs is None else (f"training.epochs={options.epochs:g}",)
+        base = {f"the recipe, {options.epochs:g} epochs": short} if short else {}
+        runs |= base | {name: (*short, *changes) for name, changes in _VARIATIONS.items()}
+    for seed in range(options.seeds):
+        for name, changes in runs.items():
+            if (name, seed) not in {(run["name"], run["seed"]) for run in finished(options.out)}:
+                made = make(options.out, name, changes, seed)
+                with (options.out / "runs.jsonl").open("a", encoding="utf-8") as file:
+                    print(json.dumps(made), file=file)
+                print(f"{name}, seed {seed}: {made['scores'][_TESTS[0]]['bleu']:.1f} BLEU", flush=True)
+    if options.results:
+        write_page(options.results, finished(options.out))
+
+
+def prepare(out: Path) -> None:
+    """Copy the data, and train the vocabulary of both languages."""
+    source = data_folder() / "family" / "multi30k"
+    for name in ("train", "val", *_TESTS):
+        for language in ("de", "en"):
+            shutil.copyfile(source / f"{name}.{language}", out / f"{name}.{language}")
+    if not (out / "vocab").exists():
+        texts = [str(out / f"train.{language}") for language in ("de", "en")]
+        command("vocab", "train", *texts, "--cased", "--size", str(_SIZE), "--out", str(out / "vocab"))
+
+
+def make(out: Path, name: str, changes: Sequence[str], seed: int) -> dict[str, Any]:
+    """Train and score one run."""
+    folder = out / "runs" / f"{name.replace(' ', '-').replace(',', '')}-{seed}"
+    settings = ["seq2seq.target_suffix=en", f"seed={seed}", *changes]
+    sets = [part for setting in settings for part in ("--set", setting)]
+    files = ("--vocab", str(out / "vocab"), "--train", str(out / "train.de"), "--dev", str(out / "val.de"))
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    resumed = ["--resume"] if (folder / "recipe.toml").exists() else []
+    command("finetune", "--recipe", "translation", *files, "--out", str(folder), *sets, *resumed)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    best = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["best"]["scores"]
+    scores = {
+        test: json.loads(command("evaluate", "--model", str(folder), "--data", str(out / f"{test}.de"), "--json"))
+        for test in _TESTS
+    }
+    seconds = {"wall_seconds": time.perf_counter() - began, "cpu_seconds": cpu}
+    return {"name": name, "seed": seed, "changes": list(changes), "dev": best, "scores": scores, **seconds}
+
+
+def command(*arguments: str) -> str:
+    """Run maskloom and return what it wrote to standard output."""
+    done = subprocess.run([sys.executable, "-m", "maskloom", *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout
+
+
+def finished(out: Path) -> list[dict[str, Any]]:
+    """Return the runs that were made."""
+    path = out / "runs.jsonl"
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
+    """Write the results as JSON and as a page."""
+    lines = [
+        "# Translation: a small Transformer from nothing",
+        "",
+        "Made by `benchmarks/translation.py`; do not edit. Multi30k, German to English, 29,000 pairs of sentences; the",
+        "recipe is `translation`: two layers of 128 in encoder and decoder, 8 epochs, beam 4. BLEU and chrF are",
+        "sacrebleu's (13a, cased) of the weights that are best on dev. Minutes are the processor's, of all threads.",
+        "",
+        "| | dev loss | dev BLEU | test2016 BLEU | chrF | test2017 BLEU | MSCOCO BLEU | minutes |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(run["name"] for run in runs):
+        same = [run for run in runs if run["name"] == name]
+        cells = [
+            spread([run["dev"]["loss"] for run in same], 2),
+            spread([run["dev"]["bleu"] for run in same]),
+            spread([run["scores"][_TESTS[0]]["bleu"] for run in same]),
+            spread([run["scores"][_TESTS[0]]["chrf"] for run in same]),
+            *(spread([run["scores"][test]["bleu"] for run in same]) for test in _TESTS[1:]),
+            spread([run["cpu_seconds"] / 60 for run in same]),
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
+    target.with_suffix(".json").write_text(json.dumps({"runs": runs}, indent=1) + "\n", encoding="utf-8")
+    target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """Return the mean, with the standard deviation of several."""
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    deviation = (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""Noised texts to restore: BART's noises (Lewis et al. 2019, 2.2), T5's missing spans (Raffel et al. 2020, 3.1.4)."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from maskloom.data.batch import SourceTargetBatch, Texts
+from maskloom.data.corruption import Corruption, drawn, ranks
+from maskloom.data.counter_random import integers, uniform, words
+from maskloom.data.settings import DenoisingData, RestoringData, SpanCorruptionData
+from maskloom.errors import ConfigError
+from maskloom.text.vocabulary import sentinel
+
+# One number for each kind of draw, so that no two kinds share random words.
+_SENTENCES, _STARTS, _LENGTHS, _RANDOM, _RANDOM_TOKEN, _INSERTED, _OFFSET, _PRESENT, _MISSING = range(501, 510)
+_LONGEST_SPAN = 400
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Texts one after the other: ids (tokens,), sizes (texts,)."""
+
+    ids: np.ndarray
+    sizes: np.ndarray
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """The text of each token."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each text begins."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """The position of each token in its text."""
+        return np.arange(len(self.ids)) - self.starts[self.owners]
+
+    def kept(self, is_kept: np.ndarray) -> _Packed:
+        """Return what is left of some tokens."""
+        return _Packed(self.ids[is_kept], np.bincount(self.owners[is_kept], minlength=len(self.sizes)))
+
+
+class _Frame(NamedTuple):
+    """The marks that stand before and behind every text."""
+
+    begin: np.ndarray
+    end: np.ndarray
+
+    def around(self, texts: _Packed) -> _Packed:
+        """Return texts with their marks."""
+        before, behind = len(self.begin), len(self.end)
+        sizes = texts.sizes + before + behind
+        ends = np.cumsum(sizes)
+        ids, is_text = np.empty(int(sizes.sum()), dtype=np.int64), np.ones(int(sizes.sum()), dtype=bool)
+        for first, marks in ((ends - sizes, self.begin), (ends - behind, self.end)):
+            places = first[:, None] + np.arange(len(marks))
+            ids[places], is_text[places] = marks, False
+        ids[is_text] = texts.ids
+        return _Packed(ids, sizes)
+
+
+@dataclass(frozen=True)
+class Restoring(Corruption[Texts, SourceTargetBatch]):
+    """What sources and targets made of the same texts have in common.
+
+    A source has the marks of its text. A target does too; a decoder reads it up to the last token and predicts it from
+    the second one on. With a `decoder_start` it reads that first and predicts all of the target, as BART and T5 do; so
+    it is, with the padding token, where no mark begins a text.
+    """
+
+    data: RestoringData
+
+    def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the numbers of target tokens, marks that are predicted among them."""
+        numbers = self._num_targets(lengths - num_marks) + (1 if self.data.decoder_start is None else num_marks)
+        return numbers, numbers
+
+    @abstractmethod
+    def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
+        """Return the numbers of target tokens without marks, by the sizes of texts."""
+
+    def _parts(self, texts: Texts) -> tuple[_Packed, _Packed, _Frame]:
+        """Return texts without their marks, the lengths of their sentences, and the marks."""
+        starts, lengths = cast(np.ndarray, texts.sentence_starts), cast(np.ndarray, texts.sentence_lengths)
+        whole = _Packed(texts.token_ids, texts.lengths)
+        sentences = _Packed(lengths, np.diff(np.append(np.searchsorted(starts, whole.starts), len(starts))))
+        sizes, num_begin = np.add.reduceat(lengths, sentences.starts), int(starts[0])
+        is_text = (whole.places >= num_begin) & (whole.places < (num_begin + sizes)[whole.owners])
+        first = texts.token_ids[: texts.lengths[0]]
+        return whole.kept(is_text), sentences, _Frame(first[:num_begin], first[num_begin + sizes[0] :])
+
+    def _states(self, kind: int, texts: Texts) -> np.ndarray:
+        return words(self.seed, kind, texts.epochs, texts.keys)
+
+    def _batch(self, source: _Packed, target: _Packed, frame: _Frame) -> SourceTargetBatch:
+        """Return the batch of texts without their marks."""
+        source, target, start = frame.around(source), frame.around(target), self.data.decoder_start
+        ids, labels, sizes, begin = np.roll(target.ids, 1), target.ids, target.sizes, frame.begin
+        if start is None and len(begin):
+            lasts = target.starts + target.sizes - 1
+            ids, labels, sizes = np.delete(labels, lasts), np.delete(labels, target.starts), sizes - 1
+        else:
+            ids[target.starts] = self.vocabulary.pad_id if start is None else start
+        marks = [ids[0], *(() if start is None else begin), frame.end[-1]]
+        return SourceTargetBatch(
+            token_ids=source.ids,
+            segment_ids=np.zeros_like(source.ids),
+            lengths=source.sizes,
+            target_ids=ids,
+            target_lengths=sizes,
+            labels=labels,
+            indices=np.arange(len(sizes)),
+            marks=np.tile(np.array(marks, dtype=np.int64), (len(sizes), 1)),
+        )
+
+
+@dataclass(frozen=True)
+class Denoising(Restoring):
+    """A source is a noised text, its target the text (Lewis et al. 2019, 2.2).
+
+    Sentences are permuted; of the tokens, or words with `whole_word_masking`, some are masked, others deleted, and
+    spans infilled, of Poisson length, which may overlap: each becomes one [MASK], and one of length 0 is a [MASK] too
+    many; more of these are inserted; the text is rotated. A source has no more than `max_length` tokens: there are
+    fewer insertions where it would.
+    """
+
+    data: DenoisingData
+
+    def __call__(self, texts: Texts) -> SourceTargetBatch:
+        """Return the batch of noised texts with what they were."""
+        text, sentences, frame = self._parts(texts)
+        noised, is_head = self._permuted(text, sentences, self._states(_SENTENCES, texts))
+        noised, num_empty = self._thinned(noised, is_head, texts)
+        noised = self._inserted(noised, num_empty, len(frame.begin) + len(frame.end), texts)
+        return self._batch(self._rotated(noised, self._states(_OFFSET, texts)), text, frame)
+
+    def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
+        return sizes
+
+    def _permuted(self, text: _Packed, sentences: _Packed, states: np.ndarray) -> tuple[_Packed, np.ndarray]:
+        """Return texts with sentences in another order, and where words begin."""
+        count = _share(self.data.permute_sentences, sentences.sizes)
+        order = np.arange(len(sentences.ids))
+        picked = drawn(order, sentences.owners, sentences.places, states, count)
+        order[np.sort(picked)] = picked
+        lengths, starts = sentences.ids[order], (np.cumsum(sentences.ids) - sentences.ids)[order]
+        first = np.cumsum(lengths) - lengths
+        ids = text.ids[np.arange(len(text.ids)) + np.repeat(starts - first, lengths)]
+        is_head = np.ones(len(ids), dtype=bool)
+        if self.data.whole_word_masking:
+            is_head = ~self.vocabulary.is_continuation[ids]
+            is_head[first] = True
+        return _Packed(ids, text.sizes), is_head
+
+    def _thinned(self, text: _Packed, is_head: np.ndarray, texts: Texts) -> tuple[_Packed, np.ndarray]:
+        """Return texts with words masked, deleted and infilled, and of each the number of spans of length 0."""
+        (heads,) = np.nonzero(is_head)
+        heads = _Packed(heads, np.bincount(text.owners[heads], minlength=len(text.sizes)))
+        masked, deleted, budget = (
+            _share(rate, heads.sizes) for rate in (self.data.mask_rate, self.data.delete_rate, self.data.infill_rate)
+        )
+        single = np.minimum(masked + deleted, heads.sizes)
+        spans = self._spans(np.minimum(budget, heads.sizes - single), self._states(_LENGTHS, texts))
+        filled = spans.kept(spans.ids > 0)
+        states, every = self._states(_STARTS, texts), np.arange(len(heads.ids))
+        picked = drawn(every, heads.owners, heads.places, states, single + filled.sizes)
+        owners = heads.owners[picked]
+        numbers, sizes = ranks(owners), np.ones_like(picked)
+        sizes[numbers >= single[owners]] = filled.ids
+        is_masked = (numbers < masked[owners]) | (numbers >= single[owners])
+        last = np.minimum(picked + sizes, (heads.starts + heads.sizes)[owners])
+        first, end = heads.ids[picked], np.append(heads.ids, len(text.ids))[last]
+        # a span takes all its tokens, but the first where that becomes [MASK]
+        begins, ends = (np.bincount(places, minlength=len(is_head) + 1) for places in (first + is_masked, end))
+        ids, places = text.ids.copy(), first[is_masked]
+        ids[places] = self._masks(text.owners[places], 2 * text.places[places], texts)
+        thinned = _Packed(ids, text.sizes).kept(np.cumsum(begins - ends)[:-1] == 0)
+        return thinned, spans.sizes - filled.sizes
+
+    def _spans(self, budgets: np.ndarray, states: np.ndarray) -> _Packed:
+        """Return lengths of spans, packed by texts, that add up to each budget; the last is cut to fit."""
+        numbers = budgets
+        while True:
+            owners = np.repeat(np.arange(len(budgets)), numbers)
+            spans = _Packed(owners, numbers)
+            draws = uniform(_LENGTHS, states[owners], spans.places)
+            lengths = np.searchsorted(_poisson(self.data.span_length), draws, side="right")
+            totals = np.bincount(owners, lengths, minlength=len(budgets)).astype(np.int64)
+            if (totals >= budgets).all():
+                break
+            numbers = np.where(totals < budgets, 2 * numbers, numbers)
+        before = np.cumsum(lengths) - lengths - (np.cumsum(totals) - totals)[owners]
+        left = budgets[owners] - before
+        return _Packed(np.minimum(lengths, left), numbers).kept(left > 0)
+
+    def _inserted(self, text: _Packed, numbers: np.ndarray, num_marks: int, texts: Texts) -> _Packed:
+        """Return texts with so many [MASK] more, and those of `insert_rate`, at random places."""
+        numbers = numbers + _share(self.data.insert_rate, text.sizes)
+        numbers = np.clip(numbers, 0, np.maximum(self.data.max_length - num_marks - text.sizes, 0))
+        sizes = text.sizes + numbers
+        wide = _Packed(np.arange(sizes.sum()), sizes)
+        chosen = np.sort(drawn(wide.ids, wide.owners, wide.places, self._states(_INSERTED, texts), numbers))
+        masks = self._masks(wide.owners[chosen], 2 * wide.places[chosen] + 1, texts)
+        return _Packed(np.insert(text.ids, chosen - np.arange(len(chosen)), masks), sizes)
+
+    def _masks(self, owners: np.ndarray, counters: np.ndarray, texts: Texts) -> np.ndarray:
+        """Return for some places [MASK], or now and then a random token."""
+        keys = self._states(_RANDOM, texts)[owners]
+        random_ids = integers(len(self.vocabulary), _RANDOM_TOKEN, keys, counters)
+        return np.where(uniform(_RANDOM, keys, counters) < self.data.random_rate, random_ids, self.vocabulary.mask_id)
+
+    def _rotated(self, text: _Packed, states: np.ndarray) -> _Packed:
+        """Return texts of which some begin at another token than they did, and go on at their start."""
+        is_rotated = (uniform(_RANDOM, states) < self.data.rotate_rate) & (text.sizes > 1)
+        offsets = np.where(is_rotated, 1 + integers(np.maximum(text.sizes - 1, 1), _OFFSET, states), 0)
+        shifted = (text.places + offsets[text.owners]) % text.sizes[text.owners]
+        return _Packed(text.ids[text.starts[text.owners] + shifted], text.sizes)
+
+
+@dataclass(frozen=True)
+class SpanCorruption(Restoring):
+    """A source is a text with sentinels for missing spans, its target these, each with its span (Raffel et al., 3.1.4).
+
+    Of n tokens round(n `noise_density`) are missing, in round(that / `mean_span_length`) spans, at least one each. What
+    is missing and what is not are uniform partitions; a text begins with what is not. Differs from the paper: figure 2
+    has a sentinel behind the last span, the published code has none. Raises ConfigError for a vocabulary with fewer
+    sentinels than a text of `max_length` tokens needs.
+    """
+
+    data: SpanCorruptionData
+
+    def __post_init__(self) -> None:
+        needed = int(self._numbers(np.array([self.data.max_length]))[1][0])
+        if (known := len(self.vocabulary.sentinel_ids)) < needed:
+            raise ConfigError(
+                f"objective = 'span_corruption' with data.max_length = {self.data.max_length} needs {needed} sentinels"
+                f", {sentinel(0)} to {sentinel(needed - 1)}; the vocabulary has {known or 'none'}: train one with "
+                f"maskloom vocab train --sentinels {max(needed, 100)}"
+            )
+
+    def __call__(self, texts: Texts) -> SourceTargetBatch:
+        """Return the batch of texts with sentinels and of what these stand for."""
+        text, _, frame = self._parts(texts)
+        num_missing, num_spans = self._numbers(text.sizes)
+        missing = _partition(num_missing, num_spans, self._states(_MISSING, texts))
+        present = _partition(text.sizes - num_missing, num_spans, self._states(_PRESENT, texts))
+        is_missing = np.repeat(np.tile([False, True], len(missing)), np.stack([present, missing], axis=1).reshape(-1))
+        is_first = is_missing & ~np.append(False, is_missing[:-1])
+        (first,) = np.nonzero(is_first)
+        sentinels = self.vocabulary.sentinel_ids[ranks(text.owners[first])]
+        ids = text.ids.copy()
+        ids[first] = sentinels
+        source = _Packed(ids, text.sizes).kept(~is_missing | is_first)
+        target = text.kept(is_missing)
+        behind = np.flatnonzero(is_first[is_missing])
+        target = _Packed(np.insert(target.ids, behind, sentinels), target.sizes + num_spans)
+        return self._batch(source, target, frame)
+
+    def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
+        return np.sum(self._numbers(sizes), axis=0)  # what is missing, and a sentinel a span
+
+    def _numbers(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many tokens of texts are missing, and in how many spans; of a single token none."""
+        num_missing = np.minimum(np.maximum(np.rint(sizes * self.data.noise_density), 1), sizes - 1)
+        num_spans = np.minimum(np.maximum(np.rint(num_missing / self.data.mean_span_length), 1), num_missing)
+        return num_missing.astype(np.int64), np.minimum(num_spans, sizes - num_missing).astype(np.int64)
+
+
+def _partition(sizes: np.ndarray, numbers: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """Return the lengths of so many parts of each size, none empty, or one part; all partitions are equally likely."""
+    items = _Packed(np.arange(sizes.sum()), sizes)
+    cuts = drawn(items.ids[items.places > 0], items.owners, items.places, states, np.maximum(numbers - 1, 0))
+    starts = np.sort(np.append(items.starts, cuts))
+    return np.diff(np.append(starts, len(items.ids)))
+
+
+def _share(rate: float, sizes: np.ndarray) -> np.ndarray:
+    """Return a rate of some sizes, rounded up; what rounding adds to their product does not count."""
+    return np.ceil(rate * sizes - 1e-9).astype(np.int64)
+
+
+@lru_cache(maxsize=8)
+def _poisson(mean: float) -> np.ndarray:
+    """Return the probabilities that a Poisson variable is at most 0, 1, 2 ...."""
+    numbers = np.arange(1, _LONGEST_SPAN)
+    return np.cumsum(math.exp(-mean) * np.cumprod(np.append(1.0, mean / numbers)))

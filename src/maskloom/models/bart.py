@@ -1,0 +1,75 @@
+"""BART: an encoder that reads both ways and a decoder (Lewis et al. 2019, 2.1), together one encoder of texts."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from maskloom.layers.initialization import initialize
+from maskloom.layers.pooling import LastToken
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.bart_config import BartConfig
+from maskloom.models.encoder import Encoder
+from maskloom.models.transformer import Positions, ScaledEmbeddings, TransformerDecoder
+
+# Rows of the published tables of positions that no token has.
+_OFFSET = 2
+
+
+class Bart(Encoder):
+    """The encoder: normed sums of word and position embeddings, and post-norm layers.
+
+    Heads on texts and tokens read the decoder on top of it, which gets the same tokens one place later (3.1, 3.2). Only
+    beside the head "decoder", which makes other texts, they read the encoder itself.
+    Differs from the paper: it adds a token whose vector stands for a text; the published code takes the vector that
+    predicts the last one, which is an end.
+    """
+
+    def __init__(self, config: BartConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = ScaledEmbeddings(config, _positions(config), _norm(config))
+        self.layers = self.transformer_layers(config, activation_dropout=config.activation_dropout)
+        self.final_norm = nn.Identity()
+        self.pooler = LastToken()
+        initialize(self, std=config.initializer_range)
+
+    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return the normed sum of word and position embeddings; segments are ignored."""
+        return self.embeddings(token_ids, layout.position_ids)
+
+    def new_decoder(self) -> BartDecoder:
+        """Return a decoder that predicts words."""
+        return BartDecoder(self, predicts=True)
+
+    def read_through_decoder(self) -> None:
+        """Put a decoder on top."""
+        self.top = BartDecoder(self, predicts=False)
+
+    def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return the decoder's vectors of the same tokens, of which it reads each one place later."""
+        later = token_ids.roll(1)
+        later[layout.first_positions[layout.lengths > 0]] = cast(BartConfig, self.config).decoder_start_token_id
+        return cast(nn.Module, self.top)(later, layout, hidden, layout)
+
+
+class BartDecoder(TransformerDecoder):
+    """The decoder, with positions and a norm of its own; where it `predicts`, with a bias that is 0 and stays so."""
+
+    def __init__(self, encoder: Bart, *, predicts: bool) -> None:
+        super().__init__(encoder)
+        config = cast(BartConfig, encoder.config)
+        self.positions, self.layer_norm = _positions(config), _norm(config)
+        if predicts:
+            self.bias = nn.Parameter(torch.zeros(1, config.vocab_size), requires_grad=False)
+
+
+def _positions(config: BartConfig) -> Positions:
+    number, scales = config.max_position_embeddings, config.scale_embedding
+    return Positions(config.hidden_size, number, offset=_OFFSET, scales_words=scales)
+
+
+def _norm(config: BartConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)

@@ -1,0 +1,118 @@
+"""The configuration of a BART, read and written with the keys of its published files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from maskloom.models.model_config import SIZES, Fraction, ModelConfig
+
+# Our keys by those of the published files.
+_PUBLISHED = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "encoder_layers": "num_hidden_layers",
+    "decoder_layers": "num_decoder_layers",
+    "encoder_attention_heads": "num_attention_heads",
+    "encoder_ffn_dim": "intermediate_size",
+    "activation_function": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "activation_dropout": "activation_dropout",
+    "classifier_dropout": "classifier_dropout",
+    "max_position_embeddings": "max_position_embeddings",
+    "scale_embedding": "scale_embedding",
+    "init_std": "initializer_range",
+    "pad_token_id": "pad_token_id",
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "decoder_start_token_id": "decoder_start_token_id",
+    "forced_bos_token_id": "forced_bos_token_id",
+    "forced_eos_token_id": "forced_eos_token_id",
+}
+# Published keys of the decoder, and those of the encoder that they must equal.
+_ALIKE = {"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"}
+BART_MODEL_TYPES = ("bart", "maskloom_bart_crf")
+BART_SIZES = {
+    **{name: SIZES[name] for name in ("tiny", "mini", "small")},
+    "base": {"num_hidden_layers": 6, "hidden_size": 768, "num_attention_heads": 12},
+    "large": {"num_hidden_layers": 12, "hidden_size": 1024, "num_attention_heads": 16},
+}
+"""Base and large are the published ones; each has as many layers in the decoder (Lewis et al. 2019, 2.1)."""
+
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class BartConfig(ModelConfig):
+    """Sizes and constants of a BART (Lewis et al. 2019, 2.1), frozen; the defaults are those of bart-large.
+
+    Encoder and decoder have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Word embeddings
+    are multiplied by sqrt(hidden_size) with `scale_embedding`. What the decoder reads begins with
+    `decoder_start_token_id`, the end of a text as published. The forced tokens are for other programs.
+    """
+
+    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 50_265
+    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 1_024
+    num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 16
+    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
+    attention_probs_dropout_prob: Fraction = 0.0
+    activation_dropout: Fraction = 0.0
+    max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
+    layer_norm_eps: Annotated[float, Field(ge=1e-5, le=1e-5)] = 1e-5
+    scale_embedding: bool = False
+    classifier_dropout: Fraction | None = 0.0
+    pad_token_id: TokenId | None = 1
+    bos_token_id: TokenId | None = 0
+    eos_token_id: TokenId | None = 2
+    decoder_start_token_id: TokenId = 2
+    forced_bos_token_id: TokenId | None = None
+    forced_eos_token_id: TokenId | None = 2
+
+    required_values: ClassVar = {
+        "model_type": BART_MODEL_TYPES,
+        "is_encoder_decoder": (True, None),
+        "is_decoder": (False, None),
+        "add_cross_attention": (False, None),
+        "tie_word_embeddings": (True, None),
+        "encoder_layerdrop": (0.0, None),
+        "decoder_layerdrop": (0.0, None),
+        "normalize_before": (False, None),
+        "normalize_embedding": (True, None),
+        "add_final_layer_norm": (False, None),
+        "add_bias_logits": (False, None),
+        "static_position_embeddings": (False, None),
+        "extra_pos_embeddings": (2, None),
+    }
+
+    @model_validator(mode="after")
+    def _starts_with_a_token(self) -> Self:
+        if self.decoder_start_token_id >= self.vocab_size:
+            raise ValueError(
+                f"decoder_start_token_id {self.decoder_start_token_id} is not below vocab_size {self.vocab_size}"
+            )
+        return self
+
+    @classmethod
+    def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a published mapping under the keys of this class."""
+        return {key: values[theirs] for theirs, key in _PUBLISHED.items() if theirs in values}
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json, model_type included."""
+        own = self.model_dump()
+        content = {theirs: own[key] for theirs, key in _PUBLISHED.items()}
+        content["decoder_layers"] = self.num_decoder_layers or self.num_hidden_layers
+        alike = {theirs: content[encoder] for theirs, encoder in _ALIKE.items()}
+        return {"model_type": "bart", "is_encoder_decoder": True, **content, **alike}
+
+    @classmethod
+    def _unsupported(cls, values: dict[str, Any]) -> list[str]:
+        published = {theirs: cls.model_fields[key].default for theirs, key in _PUBLISHED.items()}
+        found = super()._unsupported(values)
+        for theirs, encoder in _ALIKE.items():
+            one, other = (values.get(key, published[encoder]) for key in (theirs, encoder))
+            if one != other:
+                found.append(f"{theirs} = {one!r:.200}: only the {encoder}, {other!r:.200}, is supported")
+        return found
