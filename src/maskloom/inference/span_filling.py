@@ -79,7 +79,8 @@ class SpanFiller:
                 spans.setdefault(places[token], [])
             elif place >= 0:
                 spans[place].append(token)
-        fillings = [self.tokenizer.decode(spans.get(place, [])).strip() for place in range(number)]
+        said = (self.tokenizer.decode(spans.get(place, [])) for place in range(number))
+        fillings = [part.removeprefix(self.tokenizer.vocabulary.prefix).strip() for part in said]
         rest = iter(fillings)
         return {
             "text": _BLANK.sub(lambda _: next(rest), text),
