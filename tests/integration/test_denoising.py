@@ -134,7 +134,7 @@ def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
     ids = torch.from_numpy(batch.token_ids)
     with torch.inference_mode():
         hidden = model.encoder.encode_packed(ids, torch.zeros_like(ids), layout).last_hidden_state
-        begin, end = batch.marks[0].tolist()
+        *begin, end = batch.marks[0].tolist()
         found = decode_sources(model, hidden, layout, Generation(temperature=0.0), begin=begin, end=end)
     targets = np.split(batch.labels, np.cumsum(batch.target_lengths)[:-1])
     assert [text.token_ids for text in found] == [target[:-1].tolist() for target in targets]

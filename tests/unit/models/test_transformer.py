@@ -115,10 +115,10 @@ def test_a_search_in_a_batch_finds_what_one_alone_finds():
     memory, source = encoded(model, [5, 1, 9, 4])
     settings = Generation(max_tokens=12, beam=3, length_penalty=0.6)
     with torch.inference_mode():
-        together = decode_sources(model, memory, source, settings, begin=BEGIN, end=END)
+        together = decode_sources(model, memory, source, settings, begin=[BEGIN], end=END)
         for found, part in zip(together, memory.split([5, 1, 9, 4]), strict=True):
             layout = SequenceLayout.from_lengths([len(part)])
-            (alone,) = decode_sources(model, part, layout, settings, begin=BEGIN, end=END)
+            (alone,) = decode_sources(model, part, layout, settings, begin=[BEGIN], end=END)
             assert alone.token_ids == found.token_ids
             assert alone.log_probability == pytest.approx(found.log_probability, abs=1e-4)
 
@@ -175,7 +175,7 @@ def test_the_next_best_are_what_a_search_for_more_finds():
     with torch.inference_mode():
         how = {"max_tokens": 5, "beam": 4, "length_penalty": 1.0}
         plain, more = (
-            decode_sources(model, memory, source, Generation(num_best=number, **how), begin=BEGIN, end=END)
+            decode_sources(model, memory, source, Generation(num_best=number, **how), begin=[BEGIN], end=END)
             for number in (1, 3)
         )
     for one, several in zip(plain, more, strict=True):
@@ -198,7 +198,7 @@ def test_texts_have_their_least_length_and_repeat_no_run():
         for beam in (None, 1, 3):
             how = {"temperature": 0.0} if beam is None else {"beam": beam}
             settings = Generation(max_tokens=14, min_tokens=6, no_repeat_ngram=2, **how)
-            for text in decode_sources(model, memory, source, settings, begin=BEGIN, end=END):
+            for text in decode_sources(model, memory, source, settings, begin=[BEGIN], end=END):
                 pairs = list(zip(text.token_ids, text.token_ids[1:], strict=False))
                 assert len(text.token_ids) >= 6
                 assert len(set(pairs)) == len(pairs)

@@ -73,7 +73,8 @@ class EncodedTargets:
     @property
     def lengths(self) -> np.ndarray:
         """Number of tokens of each source, and of its target that the decoder reads."""
-        return self.sources.lengths + (0 if self.targets is None else self.targets.lengths - 1)
+        read = 0 if self.targets is None else self.targets.lengths - (self.start is None)
+        return self.sources.lengths + read
 
     def __len__(self) -> int:
         return len(self.sources)
