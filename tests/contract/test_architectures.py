@@ -49,6 +49,16 @@ SMALL = {
         "intermediate_size": 37,
         "max_position_embeddings": 41,
     },
+    "t5": {
+        "vocab_size": 99,
+        "hidden_size": 39,
+        "head_size": 7,
+        "initializer_factor": 0.5,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 5,
+        "intermediate_size": 37,
+        "max_position_embeddings": 41,
+    },
 }
 
 
@@ -61,6 +71,7 @@ OPTIONS = {
     "gpt pre_norm": {"pre_norm": True},
     "bart scaled": {"scale_embedding": True, "activation_dropout": 0.1, "decoder_start_token_id": 0},
     "transformer pre_norm": {"pre_norm": True, "learned_positions": True},
+    "t5 gated": {"gated": True, "hidden_act": "gelu_new", "tie_word_embeddings": False},
 }
 
 

@@ -15,6 +15,7 @@ from maskloom.checkpoints.published.bart import BART_FORMAT
 from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
+from maskloom.checkpoints.published.t5 import T5_FORMAT
 from maskloom.checkpoints.published.transformer import TRANSFORMER_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
@@ -35,7 +36,13 @@ CONFIG = "config.json"
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
-FORMATS = {"bert": BERT_FORMAT, "gpt": GPT_FORMAT, "transformer": TRANSFORMER_FORMAT, "bart": BART_FORMAT}
+FORMATS = {
+    "bert": BERT_FORMAT,
+    "gpt": GPT_FORMAT,
+    "transformer": TRANSFORMER_FORMAT,
+    "bart": BART_FORMAT,
+    "t5": T5_FORMAT,
+}
 """How architectures are published, by the names of their rows."""
 
 # Problems of a file that an error names one by one.
@@ -109,7 +116,7 @@ def load_model(
         )
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=head_options)
-    rows = _rows_of(planned, loaded_heads)
+    rows = contents.completed(_rows_of(planned, loaded_heads), form)
     pooler = () if {"classifier", "choice"}.intersection(loaded_heads) else form.pooler
     for part in (pooler, form.top if bilstm else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
@@ -205,6 +212,13 @@ class _Contents:
         unknown = (tensor for name, tensor in contents.tensors.items() if name not in known)
         contents.unknown.extend(f"{tensor.name}: no place for it in {what}" for tensor in unknown)
         return contents
+
+    def completed(self, rows: list[TensorName], form: PublishedFormat) -> list[TensorName]:
+        """Put what stands in for absent tensors of some rows in their place, and return the rows."""
+        for name in form.defaults.keys() & {row.huggingface for row in rows}:
+            if form.defaults[name] in self.tensors:
+                self.tensors.setdefault(name, self.tensors[form.defaults[name]])
+        return rows
 
 
 def _transposed(tensor: StoredTensor) -> StoredTensor:

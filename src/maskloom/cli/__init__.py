@@ -40,7 +40,7 @@ for panel, commands in (
     (PREPARE, [folders.convert, experiments.plan]),
     (TRAIN, [training.quickstart, training.pretrain, training.finetune, training.search]),
     (TRAIN, [use.tune, folders.rerun, folders.export, experiments.reproduce]),
-    (USE, [use.predict, use.answer, use.embed, use.fill_mask, use.generate, use.features]),
+    (USE, [use.predict, use.answer, use.embed, use.fill_mask, use.fill_spans, use.generate, use.features]),
     (INSPECT, [use.evaluate, use.score_answers, folders.report, folders.info, folders.doctor]),
 ):
     for command in commands:

@@ -256,19 +256,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, or every text of a file, with a left-to-right model, or write what a Transformer makes of it."""
-    from maskloom.errors import UsageError
-    from maskloom.system.foreign_files import check_model_name
-
-    if (prompt is None) == (input_file is None):
-        raise UsageError("give either --prompt TEXT or --input FILE")
-    if (input_file is None) != (output is None):
-        raise UsageError("--input FILE and --output FILE go together")
-    check_model_name(model)
-    if input_file is not None and output is not None:
-        from maskloom.runs.first_look import check_place, look_at_texts
-
-        check_place(input_file, output)
-        look_at_texts(model, input_file, reading)
+    _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading)
     from maskloom.generation.search import Generation  # heavy: wrong data is refused before it
     from maskloom.inference import Predictor
     from maskloom.runs.predict import generate as run
@@ -283,3 +271,57 @@ def generate(
         return
     (found,) = Predictor.load(model, batch_size=batch_size).generate([prompt or ""], how)
     show({"prompt": prompt, **found}, as_json, lines=lambda result: [result["text"]])
+
+
+@reads("text_column", "on_bad_rows")
+def fill_spans(
+    model: Model,
+    text: Annotated[str | None, typer.Argument(help="Text with blanks, written <X>, <Y>, <Z> or <extra_id_0>.")] = None,
+    *,
+    input_file: Annotated[
+        Path | None, typer.Option("--input", help="Texts with blanks: .txt with one per line, .csv, .tsv, .jsonl.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write: .jsonl.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of all fillings of a text.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Above 0 tokens are drawn; 0 takes the likeliest.")] = 0.0,
+    beam: Annotated[int | None, typer.Option(help="Search with this many candidates instead of drawing.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts at once.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    reading: Any,
+    device: Device = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fill the blanks of a text, or of every text of a file, with a model that learned to (T5)."""
+    _check_one_or_file("TEXT", text, model, (input_file, output), reading)
+    from maskloom.generation.search import Generation  # heavy: wrong data is refused before it
+    from maskloom.inference import Predictor
+    from maskloom.runs.predict import fill_spans as run
+
+    how = Generation(max_tokens, 1.0 if beam is not None and temperature == 0.0 else temperature, beam=beam, seed=seed)
+    if input_file is not None and output is not None:
+        shown = terminal_progress()
+        result = run(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)
+        show(result, as_json, beside=output)
+        return
+    (found,) = Predictor.load(model, batch_size=batch_size).fill_spans([text or ""], how)
+    show({"source": text, **found}, as_json, lines=lambda result: [result["text"]])
+
+
+def _check_one_or_file(
+    name: str, text: str | None, model: Path, files: tuple[Path | None, Path | None], reading: Any
+) -> None:
+    """Raise UsageError unless a text is given, or files to read and to write, and look at the first rows of these."""
+    from maskloom.errors import UsageError
+    from maskloom.system.foreign_files import check_model_name
+
+    input_file, output = files
+    if (text is None) == (input_file is None):
+        raise UsageError(f"give either {name} or --input FILE")
+    if (input_file is None) != (output is None):
+        raise UsageError("--input FILE and --output FILE go together")
+    check_model_name(model)
+    if input_file is not None and output is not None:
+        from maskloom.runs.first_look import check_place, look_at_texts
+
+        check_place(input_file, output)
+        look_at_texts(model, input_file, reading)

@@ -19,7 +19,8 @@ from maskloom.data.batch import PackedBatch, SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Continuation, Generation, continue_texts
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
-from maskloom.inference.results import GeneratedText, MaskCandidate, Prediction
+from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
+from maskloom.inference.span_filling import SpanFiller
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
@@ -279,6 +280,24 @@ class Predictor(TaskModel):
             ]
             for row_values, row_tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
+
+    def fill_spans(
+        self, texts: Iterable[str], settings: Generation | None = None, *, first: int = 0
+    ) -> list[FilledText]:
+        """Fill the blanks of each text, in order: <X>, <Y>, <Z>, or <extra_id_0> and so on; greedily by default.
+
+        Every blank becomes the next sentinel (Raffel et al. 2019, 3.1.4). `first` is the number of the first text,
+        which keys its draws. Raises ConfigError for a model without a decoder or a vocabulary without sentinels,
+        DataError for a text without a blank or with more tokens than the model reads.
+        """
+        given = [checked_text(text, number) for number, text in enumerate(checked_inputs(texts), start=first)]
+        names = [f"input {number}" for number in range(first, first + len(given))]
+        return self.span_filler.fill(given, names, settings or Generation(temperature=0.0), first)
+
+    @property
+    def span_filler(self) -> SpanFiller:
+        """What fills blanks; raises ConfigError for a model that cannot."""
+        return SpanFiller(self.model, self.tokenizer, self.max_length, self.batch_size, self.precision)
 
     def generate(
         self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0

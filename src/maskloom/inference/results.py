@@ -75,6 +75,19 @@ class GeneratedText(TypedDict):
     others: NotRequired[list[GeneratedText]]
 
 
+class FilledText(TypedDict):
+    """A text with its blanks filled.
+
+    `fillings` are those of the blanks in order, "" where the model said none; `log_probability` is that of all that it
+    said, in nats, and `finish` says what ended it: the model's own "end", or the "length".
+    """
+
+    text: str
+    fillings: list[str]
+    log_probability: float
+    finish: Literal["end", "length"]
+
+
 class MaskCandidate(TypedDict):
     """A token for a [MASK]."""
 

@@ -97,9 +97,10 @@ class KeyValues:
         self.kept = qkv.new_zeros(layout.num_sequences, self.past.room, 2 * hidden_size)
         self.kept[rows, layout.position_ids] = qkv[: layout.num_tokens, hidden_size:]
 
-    def attend(self, qkv: Tensor) -> Tensor:
+    def attend(self, qkv: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
         """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).
 
+        A `bias` is added to scores times `scale`, minus infinity where there is no token.
         Letters: n sequences, s the longest of them, h heads, d size of a head.
         """
         past, number, hidden_size = self.past, len(qkv), qkv.shape[1] // 3
@@ -110,7 +111,8 @@ class KeyValues:
         kv_nshd = self.kept[:, : past.longest].view(number, past.longest, 2 * past.num_heads, -1)
         keys, values = kv_nshd.transpose(1, 2).chunk(2, 1)
         q_nhsd = qkv[:, :hidden_size].view(number, past.num_heads, 1, -1)
-        return F.scaled_dot_product_attention(q_nhsd, keys, values, attn_mask=past.mask).reshape(number, -1)
+        mask = past.mask if bias is None else bias.to(q_nhsd.dtype)
+        return F.scaled_dot_product_attention(q_nhsd, keys, values, attn_mask=mask, scale=scale).reshape(number, -1)
 
 
 def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool = False) -> Tensor:

@@ -12,15 +12,23 @@ from maskloom.layers.processor.matrix_products import Dense
 class FeedForward(nn.Module):
     """Two dense layers, an activation between: (tokens, hidden) to the same; ValueError for an unknown activation.
 
-    Some models have `dropout` on what was activated.
+    Some models have `dropout` on what was activated, some no `bias`.
     """
 
     num_inner = 1
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation_name: str, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        activation_name: str,
+        dropout: float = 0.0,
+        *,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
-        self.up = Dense(hidden_size, self.num_inner * intermediate_size)
-        self.down = Dense(intermediate_size, hidden_size)
+        self.up = Dense(hidden_size, self.num_inner * intermediate_size, bias=bias)
+        self.down = Dense(intermediate_size, hidden_size, bias=bias)
         self.activation = activation(activation_name)
         self.dropout = Dropout(dropout) if dropout else None
 

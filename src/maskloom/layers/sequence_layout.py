@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -62,7 +62,9 @@ class SequenceLayout:
 
     `num_rows` is the number of rows that the layers see. On processors a few rows may follow the tokens, so that
     products meet numbers of rows that they have met before; they belong to no sequence and receive no gradient.
-    `rotation` (rows, 3 hidden / 2, 2) turns queries and keys by their positions, where a model has such.
+    `rotation` (rows, 3 hidden / 2, 2) turns queries and keys by their positions, where a model has such, and `biases`,
+    one a group, are added to the scores of attention. Where positions were given that `has_gaps` tells of, a place in a
+    sequence is not its position.
     """
 
     offsets: Tensor
@@ -82,6 +84,8 @@ class SequenceLayout:
     padding_slots: Tensor | None = None
     rotation: Tensor | None = None
     host_lengths: np.ndarray | None = None
+    has_gaps: bool = False
+    biases: tuple[Tensor, ...] = ()
 
     @classmethod
     def from_lengths(
@@ -101,8 +105,9 @@ class SequenceLayout:
         np.cumsum(sizes, out=offsets[1:])
         num_tokens = int(offsets[-1])
         starts = offsets[:-1]
+        places = np.arange(num_tokens, dtype=np.int64) - np.repeat(starts, sizes)
         if position_ids is None:
-            position_ids = np.arange(num_tokens, dtype=np.int64) - np.repeat(starts, sizes)
+            position_ids = places
         elif len(position_ids) != num_tokens:
             raise ValueError(f"{len(position_ids)} position ids for {num_tokens} tokens; one for each token is needed")
         groups, slot_tokens, token_slots, padding = _group(sizes, starts, device)
@@ -128,6 +133,7 @@ class SequenceLayout:
             token_slots=token_slots,
             padding_slots=padding,
             host_lengths=sizes,
+            has_gaps=position_ids is not places and not np.array_equal(position_ids, places),
         )
 
     @classmethod
@@ -166,6 +172,10 @@ class SequenceLayout:
     def is_packed(self) -> bool:
         """Whether rows are tokens alone, so that `offsets` say all; of padded rows the groups' masks do."""
         return self.num_tokens == 0 or self.slot_tokens is not None or self.groups[0].key_mask is None
+
+    def with_biases(self, biases: Sequence[Tensor]) -> SequenceLayout:
+        """Return this layout with what is added to the scores of each group."""
+        return replace(self, biases=tuple(biases))
 
     def filled_up(self, packed: Tensor) -> Tensor:
         """Return (tokens, features) with rows of zeros after them: (rows, features)."""

@@ -11,6 +11,7 @@ from maskloom.models.bart_config import BART_MODEL_TYPES, BART_SIZES, BartConfig
 from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
+from maskloom.models.t5_config import T5_MODEL_TYPES, T5_SIZES, T5Config
 from maskloom.models.transformer_config import TRANSFORMER_MODEL_TYPES, TRANSFORMER_SIZES, TransformerConfig
 from maskloom.rows import Rows
 
@@ -71,6 +72,12 @@ def _bart(config: BartConfig) -> Encoder:
     return Bart(config)
 
 
+def _t5(config: T5Config) -> Encoder:
+    from maskloom.models.t5 import T5
+
+    return T5(config)
+
+
 ARCHITECTURES: Rows[Architecture] = Rows(
     "model.architecture",
     {
@@ -110,6 +117,16 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             vocabulary_head="mlm",
             sizes=BART_SIZES,
             has_deep_classifier=True,
+            has_decoder=True,
+        ),
+        "t5": Architecture(
+            name="t5",
+            paper="Raffel et al. 2019, Exploring the Limits of Transfer Learning with a Text-to-Text Transformer",
+            config_type=T5Config,
+            build=_t5,
+            model_types=T5_MODEL_TYPES,
+            vocabulary_head="mlm",
+            sizes=T5_SIZES,
             has_decoder=True,
         ),
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from maskloom.layers.rotary import rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.model_config import ModelConfig
+
+_NO_RULES: InitialRules = {}
 
 
 @cache
@@ -51,7 +53,7 @@ class Encoder(nn.Module):
     """
 
     is_rotary = False
-    initial_rules: ClassVar[InitialRules] = {}
+    initial_rules: InitialRules = _NO_RULES
 
     config: ModelConfig
     embeddings: nn.Module

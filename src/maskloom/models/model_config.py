@@ -69,6 +69,8 @@ class ModelConfig(BaseModel):
 
     # Published keys that change what is computed, with the values that mean what this encoder computes.
     required_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    # What errors of a published file call our keys.
+    published_names: ClassVar[Mapping[str, str]] = {}
 
     @field_validator("hidden_act")
     @classmethod
@@ -79,11 +81,15 @@ class ModelConfig(BaseModel):
         return value
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> Self:
+    def _heads_fit(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _padding_fits(self) -> Self:
         if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
             raise ValueError(f"pad_token_id {self.pad_token_id} is not below vocab_size {self.vocab_size}")
         return self
@@ -144,7 +150,8 @@ class ModelConfig(BaseModel):
         try:
             config = cls.model_validate({key: value for key, value in own.items() if key in cls.model_fields})
         except ValidationError as error:
-            problems += [f"{source}: {cls._explain(problem)}" for problem in error.errors(include_url=False)]
+            names = cls.published_names
+            problems += [f"{source}: {cls._explain(problem, names)}" for problem in error.errors(include_url=False)]
             raise DataError("\n".join(problems)) from None
         if problems:
             raise DataError("\n".join(problems))
@@ -173,8 +180,9 @@ class ModelConfig(BaseModel):
         return found
 
     @classmethod
-    def _explain(cls, problem: Any) -> str:
+    def _explain(cls, problem: Any, names: Mapping[str, str] | None = None) -> str:
         key = ".".join(str(part) for part in problem["loc"])
+        key = (names or {}).get(key, key)
         reason = reason_of(problem)
         if problem["type"] == "extra_forbidden":
             near = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0.5)

@@ -153,11 +153,16 @@ class TransformerDecoder(nn.Module):
         draws = current_draws()
         lengths = np.asarray(layout.sizes)
         with nullcontext() if draws is None else drawing(draws.for_targets(lengths)):
+            layout = self.placed(layout)
             rows = layout.filled_up(self.embedded(token_ids, layout.position_ids))
             memory = PackedMemory(hidden, AttentionLayout(layout, source))
             for layer in self.layers:
                 rows = layer(rows, layout, memory)
-        return self.final_norm(rows[: layout.num_tokens])
+            return self.final_norm(rows[: layout.num_tokens])
+
+    def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
+        """Return the layout that the layers read, of tokens after those in `past`."""
+        return layout
 
     def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return what the first layer reads, (tokens, hidden)."""
@@ -168,7 +173,7 @@ class TransformerDecoder(nn.Module):
         self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[Memory], past: Sequence[KeyValues]
     ) -> Tensor:
         """Return the same for tokens after those in `past`, which gets them too; memories and pasts are of layers."""
-        rows = self.embedded(token_ids, layout.position_ids)
+        layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout.position_ids)
         for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
             rows = layer(rows, layout, memory, key_values)
         return self.final_norm(rows)

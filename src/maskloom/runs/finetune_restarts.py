@@ -14,6 +14,7 @@ from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
+from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.masked_lm import WithLanguageModel
 from maskloom.objectives.objective import Objective
@@ -184,7 +185,7 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
         heads=heads,
         num_labels=num_outputs,
         seed=seed,
-        replace_heads=task.heads,
+        replace_heads=[name for name in task.heads if not HEADS[name].is_tied],  # a decoder is trained on
         head_options=options,
         bilstm=plan.recipe.bilstm,
     )

@@ -251,6 +251,41 @@ def generate(
     return {"output": str(target), "num_texts": index, "num_tokens": num_tokens, "data": rows.report.as_dict()}
 
 
+def fill_spans(
+    model: str | Path,
+    input: str | Path,
+    output: str | Path,
+    settings: Generation,
+    *,
+    reading: ReadingOptions | None = None,
+    batch_size: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write a .jsonl with a row for each text with blanks: `index`, `line`, `source`, and what `FilledText` has.
+
+    The output takes its name when it is complete. Raises ConfigError or DataError for a model that fills nothing, a
+    wrong file, and a text, by its line, that has no blank or is too long.
+    """
+    progress, source, target = progress or Progress(), Path(input), Path(output)
+    check_place(source, target)
+    output_suffix(target, (".jsonl",))
+    predictor = Predictor.load(model, batch_size=batch_size)
+    filler = predictor.span_filler
+    progress.say(f"device: {describe_device(predictor.device)}")
+    rows = reading_of_texts(source, reading)
+    progress.begin("filling", rows.count())
+    index = 0
+    with output_file(target, "w") as file:
+        for window in rows.shown_pieces(_PROMPTS_AT_ONCE, progress):
+            names = [f"{source}, line {example.line}" for example in window]
+            filled = filler.fill([example.text for example in window], names, settings, index)
+            for example, found in zip(window, filled, strict=True):
+                row = {"index": index, "line": example.line, "source": example.text, **found}
+                print(json.dumps(row, ensure_ascii=False), file=file)
+                index += 1
+    return {"output": str(target), "num_texts": index, "data": rows.report.as_dict()}
+
+
 # Logits of a window of 384 tokens take 3 KB.
 _WINDOWS_AT_ONCE = 8192
 

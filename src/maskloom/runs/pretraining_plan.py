@@ -61,11 +61,11 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
 
 
 def config_for(recipe: PretrainRecipe, vocabulary: Vocabulary) -> ModelConfig:
-    """Return the configuration of a model for a vocabulary; its padding token counts unless the recipe names one."""
-    config, pad = model_config(recipe, vocab_size=len(vocabulary)), vocabulary.special.pad
-    if pad is None or "pad_token_id" in recipe.model.config:
-        return config
-    return config.model_copy(update={"pad_token_id": vocabulary.ids[pad]})
+    """Return the configuration of a model for a vocabulary, with its marks where the recipe names none."""
+    special = vocabulary.special
+    marks = (special.pad, special.begin or special.classify, special.end or special.separator)
+    ids = (None if token is None else vocabulary.ids[token] for token in marks)
+    return model_config(recipe, vocab_size=len(vocabulary)).with_marks(*ids)
 
 
 def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:

@@ -19,7 +19,7 @@ from maskloom.errors import ConfigError
 from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part
 from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
-from maskloom.text.tokenizer_files import ROLES, is_byte_pair
+from maskloom.text.tokenizer_files import ROLES, is_byte_pair, is_unigram
 from maskloom.text.vocabulary import Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
@@ -85,9 +85,11 @@ class Tokenizer(ABC):
         Raises DataError where files are missing, damaged, or ask for rules that are not those of the model.
         """
         from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+        from maskloom.text.unigram_tokenizer import UnigramTokenizer
         from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
         kind = BytePairTokenizer if is_byte_pair(Path(folder)) else WordPieceTokenizer
+        kind = UnigramTokenizer if is_unigram(Path(folder)) else kind
         return kind.open(Path(folder), max_length=max_length, **rules)
 
     def save(self, folder: str | Path) -> None:
@@ -97,9 +99,12 @@ class Tokenizer(ABC):
         rules, own = self._save_vocabulary(folder, library)
         library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.tokens])
         named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
-        write_json(folder / "tokenizer.json", json.loads(library.to_str()))
+        write_json(folder / "tokenizer.json", self._content(library))
         write_json(folder / "tokenizer_config.json", {**rules, "model_max_length": self.max_length, **named, **own})
         write_json(folder / "special_tokens_map.json", named)
+
+    def _content(self, library: tokenizers.Tokenizer) -> dict[str, Any]:
+        return json.loads(library.to_str())
 
     @abstractmethod
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:

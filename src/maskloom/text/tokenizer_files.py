@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,43 @@ def is_byte_pair(folder: Path) -> bool:
     return has_files or _model_of(_library(folder)).get("type") == "BPE"
 
 
+def is_unigram(folder: Path) -> bool:
+    """Return whether the folder holds a tokenizer.json of unigram pieces, and no files of another tokenizer."""
+    others = any((folder / name).exists() for name in ("vocab.txt", "vocab.json", "merges.txt"))
+    return not others and _model_of(_library(folder)).get("type") == "Unigram"
+
+
+def read_unigram(folder: Path) -> dict[str, Any]:
+    """Read what a `UnigramTokenizer` is made of from a tokenizer.json; raises DataError for a damaged one."""
+    path, config, library = folder / "tokenizer.json", read_object(folder, "tokenizer_config.json"), _library(folder)
+    if config.get("auto_map"):
+        raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
+    model, pieces = _model_of(library), _model_of(library).get("vocab")
+    if not isinstance(pieces, list) or not all(
+        isinstance(piece, list) and [*map(type, piece)] in ([str, float], [str, int]) for piece in pieces
+    ):
+        raise DataError(f"{path}: vocab is no list of pieces with their scores")
+    ids = {piece: index for index, (piece, _) in enumerate(pieces)}
+    _take_added(ids, library, folder)
+    usual = SpecialTokens(pad="<pad>", unknown="<unk>", end="</s>")
+    special = SpecialTokens(**_named_tokens(folder, config, ids, usual))
+    vocabulary = Vocabulary(tokens_by_id(ids, path), special, prefix="", source=str(path))
+    rules = {name: library.get(name) for name in ("normalizer", "pre_tokenizer", "decoder")}
+    rules["model"] = {key: value for key, value in model.items() if key != "vocab"}
+    scores = tuple(float(score) for _, score in pieces)
+    more = {"max_length": read_limit(folder, config), "lowercase": False}
+    return {"vocabulary": vocabulary, "scores": scores, "rules": json.dumps(rules, sort_keys=True), **more}
+
+
+def _take_added(ids: dict[str, Any], library: dict[str, Any], folder: Path) -> None:
+    """Put added tokens that the vocabulary lacks into it."""
+    added = library.get("added_tokens")
+    for token in added if isinstance(added, list) else []:
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            raise DataError(f"{folder / 'tokenizer.json'}: the added token {token!r:.80} has no content")
+        ids.setdefault(token["content"], token.get("id"))
+
+
 def read_byte_pairs(folder: Path) -> dict[str, Any]:
     """Read what a `BytePairTokenizer` is made of: vocab.json and merges.txt, or else tokenizer.json alone.
 
@@ -150,11 +188,7 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
         raise DataError(f"{folder}: merges.txt without vocab.json, which holds the ids of tokens")
     if not isinstance(ids, dict):
         raise DataError(f"{path}: the vocabulary is not an object but {type(ids).__name__}")
-    added = library.get("added_tokens")
-    for token in added if isinstance(added, list) else []:
-        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
-            raise DataError(f"{folder / 'tokenizer.json'}: the added token {token!r:.80} has no content")
-        ids.setdefault(token["content"], token.get("id"))
+    _take_added(ids, library, folder)
     tokens = tokens_by_id(ids, path)
     suffix = END_OF_WORD if any(token.endswith(END_OF_WORD) for token in tokens) else ""
     missing = [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids))
@@ -223,10 +257,22 @@ def _special_tokens(
     folder: Path, config: dict[str, Any], ids: dict[str, int], suffix: str, path: Path
 ) -> SpecialTokens:
     """Return the tokens that the folder names, or those of the published models that are in the vocabulary."""
-    values = {**read_object(folder, "special_tokens_map.json"), **config}
     usual = GPT_TOKENS if suffix else SpecialTokens(begin=_END_OF_TEXT, end=_END_OF_TEXT)
     if not suffix and all(token in ids for token in BART_TOKENS.tokens):
         usual = BART_TOKENS
+    found = _named_tokens(folder, config, ids, usual)
+    if not suffix:
+        # every byte is known; transformers names one all the same
+        found["unknown"] = None
+    elif found["unknown"] is None:
+        raise DataError(f"{path}: no {GPT_TOKENS.unknown!r}, the token for characters that are not in the vocabulary")
+    return SpecialTokens(**found)
+
+
+def _named_tokens(
+    folder: Path, config: dict[str, Any], ids: dict[str, int], usual: SpecialTokens
+) -> dict[str, str | None]:
+    values = {**read_object(folder, "special_tokens_map.json"), **config}
     found: dict[str, str | None] = {}
     for role, name in zip(SpecialTokens.__dataclass_fields__, ROLES, strict=True):
         token = values.get(name)
@@ -235,12 +281,7 @@ def _special_tokens(
             raise DataError(f"{folder}: {name} is {token!r:.80}; a token is expected")
         default = getattr(usual, role)
         found[role] = token or (default if default in ids else None)
-    if not suffix:
-        # every byte is known; transformers names one all the same
-        found["unknown"] = None
-    elif found["unknown"] is None:
-        raise DataError(f"{path}: no {GPT_TOKENS.unknown!r}, the token for characters that are not in the vocabulary")
-    return SpecialTokens(**found)
+    return found
 
 
 def _read_rules(

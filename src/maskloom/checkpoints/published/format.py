@@ -44,13 +44,14 @@ class PublishedFormat:
 
     `rows` returns the rows of a model with a configuration and heads, with its pooler or, by `has_pooler`, without.
     `class_names` pairs heads with what transformers calls a model that has them, the first match counting.
-    `tied_copies` are second copies of tied tensors and what they must equal. `canonical` returns the Hugging Face name
-    of a name in any dialect, and whether its matrix is transposed; it gets the rows by all of their names. `top` has
-    the rows of a layer on top of the others. Of heads with the `same_name` the class says which one a file holds.
-    Models with `token_heads` alone have no pooler. `prefix` stands before the encoder's names where there are heads;
-    files that `are_transposed` have the matrices of rows marked so with rows and columns exchanged. `other_type`
-    returns how transformers names a configuration with heads, if not by the usual type. A file may lack `optional`
-    rows. A head in `alone` is none of a file that has others: they read what it is made of.
+    `tied_copies` are second copies of tied tensors and what they must equal, `defaults` what stands in for a tensor
+    that a file lacks. `canonical` returns the Hugging Face name of a name in any dialect, and whether its matrix is
+    transposed; it gets the rows by all of their names. `top` has the rows of a layer on top of the others. Of heads
+    with the `same_name` the class says which one a file holds. Models with `token_heads` alone have no pooler. `prefix`
+    stands before the encoder's names where there are heads; files that `are_transposed` have the matrices of rows
+    marked so with rows and columns exchanged. `other_type` returns how transformers names a configuration with heads,
+    if not by the usual type. A file may lack `optional` rows. A head in `alone` is none of a
+    file that has others: they read what it is made of.
     """
 
     name: str
@@ -68,6 +69,7 @@ class PublishedFormat:
     same_name: tuple[str, ...] = ()
     token_heads: frozenset[str] = field(default_factory=frozenset)
     are_transposed: bool = False
+    defaults: Mapping[str, str] = field(default_factory=dict)
     other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 
 

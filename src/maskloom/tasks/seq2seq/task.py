@@ -127,13 +127,22 @@ def _encode(
         first = np.arange(len(known) + 1)
         limit = min(settings.max_target_length, tokenizer.max_length)
         targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, limit), labels=None)
-    marks, start = tokenizer.encode("").ids, settings.decoder_start
+    marks, start = target_marks(tokenizer, settings.decoder_start)
+    return EncodedTargets(sources, targets, known, marks, tokenizer, start)
+
+
+def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ...], int | None]:
+    """Return the marks of targets, of a model with a token `start` of its own or without, and what decoders start with.
+
+    Raises DataError for a vocabulary without marks.
+    """
+    marks = tokenizer.encode("").ids
     if start is None and not tokenizer.template.begin and tokenizer.vocabulary.special.pad is not None:
         start = tokenizer.vocabulary.pad_id
     marks = [*([] if start is None else [start]), *marks]
     if len(marks) < 2:
         raise DataError("a target needs a token that begins it and one that ends it; the vocabulary has none")
-    return EncodedTargets(sources, targets, known, tuple(marks), tokenizer, start)
+    return tuple(marks), start
 
 
 def _texts(encoded: Any, outputs: Outputs) -> list[str]:

@@ -1,0 +1,115 @@
+"""T5's parameter names in the published files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from maskloom.checkpoints.published.format import OWN_HEADS, OtherType, PublishedFormat, TensorName
+from maskloom.models.t5_config import T5Config
+
+_WORDS, _OUTPUT, _DECODER = "shared.weight", "lm_head.weight", "heads.decoder"
+# Version 1.0 was published with a table that nothing reads.
+_UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def _parts(ours: str, theirs: str, names: Sequence[str]) -> list[TensorName]:
+    """Return the rows of the matrices that are one of ours."""
+    number, name = len(names), f"{ours}.weight"
+    if number == 1:
+        return [TensorName(name, None, f"{theirs}.{names[0]}.weight")]
+    return [TensorName(name, part, f"{theirs}.{end}.weight", num_parts=number) for part, end in enumerate(names)]
+
+
+def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[TensorName]:
+    """Return the rows of the encoder, or of the decoder, whose layers have attention to the encoder as well."""
+    has_cross = theirs == "decoder"
+    inner = ("wi_0", "wi_1") if config.gated else ("wi",)
+    rows = [
+        TensorName(
+            f"{ours}.relative_bias.weight",
+            None,
+            f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        ),
+        TensorName(f"{ours}.final_norm.weight", None, f"{theirs}.final_layer_norm.weight"),
+    ]
+    for place in range(number):
+        layer, block = f"{ours}.layers.{place}", f"{theirs}.block.{place}.layer"
+        blocks = ["attention", *(("cross_attention",) if has_cross else ()), "feed_forward"]
+        rows += [
+            TensorName(f"{layer}.{name}_layer_norm.weight", None, f"{block}.{at}.layer_norm.weight")
+            for at, name in enumerate(blocks)
+        ]
+        rows += _parts(f"{layer}.attention.qkv", f"{block}.0.SelfAttention", "qkv")
+        rows += _parts(f"{layer}.attention.output", f"{block}.0.SelfAttention", "o")
+        if has_cross:
+            rows += _parts(f"{layer}.cross_attention.query", f"{block}.1.EncDecAttention", "q")
+            rows += _parts(f"{layer}.cross_attention.key_value", f"{block}.1.EncDecAttention", "kv")
+            rows += _parts(f"{layer}.cross_attention.output", f"{block}.1.EncDecAttention", "o")
+        dense = f"{block}.{len(blocks) - 1}.DenseReluDense"
+        rows += _parts(f"{layer}.feed_forward.up", dense, inner)
+        rows += _parts(f"{layer}.feed_forward.down", dense, ("wo",))
+    return rows
+
+
+def _plain(head: str, parts: Sequence[str], theirs: str | None = None) -> tuple[TensorName, ...]:
+    return tuple(
+        TensorName(f"heads.{head}.{part}.{end}", None, f"{theirs or f'heads.{head}.{part}'}.{end}")
+        for part in parts
+        for end in ("weight", "bias")
+    )
+
+
+_HEADS: dict[str, tuple[TensorName, ...]] = {
+    # a layer's queries, which show that it is there
+    "decoder": (
+        TensorName(
+            f"{_DECODER}.layers.0.cross_attention.query.weight",
+            None,
+            "decoder.block.0.layer.1.EncDecAttention.q.weight",
+        ),
+    ),
+    "mlm": (*_plain("mlm", ("dense", "layer_norm")), TensorName("heads.mlm.bias", None, "heads.mlm.bias")),
+    "tagger": _plain("tagger", ("dense",), "classifier"),
+    **{name: _plain(name, ("dense",)) for name in ("classifier", "choice", "span")},
+    **OWN_HEADS,
+}
+
+
+def _rows(config: T5Config, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS)]
+    rows += _stack(config, "encoder", "encoder", config.num_hidden_layers)
+    if "decoder" in heads:
+        rows += _stack(config, _DECODER, "decoder", config.num_decoder_layers or config.num_hidden_layers)
+        rows += [] if config.tie_word_embeddings else [TensorName(f"{_DECODER}.output.weight", None, _OUTPUT)]
+    return [*rows, *(row for head in heads if head != "decoder" for row in _HEADS[head])]
+
+
+_CLASSES = {
+    ("decoder",): "T5ForConditionalGeneration",
+    ("tagger", "crf"): "MaskloomT5CrfForTokenClassification",
+    ("tagger",): "T5ForTokenClassification",
+    ("mlm",): "MaskloomT5ForMaskedLM",
+    ("classifier",): "MaskloomT5ForSequenceClassification",
+    ("choice",): "MaskloomT5ForMultipleChoice",
+    ("span",): "MaskloomT5ForQuestionAnswering",
+    (): "T5EncoderModel",
+}
+
+
+def _tied(config: T5Config) -> Mapping[str, str]:
+    names = ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]
+    return dict.fromkeys([*names, _OUTPUT] if config.tie_word_embeddings else names, _WORDS)
+
+
+T5_FORMAT = PublishedFormat(
+    name="T5",
+    prefix="",
+    rows=_rows,
+    heads=_HEADS,
+    class_names=lambda config: [*_CLASSES.items()],
+    tied_copies=_tied,
+    is_ignored=lambda name: name == _UNREAD,
+    canonical=lambda name, rows: (name.removeprefix("transformer."), False),
+    defaults={_OUTPUT: _WORDS},
+    other_type=lambda config, heads: OtherType("maskloom_t5") if {*heads} - {"decoder", "tagger"} else None,
+)

@@ -1,0 +1,135 @@
+"""Attention with biases by distance and without a scale (Raffel et al. 2019, 2.1; Shaw et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.layers.attention import KeyValues, PastTokens
+from maskloom.layers.cross_attention import CrossAttention, Memory
+from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
+from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.sequence_layout import SequenceLayout
+
+
+class QueryDense(Dense):
+    """A projection whose first rows make queries, all of them where nothing is joined; they start smaller."""
+
+
+class RelativeBias(nn.Module):
+    """What the layers of a stack add to their scores: a number for each head and each bucket of distances (2.1).
+
+    Half of the buckets are for keys behind a query, half for the others; a `causal` one has them all for keys before.
+    Of either, half are for one distance each; the others grow by a factor up to `max_distance`, and the last has all
+    beyond.
+    """
+
+    def __init__(self, num_buckets: int, max_distance: int, num_heads: int, *, causal: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.max_distance, self.causal = max_distance, causal
+
+    def buckets(self, distances: Tensor) -> Tensor:
+        """Return the bucket of each distance, the position of a key less that of the query."""
+        number = len(self.weight) if self.causal else len(self.weight) // 2
+        first = 0 if self.causal else (distances > 0) * number
+        distances = (-distances).clamp(min=0) if self.causal else distances.abs()
+        exact = number // 2
+        share = torch.log(distances.clamp(min=1) / exact) / math.log(self.max_distance / exact)
+        far = (exact + (share * (number - exact)).to(torch.int64)).clamp(max=number - 1)
+        return first + torch.where(distances < exact, distances, far)
+
+    def between(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return biases by positions (n, q) and (n, k): (n, heads, q, k)."""
+        buckets = self.buckets(keys.unsqueeze(1) - queries.unsqueeze(2))
+        return F.embedding(buckets, self.weight).permute(0, 3, 1, 2)
+
+    def within(self, layout: SequenceLayout) -> SequenceLayout:
+        """Return the layout with what each group's scores get, minus infinity where a query may not attend."""
+        positions = layout.position_ids
+        if layout.has_gaps and layout.slot_tokens is not None:
+            positions = positions[layout.slot_tokens]
+        biases = []
+        for group in layout.groups:
+            place = torch.arange(group.length, device=positions.device).unsqueeze(0)
+            if layout.has_gaps:
+                place = positions.narrow(0, group.first_slot, group.num_slots).view(-1, group.length)
+            allowed = group.mask(causal=self.causal)
+            if self.causal and allowed is None:
+                allowed = torch.ones(group.length, group.length, dtype=torch.bool, device=place.device).tril()
+            bias = self.between(place, place)
+            biases.append(bias if allowed is None else bias.masked_fill(~allowed, -math.inf))
+        return layout.with_biases(biases)
+
+    def after(self, layout: SequenceLayout, past: PastTokens) -> SequenceLayout:
+        """Return the layout of the newest tokens, which attend to those in `past` and themselves."""
+        keys = torch.arange(past.longest, device=past.lengths.device).unsqueeze(0)
+        bias = self.between(past.lengths.unsqueeze(1) - 1, keys)
+        return layout.with_biases([bias if past.mask is None else bias.masked_fill(~past.mask, -math.inf)])
+
+
+class RelativeSelfAttention(nn.Module):
+    """Attention within sequences with the biases of the layout: (tokens, hidden) to (tokens, hidden).
+
+    A head may have any size, and projections have no biases. Scores are not divided by the root of the size; initial
+    weights make up for that.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, head_size: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.qkv = QueryDense(hidden_size, 3 * num_heads * head_size, bias=False)
+        self.qkv.num_joined = 3
+        self.output = Dense(num_heads * head_size, hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
+        """Return the projected context of every token; with `past` it attends to the tokens before it there too."""
+        qkv = self.qkv(hidden)
+        if past is not None and not past.is_empty:
+            return self.output(past.attend(qkv, layout.biases[0], 1.0))
+        if past is not None:
+            past.begin(qkv, layout)
+        return self.output(_attend(qkv, layout, self.num_heads, self.dropout if self.training else 0.0))
+
+
+class UnscaledCrossAttention(CrossAttention):
+    """Attention to another text, without biases and without a scale, by heads of any size."""
+
+    def __init__(self, hidden_size: int, num_heads: int, head_size: int, dropout: float) -> None:
+        nn.Module.__init__(self)
+        self.num_heads, self.dropout, self.factor = num_heads, dropout, math.sqrt(head_size)
+        self.query = QueryDense(hidden_size, num_heads * head_size, bias=False)
+        self.key_value = Dense(hidden_size, 2 * num_heads * head_size, bias=False)
+        self.key_value.num_joined = 2
+        self.output = Dense(num_heads * head_size, hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor, memory: Memory) -> Tensor:
+        """Return the projected context of every token, (tokens, hidden)."""
+        return self.output(memory.attend(self, self.factor * self.query(hidden)))
+
+
+def _attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) -> Tensor:
+    """Return softmax(q k + bias) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden)."""
+    if not layout.groups:
+        return qkv.new_zeros(0, qkv.shape[1] // 3)
+    is_keyed = dropout > 0.0 and qkv.device.type == "cpu" and not torch.compiler.is_compiling()
+    keys, dither = next_keys(layout.num_tokens) if is_keyed else (None, 0.0)
+    if keys is not None and layout.slot_tokens is not None:
+        keys = keys[layout.slot_tokens]
+    contexts = []
+    parts = layout.to_slots(qkv).split([group.num_slots for group in layout.groups])
+    for group, part, bias in zip(layout.groups, parts, layout.biases, strict=True):
+        q, k, v = part.view(group.num_sequences, group.length, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
+        bias = bias.to(q.dtype)
+        if keys is None:
+            context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
+        else:
+            probabilities = torch.softmax(q @ k.transpose(2, 3) + bias, -1)
+            row_keys = keys.narrow(0, group.first_slot, group.num_slots).view(-1, group.length)
+            context = probabilities * dropout_factors(probabilities, dropout, head_keys(row_keys, num_heads), dither)
+            context = context @ v
+        contexts.append(context.transpose(1, 2).reshape(group.num_slots, -1))
+    return layout.from_slots(torch.cat(contexts))

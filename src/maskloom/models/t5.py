@@ -1,0 +1,193 @@
+"""T5: an encoder, and a decoder that is a head on it (Raffel et al. 2019, 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.layers.attention import KeyValues
+from maskloom.layers.cross_attention import DecoderLayer
+from maskloom.layers.dropout import Dropout
+from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
+from maskloom.layers.initialization import InitialRule, InitialRules, constants, initialize
+from maskloom.layers.pooling import LastToken
+from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.relative_attention import QueryDense, RelativeBias, RelativeSelfAttention, UnscaledCrossAttention
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import TransformerLayer
+from maskloom.layers.vocabulary_loss import vocabulary_loss
+from maskloom.models.encoder import Encoder
+from maskloom.models.t5_config import T5Config
+from maskloom.models.transformer import TransformerDecoder
+
+
+class T5Embeddings(nn.Module):
+    """Word embeddings, then dropout: (tokens,) ids to (tokens, hidden)."""
+
+    def __init__(self, vocab_size: int, hidden_size: int, dropout: float) -> None:
+        super().__init__()
+        self.word = nn.Embedding.from_pretrained(torch.empty(vocab_size, hidden_size), freeze=False)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return the vector of every token."""
+        return self.dropout(self.word(token_ids))
+
+
+class LastNorm(nn.RMSNorm):
+    """The norm after the last layer, then dropout."""
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = Dropout(config.hidden_dropout_prob)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed vectors, thinned in training."""
+        return self.dropout(super().forward(x))
+
+
+class T5(Encoder):
+    """The encoder: word embeddings, pre-norm layers whose scores have one table of relative biases, and a last norm.
+
+    Norms are root mean squares (Zhang and Sennrich 2019), and there are no additive biases. The last token stands for a
+    sequence.
+    """
+
+    def __init__(self, config: T5Config) -> None:
+        super().__init__()
+        self.config = config
+        self.initial_rules = t5_rules(config)
+        self.embeddings = T5Embeddings(config.vocab_size, config.hidden_size, config.hidden_dropout_prob)
+        self.relative_bias = _relative_bias(config, causal=False)
+        self.layers = nn.ModuleList(
+            TransformerLayer(_attention(config), _feed_forward(config), **_place(config))
+            for _ in range(config.num_hidden_layers)
+        )
+        self.final_norm = LastNorm(config)
+        self.pooler = LastToken()
+        initialize(self, std=config.initializer_range, rules=self.initial_rules)
+
+    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+        """Return the layout with the biases of the scores."""
+        return self.relative_bias.within(layout)
+
+    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return word embeddings; segments are ignored."""
+        return self.embeddings(token_ids)
+
+    def new_decoder(self) -> T5Decoder:
+        """Return a decoder of the same sizes."""
+        return T5Decoder(self)
+
+
+class T5Decoder(TransformerDecoder):
+    """The decoder, with the word embeddings of its encoder, and with relative biases in its self-attention alone.
+
+    Where words are tied they predict as well, from vectors times d^-0.5; else `output` does (T5 1.1).
+    """
+
+    def __init__(self, encoder: T5) -> None:
+        nn.Module.__init__(self)
+        config = cast(T5Config, encoder.config)
+        self.decoder = encoder.word_embeddings
+        self.max_length = config.max_position_embeddings
+        self.dropout = Dropout(config.hidden_dropout_prob)
+        self.relative_bias = _relative_bias(config, causal=True)
+        sizes = (config.hidden_size, config.num_attention_heads, config.head_size, config.hidden_dropout_prob)
+        self.layers = nn.ModuleList(
+            DecoderLayer(_attention(config), UnscaledCrossAttention(*sizes), _feed_forward(config), **_place(config))
+            for _ in range(config.num_decoder_layers or config.num_hidden_layers)
+        )
+        self.final_norm = LastNorm(config)
+        self.output = None if config.tie_word_embeddings else Dense(config.hidden_size, config.vocab_size, bias=False)
+
+    def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
+        """Return the layout with the biases of the scores."""
+        if past is None or past.is_empty:
+            return self.relative_bias.within(layout)
+        return self.relative_bias.after(layout, past.past)
+
+    def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+        """Return word embeddings; what stands where is for attention to know."""
+        return self.dropout(F.embedding(token_ids, self.decoder))
+
+    def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is multiplied to logits."""
+        if self.output is None:
+            return hidden * hidden.shape[1] ** -0.5, self.decoder
+        return hidden, self.output.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the vocabulary logits, (tokens, vocabulary)."""
+        return F.linear(*self._read(hidden))
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the summed cross-entropy against labels (tokens,), in nats."""
+        return vocabulary_loss(*self._read(hidden), None, labels, smoothing=smoothing)
+
+    @torch.no_grad()
+    def resize(self, vocab_size: int) -> None:
+        """Keep the first rows of an output matrix; new ones are the mean of the old ones."""
+        if self.output is None:
+            return
+        old = self.output.weight
+        new = old.mean(0).repeat(vocab_size, 1)
+        new[: len(old)] = old[:vocab_size]
+        self.output.weight = nn.Parameter(new)
+
+
+def t5_rules(config: T5Config) -> InitialRules:
+    """Return how weights start: normal, of a width by what a matrix reads, and queries smaller in place of a scale.
+
+    They are those of the published code, times `initializer_factor`.
+    """
+    factor = config.initializer_factor
+
+    def normal(width: Callable[[Tensor], float]) -> InitialRule:
+        def fill(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
+            if name == "bias":  # of a head
+                values.zero_()
+            else:
+                values.normal_(0.0, factor * width(values), generator=generator)
+
+        return fill
+
+    dense = normal(lambda values: values.shape[1] ** -0.5)
+
+    def queries(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
+        dense(module, name, values, generator)
+        values[: len(values) // module.num_joined] *= config.head_size**-0.5  # pyright: ignore[reportOperatorIssue]
+
+    return {
+        nn.RMSNorm: constants(weight=factor),
+        nn.Embedding: normal(lambda _: 1.0),
+        RelativeBias: normal(lambda _: config.hidden_size**-0.5),
+        QueryDense: queries,
+        Dense: dense,
+    }
+
+
+def _relative_bias(config: T5Config, *, causal: bool) -> RelativeBias:
+    buckets, longest = config.relative_attention_num_buckets, config.relative_attention_max_distance
+    return RelativeBias(buckets, longest, config.num_attention_heads, causal=causal)
+
+
+def _attention(config: T5Config) -> RelativeSelfAttention:
+    dropout = config.hidden_dropout_prob
+    return RelativeSelfAttention(config.hidden_size, config.num_attention_heads, config.head_size, dropout)
+
+
+def _feed_forward(config: T5Config) -> FeedForward:
+    block, dropout = GatedFeedForward if config.gated else FeedForward, config.hidden_dropout_prob
+    return block(config.hidden_size, config.intermediate_size, config.hidden_act, dropout, bias=False)
+
+
+def _place(config: T5Config) -> dict:
+    """Return how blocks stand in a layer."""
+    norm = partial(nn.RMSNorm, config.hidden_size, eps=config.layer_norm_eps)
+    return {"norm": norm, "dropout": config.hidden_dropout_prob, "pre_norm": True}

@@ -1,0 +1,135 @@
+"""The configuration of a T5 (Raffel et al. 2019), read and written with the keys of its published files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from maskloom.models.model_config import SIZES, ModelConfig, Width
+
+# Our keys by those of the published files.
+_PUBLISHED = {
+    "vocab_size": "vocab_size",
+    "d_model": "hidden_size",
+    "d_kv": "head_size",
+    "d_ff": "intermediate_size",
+    "num_layers": "num_hidden_layers",
+    "num_decoder_layers": "num_decoder_layers",
+    "num_heads": "num_attention_heads",
+    "relative_attention_num_buckets": "relative_attention_num_buckets",
+    "relative_attention_max_distance": "relative_attention_max_distance",
+    "dropout_rate": "hidden_dropout_prob",
+    "classifier_dropout": "classifier_dropout",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "initializer_factor": "initializer_factor",
+    "initializer_range": "initializer_range",
+    "n_positions": "max_position_embeddings",
+    "tie_word_embeddings": "tie_word_embeddings",
+    "pad_token_id": "pad_token_id",
+    "eos_token_id": "eos_token_id",
+    "decoder_start_token_id": "decoder_start_token_id",
+}
+T5_MODEL_TYPES = ("t5", "maskloom_t5", "maskloom_t5_crf")
+"""What other programs call a T5, and what one is called whose heads they do not know."""
+T5_SIZES = {
+    **{name: SIZES[name] for name in ("tiny", "mini", "base", "large")},
+    "small": {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8},
+}
+"""Small, base and large are the published ones."""
+
+
+class T5Config(ModelConfig):
+    """Sizes and constants of a T5 (Raffel et al. 2019, 3.1.2), frozen; the defaults are those of t5-small.
+
+    A head has `head_size`, by default its share of the hidden size. The decoder has `num_decoder_layers`, or as many as
+    the encoder. With `gated` and without `tie_word_embeddings`, where the decoder has an output matrix of its own, it
+    is version 1.1. Nothing depends on a number of positions; max_position_embeddings bounds what is read. There is one
+    rate of dropout, that of `hidden_dropout_prob`.
+    """
+
+    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 32_128
+    hidden_size: Width = 512
+    head_size: Width = 64
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 6
+    num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
+    num_attention_heads: Width = 8
+    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
+    hidden_act: str = "relu"
+    gated: bool = False
+    relative_attention_num_buckets: Annotated[int, Field(ge=4, le=65_536, multiple_of=4)] = 32
+    relative_attention_max_distance: Annotated[int, Field(ge=2, le=1_000_000)] = 128
+    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
+    initializer_factor: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.0
+    tie_word_embeddings: bool = True
+    pad_token_id: Annotated[int, Field(ge=0)] | None = 0
+    eos_token_id: Annotated[int, Field(ge=0)] = 1
+    decoder_start_token_id: Annotated[int, Field(ge=0)] = 0
+
+    required_values: ClassVar = {"model_type": T5_MODEL_TYPES, "is_decoder": (False, None)}
+    published_names: ClassVar = {ours: theirs for theirs, ours in _PUBLISHED.items()} | {
+        "hidden_act": "feed_forward_proj"
+    }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _derived(cls, values: dict[str, Any]) -> dict[str, Any]:
+        hidden, heads = (
+            values.get(key, cls.model_fields[key].default) for key in ("hidden_size", "num_attention_heads")
+        )
+        more = {"attention_probs_dropout_prob": values.get("hidden_dropout_prob", 0.1)}
+        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 and hidden % heads == 0:
+            more["head_size"] = hidden // heads
+        return {**more, **values}
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        """Check what is special to T5, in which heads need not divide the hidden size."""
+        if self.relative_attention_max_distance <= (exact := self.relative_attention_num_buckets // 2):
+            raise ValueError(
+                f"relative_attention_max_distance {self.relative_attention_max_distance} is not above {exact}, half of "
+                "relative_attention_num_buckets"
+            )
+        if self.attention_probs_dropout_prob != self.hidden_dropout_prob:
+            raise ValueError(
+                f"attention_probs_dropout_prob {self.attention_probs_dropout_prob}: a T5 has one rate of dropout, "
+                f"hidden_dropout_prob {self.hidden_dropout_prob}"
+            )
+        if self.gated and self.hidden_act == "gelu":
+            raise ValueError("hidden_act 'gelu' with gated = true: a T5's is 'gelu_new'")
+        for key in ("eos_token_id", "decoder_start_token_id"):
+            if getattr(self, key) >= self.vocab_size:
+                raise ValueError(f"{key} {getattr(self, key)} is not below vocab_size {self.vocab_size}")
+        return self
+
+    def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
+        """Return it with ids of special tokens in keys that were not given; padding starts what a decoder reads."""
+        is_open = pad is not None and "decoder_start_token_id" not in self.model_fields_set
+        start = {"decoder_start_token_id": pad if is_open else self.decoder_start_token_id}
+        return super().with_marks(pad, begin, end).model_copy(update=start)
+
+    @classmethod
+    def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a published mapping under the keys of this class; absent ones have the published defaults."""
+        own = {key: values[theirs] for theirs, key in _PUBLISHED.items() if values.get(theirs) is not None}
+        name = values.get("feed_forward_proj", "relu")
+        own["gated"] = isinstance(name, str) and name.startswith("gated-")
+        own["hidden_act"] = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-")) if own["gated"] else name
+        if values.get("scale_decoder_outputs") is False:  # how later files say that the words are not tied
+            own["tie_word_embeddings"] = False
+        return {"head_size": 64, "decoder_start_token_id": own.get("pad_token_id", 0), **own}
+
+    @classmethod
+    def _unsupported(cls, values: dict[str, Any]) -> list[str]:
+        found = super()._unsupported(values)
+        if values.get("tie_word_embeddings") is False and values.get("scale_decoder_outputs") is True:
+            found.append("scale_decoder_outputs = True: only False is supported beside tie_word_embeddings = False")
+        return found
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json, model_type included."""
+        own = self.model_dump()
+        content = {theirs: own[key] for theirs, key in _PUBLISHED.items() if own[key] is not None}
+        act = "gelu" if self.gated and self.hidden_act == "gelu_new" else self.hidden_act
+        form = {"feed_forward_proj": f"gated-{act}" if self.gated else act, "is_encoder_decoder": True}
+        return {"model_type": T5_MODEL_TYPES[0], **content, **form}

@@ -1,0 +1,115 @@
+"""Unigram pieces (Kudo 2018), the tokenizer of the published T5, as a tokenizer.json describes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tokenizers
+from tokenizers import AddedToken, decoders
+
+from maskloom.errors import DataError
+from maskloom.text.long_texts import Part
+from maskloom.text.templates import RUNNING_TEXT, SequenceTemplate
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.tokenizer_files import SETTINGS_FILES, read_unigram
+from maskloom.text.vocabulary import SURROGATE, vocabulary_sha256
+
+SENTINEL = re.compile(r"<extra_id_\d+>")
+
+
+@dataclass(frozen=True)
+class UnigramTokenizer(Tokenizer):
+    """Cuts words into the pieces whose `scores`, log-probabilities, have the highest sum.
+
+    `rules` is what else of a tokenizer.json decides on ids: how text is normalised and cut into words. Ids are those of
+    the `tokenizers` library, and so of transformers, but that special tokens and sentinels in a text are plain text.
+    """
+
+    scores: tuple[float, ...] = field(repr=False)
+    rules: str = field(repr=False)
+
+    files: ClassVar[tuple[str, ...]] = SETTINGS_FILES
+    task_marks: ClassVar[str] = "A end B end"
+    text_marks: ClassVar[str] = RUNNING_TEXT
+
+    @classmethod
+    def open(cls, folder: Path, *, max_length: int | None = None) -> UnigramTokenizer:
+        """Open a folder in the layout of T5 as `Tokenizer.load` does."""
+        found = cls(**read_unigram(folder))
+        return found if max_length is None else replace(found, max_length=max_length)
+
+    @cached_property
+    def template(self) -> SequenceTemplate:
+        """The marks around the texts of a task: an end behind each."""
+        return SequenceTemplate.of(self.task_marks, self.vocabulary)
+
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        vocabulary = self.vocabulary
+        library.model = self._described(vocabulary.tokens).model
+        behind = [token for token in vocabulary.tokens[len(self.scores) :] if token not in vocabulary.special.tokens]
+        sentinels = [token for token in vocabulary.tokens if SENTINEL.fullmatch(token) and token not in behind]
+        added = [AddedToken(token, special=True, normalized=False) for token in (*behind, *sentinels)]
+        library.add_special_tokens(added)
+        library.post_processor = self.template.processor(vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}, {}
+
+    def _content(self, library: tokenizers.Tokenizer) -> dict[str, Any]:
+        content = super()._content(library)
+        content["model"]["vocab"] = self._pieces_of(self.vocabulary.tokens)  # the library rounds what it reads
+        return content
+
+    def identity(self) -> dict[str, Any]:
+        """Return the kind, and the sum of tokens, scores and rules."""
+        return {
+            "tokenizer": "unigram",
+            "vocabulary_sha256": vocabulary_sha256(self.vocabulary, self.rules, *map(repr, self.scores)),
+            "vocabulary_size": len(self.vocabulary),
+        }
+
+    def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
+        """Return the ids of the pieces of each word."""
+        return (self.token_ids(word) for word in words)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Join pieces, which tell where words begin; special tokens and sentinels stand apart."""
+        tokens, special = self.vocabulary.tokens, self.vocabulary.special_ids
+        kept = [tokens[index] for index in ids if not (skip_special_tokens and index in special)]
+        decoder = self._library.decoder or decoders.Metaspace()
+        groups = groupby(kept, key=lambda token: SENTINEL.fullmatch(token) is not None)
+        return " ".join(" ".join(part) if is_mark else decoder.decode([*part]) for is_mark, part in groups)
+
+    @property
+    def cuts_at_white_space(self) -> bool:
+        """Whether that is so; the rules do not tell."""
+        return False
+
+    def _build_library(self) -> tokenizers.Tokenizer:
+        # what begins with a blank is found in no text, for blanks become another character
+        hidden = set(self.vocabulary.special.tokens)
+        plain = [f" {name}" if name in hidden or SENTINEL.fullmatch(name) else name for name in self.vocabulary.tokens]
+        return self._described(plain)
+
+    def _pieces_of(self, tokens: Sequence[str]) -> list[tuple[str, float]]:
+        return [*zip(tokens, self.scores, strict=False)]
+
+    def _described(self, tokens: Sequence[str]) -> tokenizers.Tokenizer:
+        rules = json.loads(self.rules)
+        rules["model"]["vocab"] = self._pieces_of(tokens)
+        try:
+            return tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **rules}))
+        except Exception as error:  # the library raises nothing narrower
+            raise DataError(f"tokenizer.json: {error}") from None
+
+    def _as_text(self, text: str | bytes) -> str:
+        plain = super()._as_text(text)
+        return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
+
+    def _parts(self, text: str) -> Iterator[Part]:
+        return iter([Part(0, text)])

@@ -1,0 +1,156 @@
+"""Unigram pieces against transformers: ids, marks, texts, and a T5's folder trained further, searched and filled."""
+
+import json
+from pathlib import Path
+
+import pytest
+import tokenizers
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+import maskloom
+from maskloom.errors import ConfigError, DataError
+from maskloom.inference.span_filling import SpanFiller
+from maskloom.text.tokenizer import Tokenizer
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.parity
+
+TEXTS = [
+    "The lowest of the low rivers wasn't lower than the newest; she sells sea shells by the sea shore!",
+    "Thank you for inviting me to your party last week, and a naïve café is open. She sells shells to me.",
+] * 20
+SENTINELS = [f"<extra_id_{number}>" for number in range(99, -1, -1)]
+TEXT = st.text() | st.lists(st.sampled_from([*" \t\n'.,é東🙂", "the", "Low", "est", "shells", "I'm"])).map("".join)
+
+
+@pytest.fixture(scope="module", params=["inside", "behind"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer in the layout of T5, with its sentinels among the pieces or behind them."""
+    space = {"replacement": "▁", "prepend_scheme": "always"}
+    library = tokenizers.Tokenizer(models.Unigram())
+    library.normalizer = normalizers.NFKC()
+    library.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(**space)]
+    )
+    library.decoder = decoders.Metaspace(**space)
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=special, unk_token="<unk>", show_progress=False)
+    library.train_from_iterator(TEXTS, trainer)
+    if request.param == "inside":
+        raw = json.loads(library.to_str())
+        raw["model"]["vocab"] += [[sentinel, 0.0] for sentinel in SENTINELS]
+        library = tokenizers.Tokenizer.from_str(json.dumps(raw))
+    library.add_special_tokens([tokenizers.AddedToken(name, special=True, normalized=False) for name in SENTINELS])
+    marks = {"single": ["$A", "</s>"], "pair": ["$A", "</s>", "$B", "</s>"], "special_tokens": [("</s>", 1)]}
+    library.post_processor = processors.TemplateProcessing(**marks)
+    folder = tmp_path_factory.mktemp("t5")
+    library.save(str(folder / "tokenizer.json"))
+    named = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **named}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path):
+    return Tokenizer.load(folder), transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+@given(text=TEXT)
+@settings(max_examples=150, deadline=None)
+def test_ids_and_texts(pair, text):
+    ours, theirs = pair
+    if any(mark in text for mark in ("<pad>", "</s>", "<unk>", "<extra_id_")):
+        return
+    ids = ours.encode(text).ids
+    assert ids == theirs(text)["input_ids"]
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    assert ours.encode(text, "me too").ids == (
+        theirs(text, "me too")["input_ids"] if text else theirs("", "me too")["input_ids"]
+    )
+
+
+def test_marks_in_a_text_are_plain_unless_asked_for(pair):
+    ours, theirs = pair
+    text = "the <extra_id_0> low </s>"
+    assert ours.vocabulary.ids["<extra_id_0>"] == len(ours.vocabulary) - 1
+    assert not {*ours.token_ids(text)} & {1, len(ours.vocabulary) - 1}
+    assert ours.encode("a </s>", parse_special_tokens=True).ids == theirs("a </s>")["input_ids"]
+    assert ours.decode([*ours.token_ids("the"), len(ours.vocabulary) - 1]) == "the <extra_id_0>"
+
+
+def test_what_is_saved_opens_in_both(pair, tmp_path):
+    ours, theirs = pair
+    ours.save(tmp_path)
+    assert Tokenizer.load(tmp_path) == ours
+    assert Tokenizer.load(tmp_path).identity() == ours.identity()
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*TEXTS[:2], "The <extra_id_0> walks in <extra_id_1> park"):
+        assert again(text)["input_ids"] == theirs(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab": [["a"]]}, "vocab is no list of pieces with their scores"),
+        ({"vocab": [["a", 0.0], ["a", 1.0]]}, r"the ids of 10\d tokens are not 0 to"),
+        ({"vocab": [["<unk>", "x"]]}, "vocab is no list"),
+    ],
+)
+def test_damaged_files_are_refused(folder, tmp_path, change, message):
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    content["model"] |= change
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_published_folder_is_trained_on_and_says_there_what_it_says_here(folder, pair, tmp_path):
+    _, theirs = pair
+    torch.manual_seed(0)
+    keys = {"vocab_size": len(theirs) + 5, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    peer = transformers.T5ForConditionalGeneration(transformers.T5Config(**keys, decoder_start_token_id=0))
+    peer.save_pretrained(tmp_path / "published")
+    for path in folder.iterdir():
+        (tmp_path / "published" / path.name).write_bytes(path.read_bytes())
+    rows = [{"source": source, "target": target} for source, target in (("the low", "sea"), ("party", "me to you"))]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 8), encoding="utf-8")
+    recipe = {"seq2seq.label_smoothing": 0.0, "seq2seq.max_target_length": 16, "training.num_threads": 1}
+    how = {"task": "seq2seq", "steps": 60, "batch_size": 8, "learning_rate": 1e-2, "max_length": 32}
+    files = (tmp_path / "published", tmp_path / "rows.jsonl", tmp_path / "rows.jsonl", tmp_path / "run")
+    still = {**how, "steps": 1, "learning_rate": 1e-12}
+    maskloom.finetune(*files[:3], tmp_path / "still", recipe=recipe, progress=False, **still)
+    kept = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path / "still" / "model").state_dict()
+    assert all((kept[name] - value).abs().max() < 1e-6 for name, value in peer.state_dict().items())
+    result = maskloom.finetune(*files, recipe=recipe, progress=False, metric="exact_match", **how)
+    assert result["best"]["scores"]["exact_match"] == 100
+    said = maskloom.load(tmp_path / "run").predict([row["source"] for row in rows])
+    assert said == [{"target": row["target"]} for row in rows]
+    there = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "model").eval()
+    opened = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    for row in rows:
+        ids = there.generate(**opened(row["source"], return_tensors="pt"), max_new_tokens=16, do_sample=False)
+        assert opened.decode(ids[0], skip_special_tokens=True) == row["target"]
+
+
+def test_blanks_become_the_sentinels_of_transformers(pair):
+    ours, theirs = pair
+
+    class Decodes:
+        heads = ("decoder",)
+
+    filler = SpanFiller(Decodes(), ours, 64)
+    expected = theirs("Thank you <extra_id_0> me to <extra_id_1> week")["input_ids"]
+    assert filler.source_ids("Thank you <X> me to <Y> week", "text") == expected
+    assert filler.source_ids("Thank you <extra_id_0> me to <extra_id_7> week", "text") == expected
+    for text, message in (
+        ("none", "text: 0 blanks in 'none'; 1 to 100"),
+        ("<Z>" + " low" * 80, "and the model reads 64"),
+    ):
+        with pytest.raises(DataError, match=message):
+            filler.source_ids(text, "text")
+    with pytest.raises(ConfigError, match="no decoder"):
+        SpanFiller(type("Reads", (), {"heads": ("mlm",)})(), ours, 64)
