@@ -1,6 +1,7 @@
 """A T5 of our own: trained from nothing on pairs of texts, and its blanks filled by command."""
 
 import json
+import random
 
 import numpy as np
 import pytest
@@ -114,3 +115,26 @@ def test_trained_from_nothing_it_begins_and_ends_as_its_folder_says(tokenizer, t
         ids["[PAD]"], ids["[PAD]"], ids["[SEP]"],
     ]  # fmt: skip
     assert maskloom.load(tmp_path / "run").predict(["the cat"]) == [{"target": "sat on the mat"}]
+
+
+def test_pre_trained_on_missing_spans_it_fills_them(tmp_path, run):
+    draw = random.Random(0)
+    lines = [f"{draw.choice(['anna', 'bob'])} ate the {draw.choice(['cake', 'soup'])} on monday ." for _ in range(900)]
+    text = "\n\n".join("\n".join(lines[first : first + 3]) for first in range(0, 900, 3))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    run("vocab", "train", tmp_path / "text.txt", "--size", 160, "--sentinels", 100, "--out", tmp_path / "v")
+    run("corpus", "build", tmp_path / "text.txt", "--vocab", tmp_path / "v", "--out", tmp_path / "c")
+    recipe = {
+        "objective": "span_corruption", "model.architecture": "t5", "model.size": "tiny", "data.max_length": 32,
+        "model.config": {"hidden_size": 32, "num_attention_heads": 2, "hidden_dropout_prob": 0.0},
+        "training.num_threads": 1, "training.warmup_ratio": 0.1, "data.short_seq_prob": 0.0,
+    }  # fmt: skip
+    how = {"steps": 250, "batch_size": 16, "learning_rate": 5e-3, "progress": False}
+    result = maskloom.pretrain(tmp_path / "c", tmp_path / "run", recipe=recipe, **how)
+    model = maskloom.load(tmp_path / "run")
+    config, vocabulary = model.model.config, model.tokenizer.vocabulary
+    assert (config.eos_token_id, config.decoder_start_token_id) == (vocabulary.sep_id, vocabulary.pad_id)
+    assert next(value for name, value in result.items() if name.endswith("perplexity")) < 4
+    (found,) = model.fill_spans(["anna ate the soup <X> bob ate the cake on monday ."])
+    assert "monday" in found["fillings"][0]
+    assert found["finish"] == "end"

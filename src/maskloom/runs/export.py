@@ -84,8 +84,9 @@ def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: boo
     if (kind := str(config.get("model_type"))).startswith("maskloom"):
         hint = f"for its vectors, `maskloom embed --pooling {pooling}`"
         raise ConfigError(f"{folder}: sentence-transformers does not open a model of type {kind!r}; {hint}")
-    longest = min(longest, config["max_position_embeddings"], read_settings(folder).get("max_length", longest))
-    write_modules(folder, hidden_size=config["hidden_size"], max_length=longest, pooling=pooling, normalize=normalize)
+    model = read_model_config(folder)
+    longest = min(longest, model.max_position_embeddings, read_settings(folder).get("max_length", longest))
+    write_modules(folder, hidden_size=model.hidden_size, max_length=longest, pooling=pooling, normalize=normalize)
 
 
 def _stages(run: Path) -> dict[str, Path]:
