@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ MAX_DOCUMENT_BYTES = 1 << 26
 
 DocumentRule = Literal["blank-line", "file"]
 TEXT_FIELD = "text"
+_LANGUAGE = re.compile(r"\.[a-z]{2}")
 _KINDS = (".txt", ".jsonl")
 _PARQUET = ".parquet"
 _NUM_SKIPS_NAMED = 20
@@ -85,8 +87,8 @@ class SourceFile:
 def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport | None = None) -> list[SourceFile]:
     """List the files that `paths` stand for: files in the order given, folders searched whole and sorted by name.
 
-    Files of unknown kinds inside folders, and links to folders, are named in `report.ignored_files`. Raises DataError
-    for a missing path, for a given file of unknown kind, for a folder without any file to read, for a text that is no
+    Files of unknown kinds inside folders, and links to folders, are named in `report.ignored_files`. A given file that
+    ends in a language of two letters, such as train.de, is text. Raises DataError for a missing path, for a given file of unknown kind, for a folder without any file to read, for a text that is no
     regular file or whose name is not UTF-8, and for a link that leads out of a folder or nowhere.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
@@ -99,7 +101,7 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
             found.extend(_files_of_folder(path, report))
         elif not path.exists():
             raise DataError(f"{path}: no such file or folder")
-        elif not _is_known(path):
+        elif not _is_known(path) and not _LANGUAGE.fullmatch(_kind(path)):
             raise DataError(f"{path}: unknown kind of file; {_known_kinds()} can be read")
         else:
             check_regular(path)

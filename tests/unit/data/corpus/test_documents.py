@@ -276,6 +276,11 @@ def test_a_changed_byte_inside_a_gzip_file_is_noticed(tmp_path: Path) -> None:
         texts(write(tmp_path / "a.txt.gz", bytes(content)))
 
 
+def test_a_file_that_is_named_for_its_language_is_text(tmp_path: Path) -> None:
+    (source,) = source_files(write(tmp_path / "a.de", "ein Text"))
+    assert (source.name, texts(source.path)) == ("a.de", ["ein Text"])
+
+
 def test_wrong_paths_and_kinds_are_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"absent\.txt: no such file"):
         read_documents([tmp_path / "absent.txt"])
