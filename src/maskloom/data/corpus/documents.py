@@ -88,8 +88,9 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
     """List the files that `paths` stand for: files in the order given, folders searched whole and sorted by name.
 
     Files of unknown kinds inside folders, and links to folders, are named in `report.ignored_files`. A given file that
-    ends in a language of two letters, such as train.de, is text. Raises DataError for a missing path, for a given file of unknown kind, for a folder without any file to read, for a text that is no
-    regular file or whose name is not UTF-8, and for a link that leads out of a folder or nowhere.
+    ends in a language of two letters, such as train.de, is text. Raises DataError for a missing path, for a given file
+    of unknown kind, for a folder without any file to read, for a text that is no regular file or whose name is not
+    UTF-8, and for a link that leads out of a folder or nowhere.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
