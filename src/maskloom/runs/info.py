@@ -69,7 +69,8 @@ def _describe_model(folder: Path) -> dict[str, Any]:
     model, _ = load_model(folder)
     parts = {"encoder": model.encoder, **dict(model.heads.items())}
     config = read_config(folder)
-    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size", "id2label")
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+    known = {**{key: getattr(model.config, key) for key in sizes}, **config}
     # a head tied to the embeddings counts only what it adds
     seen: set[int] = set()
     counts = {}
@@ -80,6 +81,6 @@ def _describe_model(folder: Path) -> dict[str, Any]:
     return {
         "kind": "model",
         "folder": str(folder),
-        **{key: config[key] for key in (*sizes, *OWN_KEYS) if key in config},
+        **{key: known[key] for key in (*sizes, "id2label", *OWN_KEYS) if key in known},
         "parameters": {**counts, "all": sum(counts.values())},
     }

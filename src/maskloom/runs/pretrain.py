@@ -353,7 +353,7 @@ def describe_metrics(metrics: dict[str, float]) -> str:
     row, pair = row_of(metrics), pair_task_of(metrics) or ""
     part = "" if row is None else row.part
     forms = {
-        f"{part}_loss": f"{part.upper()} loss {{:.3f}} nats",
+        f"{part}_loss": f"{part.upper() if len(part) < 4 else part} loss {{:.3f}} nats",
         "unigram_entropy": " (unigram {:.3f})",
         f"{part}_accuracy": ", accuracy {:.3f}",
         f"{part}_perplexity": ", perplexity {:.1f}",

@@ -4,6 +4,9 @@ import json
 
 import pytest
 
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.models.architectures import ARCHITECTURES
+from maskloom.models.assembled import build_model
 from maskloom.runs.info import describe_folder
 
 
@@ -34,3 +37,15 @@ def test_a_finished_run_shows_the_scores_of_its_best_step(tmp_path):
     best = {"step": 9, "scores": {"accuracy": 0.75, "loss": 0.6}, "reference": 0.5}
     (tmp_path / "metrics.json").write_text(json.dumps({"task": "single", "best": best}))
     assert describe_folder(tmp_path)["scores"] == {"accuracy": 0.75, "loss": 0.6, "constant answer": 0.5}
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_the_sizes_of_every_architecture_are_said_by_the_same_names(name, tmp_path):
+    row = ARCHITECTURES[name]
+    config = row.config_type.of_size("tiny", row.sizes, vocab_size=50, max_position_embeddings=16)
+    model = build_model(config, (row.vocabulary_head,), seed=0)
+    save_model(model, tmp_path)
+    found = describe_folder(tmp_path)
+    sizes = (found["hidden_size"], found["num_hidden_layers"], found["num_attention_heads"], found["vocab_size"])
+    assert sizes == (128, 2, 2, 50)
+    assert found["parameters"]["all"] == sum(parameter.numel() for parameter in model.parameters())
