@@ -141,7 +141,7 @@ class FinetuneRecipe(Section):
         if self.features is not None and ("features" not in kind.settings.model_fields or self.from_scratch):
             raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
         if self.model is not None and (self.features is not None or self.bilstm or self.from_scratch):
-            raise ValueError("[model]: a new model goes neither with [features] nor with bilstm, and is from scratch")
+            raise ValueError("[model]: it cannot be combined with [features], bilstm or from_scratch")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):
             raise ValueError("bilstm = true: it reads both ways, so neither [features] nor auxiliary_lm goes with it")
         if self.class_weights != "none" and not kind.names_labels:

@@ -77,7 +77,9 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     predicted = maskloom.load(out).predict([row["prompt"] for row in rows])
     assert [row["text"] for row in rows] == [one["target"] for one in predicted]
-    assert "num_best 3: give a beam" in run("generate", "--model", out, "--prompt", "one", "--num-best", 3, code=3)
+    short = run("generate", "--model", out, "--prompt", "one two three", "--max-tokens", 2)  # searches all the same
+    assert short.split("\n")[-2] == "three two"
+    assert "num_best 5: give a beam" in run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
     assert "'' has no token" in run("generate", "--model", out, "--prompt", "", code=3)
     longest = " ".join(["one"] * 1100)
     assert "1,102 tokens, and the model reads 1,024" in run("generate", "--model", out, "--prompt", longest, code=3)
@@ -129,6 +131,22 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     assert "a Bert has no decoder; a Transformer has" in run("finetune", *files, *suffix, *bert, code=3)
     averaged = run("predict", "--model", out, "--model", out, "--input", data / "dev.src", "--output", "x.csv", code=3)
     assert "a seq2seq model; what such models give cannot be averaged" in averaged
+    deep = ("--vocab", data / "v", "--size", "tiny", "--set", "model.config.max_position_embeddings=12")
+    said = run("finetune", *files, *suffix, *deep, "--max-length", 12, code=3)
+    assert "seq2seq.max_target_length 128 exceeds the 12 positions of a decoder" in said
+    for wrong in ("", "/x", "a/../b"):
+        named = run("finetune", *files, "--vocab", data / "v", "--set", f"seq2seq.target_suffix={wrong}", code=3)
+        assert "seq2seq.target_suffix" in named
+    onnx = run("export", out, "--onnx", "--out", tmp_path / "onnx", code=3)
+    assert "a transformer cannot be exported to ONNX" in onnx
+    assert not (tmp_path / "onnx").exists()
+    penalty = run("generate", "--model", out, "--prompt", "one", "--length-penalty", 1, "--top-k", 3, code=3)
+    assert "length_penalty 1: it is of a search; give a beam" in penalty
+    assert "min_tokens 9: it may not exceed max_tokens, 5" in run(
+        "generate", "--model", out, "--prompt", "one", "--min-tokens", 9, "--max-tokens", 5, code=3
+    )
+    with pytest.raises(ConfigError, match="settings 5: a Generation is expected"):
+        maskloom.load(out).generate(["one"], 5)
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="masked"):
         maskloom.load(out).fill_mask("one [MASK]")

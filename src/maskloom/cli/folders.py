@@ -54,9 +54,11 @@ def export(
     """Make a model folder from a checkpoint, also of a run that is still running or ended early."""
     if normalize and for_vectors is None:
         raise typer.BadParameter("it goes with --for-vectors", param_hint="--normalize")
-    from maskloom.runs.export import describe_vectors, export_lines, write_onnx
+    from maskloom.runs.export import check_exportable, describe_vectors, export_lines, write_onnx
     from maskloom.runs.export import export as make
 
+    if onnx:
+        check_exportable(run)
     result = make(run, out, step=step, stage=stage)
     if for_vectors is not None:
         describe_vectors(out, for_vectors, normalize=normalize)

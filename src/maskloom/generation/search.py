@@ -67,13 +67,21 @@ class Generation:
             is_fit = isinstance(value, int | float) and type(value) is not bool and 0.0 <= value <= largest
             if not is_fit or (name == "top_p" and value == 0.0):
                 raise ConfigError(f"{name} {value!r:.80}: a number {rule} is expected")
-        if self.num_best > (self.beam or 1):
-            raise ConfigError(f"num_best {self.num_best}: give a beam of at least as many; it is {self.beam or 1}")
+        if self.min_tokens > self.max_tokens:
+            raise ConfigError(f"min_tokens {self.min_tokens}: it may not exceed max_tokens, {self.max_tokens}")
         plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
         if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
             raise ConfigError(
                 f"beam = {self.beam} beside {', '.join(changed)}: a search draws nothing; give one of them"
             )
+
+    def changed_by(self, other: Generation) -> Generation:
+        """Return these settings with those of another that are not the defaults; one that draws ends a search."""
+        plain = Generation()
+        given = {name: value for name, value in vars(other).items() if value != getattr(plain, name)}
+        if {"temperature", "top_k", "top_p"} & given.keys():
+            given = {"beam": None, "length_penalty": None, **given}
+        return replace(self, **given)
 
 
 @dataclass
@@ -121,7 +129,14 @@ def continue_texts(
 def found_by(
     decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
-    """Return what a decoder continues each prompt with, by at most as many tokens as it has steps."""
+    """Return what a decoder continues each prompt with, by at most as many tokens as it has steps.
+
+    Raises ConfigError where more of the best are asked for than a search keeps, and for its penalty without one.
+    """
+    if (wanted := choose.settings.num_best) > (width := choose.settings.beam or 1):
+        raise ConfigError(f"num_best {wanted}: give a beam of at least as many; it is {width}")
+    if choose.settings.length_penalty is not None and choose.settings.beam is None:
+        raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is of a search; give a beam")
     return (_draw if choose.settings.beam is None else _searched)(decoder, prompts, choose, num_steps)
 
 
@@ -167,6 +182,8 @@ class Choice:
                 logits[row, self.end] = -math.inf
             if banned := _repeating(text.token_ids, self.settings.no_repeat_ngram):
                 logits[row, banned] = -math.inf
+            if self.end is not None and not bool((logits[row] > -math.inf).any()):
+                logits[row, self.end] = 0.0  # where nothing else may follow, a text ends
         return logits
 
     def _check(self, largest: Tensor) -> None:
@@ -322,10 +339,11 @@ class _Search:
             elif len(kept) < width and score > -math.inf:
                 kept.append(Continuation([*ids, token], score))
                 ways.append((source, token))
-        self.going, self._step = kept, self._step + 1
+        before, self.going, self._step = self.going, kept, self._step + 1
         if kept and self._step < self._num_steps and not self._is_decided():
             return ways
-        self._ended += kept
+        # where all that could follow is forbidden, what was going on ends
+        self._ended += kept or ([] if self._ended else before)
         self.going = []
         return []
 

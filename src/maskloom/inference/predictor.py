@@ -33,7 +33,7 @@ from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examp
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
-from maskloom.tasks.seq2seq.task import EncodedTargets, readable
+from maskloom.tasks.seq2seq.task import readable, target_marks
 from maskloom.tasks.task import ModelOutputs, Task, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
 
@@ -304,11 +304,13 @@ class Predictor(TaskModel):
     ) -> list[GeneratedText]:
         """Continue each text, in order, or write what a model with a decoder makes of it.
 
-        `settings` say how long, and how tokens are drawn or searched; by default they are drawn, while a decoder
-        searches as it was fine-tuned to. `first` is the number of the first one, which keys its draws. Raises
-        ConfigError for a model that reads both ways and has no decoder, DataError for a prompt without a token and for
-        one that fills the model's context.
+        `settings` say how long, and how tokens are drawn or searched; by default they are drawn. A decoder searches as
+        it was fine-tuned to, but for the settings that are not the usual ones. `first` is the number of the first one,
+        which keys its draws. Raises ConfigError for a model that reads both ways and has no decoder, DataError for a
+        prompt without a token and for one that fills the model's context.
         """
+        if not isinstance(settings, Generation | None):
+            raise ConfigError(f"settings {settings!r:.80}: a Generation is expected")
         texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
         ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))])
         return self.generate_from_ids(ids, settings, first)
@@ -324,7 +326,7 @@ class Predictor(TaskModel):
         for name, text, ids in zip(names, texts, found, strict=True):
             if len(ids) == len(begin) + len(end):
                 raise DataError(f"{name}: {text[:40]!r} has no token; a prompt has at least one")
-            if len(ids) >= most:
+            if len(ids) >= most + (self._writer is not None):  # a decoder adds nothing to its source
                 raise DataError(f"{name}: {len(ids):,} tokens, and the model reads {most:,} together with what it adds")
         return found
 
@@ -356,9 +358,9 @@ class Predictor(TaskModel):
         self, writer: SequenceToSequence, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
     ) -> list[GeneratedText]:
         """Return what a decoder makes of sources."""
-        nothing = ReadExamples([Example("", None, None, 0)], ReadingReport(Path()))
-        marks = cast(EncodedTargets, self.encoded(nothing)).marks
-        writer = writer if settings is None else replace(writer, generation=settings)
+        marks, _ = target_marks(self.tokenizer, getattr(self.model.config, "decoder_start_token_id", None))
+        if settings is not None:
+            writer = replace(writer, generation=writer.generation.changed_by(settings))
         size, results = self.batch_size or _PROMPTS_AT_ONCE, list[GeneratedText]()
         for start in range(0, len(prompts), size):
             batch = SourceTargetBatch.of_sources(prompts[start : start + size], marks, first + start)

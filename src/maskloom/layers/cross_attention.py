@@ -65,7 +65,7 @@ class PackedMemory:
 class PaddedMemory:
     """One layer's keys and values, (sequences, heads, source, size of a head), made once for all steps of decoding.
 
-    `mask` (sequences, 1, 1, source) is True at real tokens, None where all sources are as long.
+    `mask` (sequences, 1, 1, source) is True at real tokens, None where all sources are equally long.
     """
 
     keys: Tensor

@@ -9,7 +9,7 @@ from typing import Any
 from maskloom.errors import ConfigError
 from maskloom.metrics.metric import checked_primary
 
-_SCORES = ("bleu", "chrf", "exact_match", "rouge1", "rouge2", "rougeL")
+TEXT_SCORES = ("bleu", "chrf", "exact_match", "rouge1", "rouge2", "rougeL")
 _INSTALL = "pip install 'maskloom[seq2seq]'"
 
 
@@ -21,7 +21,7 @@ class TextMetric:
     """
 
     def __init__(self, primary: str = "bleu") -> None:
-        self.primary = checked_primary(primary, _SCORES, "texts")
+        self.primary = checked_primary(primary, TEXT_SCORES, "texts")
         self._found: list[str] = []
         self._references: list[str] = []
         try:

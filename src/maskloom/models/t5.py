@@ -113,7 +113,7 @@ class T5Decoder(TransformerDecoder):
         return self.relative_bias.after(layout, past.past)
 
     def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Return word embeddings; what stands where is for attention to know."""
+        """Return word embeddings; attention handles positions."""
         return self.dropout(F.embedding(token_ids, self.decoder))
 
     def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:

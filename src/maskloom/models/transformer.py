@@ -62,7 +62,7 @@ class ScaledEmbeddings(nn.Module):
 
 
 class Positions(nn.Module):
-    """Sinusoids, or with `num_positions` a learned table, of which the first `offset` rows are nobody's."""
+    """Sinusoids, or with `num_positions` a learned table, whose first `offset` rows are unused."""
 
     def __init__(
         self, hidden_size: int, num_positions: int | None, *, offset: int = 0, scales_words: bool = True

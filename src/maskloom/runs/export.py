@@ -17,8 +17,10 @@ from maskloom.checkpoints.published.sentence_transformers import PoolingMode, wr
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import load_tokenizer, read_settings, task_tokenizer
+from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.heads import HEADS
+from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads
 from maskloom.runs.model_writing import check_new_folder, finetuning_card, pretraining_card, write_model_folder
@@ -207,22 +209,33 @@ ONNX_FILE = "model.onnx"
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
+def check_exportable(run: str | Path) -> None:
+    """Raise ConfigError for a run whose model has no graph in ONNX, as far as its finished model tells."""
+    if (model := Path(run) / "model" / CONFIG).exists():
+        _refuse_decoder(read_model_config(model.parent), Path(run))
+
+
+def _refuse_decoder(config: ModelConfig, folder: Path) -> None:
+    if (row := architecture_of(config)).has_decoder:
+        raise ConfigError(f"{folder}: a {row.name} cannot be exported to ONNX")
+
+
 def write_onnx(folder: str | Path) -> list[str]:
     """Write `model.onnx` into a model folder, in fp32 with any batch and length, and return the names of its outputs.
 
     Inputs are input_ids, attention_mask and token_type_ids, int64 (batch, length). Outputs are last_hidden_state,
     pooler_output if the folder has a pooler, and one per head: `logits` for the head of a task, `mlm`, `lm` and `nsp`
     after pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay
-    in model.safetensors. Raises ConfigError for a BiLSTM or a decoder, which have no such graph, and without the extra
-    "onnx".
+    in model.safetensors. Raises ConfigError for a BiLSTM and for architectures with a decoder, which have no such
+    graph, and without the extra "onnx".
     """
     folder = Path(folder)
     if any(find_spec(name) is None for name in ("onnx", "onnxscript")):
         raise ConfigError("--onnx needs onnx and onnxscript: pip install 'maskloom[onnx]'")
     model, report = load_model(folder)
+    _refuse_decoder(model.config, folder)
     if "bilstm_tagger" in model.heads or model.encoder.top is not None:
-        what = "decoder" if hasattr(model.encoder.top, "decoder") else "BiLSTM"
-        raise ConfigError(f"{folder}: a {what} cannot be exported to ONNX")
+        raise ConfigError(f"{folder}: a BiLSTM cannot be exported to ONNX")
     graph = _Graph(model.eval(), has_pooler=not any("pooler" in name for name in report.new_parameters))
     # two rows of unlike lengths, so that no size of the example is taken for a constant
     ids, mask = torch.zeros(2, 7, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)

@@ -51,6 +51,8 @@ from maskloom.tasks.labels import (
     weights_by_name,
     with_hint,
 )
+from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
@@ -254,6 +256,14 @@ def _new_config(section: ModelSection, tokenizer: Tokenizer) -> ModelConfig:
     return config.with_marks(None if pad is None else tokenizer.vocabulary.ids[pad], begin, end)
 
 
+def _check_targets(settings: KindSettings, config: ModelConfig, source: Path) -> None:
+    if isinstance(settings, Seq2SeqSettings) and settings.max_target_length > config.max_position_embeddings:
+        raise ConfigError(
+            f"seq2seq.max_target_length {settings.max_target_length} exceeds the {config.max_position_embeddings} "
+            f"positions of a decoder of {source}"
+        )
+
+
 def _prepare(
     recipe: FinetuneRecipe, source: Path, data: LabelledFiles, out: Path, *, resume: bool, verify: bool
 ) -> FinetunePlan:
@@ -269,6 +279,7 @@ def _prepare(
     settings = recipe.task_settings(kind.settings)
     train_data = kind.read(paths["train"], reading, settings)
     settings = settings.model_copy(update={**kind.data_settings(train_data), **kind.model_settings(config)})
+    _check_targets(settings, config, source)
     dev_data = kind.read(paths["dev"], reading, settings)
     kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)
@@ -280,6 +291,7 @@ def _prepare(
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
+    task.metric()  # a library that scores need is missed before any training
     if recipe.tune_on_dev:
         check_tunable(task)
     encoded = task.encode(train_data, tokenizer, recipe.data.max_length, for_training=True)

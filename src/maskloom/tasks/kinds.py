@@ -62,8 +62,8 @@ class TaskKind:
 
     A kind that `has_both_orders` reads pairs of texts that may be swapped; models of a kind `with_pairs` may have been
     trained on files of that other kind, of pairs. One that `reads_folders` takes a folder for a file, and one that
-    `predicts_on_text` takes raw text where the files with labels have a format. Outputs of several models that
-    `has_averages` can be averaged.
+    `predicts_on_text` takes raw text where the files with labels have a format. With
+    `has_averages`, the outputs of several models can be averaged.
     """
 
     name: Kind

@@ -87,7 +87,7 @@ class UnigramTokenizer(Tokenizer):
 
     @property
     def cuts_at_white_space(self) -> bool:
-        """Whether that is so; the rules do not tell."""
+        """False: the rules do not say."""
         return False
 
     def _build_library(self) -> tokenizers.Tokenizer:

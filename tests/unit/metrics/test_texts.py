@@ -8,6 +8,7 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from maskloom.errors import ConfigError, UsageError
 from maskloom.metrics.texts import TextMetric
+from maskloom.tasks.kinds import make_task
 
 FOUND = ["a man is sleeping on a couch .", "two dogs run", "the red house"]
 TRUE = ["a man sleeps on a couch.", "two dogs run", "a red house by the sea"]
@@ -68,6 +69,7 @@ def test_wrong_use_is_refused(monkeypatch):
     TextMetric()
     with pytest.raises(ConfigError, match=r"rouge-score: pip install 'maskloom\[seq2seq\]'"):
         TextMetric("rouge1")
-    monkeypatch.setattr(builtins, "__import__", without("sacrebleu"))
+    monkeypatch.setattr(builtins, "__import__", without("sacrebleu", "rouge_score"))
+    make_task("seq2seq", primary="rouge1")  # a model is opened and writes without them
     with pytest.raises(ConfigError, match=r"sacrebleu: pip install 'maskloom\[seq2seq\]'"):
         TextMetric()

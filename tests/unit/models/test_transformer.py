@@ -186,9 +186,31 @@ def test_the_next_best_are_what_a_search_for_more_finds():
         ]
         assert len(scores) == 3
         assert scores == sorted(scores, reverse=True)
-    for wrong in ({"num_best": 2}, {"beam": 2, "num_best": 3}, {"min_tokens": -1}, {"length_penalty": -0.1}):
+    for wrong in ({"num_best": 0}, {"min_tokens": -1}, {"length_penalty": -0.1}):
         with pytest.raises(ConfigError, match=next(reversed(wrong))):
             Generation(**wrong)
+    for wrong in ({"num_best": 2}, {"beam": 2, "num_best": 3}):
+        with pytest.raises(ConfigError, match=r"num_best \d: give a beam of at least as many"):
+            decode_sources(model, memory, source, Generation(**wrong), begin=[BEGIN], end=END)
+
+
+def test_settings_that_are_given_change_others_and_a_draw_ends_a_search():
+    own = Generation(max_tokens=20, beam=4, length_penalty=0.6)
+    assert own.changed_by(Generation(num_best=2)) == Generation(max_tokens=20, beam=4, length_penalty=0.6, num_best=2)
+    assert own.changed_by(Generation(top_p=0.5, seed=3)) == Generation(max_tokens=20, top_p=0.5, seed=3)
+
+
+def test_a_search_ends_where_nothing_may_follow():
+    model = make(vocab_size=4)
+    memory, source = encoded(make(), [1])
+    for how in ({"beam": 2}, {"temperature": 0.0}, {"seed": 1}):
+        settings = Generation(max_tokens=12, min_tokens=10, no_repeat_ngram=1, **how)
+        with torch.inference_mode():
+            (found,) = decode_sources(model, memory, source, settings, begin=[BEGIN], end=END)
+        assert 0 < len(found.token_ids) <= 3
+        assert len(set(found.token_ids)) == len(found.token_ids)
+        assert math.isfinite(found.log_probability)
+        assert found.is_ended
 
 
 def test_texts_have_their_least_length_and_repeat_no_run():

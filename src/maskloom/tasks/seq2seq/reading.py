@@ -45,17 +45,30 @@ def iterate_sources(
     suffix = settings.target_suffix if settings else None
     if needs_label and suffix is None:
         raise DataError(
-            f"{path}: a file of lines has sources alone; name that of the targets with --set seq2seq.target_suffix=en "
-            "for one that ends in .en, or give CSV, TSV or JSONL with source and target"
+            f"{path}: a file of lines has sources alone; name that of the targets when fine-tuning, with --set "
+            "seq2seq.target_suffix=en for one that ends in .en, or give CSV, TSV or JSONL with source and target"
         )
-    rows = _lines(path, path.with_suffix(f".{suffix}") if needs_label else None)
+    rows = _lines(path, _beside(path, suffix) if needs_label and suffix else None)
     yield from kept_examples(rows, _example, report, skips=options.on_bad_rows == "skip")
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """Return the file of targets, compressed as that of sources is, or not."""
+    packed = path.suffix.lower() == ".gz"
+    plain = (path.with_suffix("") if packed else path).with_suffix(f".{suffix}")
+    return also if packed and (also := plain.with_name(f"{plain.name}{path.suffix}")).exists() else plain
 
 
 def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool) -> ReadingOptions:
     """Put usual names of columns where the person gave none and the first row has them."""
-    first = next(tables.read_rows(path, tables.layout_of(path)))
-    lower = {str(name).strip().lower(): str(name).strip() for name in first.fields}
+    rows = tables.read_rows(path, tables.layout_of(path))
+    first = next((row for row in rows if row.problem is None), None)
+    lower = {str(name).strip().lower(): str(name).strip() for name in (first.fields if first else ())}
+    if first and needs_label and options.label_column is None and not {*_TARGETS} & lower.keys():
+        raise DataError(
+            f"{path}: line {first.line}: no column of targets ({', '.join(_TARGETS)}) among "
+            f"{tables.listed([*lower.values()])}; name it with --label-column"
+        )
     source, target = (next((lower[name] for name in names if name in lower), None) for names in (_SOURCES, _TARGETS))
     return replace(
         options,

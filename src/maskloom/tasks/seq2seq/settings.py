@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from maskloom.sections import Length, Section, key
 from maskloom.tasks.settings import KindSettings
 
@@ -17,7 +21,7 @@ class Seq2SeqSection(Section):
     )
     min_tokens: int = key(0, "Tokens that a text has at least.", ge=0, le=100_000)
     no_repeat_ngram: int = key(0, "No run of so many tokens occurs twice in a text; 0 allows all.", ge=0, le=100)
-    target_suffix: str | None = key(
+    target_suffix: Annotated[str, Field(pattern=r"^[\w-]+$")] | None = key(
         None, 'Suffix of the file of targets beside a file of sources, line by line: "en" for train.de and train.en.'
     )
 

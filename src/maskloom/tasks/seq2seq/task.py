@@ -15,7 +15,8 @@ import numpy as np
 from maskloom.data.batch import SourceTargetBatch
 from maskloom.errors import DataError
 from maskloom.generation.search import Generation
-from maskloom.metrics.texts import TextMetric
+from maskloom.metrics.metric import checked_primary
+from maskloom.metrics.texts import TEXT_SCORES, TextMetric
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.tasks.encoding import EncodedExamples, encode_examples, encoded_texts
 from maskloom.tasks.examples import ReadExamples
@@ -23,7 +24,7 @@ from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
 from maskloom.tasks.task import Outputs, Task
 from maskloom.text.tokenizer import Tokenizer
 
-# Blanks before closing marks, after opening ones, and around marks within words.
+# Spaces before closing marks, after opening ones, and around marks within words.
 _BEFORE = re.compile(r" ([.,!?;:%)\]}])")
 _AFTER = re.compile(r"([(\[{]) ")
 _WITHIN = re.compile(r"(?<=\w) (['’-]) (?=\w)")
@@ -31,8 +32,7 @@ _WITHIN = re.compile(r"(?<=\w) (['’-]) (?=\w)")
 
 def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2SeqSettings) -> Task:
     """Return the task; `primary` is bleu, chrf, exact_match, rouge1, rouge2 or rougeL, else UsageError is raised."""
-    metric = partial(TextMetric, primary=primary or "bleu")
-    metric()  # an unknown score or an absent library is an error here, not after training
+    metric = partial(TextMetric, primary=checked_primary(primary or "bleu", TEXT_SCORES, "texts"))
     generation = Generation(
         max_tokens=settings.max_target_length,
         beam=settings.beam,
@@ -59,7 +59,7 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 class EncodedTargets:
     """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are the targets as they stand in the file. `marks` are the tokens at which every target begins, and the one
+    `texts` are the targets of the file. `marks` are the tokens at which every target begins, and the one
     at which it ends. Where decoders have a `start`, they read that first, and all of a target is predicted.
     """
 
@@ -151,8 +151,11 @@ def _texts(encoded: Any, outputs: Outputs) -> list[str]:
 
 
 def readable(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return the text of tokens, without the blanks that a vocabulary of words leaves around marks."""
-    text = tokenizer.decode(ids)
+    """Return the text of tokens, without the spaces that a vocabulary of words leaves around marks.
+
+    Ids beyond the vocabulary, for which some published models have rows, are left out.
+    """
+    text = tokenizer.decode([token for token in ids if token < len(tokenizer.vocabulary)])
     return _joined(text) if tokenizer.cuts_at_white_space else text
 
 

@@ -1,5 +1,7 @@
 """Sources with targets from tables, objects and pairs of files."""
 
+import gzip
+
 import pytest
 
 from maskloom.errors import ConfigError, DataError
@@ -43,7 +45,7 @@ def test_columns_may_be_named(write):
     assert (one.text, one.label) == ("ein Mann", "a man")
     (one,) = read(path, text_column="en", needs_label=False).examples
     assert (one.text, one.label) == ("a man", None)
-    with pytest.raises(DataError, match=r"a\.csv: line 1: no column of text"):
+    with pytest.raises(DataError, match=r"a\.csv: line 1: no column of targets"):
         read(path)
 
 
@@ -71,6 +73,22 @@ def test_lines_that_do_not_fit_are_named(write, sources, targets, message):
         read(path, suffix="en")
 
 
+def test_compressed_files_stand_beside_each_other(tmp_path, write):
+    (tmp_path / "a.de.gz").write_bytes(gzip.compress(b"ein Mann\n"))
+    write("a.en", "a man\n")
+    (one,) = read(tmp_path / "a.de.gz", suffix="en").examples
+    assert (one.text, one.label) == ("ein Mann", "a man")
+    (tmp_path / "a.en.gz").write_bytes(gzip.compress(b"one man\n"))
+    (one,) = read(tmp_path / "a.de.gz", suffix="en").examples
+    assert one.label == "one man"
+
+
+def test_a_first_row_that_is_broken_hides_no_columns(write):
+    path = write("a.jsonl", '{"source\n{"source": "ein Mann", "target": "a man"}\n')
+    (one,) = read(path, on_bad_rows="skip").examples
+    assert one.label == "a man"
+
+
 def test_rows_that_break_a_rule_are_counted_where_they_are_skipped(write):
     path = write("a.de", "a\n\nc\n")
     write("a.en", "x\ny\nz\n")
@@ -83,6 +101,8 @@ def test_what_is_missing_is_said(write):
     path = write("a.de", "a\n")
     with pytest.raises(DataError, match=r"a\.de: a file of lines has sources alone.*seq2seq\.target_suffix=en"):
         read(path)
+    with pytest.raises(DataError, match=r"line 1: no column of targets \(target, tgt, summary.*among 'source', 'x'"):
+        read(write("b.csv", "source,x\na,b\n"))
     with pytest.raises(DataError, match=r"a\.en: cannot be read"):
         read(path, suffix="en")
     with pytest.raises(ConfigError, match="would be its own targets"):
