@@ -119,9 +119,10 @@ def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
     lines = [
         "# Translation: a small Transformer from nothing",
         "",
-        "Made by `benchmarks/translation.py`; do not edit. Multi30k, German to English, 29,000 pairs of sentences; the",
-        "recipe is `translation`: two layers of 128 in encoder and decoder, 8 epochs, beam 4. BLEU and chrF are",
-        "sacrebleu's (13a, cased) of the weights that are best on dev. Minutes are the processor's, of all threads.",
+        "Made by `python benchmarks/translation.py --out DIR --results results/translation`; do not edit.",
+        "Multi30k, German to English, 29,000 pairs of sentences; the recipe is `translation`: two layers of 128 in encoder",
+        "and decoder, 8 epochs, beam 4. BLEU and chrF are sacrebleu's (13a, cased) of the weights that are best on dev.",
+        "Minutes are the processor's, of all threads.",
         "",
         "| | dev loss | dev BLEU | test2016 BLEU | chrF | test2017 BLEU | MSCOCO BLEU | minutes |",
         "|---|---|---|---|---|---|---|---|",
