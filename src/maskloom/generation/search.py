@@ -297,9 +297,8 @@ def _searched(
         texts = [text for search in going for text in search.going]
         log_probabilities = choose.log_probabilities(logits, texts)
         so_far = torch.tensor([text.log_probability for text in texts], device=logits.device, dtype=torch.float64)
-        scores = log_probabilities.double() + so_far.unsqueeze(1)
-        best = scores.topk(min(2 * width, scores.shape[1]))  # as many may end the text as stay
-        values, tokens = best.values.tolist(), best.indices.tolist()
+        best = log_probabilities.topk(min(2 * width, log_probabilities.shape[1]))  # as many may end the text as stay
+        values, tokens = (best.values.double() + so_far.unsqueeze(1)).tolist(), best.indices.tolist()
         first, rows, taken = 0, list[int](), list[int]()
         for search in going:
             last = first + len(search.going)

@@ -53,6 +53,7 @@ class SourceDecoder:
     def __init__(self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int) -> None:
         head = self._head = cast(TransformerDecoder, model.heads["decoder"])
         self._room, self._device = room, hidden.device
+        self._single: SequenceLayout | None = None  # of one token a target
         self._num_heads = model.config.num_attention_heads
         attentions = (cast(CrossAttention, layer.cross_attention) for layer in head.layers)
         self._memories = [PaddedMemory.of(attention, hidden, layout) for attention in attentions]
@@ -69,8 +70,9 @@ class SourceDecoder:
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Add a token to every target, (sequences,), and return the logits of what follows."""
-        single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
-        layout = replace(single, position_ids=self._past.lengths, max_position=self._past.longest)
+        if self._single is None or self._single.num_sequences != len(token_ids):
+            self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
+        layout = replace(self._single, position_ids=self._past.lengths, max_position=self._past.longest)
         self._past.add_token()
         return self._logits(token_ids, layout)
 

@@ -358,7 +358,7 @@ class Predictor(TaskModel):
         self, writer: SequenceToSequence, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
     ) -> list[GeneratedText]:
         """Return what a decoder makes of sources."""
-        marks, _ = target_marks(self.tokenizer, getattr(self.model.config, "decoder_start_token_id", None))
+        marks, _ = target_marks(self.tokenizer, self.model.config.own_start)
         if settings is not None:
             writer = replace(writer, generation=writer.generation.changed_by(settings))
         size, results = self.batch_size or _PROMPTS_AT_ONCE, list[GeneratedText]()

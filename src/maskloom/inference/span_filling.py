@@ -62,7 +62,7 @@ class SpanFiller:
     def fill(self, texts: Sequence[str], names: Sequence[str], settings: Generation, first: int) -> list[FilledText]:
         """Return every text filled, in order; `first` is the number of the first, which keys its draws."""
         sources = [self.source_ids(*named) for named in zip(texts, names, strict=True)]
-        marks, _ = target_marks(self.tokenizer, getattr(self.model.config, "decoder_start_token_id", None))
+        marks, _ = target_marks(self.tokenizer, self.model.config.own_start)
         size, found = self.batch_size or _TEXTS_AT_ONCE, list[Continuation]()
         for start in range(0, len(sources), size):
             batch = SourceTargetBatch.of_sources(sources[start : start + size], marks, first + start)

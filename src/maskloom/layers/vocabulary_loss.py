@@ -64,7 +64,10 @@ class _VocabularyLoss(torch.autograd.Function):
         num_rows -= num_rows % row_step(num_rows)
         total = _DecoderGradient(full, is_single=hidden.shape[0] <= num_rows)
         loss = full.new_zeros(())
-        d_hidden, d_bias = torch.empty_like(hidden), None if bias is None else torch.zeros_like(bias)
+        d_hidden, d_bias = (
+            torch.empty_like(hidden),
+            torch.zeros_like(bias) if bias is not None and bias.requires_grad else None,
+        )
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
             row_weights = None if weights is None else weights[first : first + num_rows]

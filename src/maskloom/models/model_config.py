@@ -100,6 +100,11 @@ class ModelConfig(BaseModel):
         return False
 
     @property
+    def own_start(self) -> int | None:
+        """The token that a decoder of this model reads before every target, None where that is open."""
+        return getattr(self, "decoder_start_token_id", None)
+
+    @property
     def num_segments(self) -> int:
         """The number of segments with embeddings of their own."""
         return 1

@@ -172,7 +172,10 @@ class TransformerDecoder(nn.Module):
     def step(
         self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[Memory], past: Sequence[KeyValues]
     ) -> Tensor:
-        """Return the same for tokens after those in `past`, which gets them too; memories and pasts are of layers."""
+        """Return the vectors of tokens after those in `past`, which gets them too: (tokens,) to (tokens, hidden).
+
+        `memories` and `past` have one for each layer.
+        """
         layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout.position_ids)
         for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
             rows = layer(rows, layout, memory, key_values)

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +18,7 @@ from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
+from maskloom.inference.results import FilledText, GeneratedText
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_place, check_questions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_texts
@@ -232,23 +234,17 @@ def generate(
     The output takes its name when it is complete. Raises ConfigError or DataError for a model that continues nothing, a
     wrong file, and a prompt, by its line, that is empty or too long.
     """
-    progress, source, target = progress or Progress(), Path(input), Path(output)
-    check_place(source, target)
-    output_suffix(target, (".jsonl",))
-    predictor = Predictor.load(model, batch_size=batch_size)
-    progress.say(f"device: {describe_device(predictor.device)}")
-    rows = reading_of_texts(source, reading)
-    progress.begin("generating", rows.count())
-    index = num_tokens = 0
-    with output_file(target, "w") as file:
-        for window in rows.shown_pieces(_PROMPTS_AT_ONCE, progress):
-            texts = [example.text for example in window]
-            ids = predictor.prompt_ids(texts, [f"{source}, line {example.line}" for example in window])
-            for example, found in zip(window, predictor.generate_from_ids(ids, settings, index), strict=True):
-                row = {"index": index, "line": example.line, "prompt": example.text, **found}
-                print(json.dumps(row, ensure_ascii=False), file=file)
-                index, num_tokens = index + 1, num_tokens + found["num_tokens"]
-    return {"output": str(target), "num_texts": index, "num_tokens": num_tokens, "data": rows.report.as_dict()}
+    num_tokens = 0
+
+    def continued(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[GeneratedText]:
+        nonlocal num_tokens
+        found = predictor.generate_from_ids(predictor.prompt_ids(texts, names), settings, first)
+        num_tokens += sum(text["num_tokens"] for text in found)
+        return found
+
+    load = partial(Predictor.load, model, batch_size=batch_size)
+    written = _write_texts(load, (Path(input), Path(output)), ("prompt", "generating"), continued, reading, progress)
+    return {**written, "num_tokens": num_tokens}
 
 
 def fill_spans(
@@ -266,21 +262,40 @@ def fill_spans(
     The output takes its name when it is complete. Raises ConfigError or DataError for a model that fills nothing, a
     wrong file, and a text, by its line, that has no blank or is too long.
     """
-    progress, source, target = progress or Progress(), Path(input), Path(output)
+
+    def filled(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[FilledText]:
+        return predictor.span_filler.fill(texts, names, settings, first)
+
+    load = partial(Predictor.load, model, batch_size=batch_size)
+    return _write_texts(load, (Path(input), Path(output)), ("source", "filling"), filled, reading, progress)
+
+
+def _write_texts(
+    load: Callable[[], Predictor],
+    places: tuple[Path, Path],
+    words: tuple[str, str],
+    made_by: Callable[[Predictor, list[str], list[str], int], Sequence[Any]],
+    reading: ReadingOptions | None,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """Write a row for each text of a file: `index`, `line`, the text by the first of `words`, and what is made of it.
+
+    `made_by` gets texts, their names in messages, and the number of the first.
+    """
+    (source, target), (key, doing), progress = places, words, progress or Progress()
     check_place(source, target)
     output_suffix(target, (".jsonl",))
-    predictor = Predictor.load(model, batch_size=batch_size)
-    filler = predictor.span_filler
+    predictor = load()
     progress.say(f"device: {describe_device(predictor.device)}")
     rows = reading_of_texts(source, reading)
-    progress.begin("filling", rows.count())
+    progress.begin(doing, rows.count())
     index = 0
     with output_file(target, "w") as file:
         for window in rows.shown_pieces(_PROMPTS_AT_ONCE, progress):
             names = [f"{source}, line {example.line}" for example in window]
-            filled = filler.fill([example.text for example in window], names, settings, index)
-            for example, found in zip(window, filled, strict=True):
-                row = {"index": index, "line": example.line, "source": example.text, **found}
+            made = made_by(predictor, [example.text for example in window], names, index)
+            for example, found in zip(window, made, strict=True):
+                row = {"index": index, "line": example.line, key: example.text, **found}
                 print(json.dumps(row, ensure_ascii=False), file=file)
                 index += 1
     return {"output": str(target), "num_texts": index, "data": rows.report.as_dict()}

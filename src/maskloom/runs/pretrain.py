@@ -232,8 +232,7 @@ class _Run:
         """Return the batches of a phase."""
         seed, data = self.recipe.seed, plan.data
         if self.row.has_decoder:  # some models begin every target with a token of their own
-            start = getattr(self.model.config, "decoder_start_token_id", None)
-            data = data.model_copy(update={"decoder_start": start})
+            data = data.model_copy(update={"decoder_start": self.model.config.own_start})
         return self.row.loader(self.corpus, documents, data, batch_size=batch_size, seed=seed, rows=rows)
 
     def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:

@@ -194,10 +194,6 @@ CHOICE = TaskKind(
 )
 
 
-def _start_of(config: Any) -> int | None:
-    return getattr(config, "decoder_start_token_id", None)
-
-
 SEQ2SEQ = TaskKind(
     name="seq2seq",
     iterate=iterate_sources,
@@ -209,7 +205,7 @@ SEQ2SEQ = TaskKind(
     pipeline_tag="text2text-generation",
     section=Seq2SeqSection,
     settings=Seq2SeqSettings,
-    model_settings=lambda config: {"decoder_start": start} if (start := _start_of(config)) is not None else {},
+    model_settings=lambda config: {} if config.own_start is None else {"decoder_start": config.own_start},
     names_labels=False,
     softmax_over=None,
     judge=judging.judge_first_value,
