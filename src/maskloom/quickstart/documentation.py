@@ -29,6 +29,7 @@ _IGNORED_FOLDERS = {
 }  # fmt: skip
 _CALL = re.compile(rb"doc\w*\(")
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+_FOR_WINDOWS = re.compile(r"""==\s*["'](Windows|win32|nt)["']""")
 
 Progress = Callable[[str, int, int], None]
 
@@ -89,7 +90,7 @@ def find_sources() -> list[Source]:
 
 
 def required_packages(root: str = "maskloom") -> dict[str, dict[str, Path]]:
-    """Return the files of every installed distribution that `root` needs without extras: name to {path: file}.
+    """Return the files of all installed distributions that `root` needs here without extras: name to {path: file}.
 
     Paths are those in the distribution's record, relative to the folder that it was installed into.
     """
@@ -106,7 +107,8 @@ def required_packages(root: str = "maskloom") -> dict[str, dict[str, Path]]:
             continue
         for requirement in distribution.requires or []:
             match = _REQUIREMENT.match(requirement)
-            if match and "extra" not in requirement.partition(";")[2]:
+            marker = requirement.partition(";")[2]
+            if match and "extra" not in marker and not _FOR_WINDOWS.search(marker):
                 waiting.append(match.group(1))
         if name != root:
             found[name] = {str(file): Path(str(file.locate())) for file in distribution.files or []}

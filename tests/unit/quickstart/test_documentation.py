@@ -1,3 +1,4 @@
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,22 @@ def test_the_standard_library_and_the_requirements_are_sources_and_extras_are_no
 def test_requirements_of_requirements_are_followed() -> None:
     assert "sympy" in required_packages("torch")
     assert required_packages("no-such-distribution") == {}
+
+
+def test_what_other_systems_or_extras_need_is_not_read_though_it_is_installed(monkeypatch):
+    class Distribution:
+        files = ()
+
+        def __init__(self, name):
+            self.requires = {
+                "root": [
+                    *("here", 'windows; platform_system == "Windows"', "old; sys_platform == 'win32'"),
+                    *('plain; extra == "x"', 'unix; platform_system != "Windows"'),
+                ]
+            }.get(name)
+
+    monkeypatch.setattr(metadata, "distribution", Distribution)
+    assert required_packages("root").keys() == {"here", "unix"}
 
 
 def test_documents_are_written_a_sentence_a_line(tmp_path: Path) -> None:
