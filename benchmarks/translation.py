@@ -41,6 +41,7 @@ _VARIATIONS: dict[str, tuple[str, ...]] = {
     "label smoothing 0.2": ("seq2seq.label_smoothing=0.2",),
     "learned positions": ("model.config.learned_positions=true",),
     "norms before the blocks": ("model.config.pre_norm=true",),
+    "mean of the last 3 checkpoints": ("training.average_checkpoints=3",),
 }
 
 
