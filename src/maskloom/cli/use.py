@@ -15,7 +15,7 @@ Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl,
 
 
 @takes_models
-@reads("text_column", "pair_column", "label_column", "format", "on_bad_rows")
+@reads("text_column", "pair_column", "label_column", "format", "on_bad_rows", "target_suffix")
 def evaluate(
     models: Any,
     data: Annotated[Path, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")],
@@ -321,7 +321,7 @@ def _check_one_or_file(
         raise UsageError("--input FILE and --output FILE go together")
     check_model_name(model)
     if input_file is not None and output is not None:
-        from maskloom.runs.first_look import check_place, look_at_texts
+        from maskloom.runs.first_look import check_place, look_at_sources
 
         check_place(input_file, output)
-        look_at_texts(model, input_file, reading)
+        look_at_sources(model, input_file, reading)

@@ -18,6 +18,7 @@ from maskloom.checkpoints.published.sentence_transformers import PoolingMode, Se
 from maskloom.data.batch import PackedBatch, SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Continuation, Generation, continue_texts
+from maskloom.generation.sources import most_tokens
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
 from maskloom.inference.span_filling import SpanFiller
@@ -312,37 +313,54 @@ class Predictor(TaskModel):
         if not isinstance(settings, Generation | None):
             raise ConfigError(f"settings {settings!r:.80}: a Generation is expected")
         texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
-        ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))])
+        ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))], settings)
         return self.generate_from_ids(ids, settings, first)
 
-    def prompt_ids(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of prompts; raises DataError, with its name, for one without any or with too many."""
+    def prompt_ids(
+        self, texts: Sequence[str], names: Sequence[str], settings: Generation | None = None
+    ) -> list[list[int]]:
+        """Return the tokens of prompts; raises DataError, with its name, for one without any or with too many.
+
+        Too many are those that leave no room for as many as `settings` ask for at least.
+        """
         begin, end, most = self.tokenizer.running_text.begin, (), self.model.config.max_position_embeddings
-        if self._writer is not None:
+        if self.writer is not None:
             begin, end = self.tokenizer.template.begin, self.tokenizer.template.end
         elif not self.model.config.is_causal:
             raise ConfigError("this model reads both ways and continues no text; a GPT or a left-to-right BERT does")
         found = [[*begin, *ids, *end] for ids in self.tokenizer.token_ids_batch(texts)]
+        least = self.generation(settings).min_tokens
         for name, text, ids in zip(names, texts, found, strict=True):
             if len(ids) == len(begin) + len(end):
                 raise DataError(f"{name}: {text[:40]!r} has no token; a prompt has at least one")
-            if len(ids) >= most + (self._writer is not None):  # a decoder adds nothing to its source
+            if len(ids) >= most + (self.writer is not None):  # a decoder adds nothing to its source
                 raise DataError(f"{name}: {len(ids):,} tokens, and the model reads {most:,} together with what it adds")
+            if self.writer is not None:
+                most_tokens(len(ids), least, name=name)
+            elif len(ids) + least > most:
+                raise DataError(f"{name}: min_tokens {least} after {len(ids):,} tokens, and the model reads {most:,}")
         return found
 
     @property
-    def _writer(self) -> SequenceToSequence | None:
+    def writer(self) -> SequenceToSequence | None:
         """How a model with a decoder writes, or None."""
         objective = self.task.objective if self.task else None
         return objective if isinstance(objective, SequenceToSequence) else None
+
+    def generation(self, settings: Generation | None) -> Generation:
+        """Return how texts are made: by `settings`, and by those of its fine-tuning where a decoder writes."""
+        if self.writer is None:
+            return settings or Generation()
+        return self.writer.generation if settings is None else self.writer.generation.changed_by(settings)
 
     def generate_from_ids(
         self, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
     ) -> list[GeneratedText]:
         """Continue prompts that `prompt_ids` returned."""
-        if self._writer is not None:
-            return self._written(self._writer, prompts, settings, first)
-        tokenizer, settings = self.tokenizer, settings or Generation()
+        settings = self.generation(settings)
+        if self.writer is not None:
+            return self._written(replace(self.writer, generation=settings), prompts, first)
+        tokenizer = self.tokenizer
         # BERT's marks stand around a text but are never predicted
         end = next(iter(tokenizer.running_text.end), None) if not tokenizer.has_segments else None
         never = sorted(tokenizer.vocabulary.special_ids - {end})
@@ -354,13 +372,9 @@ class Predictor(TaskModel):
                 results.append(_shown(found, tokenizer.decode))
         return results
 
-    def _written(
-        self, writer: SequenceToSequence, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
-    ) -> list[GeneratedText]:
+    def _written(self, writer: SequenceToSequence, prompts: Sequence[Sequence[int]], first: int) -> list[GeneratedText]:
         """Return what a decoder makes of sources."""
         marks, _ = target_marks(self.tokenizer, self.model.config.own_start)
-        if settings is not None:
-            writer = replace(writer, generation=writer.generation.changed_by(settings))
         size, results = self.batch_size or _PROMPTS_AT_ONCE, list[GeneratedText]()
         for start in range(0, len(prompts), size):
             batch = SourceTargetBatch.of_sources(prompts[start : start + size], marks, first + start)
