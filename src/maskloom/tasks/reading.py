@@ -99,9 +99,8 @@ def _find_columns(
         rows = tables.by_name(rows, names)
     named = _with_catalog_names(options, row, names)
     place = f"{path}: line {line}"
-    return tables.choose_names(
-        names, named, place=place, takes_pair=_TAKES_PAIR.get(kind, False), needs_label=needs_label
-    ), rows
+    takes_pair = _TAKES_PAIR.get(kind, False)
+    return tables.choose_names(names, named, place=place, takes_pair=takes_pair, needs_label=needs_label), rows
 
 
 def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: list[str]) -> ReadingOptions:

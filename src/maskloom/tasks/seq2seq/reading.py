@@ -48,9 +48,9 @@ def iterate_sources(
     suffix = options.target_suffix or (settings.target_suffix if settings else None)
     if needs_label and suffix is None:
         raise DataError(
-            f"{path}: a file of lines has sources alone; name that of the targets, of one that ends in .en with --set "
-            "seq2seq.target_suffix=en when fine-tuning and with --target-suffix en when evaluating, or give CSV, TSV or "
-            "JSONL with source and target"
+            f"{path}: a file of lines has sources alone; name that of the targets, when fine-tuning with --set "
+            "seq2seq.target_suffix=en for one that ends in .en, to evaluate with --target-suffix en, or give CSV, TSV "
+            "or JSONL with source and target"
         )
     if suffix and not re.fullmatch(SUFFIX, suffix):
         raise ConfigError(f"target suffix {suffix!r:.80}: letters, digits, _ and - are expected, without a dot")

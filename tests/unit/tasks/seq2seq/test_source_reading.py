@@ -107,5 +107,5 @@ def test_what_is_missing_is_said(write):
         read(path, suffix="en")
     with pytest.raises(ConfigError, match="would be its own targets"):
         read(path, suffix="de")
-    with pytest.raises(ConfigError, match="--format rte: no format is of a seq2seq task"):
+    with pytest.raises(ConfigError, match="--format rte: no format has targets"):
         read(path, format="rte")
