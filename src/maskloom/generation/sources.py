@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from maskloom.errors import DataError
-from maskloom.generation.search import Choice, Continuation, Generation, found_by
+from maskloom.generation.search import Choice, Continuation, DecodingStep, Generation, found_by
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.cross_attention import CrossAttention, PaddedMemory
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -40,10 +40,11 @@ def decode_sources(
     begin: Sequence[int],
     end: int,
     numbers: Sequence[int] | None = None,
+    steps: list[DecodingStep] | None = None,
 ) -> list[Continuation]:
     """Return the target of each source, whose packed vectors are `hidden` (source tokens, hidden).
 
-    Draws are keyed by `numbers` of the sources, 0 and so on unless given.
+    Draws are keyed by `numbers` of the sources, 0 and so on unless given. `steps` gets those of a single source.
 
     A target begins with the tokens `begin`, which are not among its ids. It has at most `most_tokens`; DataError is
     raised where it is to have more.
@@ -54,7 +55,7 @@ def decode_sources(
         min(settings.max_tokens, most_tokens(length, settings.min_tokens, name=f"source {number}", room=room))
         for number, length in zip(numbers, layout.sizes.tolist(), strict=True)
     ]
-    choose = Choice(end, (), settings, numbers)
+    choose = Choice(end, (), settings, numbers, steps)
     decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps))
     return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
 

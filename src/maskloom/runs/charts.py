@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
@@ -16,6 +17,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 140, 14, 40
 _MAX_DOTS = 60
 # What fits to the right of a chart, and to the left of a row of dots.
 _MAX_NAME = 17
+# Of heat maps: shades of either colour, the size of a cell beside names, and the width of a letter, about.
+_LEVELS = 25
+_SMALLEST_CELL, _LARGEST_CELL, _LETTER = 15, 26, 7
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,60 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     return _svg(parts, height, name)
 
 
+def heat_map(
+    values: Sequence[Sequence[float]], *, name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()
+) -> str:
+    """Return a chart of one cell for each value, the stronger the larger, with negative values in another colour.
+
+    What is below a fiftieth of the largest stays empty. With names of rows and columns these stand beside the cells,
+    which tell their values.
+    """
+    width, height = max(map(len, values), default=0), len(values)
+    largest = max((abs(value) for line in values for value in line), default=0.0) or 1.0
+    levels = [[round(_LEVELS * value / largest) for value in line] for line in values]
+    if not rows:
+        return _svg(_runs(levels), height, name, width, 'class="cells" preserveAspectRatio="none"')
+    size = max(_SMALLEST_CELL, min(_LARGEST_CELL, _WIDTH // max(width, height)))
+    left, top = 12 + _LETTER * _longest(rows), 12 + _LETTER * _longest(columns)
+    parts = [_stroke_box(left, top, size * width, size * height)]
+    for place, row in enumerate(rows):
+        parts.append(_text(left - 6, top + size * (place + 0.5) + 4, _cut(row), "end"))
+    for place, column in enumerate(columns):
+        where = f"translate({left + size * (place + 0.5) + 4:.1f} {top - 6}) rotate(-60)"
+        parts.append(f'<g transform="{where}">{_text(0, 0, _cut(column), "start")}</g>')
+    for y, (line, shades) in enumerate(zip(values, levels, strict=True)):
+        parts += [
+            f'<rect class="c{int(shade < 0)}" fill="currentColor" x="{left + size * x}" y="{top + size * y}" '
+            f'width="{size - 1}" height="{size - 1}" fill-opacity="{abs(shade) / _LEVELS:.2f}">'
+            f"<title>{escape(f'{rows[y]}, {columns[x]}: {value:.3f}')}</title></rect>"
+            for x, (value, shade) in enumerate(zip(line, shades, strict=True))
+            if shade
+        ]
+    total = left + size * width + 12 + _LETTER * _longest(columns) // 2
+    return _svg(parts, top + size * height + 4, name, total, f'style="max-width:{total}px"')
+
+
+def _runs(levels: list[list[int]]) -> list[str]:
+    """Return a path for each level but 0, of rectangles in rows of height 1."""
+    paths: dict[int, list[str]] = {}
+    for y, line in enumerate(levels):
+        x = 0
+        for level, group in groupby(line):
+            length = len(list(group))
+            if level:
+                paths.setdefault(level, []).append(f"M{x} {y}h{length}v1h-{length}z")
+            x += length
+    return [
+        f'<path class="c{int(level < 0)}" fill="currentColor" fill-opacity="{abs(level) / _LEVELS:.2f}" '
+        f'd="{"".join(parts)}"/>'
+        for level, parts in sorted(paths.items())
+    ]
+
+
+def _longest(names: Sequence[str]) -> int:
+    return min(max(map(len, names), default=0), _MAX_NAME)
+
+
 def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = False) -> list[float]:
     """Return about `num_wanted` round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
@@ -163,13 +221,17 @@ def _stroke(style: str, start: tuple[float, float], end: tuple[float, float]) ->
     return f'<line class="{style}" x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"/>'
 
 
+def _stroke_box(x: int, y: int, width: int, height: int) -> str:
+    return f'<rect class="grid" fill="none" x="{x - 1}" y="{y - 1}" width="{width + 1}" height="{height + 1}"/>'
+
+
 def _text(x: float, y: float, text: str, anchor: str, style: str = "tick") -> str:
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(parts: list[str], height: float, name: str) -> str:
+def _svg(parts: list[str], height: float, name: str, width: float = _WIDTH, more: str = "") -> str:
     body = "\n".join(parts)
-    return f'<svg viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-label="{escape(name)}">\n{body}\n</svg>'
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(name)}" {more}>\n{body}\n</svg>'
 
 
 def page_template(name: str) -> Template:

@@ -179,6 +179,14 @@ def check_place(source: Path, target: Path) -> None:
         raise ConfigError(f"{target}: the folder {folder} does not exist")
 
 
+def check_page(page: Path, flag: str) -> None:
+    """Raise ConfigError for a page that is a folder, is no .html file, or lies in a folder that is not there."""
+    if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{page}: {flag} names the page to write, an .html file")
+    if not page.parent.is_dir():
+        raise ConfigError(f"{page}: the folder {page.parent} does not exist")
+
+
 def options_for(
     path: Path,
     iterate: Callable[..., Iterator[Any]],
