@@ -117,10 +117,8 @@ def position_vectors(model: EncoderWithHeads, number: int) -> dict[str, Tensor]:
         owner = part if name == DECODER else cast(nn.Module, part.embeddings)
         table = getattr(owner, "positions", None) or getattr(owner, "position", None)
         if table is not None:
-            vectors, what = (
-                table(ids).cpu(),
-                "Sinusoids" if getattr(table, "table", table) is None else "Learned vectors",
-            )
+            what = "Sinusoids" if getattr(table, "table", table) is None else "Learned vectors"
+            vectors = table(ids).cpu()
             same = next((other for other, known in found.items() if torch.equal(known, vectors)), None)
             found[f"{what}, {name}" if same is None else f"{same} and {name}"] = vectors
             found.pop(same, None)
