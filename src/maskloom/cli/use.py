@@ -236,9 +236,7 @@ def generate(
     output: Annotated[Path | None, typer.Option(help="File to write: .jsonl.")] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            help="Page to write, .html: how the first texts are made (attention, search, masks, positions)."
-        ),
+        typer.Option(help="Page to write, .html: how the first texts are made (attention, search, masks, positions)."),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = 64,
     temperature: Annotated[

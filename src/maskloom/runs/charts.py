@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from unicodedata import east_asian_width
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
@@ -17,9 +18,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 140, 14, 40
 _MAX_DOTS = 60
 # What fits to the right of a chart, and to the left of a row of dots.
 _MAX_NAME = 17
-# Of heat maps: shades of either colour, the size of a cell beside names, and the width of a letter, about.
+# Of heat maps: shades of either colour, and the size of a cell beside names.
 _LEVELS = 25
-_SMALLEST_CELL, _LARGEST_CELL, _LETTER = 15, 26, 7
+_SMALLEST_CELL, _LARGEST_CELL = 15, 26
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def heat_map(
     if not rows:
         return _svg(_runs(levels), height, name, width, 'class="cells" preserveAspectRatio="none"')
     size = max(_SMALLEST_CELL, min(_LARGEST_CELL, _WIDTH // max(width, height)))
-    left, top = 12 + _LETTER * _longest(rows), 12 + _LETTER * _longest(columns)
+    left, top = (12 + max(map(_width, names), default=0) for names in (rows, columns))
     parts = [_stroke_box(left, top, size * width, size * height)]
     for place, row in enumerate(rows):
         parts.append(_text(left - 6, top + size * (place + 0.5) + 4, _cut(row), "end"))
@@ -159,7 +160,7 @@ def heat_map(
             for x, (value, shade) in enumerate(zip(line, shades, strict=True))
             if shade
         ]
-    total = left + size * width + 12 + _LETTER * _longest(columns) // 2
+    total = left + size * width + top // 2
     return _svg(parts, top + size * height + 4, name, total, f'style="max-width:{total}px"')
 
 
@@ -180,8 +181,9 @@ def _runs(levels: list[list[int]]) -> list[str]:
     ]
 
 
-def _longest(names: Sequence[str]) -> int:
-    return min(max(map(len, names), default=0), _MAX_NAME)
+def _width(name: str) -> int:
+    """Return how wide a name is at most, about; letters of some scripts are twice as wide."""
+    return sum(13 if east_asian_width(letter) in "WF" else 8 for letter in _cut(name))
 
 
 def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = False) -> list[float]:

@@ -87,7 +87,7 @@ def plan_pretraining(
         torch.set_num_threads(recipe.training.num_threads)
     curves = json.loads(CURVES.read_text(encoding="utf-8"))
     if (recipe.objective, recipe.model.architecture) != (curves["objective"], curves["architecture"]):
-        curves["sizes"] = {}  # its loss is another one
+        curves = {"sizes": {}}  # its loss is another one
     device, free = chosen_device(recipe.training.device), available_memory()
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
     progress.begin("measuring", len(chosen))

@@ -60,7 +60,9 @@ def test_outputs_are_sums_of_values_by_the_probabilities_that_are_shown(predicto
     for attention in found.maps.values():
         sizes = (len(attention.queries), len(attention.keys))
         assert attention.probabilities.shape[2:] == sizes
-        torch.testing.assert_close(attention.probabilities.sum(-1), torch.ones(1).expand(*attention.probabilities.shape[:3]))
+        torch.testing.assert_close(
+            attention.probabilities.sum(-1), torch.ones(1).expand(*attention.probabilities.shape[:3])
+        )
     for name in {"decoder", "self"} & found.maps.keys():
         assert not found.maps[name].probabilities.triu(1).any()
 
@@ -99,7 +101,9 @@ def log_probabilities(predictor, ids, tokens):
     return logits[-1].log_softmax(-1)
 
 
-@pytest.mark.parametrize("settings", [SEARCH, Generation(max_tokens=9, temperature=0.0), Generation(9, temperature=0.9, seed=2)])
+@pytest.mark.parametrize(
+    "settings", [SEARCH, Generation(max_tokens=9, temperature=0.0), Generation(9, temperature=0.9, seed=2)]
+)
 def test_steps_lead_to_the_text_that_was_found(predictor, settings):
     found, end = looked_at(predictor, settings), predictor.end_token
     following = [*found.steps[1:], None]

@@ -108,7 +108,7 @@ def test_names_of_a_heat_map_stay_apart_and_within(size: int) -> None:
     names = [f"{number}-{'w' * 60}" for number in range(size)]
     tree = ElementTree.fromstring(heat_map([[1.0] * size] * size, name="a", rows=names, columns=names))
     _, _, width, height = map(float, tree.attrib["viewBox"].split())
-    rows = [element for element in tree.findall("text")]
+    rows = list(tree.findall("text"))
     assert all(len(row.text) <= 17 and float(row.attrib["x"]) > 17 * 6.5 for row in rows)
     assert all(float(later.attrib["y"]) - float(one.attrib["y"]) >= 15 for one, later in pairwise(rows))
     places = [re.findall(r"[\d.]+", group.attrib["transform"]) for group in tree.findall("g")]

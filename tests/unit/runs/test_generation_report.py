@@ -82,7 +82,7 @@ def test_a_wrong_page_is_refused_and_an_old_one_replaced(tmp_path):
     for wrong in (tmp_path, tmp_path / "x.html", tmp_path / "page.txt"):
         with pytest.raises(ConfigError, match=r"--report names the page to write, an \.html file"):
             generation_report(model, ["one"], wrong, SEARCH)
-    with pytest.raises(ConfigError, match="the folder .*absent does not exist"):
+    with pytest.raises(ConfigError, match=r"the folder .*absent does not exist"):
         generation_report(model, ["one"], tmp_path / "absent" / "page.html", SEARCH)
     (tmp_path / "page.html").write_text("old")
     generation_report(model, ["one"], tmp_path / "page.html", SEARCH)

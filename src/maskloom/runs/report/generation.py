@@ -32,8 +32,8 @@ from maskloom.runs.report.page import Chart
 from maskloom.system.files import output_file
 from maskloom.tasks.tables import ReadingOptions
 
-# What is shown: texts of a file; tokens, steps and positions; dimensions of these; distances to either side.
-_TEXTS, _MOST, _DIMENSIONS, _DISTANCE = 3, 48, 256, 16
+# What is shown: texts of a file; tokens, steps and positions; tokens of masks; dimensions; distances to either side.
+_TEXTS, _MOST, _MASKED, _DIMENSIONS, _DISTANCE = 3, 48, 24, 256, 16
 _TITLES = {
     CROSS: "Cross-attention: what the decoder reads of the source",
     ENCODER: "Self-attention of the encoder",
@@ -112,7 +112,7 @@ def _about(
     """Return what the page tells of a text; all maps and every head of the first one."""
     kinds = [kind for kind in one.maps if is_first or kind in (CROSS, CAUSAL)]
     score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
-    ended = "its own end" if one.found.is_ended else "the most tokens"
+    ended = "its own end" if one.found.is_ended else "the limit of tokens"
     ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
     return {
         "source": visible(text),
@@ -172,7 +172,8 @@ def _step(predictor: Predictor, step: DecodingStep) -> dict[str, Any]:
         marks = [("ended" if token == end else "taken") if (place, token) in taken else "" for token, _ in candidates]
         probabilities = [math.exp(value) for _, value in candidates]
         chips = list(zip(_tokens(predictor, [token for token, _ in candidates]), probabilities, marks, strict=True))
-        rows.append((visible(predictor.text_of(text.token_ids)), f"{text.log_probability:.3f}", chips))
+        so_far = predictor.text_of(text.token_ids) or " ".join(_tokens(predictor, text.token_ids)) or "(nothing yet)"
+        rows.append((visible(so_far), f"{text.log_probability:.3f}", chips))
     return {"rows": rows}
 
 
@@ -180,11 +181,14 @@ def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
     """Return who may see whom in the first text, by where attention is not 0, and where a batch of all is padding."""
     charts = []
     for kind, attention in found[0].maps.items():
-        rows, columns = (_tokens(predictor, ids[:_MOST]) for ids in (attention.queries, attention.keys))
+        rows, columns = (_tokens(predictor, ids[:_MASKED]) for ids in (attention.queries, attention.keys))
         sees = attention.probabilities.amax((0, 1)) > 0.0
-        title = _TITLES[kind].partition(":")[0]
-        svg = heat_map(sees[:_MOST, :_MOST].float().tolist(), name=title, rows=rows, columns=columns)
-        charts.append(Chart(title, svg, _in_words(sees)))
+        title, cut = (
+            _TITLES[kind].partition(":")[0],
+            f" Shown are {_MASKED} tokens." if max(sees.shape) > _MASKED else "",
+        )
+        svg = heat_map(sees[:_MASKED, :_MASKED].float().tolist(), name=title, rows=rows, columns=columns)
+        charts.append(Chart(title, svg, words))
     lengths = [len(one.ids) for one in found]
     width = min(max(lengths), _MOST)
     svg = heat_map(
