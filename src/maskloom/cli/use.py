@@ -268,7 +268,7 @@ def generate(
     more = {"num_best": num_best, "min_tokens": min_tokens, "no_repeat_ngram": no_repeat_ngram}
     how = Generation(max_tokens, temperature, top_k, top_p, beam, seed, length_penalty, **more)
     how = None if how == Generation() else how  # as the model is used to
-    written, page = {}, {}
+    written, page, texts = {}, {}, []
     if input_file is not None and output is not None:
         shown = terminal_progress()
         written = run(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)
@@ -279,8 +279,8 @@ def generate(
     if input_file is not None:
         show({**written, **page}, as_json, beside=output)
         return
-    (found,) = texts if page else Predictor.load(model, batch_size=batch_size).generate([prompt or ""], how)
-    pages = [f"page: {report}"] if page else []
+    (found,) = texts or Predictor.load(model, batch_size=batch_size).generate([prompt or ""], how)
+    pages = [f"page: {report}"] if report else []
     show({"prompt": prompt, **found, **page}, as_json, lines=lambda result: [result["text"], *pages])
 
 

@@ -119,9 +119,9 @@ def position_vectors(model: EncoderWithHeads, number: int) -> dict[str, Tensor]:
         if table is not None:
             what = "Sinusoids" if getattr(table, "table", table) is None else "Learned vectors"
             vectors = table(ids).cpu()
-            same = next((other for other, known in found.items() if torch.equal(known, vectors)), None)
-            found[f"{what}, {name}" if same is None else f"{same} and {name}"] = vectors
-            found.pop(same, None)
+            same = [other for other, known in found.items() if torch.equal(known, vectors)]
+            found[f"{same[0]} and {name}" if same else f"{what}, {name}"] = vectors
+            found = {other: found[other] for other in found if other not in same}
     return found
 
 

@@ -65,7 +65,9 @@ def generation_report(
     check_page(target, "--report")
     predictor = Predictor.load(model)
     if isinstance(texts, Path):
-        rows = list(islice(reading_of_sources(texts, reading, predictor.settings).examples(), _TEXTS))
+        source = reading_of_sources(texts, reading, predictor.settings)
+        rows = list(islice(source.examples(), _TEXTS))
+        source.report.check_any()
         texts, names = [row.text for row in rows], [f"{texts}, line {row.line}" for row in rows]
     else:
         names = [f"prompt {number}" for number in range(len(texts))]
@@ -74,12 +76,13 @@ def generation_report(
         for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))
     ]
     shown = [predictor.shown(one.found) for one in found]
-    config, head = predictor.model.config, predictor.model.heads[DECODER] if predictor.writer else None
+    config, across = predictor.model.config, found[0].maps.get(CROSS)
     content = page_template("runs/report/generation.html").render(
         title=visible(model),
         facts=[
             ("architecture", type(predictor.model.encoder).__name__),
-            ("layers", f"{config.num_hidden_layers}{f' and {len(head.layers)} of the decoder' if head else ''}"),
+            ("layers", str(config.num_hidden_layers)),
+            *([("layers of the decoder", str(len(across.probabilities)))] if across else []),
             ("heads", str(config.num_attention_heads)),
             ("search" if found[0].settings.beam else "draws", _how(found[0].settings)),
         ],
@@ -183,10 +186,8 @@ def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
     for kind, attention in found[0].maps.items():
         rows, columns = (_tokens(predictor, ids[:_MASKED]) for ids in (attention.queries, attention.keys))
         sees = attention.probabilities.amax((0, 1)) > 0.0
-        title, cut = (
-            _TITLES[kind].partition(":")[0],
-            f" Shown are {_MASKED} tokens." if max(sees.shape) > _MASKED else "",
-        )
+        title, words = _TITLES[kind].partition(":")[0], _in_words(sees)
+        words += f" Shown are {_MASKED} tokens." if max(sees.shape) > _MASKED else ""
         svg = heat_map(sees[:_MASKED, :_MASKED].float().tolist(), name=title, rows=rows, columns=columns)
         charts.append(Chart(title, svg, words))
     lengths = [len(one.ids) for one in found]
