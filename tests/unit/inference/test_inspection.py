@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import transformers
 from tests.unit.inference.generators import READERS, WRITERS, generator_folder
 
 from maskloom.generation.search import Generation
@@ -71,6 +70,7 @@ def test_outputs_are_sums_of_values_by_the_probabilities_that_are_shown(predicto
 @pytest.mark.parametrize("name", ["bart", "t5"])
 @torch.no_grad()
 def test_attention_is_that_of_transformers(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
     folder = generator_folder(tmp_path, name)
     peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager").eval()
     found = looked_at(Predictor.load(folder))
