@@ -413,9 +413,11 @@ def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, An
 def _write_models(plan: FinetunePlan, results: list[dict[str, Any]], result: dict[str, Any]) -> None:
     """Write the model of the best restart, and those of all where they are to be kept."""
     recipe, settings = plan.recipe, read_json_object(plan.folder / TASK)
-    chosen, dev = f"the best on dev by {plan.task.primary}", plan.account["dev"]["path"]
+    dev = plan.account["dev"]["path"]
     for restart in results:
         folder, seed = plan.of_seed(restart["seed"]), restart["seed"]
+        averaged, best = restart["best"].get("averaged"), f"the best on dev by {plan.task.primary}"
+        chosen = f"the mean of {len(averaged)} checkpoints" if averaged else best
         what = f"seed {seed}, epoch {restart['best']['epoch']}: {chosen}"
         scores = restart["best"]["scores"]
         card = finetuning_card(recipe, what=what, scores=scores, base=plan.source, dev=dev, config=plan.config)
