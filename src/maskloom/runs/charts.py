@@ -18,8 +18,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 140, 14, 40
 _MAX_DOTS = 60
 # What fits to the right of a chart, and to the left of a row of dots.
 _MAX_NAME = 17
-# Of heat maps: shades of either colour, and the size of a cell beside names.
-_LEVELS = 25
+# Of heat maps: shades of either colour, the most cells that tell their values, and the size of a cell beside names.
+_LEVELS, _MOST_TOLD = 25, 1000
 _SMALLEST_CELL, _LARGEST_CELL = 15, 26
 
 
@@ -137,7 +137,7 @@ def heat_map(
     """Return a chart of one cell for each value, the stronger the larger, with negative values in another colour.
 
     What is below a fiftieth of the largest stays empty. With names of rows and columns these stand beside the cells,
-    which tell their values.
+    which tell their values if there are no more than a thousand.
     """
     width, height = max(map(len, values), default=0), len(values)
     largest = max((abs(value) for line in values for value in line), default=0.0) or 1.0
@@ -152,16 +152,24 @@ def heat_map(
     for place, column in enumerate(columns):
         where = f"translate({left + size * (place + 0.5) + 4:.1f} {top - 6}) rotate(-60)"
         parts.append(f'<g transform="{where}">{_text(0, 0, _cut(column), "start")}</g>')
-    for y, (line, shades) in enumerate(zip(values, levels, strict=True)):
-        parts += [
-            f'<rect class="c{int(shade < 0)}" fill="currentColor" x="{left + size * x}" y="{top + size * y}" '
-            f'width="{size - 1}" height="{size - 1}" fill-opacity="{abs(shade) / _LEVELS:.2f}">'
-            f"<title>{escape(f'{rows[y]}, {columns[x]}: {value:.3f}')}</title></rect>"
-            for x, (value, shade) in enumerate(zip(line, shades, strict=True))
-            if shade
-        ]
+    parts.append(f'<g transform="translate({left} {top}) scale({size})">')
+    parts += _runs(levels) if width * height > _MOST_TOLD else _told(values, levels, rows, columns)
+    parts.append("</g>")
     total = left + size * width + top // 2
     return _svg(parts, top + size * height + 4, name, total, f'style="max-width:{total}px"')
+
+
+def _told(
+    values: Sequence[Sequence[float]], levels: list[list[int]], rows: Sequence[str], columns: Sequence[str]
+) -> list[str]:
+    """Return a square for each level but 0 that tells its value, in a grid of size 1."""
+    return [
+        f'<rect class="c{int(level < 0)}" fill="currentColor" fill-opacity="{abs(level) / _LEVELS:.2f}" '
+        f'x="{x}" y="{y}" width=".96" height=".96"><title>{escape(f"{row}, {column}: {value:.3f}")}</title></rect>'
+        for y, (row, line, shades) in enumerate(zip(rows, values, levels, strict=True))
+        for x, (column, value, level) in enumerate(zip(columns, line, shades, strict=True))
+        if level
+    ]
 
 
 def _runs(levels: list[list[int]]) -> list[str]:

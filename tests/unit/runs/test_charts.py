@@ -111,8 +111,15 @@ def test_names_of_a_heat_map_stay_apart_and_within(size: int) -> None:
     rows = list(tree.findall("text"))
     assert all(len(row.text) <= 17 and float(row.attrib["x"]) > 17 * 6.5 for row in rows)
     assert all(float(later.attrib["y"]) - float(one.attrib["y"]) >= 15 for one, later in pairwise(rows))
-    places = [re.findall(r"[\d.]+", group.attrib["transform"]) for group in tree.findall("g")]
+    places = [re.findall(r"[\d.]+", group.attrib["transform"]) for group in tree.findall("g")[:size]]
     assert all(float(later[0]) - float(one[0]) >= 15 for one, later in pairwise(places))
     assert all(float(y) > 17 * 6.5 * 0.87 and float(x) + 17 * 6.5 / 2 < width for x, y, _ in places)
     assert float(rows[-1].attrib["y"]) < height
     assert width < 960
+
+
+def test_a_heat_map_of_many_cells_tells_no_values() -> None:
+    names = [str(number) for number in range(40)]
+    svg = heat_map([[1.0] * 40] * 40, name="a", rows=names, columns=names)
+    assert "<title" not in svg
+    assert svg.count("h40v1h-40z") == 40
