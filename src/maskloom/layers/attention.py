@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,6 +44,15 @@ class SelfAttention(nn.Module):
         else:
             context = past.attend(qkv)
         return self.output(context)
+
+    def probabilities(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
+        """Return those of a single sequence, (heads, tokens, tokens), for people to look at."""
+        tokens = rotated(self.qkv(hidden), layout)[: layout.num_tokens]
+        queries, keys, _ = tokens.unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
+        scores = queries @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])
+        if self.causal:
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
+        return scores.softmax(-1)
 
 
 class PastTokens:

@@ -69,17 +69,17 @@ class Positions(nn.Module):
     ) -> None:
         super().__init__()
         self.table = None
-        self.offset, self._scale = offset, math.sqrt(hidden_size) if scales_words else 1.0
+        self.offset, self._size, self._scale = offset, hidden_size, math.sqrt(hidden_size) if scales_words else 1.0
         if num_positions is not None:
             self.table = nn.Embedding.from_pretrained(torch.empty(num_positions + offset, hidden_size), freeze=False)
 
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Return the vectors of positions, (tokens, hidden)."""
+        return sinusoids(position_ids, self._size) if self.table is None else self.table(position_ids + self.offset)
+
     def added(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
         """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
-        if self.table is None:
-            positions = sinusoids(position_ids, vectors.shape[1])
-        else:
-            positions = self.table(position_ids + self.offset)
-        return torch.add(positions, vectors, alpha=self._scale)
+        return torch.add(self(position_ids), vectors, alpha=self._scale)
 
 
 class Transformer(Encoder):

@@ -30,6 +30,7 @@ from maskloom.runs.finetune_restarts import (
     run_restart,
     summarise_restarts,
 )
+from maskloom.runs.first_look import with_task
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
 from maskloom.runs.run_folder import METRICS, TASK, described, fingerprint, model_files, prepare_run_folder, seeds_of
@@ -224,16 +225,6 @@ def _run_restarts(
             progress.end()
             progress.say(f"seed {seed} is given up: {error}")
     return results, failures
-
-
-def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
-    """Return the recipe with the kind of task that a format stands for; raises ConfigError when it says another."""
-    if reading.format is None:
-        return recipe
-    row = catalog_row(reading.format)
-    if "task" in recipe.model_fields_set and recipe.task != row.kind:
-        raise ConfigError(f"task = {recipe.task!r}, but the format {row.name} is a {row.kind} task")
-    return recipe.model_copy(update={"task": row.kind})
 
 
 def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
