@@ -358,7 +358,7 @@ class Predictor(TaskModel):
         self, writer: SequenceToSequence, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
     ) -> list[GeneratedText]:
         """Return what a decoder makes of sources."""
-        marks, _ = target_marks(self.tokenizer, self.model.config.own_start)
+        marks, _ = target_marks(self.tokenizer.of_targets, self.model.config.own_start)
         if settings is not None:
             writer = replace(writer, generation=writer.generation.changed_by(settings))
         size, results = self.batch_size or _PROMPTS_AT_ONCE, list[GeneratedText]()
@@ -366,7 +366,7 @@ class Predictor(TaskModel):
             batch = SourceTargetBatch.of_sources(prompts[start : start + size], marks, first + start)
             with inference_in(self.precision, self.device):
                 found = writer.found(self.model, batch)
-            results += [_shown(text, partial(readable, self.tokenizer)) for text in found]
+            results += [_shown(text, partial(readable, self.tokenizer.of_targets)) for text in found]
         return results
 
 

@@ -16,6 +16,11 @@ from maskloom.models.transformer import Positions, ScaledEmbeddings, Transformer
 
 # Rows of the published tables of positions that no token has.
 _OFFSET = 2
+LEARNED_FIRST = (
+    *("encoder.source.", "encoder.embeddings.positions.", "heads.decoder.positions."),
+    "encoder.layers.0.attention.qkv.weight",
+)
+"""How the names of parameters begin that learn in the first of two steps of machine translation (3.4)."""
 
 
 class Bart(Encoder):
@@ -34,11 +39,18 @@ class Bart(Encoder):
         self.layers = self.transformer_layers(config, activation_dropout=config.activation_dropout)
         self.final_norm = nn.Identity()
         self.pooler = LastToken()
+        self.source: Bart | None = None if config.of_sources is None else Bart(config.of_sources)
         initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the normed sum of word and position embeddings; segments are ignored."""
-        return self.embeddings(token_ids, layout.position_ids)
+        """Return the normed sum of word and position embeddings; segments are ignored.
+
+        An encoder of sources has its vectors in place of word embeddings (3.4).
+        """
+        if self.source is None:
+            return self.embeddings(token_ids, layout.position_ids)
+        vectors = self.source.encode_packed(token_ids, segment_ids, layout).last_hidden_state
+        return cast(ScaledEmbeddings, self.embeddings).of_vectors(vectors, layout.position_ids)
 
     def new_decoder(self) -> BartDecoder:
         """Return a decoder that predicts words."""

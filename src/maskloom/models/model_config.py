@@ -104,6 +104,13 @@ class ModelConfig(BaseModel):
         """The token that a decoder of this model reads before every target, None where that is open."""
         return getattr(self, "decoder_start_token_id", None)
 
+    def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
+        """Return the configuration of a model whose sources have a vocabulary of their own, with layers before others.
+
+        Raises ConfigError where there is no place for it.
+        """
+        raise ConfigError("sources with a vocabulary of their own: a Transformer and a BART can read them, no other")
+
     @property
     def num_segments(self) -> int:
         """The number of segments with embeddings of their own."""

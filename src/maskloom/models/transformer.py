@@ -47,18 +47,34 @@ TRANSFORMER_RULES: InitialRules = {Dense: _uniform, nn.Embedding: _scaled}
 
 
 class ScaledEmbeddings(nn.Module):
-    """Word embeddings times sqrt(d), plus sinusoids or learned positions, any norm, then dropout (3.4, 3.5)."""
+    """Word embeddings times sqrt(d), plus sinusoids or learned positions, any norm, then dropout (3.4, 3.5).
 
-    def __init__(self, config: ModelConfig, positions: Positions, layer_norm: nn.Module | None = None) -> None:
+    With `source_size` words are read in a vocabulary of their own, with a table `source`; `word` is for a decoder.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        positions: Positions,
+        layer_norm: nn.Module | None = None,
+        source_size: int | None = None,
+    ) -> None:
         super().__init__()
         self.word = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size), freeze=False)
+        self.source = None
+        if source_size is not None:
+            self.source = nn.Embedding.from_pretrained(torch.empty(source_size, config.hidden_size), freeze=False)
         self.positions = positions
         self.layer_norm = layer_norm or nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return the sum for every token: (tokens,) to (tokens, hidden)."""
-        return self.dropout(self.layer_norm(self.positions.added(self.word(token_ids), position_ids)))
+        return self.of_vectors((self.word if self.source is None else self.source)(token_ids), position_ids)
+
+    def of_vectors(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
+        """Return the sum for what stands in place of word embeddings: (tokens, hidden) to (tokens, hidden)."""
+        return self.dropout(self.layer_norm(self.positions.added(vectors, position_ids)))
 
 
 class Positions(nn.Module):
@@ -91,7 +107,8 @@ class Transformer(Encoder):
         super().__init__()
         self.config = config
         num_positions = config.max_position_embeddings if config.learned_positions else None
-        self.embeddings = ScaledEmbeddings(config, Positions(config.hidden_size, num_positions))
+        positions = Positions(config.hidden_size, num_positions)
+        self.embeddings = ScaledEmbeddings(config, positions, source_size=config.source_vocab_size)
         self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
         self.final_norm = norm
