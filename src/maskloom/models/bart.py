@@ -24,7 +24,7 @@ LEARNED_FIRST = (
 
 
 class Bart(Encoder):
-    """The encoder: normed sums of word and position embeddings, and post-norm layers.
+    """The encoder: normed sums of word and position embeddings, and post-norm layers; a Marian's without that norm.
 
     Heads on texts and tokens read the decoder on top of it, which gets the same tokens one place later (3.1, 3.2). Only
     beside the head "decoder", which makes other texts, they read the encoder itself.
@@ -79,9 +79,9 @@ class BartDecoder(TransformerDecoder):
 
 
 def _positions(config: BartConfig) -> Positions:
-    number, scales = config.max_position_embeddings, config.scale_embedding
-    return Positions(config.hidden_size, number, offset=_OFFSET, scales_words=scales)
+    number, scales = None if config.has_sinusoids else config.max_position_embeddings, config.scale_embedding
+    return Positions(config.hidden_size, number, offset=_OFFSET, scales_words=scales, sines_first=config.has_sinusoids)
 
 
-def _norm(config: BartConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+def _norm(config: BartConfig) -> nn.Module:
+    return nn.Identity() if config.has_sinusoids else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)

@@ -77,6 +77,8 @@ class BartConfig(ModelConfig):
     source_vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     num_source_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
 
+    has_sinusoids: ClassVar[bool] = False
+    """Whether positions are sinusoids, and embeddings have no norm."""
     required_values: ClassVar = {
         "model_type": BART_MODEL_TYPES,
         "is_encoder_decoder": (True, None),

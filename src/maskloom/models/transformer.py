@@ -78,12 +78,22 @@ class ScaledEmbeddings(nn.Module):
 
 
 class Positions(nn.Module):
-    """Sinusoids, or with `num_positions` a learned table, whose first `offset` rows are unused."""
+    """Sinusoids, or with `num_positions` a learned table, whose first `offset` rows are unused.
+
+    With `sines_first` all sines of a position come before its cosines.
+    """
 
     def __init__(
-        self, hidden_size: int, num_positions: int | None, *, offset: int = 0, scales_words: bool = True
+        self,
+        hidden_size: int,
+        num_positions: int | None,
+        *,
+        offset: int = 0,
+        scales_words: bool = True,
+        sines_first: bool = False,
     ) -> None:
         super().__init__()
+        self._sines_first = sines_first
         self.table = None
         self.offset, self._scale = offset, math.sqrt(hidden_size) if scales_words else 1.0
         if num_positions is not None:
@@ -93,6 +103,8 @@ class Positions(nn.Module):
         """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
         if self.table is None:
             positions = sinusoids(position_ids, vectors.shape[1])
+            if self._sines_first:
+                positions = torch.cat([positions[:, ::2], positions[:, 1::2]], 1)
         else:
             positions = self.table(position_ids + self.offset)
         return torch.add(positions, vectors, alpha=self._scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName
 from maskloom.models.bart_config import BartConfig
@@ -116,4 +117,15 @@ BART_FORMAT = PublishedFormat(
     canonical=_canonical,
     optional=_BIAS,
     alone=frozenset({"decoder"}),
+)
+
+MARIAN_FORMAT = replace(
+    BART_FORMAT,
+    name="Marian",
+    class_names=lambda config: [
+        (("decoder",), "MarianMTModel"),
+        *((heads, f"MaskloomMarian{name.partition('Bart')[2]}") for heads, name in _CLASSES.items() if len(heads)),
+        ((), "MarianModel"),
+    ],
+    is_ignored=lambda name: name.endswith("coder.embed_positions.weight"),  # sinusoids
 )
