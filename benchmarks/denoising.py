@@ -37,10 +37,10 @@ _NOISES: dict[str, dict[str, float] | None] = {
     "infilling and permutation": {"infill_rate": 0.3, "permute_sentences": 1.0},
 }
 _SEQ2SEQ = ("seq2seq.max_target_length=64", "seq2seq.beam=1", "seq2seq.length_penalty=0")
-# Each task: its kind, the epochs, the longest source in tokens and further settings.
-_TASKS: dict[str, tuple[str, float, int, Sequence[str]]] = {
-    "MR": ("single", 3.0, 64, ()),
-    "SAMSum": ("seq2seq", 4.0, 256, _SEQ2SEQ),
+# Each task: its kind and score, the epochs, the longest source in tokens and further settings.
+_TASKS: dict[str, tuple[str, str, float, int, Sequence[str]]] = {
+    "MR": ("single", "accuracy", 3.0, 64, ()),
+    "SAMSum": ("seq2seq", "rougeL", 4.0, 256, _SEQ2SEQ),
 }
 # Columns of the page: the task, its score, and whether more is better.
 _COLUMNS = {
@@ -78,6 +78,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=20.0, help="text to pre-train on")
     parser.add_argument("--examples", type=int, help="at most so many to fine-tune on and to score, for a trial")
     options = parser.parse_args()
+    named = {name: getattr(options, name) for name in ("steps", "seeds", "megabytes", "examples")}
+    changed = {name: value for name, value in named.items() if value != parser.get_default(name)}
+    options.more = "".join(f" --{name} {value}" for name, value in changed.items())
     options.out.mkdir(parents=True, exist_ok=True)
     text = prepare(options)
     seeds = range(options.seeds)
@@ -167,7 +170,7 @@ def pretrained(options: argparse.Namespace, noise: str, seed: int) -> float:
 
 def fine_tuned(options: argparse.Namespace, noise: str, seed: int, task: str) -> dict[str, float]:
     """Fine-tune on a task and return the scores of its test."""
-    kind, epochs, longest, more = _TASKS[task]
+    kind, metric, epochs, longest, more = _TASKS[task]
     folder, starts_anew = run_folder(options, noise, seed, f"{task} "), _NOISES[noise] is None
     start = run_folder(options, "text infilling" if starts_anew else noise, seed)
 
@@ -175,7 +178,7 @@ def fine_tuned(options: argparse.Namespace, noise: str, seed: int, task: str) ->
         files = [str(options.out / f"{task}-{name}.jsonl") for name in ("train", "dev", "test")]
         values = settings(*more, *(("from_scratch=true",) if starts_anew else ()))
         much = ("--epochs", str(epochs), "--batch-size", "16", "--learning-rate", "5e-4", "--max-length", str(longest))
-        how = ("--task", kind, "--seed", str(seed), *much, *resumed(folder), *values)
+        how = ("--task", kind, "--metric", metric, "--seed", str(seed), *much, *resumed(folder), *values)
         command("finetune", "--model", str(start), "--train", files[0], "--dev", files[1], "--out", str(folder), *how)
         found = json.loads(command("evaluate", "--model", str(folder), "--data", files[2], "--json"))
         return {**found, "perplexity": math.exp(found["loss"])}
@@ -198,11 +201,10 @@ def write_page(
         for noise in _NOISES
     }
     verdicts = [trend.verdict(by_arm) for trend in _trends()]
-    more = "" if options.steps == 300 else f" --steps {options.steps}"
     lines = [
         "# BART's noises at equal steps",
         "",
-        f"Made by `python benchmarks/denoising.py --out DIR --results results/denoising{more}`; do not edit.",
+        f"Made by `python benchmarks/denoising.py --out DIR --results results/denoising{options.more}`; do not edit.",
         f"A BART of two layers of 128 in encoder and decoder, {options.steps} steps of 32 sequences of 128 tokens with",
         f"each noise ({text}), then fine-tuned on 2,000",
         "reviews of MR and 700 dialogues of SAMSum; *none* starts from random weights. Mean and standard deviation of",
