@@ -43,6 +43,7 @@ def _rows(config: TransformerConfig, heads: Sequence[str], *, has_pooler: bool =
     learned, pre_norm = config.learned_positions, config.pre_norm
     rows += [*(_own("encoder.embeddings.positions", ("table",), table) if learned else ())]
     rows += [*(_own("encoder", ("final_norm",)) if pre_norm else ())]
+    rows += [*(_own("encoder.embeddings", ("source",), table) if config.source_vocab_size else ())]
     if "decoder" in heads:
         number = config.num_decoder_layers or config.num_hidden_layers
         rows += _layers(_DECODER, number, (*_BLOCKS, *_CROSS, *_LAST))
