@@ -11,10 +11,12 @@ from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, show, t
 from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
-ExperimentName = Literal["table5", "table6", "table7", "table8", "figure1", "figure4", "transformer-table3", "budget"]
+ExperimentName = Literal[
+    "table5", "table6", "table7", "table8", "figure1", "figure4", "transformer-table1", "transformer-table3", "budget"
+]
 
 _SEEDS, _MINUTES = 3, 60.0
-_NOT_OF_FIGURE_1 = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
+_NOT_OF_RANDOM_WEIGHTS = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
 
 
 def reproduce(
@@ -55,12 +57,14 @@ def reproduce(
         raise UsageError(f"{experiment}: --minutes and --beside are for budget")
     if experiment == "budget" and scale != "tiny":
         raise UsageError("budget: its scale are --minutes; leave --scale out")
-    if experiment == "figure1":
+    if experiment in ("figure1", "transformer-table1"):
         if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
-            raise UsageError(f"figure1 measures random weights: leave out {_NOT_OF_FIGURE_1}")
+            raise UsageError(f"{experiment} measures random weights: leave out {_NOT_OF_RANDOM_WEIGHTS}")
+        from maskloom.reproduce.layer_costs import transformer_table_1
         from maskloom.reproduce.who_sees_whom import figure_1
 
-        show(figure_1(out), as_json, lines=lambda result: result["lines"])
+        measure = figure_1 if experiment == "figure1" else transformer_table_1
+        show(measure(out), as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running
     from maskloom.reproduce.experiments import Budget
