@@ -131,7 +131,9 @@ def test_shapes(model, config, heads):
 
 
 def test_blocks_are_the_repeated_parts(model, config):
-    assert len(blocks_of(model)) == config.num_hidden_layers
+    decoder = [] if model.encoder.top is None else [*model.encoder.top.layers]
+    assert blocks_of(model) == [*model.encoder.layers, *decoder]
+    assert len(model.encoder.layers) == config.num_hidden_layers
     assert len({type(block) for block in blocks_of(model)}) == 1
 
 

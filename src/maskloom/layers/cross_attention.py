@@ -1,8 +1,7 @@
-"""A decoder's layer: attention to itself, to the encoder's output, and feed-forward (Vaswani et al. 2017, 3.1-3.2)."""
+"""Attention of a decoder to the output of an encoder (Vaswani et al. 2017, 3.2.3)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,12 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.layers.attention import KeyValues
-from maskloom.layers.dropout import Dropout
 from maskloom.layers.general_attention import AttentionLayout, attend_between
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import residual
 
 
 class Memory(Protocol):
@@ -95,37 +91,3 @@ class PaddedMemory:
         """Return those sequences, in this order; one may come several times."""
         keys, values = (part.index_select(0, rows) for part in (self.keys, self.values))
         return PaddedMemory(keys, values, None if self.mask is None else self.mask.index_select(0, rows))
-
-
-class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward, each with a residual and a norm of its own."""
-
-    def __init__(
-        self,
-        attention: nn.Module,
-        cross_attention: CrossAttention,
-        feed_forward: nn.Module,
-        *,
-        norm: Callable[[], nn.Module],
-        dropout: float,
-        pre_norm: bool = False,
-    ) -> None:
-        super().__init__()
-        self.pre_norm = pre_norm
-        self.attention = attention
-        self.attention_layer_norm = norm()
-        self.cross_attention = cross_attention
-        self.cross_attention_layer_norm = norm()
-        self.feed_forward = feed_forward
-        self.feed_forward_layer_norm = norm()
-        self.dropout = Dropout(dropout)
-
-    def forward(self, hidden: Tensor, layout: SequenceLayout, memory: Memory, past: KeyValues | None = None) -> Tensor:
-        """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
-        for block, norm in (
-            (lambda x: self.attention(x, layout, past), self.attention_layer_norm),
-            (lambda x: self.cross_attention(x, memory), self.cross_attention_layer_norm),
-            (self.feed_forward, self.feed_forward_layer_norm),
-        ):
-            hidden = residual(hidden, block, norm, self.dropout, pre_norm=self.pre_norm)
-        return hidden

@@ -128,8 +128,9 @@ def _assemble(
 
 
 def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:
-    """Return the repeated parts of a model's encoder."""
-    return list(model.encoder.layers)
+    """Return the repeated parts of a model: the layers of its encoder, and those of a decoder on it."""
+    stacks = (model.encoder, model.encoder.top, *model.heads.values())
+    return [layer for stack in stacks for layer in getattr(stack, "layers", ())]
 
 
 def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import KeyValues, SelfAttention
-from maskloom.layers.cross_attention import CrossAttention, DecoderLayer, Memory, PackedMemory
+from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory
 from maskloom.layers.dropout import Dropout, current_draws, drawing
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.general_attention import AttentionLayout
@@ -22,6 +22,7 @@ from maskloom.layers.pooling import LastToken
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import TransformerLayer
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
@@ -129,15 +130,15 @@ class TransformerDecoder(nn.Module):
         pre_norm, num_heads = bool(getattr(config, "pre_norm", False)), config.num_attention_heads
         attention_dropout = config.attention_probs_dropout_prob
         self.layers = nn.ModuleList(
-            DecoderLayer(
+            TransformerLayer(
                 SelfAttention(size, num_heads, attention_dropout, causal=True),
-                CrossAttention(size, num_heads, attention_dropout),
                 FeedForward(
                     size, config.intermediate_size, config.hidden_act, getattr(config, "activation_dropout", 0.0)
                 ),
                 norm=partial(nn.LayerNorm, size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
+                cross_attention=CrossAttention(size, num_heads, attention_dropout),
             )
             for _ in range(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
         )
@@ -157,7 +158,7 @@ class TransformerDecoder(nn.Module):
             rows = layout.filled_up(self.embedded(token_ids, layout.position_ids))
             memory = PackedMemory(hidden, AttentionLayout(layout, source))
             for layer in self.layers:
-                rows = layer(rows, layout, memory)
+                rows = layer(rows, layout, memory=memory)
             return self.final_norm(rows[: layout.num_tokens])
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
@@ -178,7 +179,7 @@ class TransformerDecoder(nn.Module):
         """
         layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout.position_ids)
         for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
-            rows = layer(rows, layout, memory, key_values)
+            rows = layer(rows, layout, key_values, memory)
         return self.final_norm(rows)
 
     def logits(self, hidden: Tensor) -> Tensor:
