@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.layers.copies import to_device
 from maskloom.layers.processor.grouped_attention import grouped_attention
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.processor.packed_attention import packed_attention, prefers_packed
@@ -50,30 +52,31 @@ class PastTokens:
     `lengths` (sequences,) counts them. A sequence has `room` positions in each layer and begins at the first.
     """
 
-    def __init__(self, num_layers: int, num_heads: int, room: int, lengths: Tensor) -> None:
-        self.num_heads, self.room, self.lengths = num_heads, room, lengths
+    def __init__(self, num_layers: int, num_heads: int, room: int, layout: SequenceLayout) -> None:
+        self.num_heads, self.room, self.lengths, self._sizes = num_heads, room, layout.lengths, layout.sizes
         self.layers = [KeyValues(self) for _ in range(num_layers)]
         self._measure()
 
     def add_token(self) -> None:
         """Make a place for one more token of every sequence."""
-        self.lengths = self.lengths + 1
+        self.lengths, self._sizes = self.lengths + 1, self._sizes + 1
         self.longest += 1
         if self.mask is not None:
             self._measure()
 
-    def take(self, rows: Tensor) -> None:
+    def take(self, rows: np.ndarray) -> None:
         """Keep these sequences, in this order; one may come several times."""
-        self.lengths = self.lengths.index_select(0, rows)
+        kept, self._sizes = to_device(rows, self.lengths.device), self._sizes[rows]
+        self.lengths = self.lengths.index_select(0, kept)
         for layer in self.layers:
-            layer.kept = layer.kept.index_select(0, rows)
+            layer.kept = layer.kept.index_select(0, kept)
         self._measure()
 
     def _measure(self) -> None:
         """Note what all layers need: the longest sequence, and a mask unless all are as long."""
-        self.longest = int(self.lengths.max())
+        self.longest = int(self._sizes.max())
         self.mask = None
-        if int(self.lengths.min()) < self.longest:
+        if self._sizes.min() < self.longest:
             positions = torch.arange(self.longest, device=self.lengths.device)
             self.mask = (positions < self.lengths.unsqueeze(1))[:, None, None]
 
@@ -92,10 +95,7 @@ class KeyValues:
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
         """Keep the keys and values of the first tokens, (tokens, 3 hidden)."""
-        hidden_size = qkv.shape[1] // 3
-        rows = torch.repeat_interleave(torch.arange(layout.num_sequences, device=qkv.device), layout.lengths)
-        self.kept = qkv.new_zeros(layout.num_sequences, self.past.room, 2 * hidden_size)
-        self.kept[rows, layout.position_ids] = qkv[: layout.num_tokens, hidden_size:]
+        self.kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :], self.past.room)
 
     def attend(self, qkv: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
         """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).

@@ -72,14 +72,11 @@ class PaddedMemory:
     def of(cls, attention: CrossAttention, hidden: Tensor, layout: SequenceLayout) -> PaddedMemory:
         """Return the keys and values of packed sources, (source tokens, hidden)."""
         number, longest = layout.num_sequences, layout.max_length
-        rows = torch.repeat_interleave(torch.arange(number, device=hidden.device), layout.lengths)
-        key_value = attention.key_value(hidden)
-        padded = key_value.new_zeros(number, longest, key_value.shape[1])
-        padded[rows, layout.position_ids] = key_value
+        padded = layout.padded(attention.key_value(hidden), longest)
         keys, values = padded.view(number, longest, 2 * attention.num_heads, -1).transpose(1, 2).chunk(2, 1)
         positions = torch.arange(longest, device=hidden.device)
         mask = (positions < layout.lengths.unsqueeze(1))[:, None, None]
-        return cls(keys, values, None if int(layout.lengths.min()) == longest else mask)
+        return cls(keys, values, None if layout.sizes.min() == longest else mask)
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
         """Return the context of the newest token of every sequence."""

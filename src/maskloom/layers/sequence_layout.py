@@ -118,8 +118,8 @@ class SequenceLayout:
         return cls(
             offsets=to_device(offsets, device),
             lengths=to_device(sizes, device),
-            # An empty sequence has no first token: any valid index will do, its pooled vector is zeroed.
-            first_positions=to_device(np.minimum(starts, max(num_tokens - 1, 0)), device),
+            # an empty sequence has no first token and gets that of another
+            first_positions=to_device(np.minimum(starts, starts[sizes > 0].max(initial=0)), device),
             last_positions=to_device(np.maximum(offsets[1:] - 1, 0), device),
             position_ids=to_device(position_ids, device),
             num_sequences=len(sizes),
@@ -180,6 +180,14 @@ class SequenceLayout:
     def filled_up(self, packed: Tensor) -> Tensor:
         """Return (tokens, features) with rows of zeros after them: (rows, features)."""
         return F.pad(packed, (0, 0, 0, self.num_rows - self.num_tokens)) if self.num_rows > self.num_tokens else packed
+
+    def padded(self, packed: Tensor, room: int) -> Tensor:
+        """Return sequences side by side with zeros behind them: (tokens, features) to (sequences, room, features)."""
+        shifts = torch.arange(self.num_sequences, device=packed.device) * room - self.offsets[:-1]
+        shifts = torch.repeat_interleave(shifts, self.lengths, output_size=self.num_tokens)
+        places = shifts + torch.arange(self.num_tokens, device=packed.device)
+        result = packed.new_zeros(self.num_sequences * room, packed.shape[1])
+        return result.index_copy(0, places, packed).view(self.num_sequences, room, -1)
 
     def to_slots(self, packed: Tensor) -> Tensor:
         """Bring (rows, features) into slot order (slots, features)."""

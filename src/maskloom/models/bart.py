@@ -38,7 +38,7 @@ class Bart(Encoder):
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the normed sum of word and position embeddings; segments are ignored."""
-        return self.embeddings(token_ids, layout.position_ids)
+        return self.embeddings(token_ids, layout)
 
     def new_decoder(self) -> BartDecoder:
         """Return a decoder that predicts words."""
@@ -50,8 +50,8 @@ class Bart(Encoder):
 
     def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the decoder's vectors of the same tokens, of which it reads each one place later."""
-        later = token_ids.roll(1)
-        later[layout.first_positions[layout.lengths > 0]] = cast(BartConfig, self.config).decoder_start_token_id
+        start = cast(BartConfig, self.config).decoder_start_token_id
+        later = token_ids.roll(1).index_fill_(0, layout.first_positions, start)
         return cast(nn.Module, self.top)(later, layout, hidden, layout)
 
 

@@ -116,7 +116,7 @@ class T5Decoder(TransformerDecoder):
             return self.relative_bias.within(layout)
         return self.relative_bias.after(layout, past.past)
 
-    def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def embedded(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return word embeddings; attention handles positions."""
         return self.dropout(F.embedding(token_ids, self.decoder))
 

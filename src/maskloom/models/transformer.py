@@ -57,9 +57,9 @@ class ScaledEmbeddings(nn.Module):
         self.layer_norm = layer_norm or nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the sum for every token: (tokens,) to (tokens, hidden)."""
-        return self.dropout(self.layer_norm(self.positions.added(self.word(token_ids), position_ids)))
+        return self.dropout(self.layer_norm(self.positions.added(self.word(token_ids), layout)))
 
 
 class Positions(nn.Module):
@@ -74,12 +74,12 @@ class Positions(nn.Module):
         if num_positions is not None:
             self.table = nn.Embedding.from_pretrained(torch.empty(num_positions + offset, hidden_size), freeze=False)
 
-    def added(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
+    def added(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
         """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
         if self.table is None:
-            positions = sinusoids(position_ids, vectors.shape[1])
+            positions = sinusoids(layout.position_ids, vectors.shape[1], layout.max_position)
         else:
-            positions = self.table(position_ids + self.offset)
+            positions = self.table(layout.position_ids + self.offset)
         return torch.add(positions, vectors, alpha=self._scale)
 
 
@@ -101,7 +101,7 @@ class Transformer(Encoder):
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return scaled word embeddings with positions; segments are ignored."""
-        return self.embeddings(token_ids, layout.position_ids)
+        return self.embeddings(token_ids, layout)
 
     def new_decoder(self) -> TransformerDecoder:
         """Return a decoder of the same sizes."""
@@ -155,7 +155,7 @@ class TransformerDecoder(nn.Module):
         lengths = np.asarray(layout.sizes)
         with nullcontext() if draws is None else drawing(draws.for_targets(lengths)):
             layout = self.placed(layout)
-            rows = layout.filled_up(self.embedded(token_ids, layout.position_ids))
+            rows = layout.filled_up(self.embedded(token_ids, layout))
             memory = PackedMemory(hidden, AttentionLayout(layout, source))
             for layer in self.layers:
                 rows = layer(rows, layout, memory=memory)
@@ -165,9 +165,9 @@ class TransformerDecoder(nn.Module):
         """Return the layout that the layers read, of tokens after those in `past`."""
         return layout
 
-    def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def embedded(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return what the first layer reads, (tokens, hidden)."""
-        vectors = self.positions.added(F.embedding(token_ids, self.decoder), position_ids)
+        vectors = self.positions.added(F.embedding(token_ids, self.decoder), layout)
         return self.dropout(self.layer_norm(vectors))
 
     def step(
@@ -177,7 +177,7 @@ class TransformerDecoder(nn.Module):
 
         `memories` and `past` have one for each layer.
         """
-        layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout.position_ids)
+        layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout)
         for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
             rows = layer(rows, layout, key_values, memory)
         return self.final_norm(rows)
