@@ -109,5 +109,5 @@ BART_FORMAT = PublishedFormat(
     is_ignored=lambda name: name.endswith("coder.version"),
     canonical=_canonical,
     optional=_BIAS,
-    alone=frozenset({"decoder"}),
+    unseen=frozenset({"decoder"}),
 )

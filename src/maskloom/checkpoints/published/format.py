@@ -50,8 +50,8 @@ class PublishedFormat:
     with the `same_name` the class says which one a file holds. Models with `token_heads` alone have no pooler. `prefix`
     stands before the encoder's names where there are heads; files that `are_transposed` have the matrices of rows
     marked so with rows and columns exchanged. `other_type` returns how transformers names a configuration with heads,
-    if not by the usual type. A file may lack `optional` rows. A head in `alone` is none of a
-    file that has others: they read what it is made of.
+    if not by the usual type. A file may lack `optional` rows. Of heads that are `unseen`, as the tensors of models
+    without them are no others, the classes named say whether a file holds them.
     """
 
     name: str
@@ -65,7 +65,7 @@ class PublishedFormat:
     pooler: tuple[TensorName, ...] = ()
     top: tuple[TensorName, ...] = ()
     optional: tuple[TensorName, ...] = ()
-    alone: frozenset[str] = frozenset()
+    unseen: frozenset[str] = frozenset()
     same_name: tuple[str, ...] = ()
     token_heads: frozenset[str] = field(default_factory=frozenset)
     are_transposed: bool = False

@@ -86,5 +86,6 @@ GPT_FORMAT = PublishedFormat(
     tied_copies=lambda config: {_COPY: f"transformer.{_tables(config)[0]}.weight"},
     is_ignored=lambda name: name.endswith((".attn.bias", ".attn.masked_bias", "position_ids")),
     canonical=_canonical,
+    unseen=frozenset({"lm"}),
     are_transposed=True,
 )
