@@ -143,9 +143,11 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
 
     It refuses a model with a conditional random field, by its model_type: without that field it would give other tags.
     `extra_config` adds keys such as id2label, label2id, problem_type. Each file appears whole or not at all, the
-    configuration last. Raises ConfigError when `extra_config` contradicts the model, OSError when the disk fails.
+    configuration last. Raises ConfigError when `extra_config` contradicts the model and for a head that its format has
+    no names for, OSError when the disk fails.
     """
     folder = Path(folder)
+    _form_with(tuple(model.heads), model.config, folder)
     content = _config_content(model, extra_config or {})
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as file:

@@ -97,6 +97,13 @@ def test_a_folder_without_a_class_that_is_known_holds_what_its_tensors_are(tmp_p
             assert [*load_model(tmp_path)[0].heads] == expected
 
 
+@pytest.mark.parametrize("name", ["gpt", "transformer", "bart", "t5"])
+def test_a_head_without_published_names_is_not_written(name, tmp_path):
+    with pytest.raises(ConfigError, match=rf"(?i)is a {name}, and none has the head nsp"):
+        save_model(build_model(ARCHITECTURES[name].config_type.of_size("tiny"), ("nsp",)), tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
 class TestDialects:
     def test_own_file(self, folder, model):
         loaded, report = load_model(folder)

@@ -73,6 +73,18 @@ class PublishedFormat:
     other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 
 
+def plain_rows(ours: str, theirs: str = "", part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
+    """Return the rows of weight and bias, or a part of them; the names are ours unless there are others."""
+    ends = ("weight", "bias")
+    return tuple(TensorName(f"{ours}.{end}", part, f"{theirs or ours}.{end}", num_parts=num_parts) for end in ends)
+
+
+def mlm_rows(theirs: str = "heads.mlm") -> tuple[TensorName, ...]:
+    """Return the rows of a masked-LM head that nobody else has."""
+    inner = (row for name in ("dense", "layer_norm") for row in plain_rows(f"heads.mlm.{name}", f"{theirs}.{name}"))
+    return (*inner, TensorName("heads.mlm.bias", None, f"{theirs}.bias"))
+
+
 # A bidirectional LSTM has at most so many layers; a model uses the rows of those that it has.
 MAX_LSTM_LAYERS = 4
 
