@@ -70,6 +70,7 @@ OPTIONS = {
     "bert causal with all": {"causal": True, "pre_norm": True, "gated": True, "rotary": True, **PAIRED},
     "gpt pre_norm": {"pre_norm": True},
     "bart scaled": {"scale_embedding": True, "activation_dropout": 0.1, "decoder_start_token_id": 0},
+    "transformer restricted": {"attention_neighborhood": 3},
     "transformer pre_norm": {"pre_norm": True, "learned_positions": True},
     "t5 gated": {"gated": True, "hidden_act": "gelu_new", "tie_word_embeddings": False},
 }

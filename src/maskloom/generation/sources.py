@@ -64,7 +64,8 @@ class SourceDecoder:
         """Read as many first tokens of every target, and return the logits of what follows: (sequences, vocabulary)."""
         ids, *more = to_device(np.array(prompts), self._device).unbind(1)
         layout = SequenceLayout.from_lengths([1] * len(ids), self._device)
-        self._past = PastTokens(len(self._head.layers), self._num_heads, self._room, layout)
+        head = self._head
+        self._past = PastTokens(len(head.layers), self._num_heads, self._room, layout, head.neighborhood)
         logits = self._logits(ids, layout)
         for column in more:
             logits = self.step(column)

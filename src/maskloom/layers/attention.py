@@ -49,11 +49,15 @@ class SelfAttention(nn.Module):
 class PastTokens:
     """The tokens that sequences have so far, as the keys and values of every layer: a cache for decoding.
 
-    `lengths` (sequences,) counts them. A sequence has `room` positions in each layer and begins at the first.
+    `lengths` (sequences,) counts them. A sequence has `room` positions in each layer and begins at the first. The
+    newest token attends to all, or to itself and a `neighborhood` of so many before it.
     """
 
-    def __init__(self, num_layers: int, num_heads: int, room: int, layout: SequenceLayout) -> None:
+    def __init__(
+        self, num_layers: int, num_heads: int, room: int, layout: SequenceLayout, neighborhood: int = 0
+    ) -> None:
         self.num_heads, self.room, self.lengths, self._sizes = num_heads, room, layout.lengths, layout.sizes
+        self._reach = neighborhood or room
         self.layers = [KeyValues(self) for _ in range(num_layers)]
         self._measure()
 
@@ -78,7 +82,14 @@ class PastTokens:
         self.mask = None
         if self._sizes.min() < self.longest:
             positions = torch.arange(self.longest, device=self.lengths.device)
-            self.mask = (positions < self.lengths.unsqueeze(1))[:, None, None]
+            lengths = self.lengths.unsqueeze(1)
+            seen = (positions < lengths) & (positions >= lengths - 1 - self._reach)
+            self.mask = seen[:, None, None]
+
+    @property
+    def first(self) -> int:
+        """The first position that a newest token attends to."""
+        return max(0, self.longest - 1 - self._reach) if self.mask is None else 0
 
 
 class KeyValues:
@@ -108,7 +119,8 @@ class KeyValues:
             self.kept[:, past.longest - 1] = qkv[:, hidden_size:]
         else:
             self.kept[torch.arange(number, device=qkv.device), past.lengths - 1] = qkv[:, hidden_size:]
-        kv_nshd = self.kept[:, : past.longest].view(number, past.longest, 2 * past.num_heads, -1)
+        seen = self.kept[:, past.first : past.longest]
+        kv_nshd = seen.view(number, seen.shape[1], 2 * past.num_heads, -1)
         keys, values = kv_nshd.transpose(1, 2).chunk(2, 1)
         q_nhsd = qkv[:, :hidden_size].view(number, past.num_heads, 1, -1)
         mask = past.mask if bias is None else bias.to(q_nhsd.dtype)

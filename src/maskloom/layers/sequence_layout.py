@@ -23,7 +23,8 @@ class LengthGroup:
     """Sequences of near-equal length that one attention call handles as (num_sequences, length).
 
     `first_slot` is where the group starts in slot order; `key_mask` (num_sequences, 1, 1, length) is True where a key
-    is real, and None when every sequence has the full length. Real keys come first if it `is_padded_behind`.
+    is real, and None when every sequence has the full length. If it `is_padded_behind`, real keys come first and are
+    all seen; else the mask may be one for each query, (num_sequences or 1, 1, length, length).
     """
 
     first_slot: int
@@ -170,12 +171,34 @@ class SequenceLayout:
 
     @property
     def is_packed(self) -> bool:
-        """Whether rows are tokens alone, so that `offsets` say all; of padded rows the groups' masks do."""
-        return self.num_tokens == 0 or self.slot_tokens is not None or self.groups[0].key_mask is None
+        """Whether `offsets` say who attends to whom, and not the groups' masks, as of padded rows."""
+        return all(group.is_padded_behind for group in self.groups)
 
     def with_biases(self, biases: Sequence[Tensor]) -> SequenceLayout:
         """Return this layout with what is added to the scores of each group."""
         return replace(self, biases=tuple(biases))
+
+    def places(self) -> list[Tensor]:
+        """Return the positions of each group's slots, (num_sequences or 1, length)."""
+        if not self.has_gaps:
+            return [torch.arange(group.length, device=self.lengths.device)[None] for group in self.groups]
+        slots = self.position_ids if self.slot_tokens is None else self.position_ids[self.slot_tokens]
+        return [slots.narrow(0, group.first_slot, group.num_slots).view(-1, group.length) for group in self.groups]
+
+    def within(self, neighborhood: int) -> SequenceLayout:
+        """Return a layout where tokens attend to those at most so many positions away, 0 for all (Vaswani et al., 4).
+
+        Differs from the paper: the others are masked, so that the cost stays quadratic in the length.
+        """
+        if not neighborhood or (self.max_length <= neighborhood + 1 and not self.has_gaps):
+            return self
+        groups = []
+        for group, places in zip(self.groups, self.places(), strict=True):
+            mask = ((places.unsqueeze(1) - places.unsqueeze(2)).abs() <= neighborhood)[:, None]
+            if group.key_mask is not None:  # padding has to see something: itself
+                mask = (mask & group.key_mask) | torch.eye(group.length, dtype=torch.bool, device=mask.device)
+            groups.append(replace(group, key_mask=mask, is_padded_behind=False))
+        return replace(self, groups=tuple(groups))
 
     def filled_up(self, packed: Tensor) -> Tensor:
         """Return (tokens, features) with rows of zeros after them: (rows, features)."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -103,6 +104,10 @@ class Transformer(Encoder):
         """Return scaled word embeddings with positions; segments are ignored."""
         return self.embeddings(token_ids, layout)
 
+    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+        """Return the layout that the layers read: of neighborhoods where attention is restricted to them."""
+        return layout.within(cast(TransformerConfig, self.config).attention_neighborhood)
+
     def new_decoder(self) -> TransformerDecoder:
         """Return a decoder of the same sizes."""
         return TransformerDecoder(self)
@@ -116,6 +121,7 @@ class TransformerDecoder(nn.Module):
     """
 
     bias: nn.Parameter | None
+    neighborhood = 0
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -123,6 +129,7 @@ class TransformerDecoder(nn.Module):
         self.decoder = encoder.word_embeddings
         self.register_parameter("bias", None)
         self.max_length = config.max_position_embeddings
+        self.neighborhood = getattr(config, "attention_neighborhood", 0)
         learned = getattr(config, "learned_positions", False)
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
         self.layer_norm: nn.Module = nn.Identity()
@@ -163,7 +170,7 @@ class TransformerDecoder(nn.Module):
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
         """Return the layout that the layers read, of tokens after those in `past`."""
-        return layout
+        return layout.within(self.neighborhood)
 
     def embedded(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return what the first layer reads, (tokens, hidden)."""

@@ -27,7 +27,8 @@ class TransformerConfig(ModelConfig):
 
     Both have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Norms stand after the blocks,
     as in the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
-    max_position_embeddings rows in place of sinusoids.
+    max_position_embeddings rows in place of sinusoids. With an `attention_neighborhood` of r, self-attention is
+    restricted to r tokens on either side, in the decoder to r before (section 4 of the paper); 0 is all.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 37_000
@@ -42,6 +43,7 @@ class TransformerConfig(ModelConfig):
     layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
     pre_norm: bool = False
     learned_positions: bool = False
+    attention_neighborhood: Annotated[int, Field(ge=0, le=1_000_000)] = 0
 
     required_values: ClassVar = {"model_type": TRANSFORMER_MODEL_TYPES}
 
