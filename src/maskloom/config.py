@@ -150,6 +150,8 @@ class FinetuneRecipe(Section):
             raise ValueError(
                 "class_weights: tagging.crf = true scores whole sentences, not single tags; use one of them"
             )
+        if self.keep_restarts and not kind.has_averages:
+            raise ValueError(f"keep_restarts = true: models of task = {self.task!r} make no ensemble; leave it out")
         if self.tune_on_dev and kind.is_scale:
             raise ValueError(
                 f"tune_on_dev = true: task = {self.task!r} has neither a temperature nor thresholds to fit"

@@ -6,17 +6,20 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 from tests.fine_tuning import finetune
 
+from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
+from maskloom.runs import finetune_restarts
 from maskloom.runs.display import Progress
 from maskloom.runs.export import export
 from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
 from maskloom.runs.rerun import rerun
-from maskloom.training.checkpointing.checkpoints import step_folders
+from maskloom.training.checkpointing.checkpoints import checkpoint_weights, step_folders, step_of
 from maskloom.training.events import read_events
 from tools.golden_losses import finetuning, names
 
@@ -329,3 +332,25 @@ def test_a_finished_run_without_its_model_says_so_and_how_to_get_one(kept, run, 
     command = f"maskloom export {copy} --stage seed-{again['best_seed']} --out DIR"
     assert f"{copy} is complete, but {copy / 'model'} is gone; of its last checkpoint: {command}" in said
     assert export(copy, tmp_path / "model", stage=f"seed-{again['best_seed']}")["step"] == 10
+
+
+def test_the_mean_of_the_last_checkpoints_is_the_model_and_survives_a_stop(single, tmp_path, monkeypatch):
+    recipe, files = single
+    recipe = with_training(recipe, epochs=3.0, average_checkpoints=2, keep_checkpoints=1)
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    with pytest.raises(KeyboardInterrupt):
+        finetune(recipe, **files, out=cut, progress=Stop(0, 12))
+    finetune(recipe, **files, out=cut, resume=True)
+    monkeypatch.setattr(finetune_restarts, "drop_old_checkpoints", lambda *_: None)
+    finetune(recipe, **files, out=whole)
+    assert weights(cut) == weights(whole)
+
+    folders = step_folders(whole / "restarts" / "seed-0" / "checkpoints")
+    assert [step_of(folder) for folder in folders] == [15, 10]
+    first, second = map(checkpoint_weights, folders)
+    model, _ = load_model(whole / "model")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, ((first[name].double() + second[name].double()) / 2).float())
+    best = json.loads((whole / "restarts" / "seed-0" / "result.json").read_text())["best"]
+    assert (best["step"], best["averaged"]) == (15, [10, 15])
+    assert "the mean of 2 checkpoints" in (whole / "model" / "README.md").read_text()

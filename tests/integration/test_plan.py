@@ -6,10 +6,13 @@ import random
 import pytest
 
 from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.data.corpus.opening import Corpus, split_documents
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs import plan as module
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.plan import CURVES, plan_lines, plan_pretraining
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.pretraining_plan import config_for, phase_plans
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.events import read_events
 
@@ -102,6 +105,25 @@ def test_steps_are_timed_in_the_precision_of_the_recipe(corpus, precision):
 def test_a_left_to_right_run_is_not_like_the_reference(corpus):
     row = only(plan_pretraining(recipe("objective=causal_lm", "data.next_sentence=false"), corpus=corpus, seconds=0.1))
     assert row["reference_loss"] is None
+
+
+@pytest.mark.parametrize("architecture", ["transformer", "bart"])
+def test_a_decoder_is_planned_as_it_is_trained(corpus, architecture):
+    changes = ("objective=denoising", f"model.architecture={architecture}", "model.size=tiny", "training.steps=2")
+    result = plan_pretraining(recipe(*changes), corpus=corpus, seconds=0.1)
+    assert (only(result)["reference_loss"], result["milestones"], result["reference"]) == (None, {}, {})
+    assert not any("reference:" in line for line in plan_lines(result))
+    (plan,) = phase_plans(recipe(*changes))
+    opened = Corpus.open(corpus)
+    config = config_for(recipe(*changes), opened.vocabulary)
+    train, _ = split_documents(opened, 0.2, seed=recipe().seed)
+    loader = PRETRAINING["denoising"].loader(opened, train, plan.data_for(config), batch_size=4, seed=0)
+    account = loader.account()
+    # BART reads a token of its own before targets, and predicts both marks of a text instead of one
+    predicted = account.tokens_per_instance - (1 if architecture == "transformer" else 0)
+    assert account.predictions_per_instance == pytest.approx(predicted)
+    flops = 2 * 4 * module._flops(config, account, has_decoder=True)
+    assert only(result)["flops"] == pytest.approx(flops)
 
 
 def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):

@@ -3,11 +3,13 @@
 import json
 import random
 import re
+from itertools import product
 from pydoc_data.topics import topics
 
 import pytest
 import torch
 
+from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError
 from maskloom.reproduce.experiments import Budget
 from maskloom.reproduce.running import Repeats, reproduce
@@ -162,6 +164,28 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
     with pytest.raises(ConfigError, match="needs tagged words, --tasks FOLDER with conll2003"):
         reproduce("table7", out=tmp_path / "none")
     assert not (tmp_path / "none").exists() or not list((tmp_path / "none").glob("*.json"))
+
+
+def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(tmp_path):
+    folder = tmp_path / "tasks" / "multi30k"
+    folder.mkdir(parents=True)
+    lines = {"de": "ein Hund und eine Katze laufen\n", "en": "a dog and a cat run\n"}
+    for part, language in product(("train", "val"), lines):
+        (folder / f"{part}.{language}").write_text(lines[language] * (8 if part == "train" else 2), encoding="utf-8")
+    short = {"finetune": ["training.steps=1", "training.num_threads=1", "seq2seq.beam=1", "data.max_length=16"]}
+    how = {"repeats": Repeats(1), "tasks": tmp_path / "tasks"}
+    result = reproduce("transformer-table3", out=tmp_path / "out", overrides=short, **how)
+    changed = {name: load_recipe(FinetuneRecipe, tmp_path / "out" / "finetuned" / f"{name}-0-multi30k" / "recipe.toml")
+               for name in ("the-model", "four-layers", "label-smoothing-0-2")}  # fmt: skip
+    assert changed["the-model"].training.epochs == 1.0
+    assert changed["four-layers"].model.config["num_hidden_layers"] == 4
+    assert changed["label-smoothing-0-2"].seq2seq.label_smoothing == 0.2
+    assert len(result["scores"]) == 14
+    assert re.search(r"\| one head \| \d.* \| h 1 24.9 \|", (tmp_path / "out" / "table.md").read_text())
+    with pytest.raises(ConfigError, match=r"needs translations, --tasks FOLDER with multi30k/train\.de"):
+        reproduce("transformer-table3", out=tmp_path / "none")
+    with pytest.raises(ConfigError, match="nothing is pre-trained; leave out --corpus"):
+        reproduce("transformer-table3", out=tmp_path / "none", overrides=SMALL, **how)
 
 
 def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, tasks):

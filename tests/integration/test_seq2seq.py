@@ -72,8 +72,9 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     assert said["finish"] == "end"
     assert len(said["others"]) == 2
     assert said["log_probability"] > max(other["log_probability"] for other in said["others"])
-    shutil.copy(data / "dev.src", tmp_path / "dev.txt")
-    run("generate", "--model", out, "--input", tmp_path / "dev.txt", "--output", tmp_path / "out.jsonl")
+    page = ("--report", tmp_path / "page.html")
+    said = run("generate", "--model", out, "--input", data / "dev.src", "--output", tmp_path / "out.jsonl", *page)
+    assert "page.html" in said
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     predicted = maskloom.load(out).predict([row["prompt"] for row in rows])
     assert [row["text"] for row in rows] == [one["target"] for one in predicted]
@@ -83,6 +84,46 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     assert "'' has no token" in run("generate", "--model", out, "--prompt", "", code=3)
     longest = " ".join(["one"] * 1100)
     assert "1,102 tokens, and the model reads 1,024" in run("generate", "--model", out, "--prompt", longest, code=3)
+
+
+def test_a_page_shows_how_texts_are_written(model, data, tmp_path, run):
+    (out, _), page = model, tmp_path / "page.html"
+    said = run("generate", "--model", out, "--prompt", "one two three", "--report", page)
+    assert said.splitlines()[-2:] == ["three two one", f"page: {page}"]
+    assert "<h3>Cross-attention: what the decoder reads" in page.read_text(encoding="utf-8")
+    said = json.loads(run("generate", "--model", out, "--input", data / "dev.src", "--report", page, "--json"))
+    assert said == {"page": str(page), "num_shown": 3}
+    for wrong, message in ((tmp_path, "--report names the page"), (tmp_path / "a" / "b.html", "does not exist")):
+        assert message in run("generate", "--model", out, "--prompt", "one", "--report", wrong, code=3)
+    sources = shutil.copy(data / "dev.src", tmp_path / "dev.html")
+    assert "would replace the input" in run("generate", "--model", out, "--input", sources, "--report", sources, code=3)
+
+
+def test_a_target_that_must_be_longer_than_it_may_be_is_refused(model, data, tmp_path, run):
+    out, _ = model
+    most = ("--min-tokens", 70, "--max-tokens", 90)
+    said = run("generate", "--model", out, "--prompt", "one two three", *most, code=3)
+    assert "prompt 0: min_tokens 70: a target has at most 55 tokens, 50 more than the source's 5" in said
+    said = run("generate", "--model", out, "--input", data / "dev.src", "--output", tmp_path / "o.jsonl", *most, code=3)
+    assert "dev.src, line 1: min_tokens 70: a target has at most" in said
+    exact = run(
+        "generate", "--model", out, "--prompt", "one two three", "--min-tokens", 55, "--max-tokens", 90, "--json"
+    )
+    assert json.loads(exact.splitlines()[-1])["num_tokens"] == 55
+    files = ("--task", "seq2seq", "--vocab", data / "v", "--train", data / "train.src", "--dev", data / "dev.src")
+    longest = ("--set", "seq2seq.target_suffix=tgt", "--set", "seq2seq.min_tokens=70", "--out", tmp_path / "run")
+    said = run("finetune", *files, *longest, "--size", "tiny", "--set", "model.config.hidden_size=32", code=3)
+    assert "dev.src, line 1: min_tokens 70: a target has at most" in said
+
+
+def test_targets_beside_other_files_are_found_by_their_suffix(model, data, tmp_path, run):
+    (out, result), scores = model, {}
+    for name in ("src", "tgt"):
+        shutil.copy(data / f"dev.{name}", tmp_path / f"dev.{'ref' if name == 'tgt' else name}")
+    assert "dev.tgt: cannot be read" in run("evaluate", "--model", out, "--data", tmp_path / "dev.src", code=3)
+    said = run("evaluate", "--model", out, "--data", tmp_path / "dev.src", "--target-suffix", "ref", "--json")
+    scores = json.loads(said.splitlines()[0])
+    assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
 
 
 def test_a_model_is_trained_further_and_its_card_says_where_it_is_from(model, data, tmp_path):
@@ -140,6 +181,8 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     onnx = run("export", out, "--onnx", "--out", tmp_path / "onnx", code=3)
     assert "a transformer cannot be exported to ONNX" in onnx
     assert not (tmp_path / "onnx").exists()
+    kept = run("finetune", *files, *suffix, "--vocab", data / "v", "--restarts", 2, "--keep-restarts", code=3)
+    assert "keep_restarts = true: models of task = 'seq2seq' make no ensemble" in kept
     penalty = run("generate", "--model", out, "--prompt", "one", "--length-penalty", 1, "--top-k", 3, code=3)
     assert "length_penalty 1: it is of a search; give a beam" in penalty
     assert "min_tokens 9: it may not exceed max_tokens, 5" in run(

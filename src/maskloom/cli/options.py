@@ -76,6 +76,10 @@ _READING: dict[str, Any] = {
         str | None, typer.Option(help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003.")
     ],
     "labels": Annotated[Path | None, typer.Option(help="A file with one label name per line.")],
+    "target_suffix": Annotated[
+        str | None,
+        typer.Option(help="Suffix of the file of targets beside a file of sources, of a seq2seq task: en."),
+    ],
     "on_bad_rows": Annotated[
         Literal["error", "skip"], typer.Option(help="Stop at an invalid row, or skip and count such rows.")
     ],

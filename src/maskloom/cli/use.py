@@ -15,7 +15,7 @@ Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl,
 
 
 @takes_models
-@reads("text_column", "pair_column", "label_column", "format", "on_bad_rows")
+@reads("text_column", "pair_column", "label_column", "format", "on_bad_rows", "target_suffix")
 def evaluate(
     models: Any,
     data: Annotated[Path, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")],
@@ -234,6 +234,10 @@ def generate(
         Path | None, typer.Option("--input", help="Prompts: .txt with one per line, .csv, .tsv, .jsonl.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="File to write: .jsonl.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Page to write, .html: how the first texts are made (attention, search, masks, positions)."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens to add.")] = 64,
     temperature: Annotated[
         float, typer.Option(help="Below 1 likelier tokens come more often; 0 takes the likeliest.")
@@ -256,7 +260,7 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue a text, or every text of a file, with a left-to-right model, or write what a Transformer makes of it."""
-    _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading)
+    _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading, report)
     from maskloom.generation.search import Generation  # heavy: wrong data is refused before it
     from maskloom.inference import Predictor
     from maskloom.runs.predict import generate as run
@@ -264,13 +268,20 @@ def generate(
     more = {"num_best": num_best, "min_tokens": min_tokens, "no_repeat_ngram": no_repeat_ngram}
     how = Generation(max_tokens, temperature, top_k, top_p, beam, seed, length_penalty, **more)
     how = None if how == Generation() else how  # as the model is used to
+    written, page, texts = {}, {}, []
     if input_file is not None and output is not None:
         shown = terminal_progress()
-        result = run(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)
-        show(result, as_json, beside=output)
+        written = run(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)
+    if report is not None:
+        from maskloom.runs.report.generation import generation_report
+
+        page, texts = generation_report(model, input_file or [prompt or ""], report, how, reading=reading)
+    if input_file is not None:
+        show({**written, **page}, as_json, beside=output)
         return
-    (found,) = Predictor.load(model, batch_size=batch_size).generate([prompt or ""], how)
-    show({"prompt": prompt, **found}, as_json, lines=lambda result: [result["text"]])
+    (found,) = texts or Predictor.load(model, batch_size=batch_size).generate([prompt or ""], how)
+    pages = [f"page: {report}"] if report else []
+    show({"prompt": prompt, **found, **page}, as_json, lines=lambda result: [result["text"], *pages])
 
 
 @reads("text_column", "on_bad_rows")
@@ -308,20 +319,31 @@ def fill_spans(
 
 
 def _check_one_or_file(
-    name: str, text: str | None, model: Path, files: tuple[Path | None, Path | None], reading: Any
+    name: str,
+    text: str | None,
+    model: Path,
+    files: tuple[Path | None, Path | None],
+    reading: Any,
+    page: Path | None = None,
 ) -> None:
-    """Raise UsageError unless a text is given, or files to read and to write, and look at the first rows of these."""
+    """Raise UsageError unless a text is given, or files to read and to write, and look at the first rows of these.
+
+    A page may be written in place of a file.
+    """
     from maskloom.errors import UsageError
     from maskloom.system.foreign_files import check_model_name
 
     input_file, output = files
     if (text is None) == (input_file is None):
         raise UsageError(f"give either {name} or --input FILE")
-    if (input_file is None) != (output is None):
+    if (input_file is None) != (output is None) and not (input_file and page):
         raise UsageError("--input FILE and --output FILE go together")
-    check_model_name(model)
-    if input_file is not None and output is not None:
-        from maskloom.runs.first_look import check_place, look_at_texts
+    from maskloom.runs.first_look import check_page, check_place, look_at_sources
 
-        check_place(input_file, output)
-        look_at_texts(model, input_file, reading)
+    check_model_name(model)
+    if page is not None:
+        check_page(page, "--report")
+    if input_file is not None:
+        for target in filter(None, (output, page)):
+            check_place(input_file, target)
+        look_at_sources(model, input_file, reading)

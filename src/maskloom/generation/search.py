@@ -22,6 +22,7 @@ from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
 
 _SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "num_best": 1, "seed": 0, "min_tokens": 0, "no_repeat_ngram": 0}
+_NOTED = 6  # candidates of a text in each step that is kept
 _RANGES = (
     ("temperature", 1e6, "from 0 to 1e+06"),
     ("top_p", 1.0, "above 0, at most 1,"),
@@ -84,6 +85,14 @@ class Generation:
             given = {"beam": None, "length_penalty": None, **given}
         return replace(self, **given)
 
+    def score(self, text: Continuation) -> float:
+        """Return what a search compares texts by; their end counts as a token."""
+        return text.log_probability / self.norm(len(text.token_ids) + text.is_ended)
+
+    def norm(self, length: int) -> float:
+        """Return what the log-probability of so many tokens is divided by."""
+        return max(1, length) if self.length_penalty is None else ((5 + length) / 6) ** self.length_penalty
+
 
 @dataclass
 class Continuation:
@@ -98,6 +107,21 @@ class Continuation:
     others: list[Continuation] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class DecodingStep:
+    """One step of decoding, for people: the `texts` that go on, and what may follow each.
+
+    `candidates` are the likeliest next tokens of each text with their log-probabilities in nats, before a temperature;
+    `taken` are texts, by their place, with the tokens by which they go on or are drawn to end, and `ended` those that
+    ended in a search.
+    """
+
+    texts: list[Continuation]
+    candidates: list[list[tuple[int, float]]]
+    taken: list[tuple[int, int]]
+    ended: list[Continuation]
+
+
 @torch.inference_mode()
 def continue_texts(
     model: EncoderWithHeads,
@@ -107,13 +131,14 @@ def continue_texts(
     end: int | None = None,
     never: Sequence[int] = (),
     numbers: Sequence[int] | None = None,
+    steps: list[DecodingStep] | None = None,
 ) -> list[Continuation]:
     """Return a continuation of each prompt, token ids without padding.
 
     The token `end` ends a text and is not among its ids; those in `never` are not taken. A text that comes to the
-    model's limit ends there. `numbers` are those of the texts, 0 and so on unless given. Raises ConfigError for a model
-    that cannot, DataError for a prompt without a token, or one that leaves no room for another, and for outputs that
-    are not finite.
+    model's limit ends there. `numbers` are those of the texts, 0 and so on unless given. `steps` gets those of a single
+    prompt. Raises ConfigError for a model that cannot, DataError for a prompt without a token, or one that leaves no
+    room for another, and for outputs that are not finite.
     """
     limit = model.config.max_position_embeddings
     for number, prompt in enumerate(prompts):
@@ -122,9 +147,10 @@ def continue_texts(
                 f"prompt {number}: {len(prompt)} tokens; 1 to {limit - 1} are expected, as the model reads {limit}"
             )
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
-    steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
-    choose = Choice(end, tuple(never), settings, list(range(len(prompts))) if numbers is None else list(numbers))
-    return found_by(Decoder(model, room), prompts, choose, steps)
+    num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
+    numbers = list(range(len(prompts))) if numbers is None else list(numbers)
+    choose = Choice(end, tuple(never), settings, numbers, steps)
+    return found_by(Decoder(model, room), prompts, choose, num_steps)
 
 
 def found_by(
@@ -159,12 +185,32 @@ class StepDecoder(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """What a step may take, and how; `numbers` are those of the texts."""
+    """What a step may take, and how; `numbers` are those of the texts, and `steps` gets those of a single one."""
 
     end: int | None
     never: tuple[int, ...]
     settings: Generation
     numbers: list[int]
+    steps: list[DecodingStep] | None = None
+
+    def note(
+        self,
+        texts: Sequence[Continuation],
+        log_probabilities: Tensor,
+        taken: list[tuple[int, int]],
+        ended: list[Continuation],
+    ) -> None:
+        """Keep a step, with `log_probabilities` (texts, vocabulary), where steps are asked for."""
+        if self.steps is None:
+            return
+        best = log_probabilities.topk(min(_NOTED, log_probabilities.shape[1]))
+        candidates = []
+        for place, (values, tokens) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            others = [token for text, token in taken if text == place and token not in tokens]
+            values += log_probabilities[place, others].tolist()
+            candidates.append(list(zip([*tokens, *others], values, strict=True)))
+        kept = [replace(text, token_ids=[*text.token_ids]) for text in texts]
+        self.steps.append(DecodingStep(kept, candidates, taken, ended))
 
     def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
         """Return those of every token after each text, (texts, vocabulary)."""
@@ -271,9 +317,12 @@ def _draw(
     found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
     logits = decoder.start(prompts)
     for step in range(max(num_steps)):
-        largest, tokens, values = choose.taken(logits, rows, step, [found[row] for row in rows])
-        going = []
-        for place, (row, (token, value)) in enumerate(zip(rows, choose.read(largest, tokens, values), strict=True)):
+        texts = [found[row] for row in rows]
+        seen = logits if choose.steps is None else choose.log_probabilities(logits, texts)
+        largest, tokens, values = choose.taken(logits, rows, step, texts)
+        read, going = choose.read(largest, tokens, values), list[int]()
+        choose.note(texts, seen, [(place, int(token)) for place, (token, _) in enumerate(read)], [])
+        for place, (row, (token, value)) in enumerate(zip(rows, read, strict=True)):
             text = found[row]
             text.log_probability += value
             text.is_ended = token == choose.end
@@ -308,8 +357,10 @@ def _searched(
         values, tokens = [row[:number] for row in read], [[*map(int, row[number:])] for row in read]
         first, rows, taken = 0, list[int](), list[int]()
         for search in going:
-            last = first + len(search.going)
-            for source, token in search.advance(values[first:last], tokens[first:last]):
+            last, num_ended = first + len(search.going), len(search.ended)
+            ways = search.advance(values[first:last], tokens[first:last])
+            choose.note(texts[first:last], log_probabilities[first:last], ways, search.ended[num_ended:])
+            for source, token in ways:
                 rows.append(first + source)
                 taken.append(token)
             first = last
@@ -325,7 +376,7 @@ class _Search:
 
     def __init__(self, choose: Choice, num_steps: int) -> None:
         self._choose, self._num_steps, self._step = choose, num_steps, 0
-        self.going, self._ended = [Continuation()], list[Continuation]()
+        self.going, self.ended = [Continuation()], list[Continuation]()
 
     def advance(self, scores: list[list[float]], tokens: list[list[int]]) -> list[tuple[int, int]]:
         """Take the best of the next tokens of each text, and return which text goes on with which token."""
@@ -341,7 +392,7 @@ class _Search:
             ids = self.going[source].token_ids
             if token == end:
                 if place < width and score > -math.inf:
-                    self._ended.append(Continuation(ids, score, is_ended=True))
+                    self.ended.append(Continuation(ids, score, is_ended=True))
             elif len(kept) < width and score > -math.inf:
                 kept.append(Continuation([*ids, token], score))
                 ways.append((source, token))
@@ -349,32 +400,26 @@ class _Search:
         if kept and self._step < self._num_steps and not self._is_decided():
             return ways
         # where all that could follow is forbidden, what was going on ends
-        self._ended += kept or ([] if self._ended else before)
+        self.ended += kept or ([] if self.ended else before)
         self.going = []
         return []
 
     @property
     def best(self) -> Continuation:
         """The best text that has ended, with the next ones."""
-        best, *others = sorted(self._ended, key=self._score, reverse=True)[: self._choose.settings.num_best]
+        settings = self._choose.settings
+        best, *others = sorted(self.ended, key=settings.score, reverse=True)[: settings.num_best]
         best.others = others
         return best
 
-    def _score(self, text: Continuation) -> float:
-        return text.log_probability / self._norm(len(text.token_ids) + text.is_ended)
-
-    def _norm(self, length: int) -> float:
-        """Return what a log-probability is divided by; the end counts as a token."""
-        penalty = self._choose.settings.length_penalty
-        return max(1, length) if penalty is None else ((5 + length) / 6) ** penalty
-
     def _is_decided(self) -> bool:
         """Tell whether no text that goes on can come to a better score than those that ended, however long."""
-        wanted = self._choose.settings.num_best
-        if len(self._ended) < wanted:
+        settings = self._choose.settings
+        if len(self.ended) < settings.num_best:
             return False
         likeliest = max(text.log_probability for text in self.going)
-        return likeliest / self._norm(self._num_steps) <= sorted(map(self._score, self._ended))[-wanted]
+        worst = sorted(map(settings.score, self.ended))[-settings.num_best]
+        return likeliest / settings.norm(self._num_steps) <= worst
 
 
 def _repeating(token_ids: list[int], size: int) -> list[int]:

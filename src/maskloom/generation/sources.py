@@ -9,7 +9,8 @@ from typing import cast
 import numpy as np
 from torch import Tensor
 
-from maskloom.generation.search import Choice, Continuation, Generation, found_by
+from maskloom.errors import DataError
+from maskloom.generation.search import Choice, Continuation, DecodingStep, Generation, found_by
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
 from maskloom.layers.cross_attention import CrossAttention, PaddedMemory
@@ -18,6 +19,17 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
 
 _LONGER = 50
+
+
+def most_tokens(source_length: int, min_tokens: int, *, name: str, room: int | None = None) -> int:
+    """Return how many tokens a target has at most after a source: 50 more (Vaswani et al. 2017, 6.1), and no more
+    than a decoder has `room` for. Raises DataError, with the source's name, where `min_tokens` are more.
+    """
+    most = source_length + _LONGER if room is None else min(source_length + _LONGER, room)
+    if min_tokens > most:
+        why = f"{_LONGER} more than the source's {source_length}" if room != most else "as many as its decoder reads"
+        raise DataError(f"{name}: min_tokens {min_tokens}: a target has at most {most} tokens, {why}")
+    return most
 
 
 def decode_sources(
@@ -29,18 +41,22 @@ def decode_sources(
     begin: Sequence[int],
     end: int,
     numbers: Sequence[int] | None = None,
+    steps: list[DecodingStep] | None = None,
 ) -> list[Continuation]:
     """Return the target of each source, whose packed vectors are `hidden` (source tokens, hidden).
 
-    Draws are keyed by `numbers` of the sources, 0 and so on unless given.
+    Draws are keyed by `numbers` of the sources, 0 and so on unless given. `steps` gets those of a single source.
 
-    A target begins with the tokens `begin`, which are not among its ids. It has at most 50 tokens more than its source
-    (Vaswani et al. 2017, 6.1), and stops before the decoder's last position.
+    A target begins with the tokens `begin`, which are not among its ids. It has at most `most_tokens`; DataError is
+    raised where it is to have more.
     """
-    head = cast(TransformerDecoder, model.heads["decoder"])
-    most = min(head.max_length - len(begin), settings.max_tokens)
-    num_steps = [min(most, length + _LONGER) for length in layout.sizes.tolist()]
-    choose = Choice(end, (), settings, list(range(len(num_steps)) if numbers is None else numbers))
+    room = cast(TransformerDecoder, model.heads["decoder"]).max_length - len(begin)
+    numbers = list(range(layout.num_sequences) if numbers is None else numbers)
+    num_steps = [
+        min(settings.max_tokens, most_tokens(length, settings.min_tokens, name=f"source {number}", room=room))
+        for number, length in zip(numbers, layout.sizes.tolist(), strict=True)
+    ]
+    choose = Choice(end, (), settings, numbers, steps)
     decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps))
     return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
 

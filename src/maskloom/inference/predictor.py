@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -17,7 +16,8 @@ from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, SentenceModules, read_modules
 from maskloom.data.batch import PackedBatch, SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Continuation, Generation, continue_texts
+from maskloom.generation.search import Continuation, DecodingStep, Generation, continue_texts
+from maskloom.generation.sources import most_tokens
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
 from maskloom.inference.span_filling import SpanFiller
@@ -312,74 +312,108 @@ class Predictor(TaskModel):
         if not isinstance(settings, Generation | None):
             raise ConfigError(f"settings {settings!r:.80}: a Generation is expected")
         texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
-        ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))])
+        ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))], settings)
         return self.generate_from_ids(ids, settings, first)
 
-    def prompt_ids(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of prompts; raises DataError, with its name, for one without any or with too many."""
+    def prompt_ids(
+        self, texts: Sequence[str], names: Sequence[str], settings: Generation | None = None
+    ) -> list[list[int]]:
+        """Return the tokens of prompts; raises DataError, with its name, for one without any or with too many.
+
+        Too many are those that leave no room for as many as `settings` ask for at least.
+        """
         begin, end, most = self.tokenizer.running_text.begin, (), self.model.config.max_position_embeddings
-        if self._writer is not None:
+        if self.writer is not None:
             begin, end = self.tokenizer.template.begin, self.tokenizer.template.end
         elif not self.model.config.is_causal:
             raise ConfigError("this model reads both ways and continues no text; a GPT or a left-to-right BERT does")
         found = [[*begin, *ids, *end] for ids in self.tokenizer.token_ids_batch(texts)]
+        least = self.generation(settings).min_tokens
         for name, text, ids in zip(names, texts, found, strict=True):
             if len(ids) == len(begin) + len(end):
                 raise DataError(f"{name}: {text[:40]!r} has no token; a prompt has at least one")
-            if len(ids) >= most + (self._writer is not None):  # a decoder adds nothing to its source
+            if len(ids) >= most + (self.writer is not None):  # a decoder adds nothing to its source
                 raise DataError(f"{name}: {len(ids):,} tokens, and the model reads {most:,} together with what it adds")
+            if self.writer is not None:
+                most_tokens(len(ids), least, name=name)
+            elif len(ids) + least > most:
+                raise DataError(f"{name}: min_tokens {least} after {len(ids):,} tokens, and the model reads {most:,}")
         return found
 
     @property
-    def _writer(self) -> SequenceToSequence | None:
+    def writer(self) -> SequenceToSequence | None:
         """How a model with a decoder writes, or None."""
         objective = self.task.objective if self.task else None
         return objective if isinstance(objective, SequenceToSequence) else None
+
+    def generation(self, settings: Generation | None) -> Generation:
+        """Return how texts are made: by `settings`, and by those of its fine-tuning where a decoder writes."""
+        if self.writer is None:
+            return settings or Generation()
+        return self.writer.generation if settings is None else self.writer.generation.changed_by(settings)
 
     def generate_from_ids(
         self, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
     ) -> list[GeneratedText]:
         """Continue prompts that `prompt_ids` returned."""
-        if self._writer is not None:
-            return self._written(self._writer, prompts, settings, first)
-        tokenizer, settings = self.tokenizer, settings or Generation()
-        # BERT's marks stand around a text but are never predicted
-        end = next(iter(tokenizer.running_text.end), None) if not tokenizer.has_segments else None
-        never = sorted(tokenizer.vocabulary.special_ids - {end})
-        size, results = self.batch_size or _PROMPTS_AT_ONCE, list[GeneratedText]()
+        return [self.shown(found) for found in self.continuations(prompts, settings, first)]
+
+    def continuations(
+        self,
+        prompts: Sequence[Sequence[int]],
+        settings: Generation | None,
+        first: int,
+        steps: list[DecodingStep] | None = None,
+    ) -> list[Continuation]:
+        """Return what follows prompts that `prompt_ids` returned; `steps` gets those of a single prompt."""
+        settings, size, found = self.generation(settings), self.batch_size or _PROMPTS_AT_ONCE, list[Continuation]()
         for start in range(0, len(prompts), size):
             some = prompts[start : start + size]
-            numbers = range(first + start, first + start + len(some))
-            for found in continue_texts(self.model, some, settings, end=end, never=never, numbers=numbers):
-                results.append(_shown(found, tokenizer.decode))
-        return results
+            found += (self._written if self.writer else self._continued)(some, settings, first + start, steps)
+        return found
+
+    def _continued(
+        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int, steps: list[DecodingStep] | None
+    ) -> list[Continuation]:
+        never, numbers = self.tokenizer.vocabulary.special_ids - {self.end_token}, range(first, first + len(prompts))
+        how = {"end": self.end_token, "never": sorted(never), "numbers": numbers, "steps": steps}
+        return continue_texts(self.model, prompts, settings, **how)
 
     def _written(
-        self, writer: SequenceToSequence, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
-    ) -> list[GeneratedText]:
+        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int, steps: list[DecodingStep] | None
+    ) -> list[Continuation]:
         """Return what a decoder makes of sources."""
-        marks, _ = target_marks(self.tokenizer, self.model.config.own_start)
-        if settings is not None:
-            writer = replace(writer, generation=writer.generation.changed_by(settings))
-        size, results = self.batch_size or _PROMPTS_AT_ONCE, list[GeneratedText]()
-        for start in range(0, len(prompts), size):
-            batch = SourceTargetBatch.of_sources(prompts[start : start + size], marks, first + start)
-            with inference_in(self.precision, self.device):
-                found = writer.found(self.model, batch)
-            results += [_shown(text, partial(readable, self.tokenizer)) for text in found]
-        return results
+        batch = SourceTargetBatch.of_sources(prompts, self.target_marks, first)
+        with inference_in(self.precision, self.device):
+            return SequenceToSequence(generation=settings).found(self.model, batch, steps)
 
+    @property
+    def target_marks(self) -> tuple[int, ...]:
+        """The tokens at which all that a decoder writes begins, and the one at which it ends."""
+        return target_marks(self.tokenizer, self.model.config.own_start)[0]
 
-def _shown(found: Continuation, decode: Callable[[Sequence[int]], str]) -> GeneratedText:
-    shown: GeneratedText = {
-        "text": decode(found.token_ids),
-        "num_tokens": len(found.token_ids),
-        "log_probability": found.log_probability,
-        "finish": "end" if found.is_ended else "length",
-    }
-    if found.others:
-        shown["others"] = [_shown(other, decode) for other in found.others]
-    return shown
+    @property
+    def end_token(self) -> int | None:
+        """The token that ends a text which is written; None of BERT's, whose marks are never predicted."""
+        if self.writer is not None:
+            return self.target_marks[-1]
+        return None if self.tokenizer.has_segments else next(iter(self.tokenizer.running_text.end), None)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return tokens that were written as a text."""
+        return self.tokenizer.decode(ids) if self.writer is None else readable(self.tokenizer, ids)
+
+    def shown(self, found: Continuation) -> GeneratedText:
+        """Return a text that was found as a person gets it."""
+        shown: GeneratedText = {
+            "text": self.text_of(found.token_ids),
+            "num_tokens": len(found.token_ids),
+            "log_probability": found.log_probability,
+            "finish": "end" if found.is_ended else "length",
+        }
+        if found.others:
+            shown["others"] = [self.shown(other) for other in found.others]
+        return shown
 
 
 def _finite(outputs: np.ndarray) -> np.ndarray:

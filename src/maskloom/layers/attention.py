@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -44,6 +46,16 @@ class SelfAttention(nn.Module):
         else:
             context = past.attend(qkv)
         return self.output(context)
+
+    def probabilities(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
+        """Return those of a single sequence, (heads, tokens, tokens), for people to look at."""
+        tokens = rotated(self.qkv(hidden), layout)[: layout.num_tokens]
+        queries, keys, _ = tokens.unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
+        scores = queries @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])
+        allowed = torch.ones_like(scores, dtype=torch.bool)
+        if (mask := layout.groups[0].mask(causal=self.causal)) is not None:
+            allowed &= mask[0]
+        return scores.masked_fill(~(allowed.tril() if self.causal else allowed), -math.inf).softmax(-1)
 
 
 class PastTokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,7 +41,17 @@ class CrossAttention(nn.Module):
 
     def forward(self, hidden: Tensor, memory: Memory) -> Tensor:
         """Return the projected context of every token, (tokens, hidden)."""
-        return self.output(memory.attend(self, self.query(hidden)))
+        return self.output(memory.attend(self, self.queries(hidden)))
+
+    def queries(self, hidden: Tensor) -> Tensor:
+        """Return the query of every token, (tokens, hidden)."""
+        return self.query(hidden)
+
+    def probabilities(self, hidden: Tensor, memory: PackedMemory) -> Tensor:
+        """Return those of a single pair of texts, (heads, tokens, source tokens), for people to look at."""
+        keys, _ = self.key_value(memory.hidden).chunk(2, 1)
+        q, k = (part.unflatten(1, (self.num_heads, -1)).transpose(0, 1) for part in (self.queries(hidden), keys))
+        return (q @ k.transpose(1, 2) / math.sqrt(q.shape[2])).softmax(-1)
 
 
 @dataclass(frozen=True)

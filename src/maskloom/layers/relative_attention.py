@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import KeyValues, PastTokens
-from maskloom.layers.cross_attention import CrossAttention, Memory
+from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -88,6 +88,12 @@ class RelativeSelfAttention(nn.Module):
             past.begin(qkv, layout)
         return self.output(_attend(qkv, layout, self.num_heads, self.dropout if self.training else 0.0))
 
+    def probabilities(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
+        """Return those of a single sequence, (heads, tokens, tokens), for people to look at."""
+        tokens = self.qkv(hidden)[: layout.num_tokens]
+        queries, keys, _ = tokens.unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
+        return (queries @ keys.transpose(1, 2) + layout.biases[0][0]).softmax(-1)
+
 
 class UnscaledCrossAttention(CrossAttention):
     """Attention to another text, without biases and without a scale, by heads of any size."""
@@ -100,9 +106,9 @@ class UnscaledCrossAttention(CrossAttention):
         self.key_value.num_joined = 2
         self.output = Dense(num_heads * head_size, hidden_size, bias=False)
 
-    def forward(self, hidden: Tensor, memory: Memory) -> Tensor:
-        """Return the projected context of every token, (tokens, hidden)."""
-        return self.output(memory.attend(self, self.factor * self.query(hidden)))
+    def queries(self, hidden: Tensor) -> Tensor:
+        """Return the query of every token, times what scores are divided by, (tokens, heads times their size)."""
+        return self.factor * self.query(hidden)
 
 
 def _attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) -> Tensor:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from maskloom.metrics.texts import TEXT_SCORES
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SHOWN_IDS = 10
@@ -43,7 +45,9 @@ def token_f1(prediction: str, gold: str, *, has_unanswerable: bool) -> float:
 
 
 def is_percent(name: str, scores: Collection[str]) -> bool:
-    """Return whether a score is in percent: among all names of a result, only those of answers hold both totals."""
+    """Return whether a score is in percent: those of answers, whose results hold both totals, and those of texts."""
+    if "bleu" in scores:
+        return name in TEXT_SCORES
     return {"f1", "exact_match"} <= set(scores) and name.endswith(("f1", "exact", "exact_match"))
 
 

@@ -71,17 +71,19 @@ class Positions(nn.Module):
     ) -> None:
         super().__init__()
         self.table = None
-        self.offset, self._scale = offset, math.sqrt(hidden_size) if scales_words else 1.0
+        self.offset, self._size, self._scale = offset, hidden_size, math.sqrt(hidden_size) if scales_words else 1.0
         if num_positions is not None:
             self.table = nn.Embedding.from_pretrained(torch.empty(num_positions + offset, hidden_size), freeze=False)
 
+    def forward(self, position_ids: Tensor, last: int | None = None) -> Tensor:
+        """Return the vectors of positions, of which `last` is the largest, (tokens, hidden)."""
+        if self.table is None:
+            return sinusoids(position_ids, self._size, last)
+        return self.table(position_ids + self.offset)
+
     def added(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
         """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
-        if self.table is None:
-            positions = sinusoids(layout.position_ids, vectors.shape[1], layout.max_position)
-        else:
-            positions = self.table(layout.position_ids + self.offset)
-        return torch.add(positions, vectors, alpha=self._scale)
+        return torch.add(self(layout.position_ids, layout.max_position), vectors, alpha=self._scale)
 
 
 class Transformer(Encoder):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from maskloom.data.batch import SourceTargetBatch
-from maskloom.generation.search import Continuation, Generation
+from maskloom.generation.search import Continuation, DecodingStep, Generation
 from maskloom.generation.sources import decode_sources
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -59,13 +59,21 @@ class SequenceToSequence(TaskObjective):
         return BatchOutputs(rows, loss, np.array([len(text) for text in ids], dtype=np.int64))
 
     @torch.inference_mode()
-    def found(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> list[Continuation]:
-        """Return the text for each source; draws are keyed by the indices of a batch."""
-        return self._found(model, batch, _encoded(model, batch))
+    def found(
+        self, model: EncoderWithHeads, batch: SourceTargetBatch, steps: list[DecodingStep] | None = None
+    ) -> list[Continuation]:
+        """Return the text for each source; draws are keyed by the indices of a batch. `steps` is for a single one."""
+        return self._found(model, batch, _encoded(model, batch), steps)
 
-    def _found(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory) -> list[Continuation]:
+    def _found(
+        self,
+        model: EncoderWithHeads,
+        batch: SourceTargetBatch,
+        memory: _Memory,
+        steps: list[DecodingStep] | None = None,
+    ) -> list[Continuation]:
         (*begin, end), numbers = batch.marks[0].tolist(), batch.indices.tolist()
-        return decode_sources(model, *memory, self.generation, begin=begin, end=end, numbers=numbers)
+        return decode_sources(model, *memory, self.generation, begin=begin, end=end, numbers=numbers, steps=steps)
 
     def _loss(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory, smoothing: float) -> Tensor:
         head, vectors = _decoded(model, batch, memory)

@@ -74,6 +74,8 @@ class Experiment:
     `models` are settings of pre-training by name. `measures` names the metrics of pre-training that are columns, and
     `probes` the tasks, by what they are to show. `needs` is the one without which nothing is shown. With `recipes`,
     one a model, each model is pre-trained once, and seeds are of fine-tuning; `given` are models that are there.
+    `finetuning` is a recipe in place of the scale's. Without `models` arms start from nothing, with a vocabulary of
+    the task's own texts.
     """
 
     title: str
@@ -85,6 +87,7 @@ class Experiment:
     probes: tuple[str, ...] = ("pair", "sentence", "span")
     needs: str | None = None
     recipes: Mapping[str, Path] = field(default_factory=dict)
+    finetuning: Path | None = None
     given: Mapping[str, Path] = field(default_factory=dict)
 
 
@@ -309,6 +312,60 @@ FIGURE_4 = Experiment(
     probes=("sentence",),
 )  # fmt: skip
 
+# The change of each row, and Table 3's nearest row of Vaswani et al. 2017, with its BLEU on newstest2013.
+_TABLE_3: Mapping[str, tuple[str, str, float]] = {
+    "one head": ("model.config.num_attention_heads=1", "h 1", 24.9),
+    "eight heads": ("model.config.num_attention_heads=8", "h 32", 25.4),
+    "one layer": ("model.config.num_hidden_layers=1", "N 2", 23.7),
+    "four layers": ("model.config.num_hidden_layers=4", "N 8", 25.5),
+    "width 64": ("model.config.hidden_size=64", "d 256", 24.5),
+    "width 256": ("model.config.hidden_size=256", "d 1024", 26.0),
+    "feed-forward 256": ("model.config.intermediate_size=256", "d_ff 1024", 25.4),
+    "feed-forward 1024": ("model.config.intermediate_size=1024", "d_ff 4096", 26.2),
+    "no dropout": ("model.config.hidden_dropout_prob=0.0", "the same", 24.6),
+    "dropout 0.2": ("model.config.hidden_dropout_prob=0.2", "the same", 25.5),
+    "no label smoothing": ("seq2seq.label_smoothing=0.0", "the same", 25.3),
+    "label smoothing 0.2": ("seq2seq.label_smoothing=0.2", "the same", 25.7),
+    "learned positions": ("model.config.learned_positions=true", "the same", 25.7),
+}
+_SAME = 1.0  # BLEU
+
+
+def transformer_table_3(scale: str) -> Experiment:
+    """Return the table of variations of the Transformer on Multi30k: at the smallest, an epoch of two layers of 128."""
+    base, task = "the model", "multi30k"
+    sizes = {"tiny": ("training.epochs=1.0",), "one-gpu": ('model.size="mini"',), "paper": ('model.size="base"',)}
+    close = beyond(lambda scores: [_SAME] * len(scores[base][task]), _apart(base, "learned positions", task))
+    return Experiment(
+        title="Table 3 of Vaswani et al. 2017: variations of the Transformer",
+        section=None,
+        models={},
+        arms=(
+            Arm(base, "", sizes[scale], {"base": 25.8}),
+            *(
+                Arm(name, "", (*sizes[scale], change), {row: bleu}) for name, (change, row, bleu) in _TABLE_3.items()
+            ),
+        ),
+        trends=(
+            Trend("one head is worse", above(base, "one head", task)),
+            Trend("four layers are better than one", above("four layers", "one layer", task)),
+            Trend("a width of 256 is better than 64", above("width 256", "width 64", task)),
+            Trend("a wider feed-forward is better", above("feed-forward 1024", "feed-forward 256", task)),
+            Trend("dropout helps", above(base, "no dropout", task)),
+            Trend("label smoothing helps", above(base, "no label smoothing", task)),
+            Trend("learned positions are within one BLEU of sinusoids", close),
+        ),
+        probes=(task,),
+        needs=task,
+        finetuning=SHIPPED / "translation.toml",
+    )  # fmt: skip
+
+
+def _apart(one: str, other: str, column: str) -> Measure:
+    difference = above(one, other, column)
+    return lambda scores: [abs(value) for value in difference(scores)]
+
+
 LOSS = "masked_loss"
 """The column of losses on common masks."""
 BUDGET_TASKS = ("sentence", "pair", "span", "mr", "sst-2", "cola", "mrpc", "rte", "squad", "conll2003")
@@ -353,5 +410,6 @@ EXPERIMENTS: dict[str, Callable[[str], Experiment]] = {
     "table7": table_7,
     "table8": table_8,
     "figure4": lambda scale: FIGURE_4,
+    "transformer-table3": transformer_table_3,
 }
 """The experiments by the names of `maskloom reproduce`, each made for a scale: tiny, one-gpu or paper."""

@@ -13,13 +13,15 @@ from maskloom.data.counter_random import Permutation
 from maskloom.errors import DataError
 from maskloom.quickstart.documentation import GatheredDocument
 from maskloom.quickstart.journey import gather_text, make_corpus, make_vocabulary
+from maskloom.runs.corpus import train_vocabulary_from_files
 from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles
 from maskloom.runs.glue.files import TASKS
 from maskloom.system.files import write_json
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.text.vocabulary_training import VocabularySettings
 
-VOCABULARY_SIZE = 4000
+VOCABULARY_SIZE, _JOINT_SIZE = 4000, 6000
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _WORDS_OF_PASSAGE = range(8, 41)
 _PER_TRAIN_DOCUMENT, _PER_DEV_DOCUMENT = 1, 2
@@ -31,7 +33,10 @@ _OTHERS = {
     "squad": ("span", None, ("train.json", "train-v1.1.json"), ("dev.json", "dev-v1.1.json")),
     "mr": ("single", None, ("train.jsonl", "train.csv", "train.tsv"), ("dev.jsonl", "dev.csv", "dev.tsv")),
     "conll2003": ("tagging", "conll2003", ("train.txt", "eng.train"), ("dev.txt", "valid.txt", "eng.testa")),
+    "multi30k": ("seq2seq", None, ("train.de",), ("val.de",)),
 }
+# Of translations, in files of lines: the language to write.
+_WRITTEN = "en"
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,13 @@ def write_documentation(out: Path, *, seed: int, progress: Progress) -> dict[str
         counts[f"span-{part}"] = sum(len(article["paragraphs"]) for article in questions)
     make_vocabulary(out, VOCABULARY_SIZE, progress)
     return {"text": "documentation", "num_tokens": make_corpus(out, progress)["num_tokens"], "num_examples": counts}
+
+
+def make_joint_vocabulary(probe: Probe, out: Path) -> dict[str, Any]:
+    """Train one vocabulary on both languages of a task's training files, and return what they are called."""
+    source, settings = Path(probe.files.train), VocabularySettings(_JOINT_SIZE, lowercase=False)
+    train_vocabulary_from_files([source, source.with_suffix(f".{_WRITTEN}")], settings, out=out / "vocabulary")
+    return {"text": probe.name}
 
 
 def span_questions(
@@ -126,7 +138,8 @@ def own_probes(folder: Path) -> dict[str, Probe]:
                       for files in (trains, devs))  # fmt: skip
         if train is not None and dev is not None:
             reading = ReadingOptions() if form is None else ReadingOptions(format=form)
-            found[name] = Probe(name, kind, LabelledFiles(train, dev, reading))
+            settings = (f"seq2seq.target_suffix={_WRITTEN}",) if kind == "seq2seq" else ()
+            found[name] = Probe(name, kind, LabelledFiles(train, dev, reading), settings)
     if not found:
         raise DataError(
             f"{folder}: no task is there; expected GLUE's files (RTE/train.tsv and RTE/dev.tsv …), "

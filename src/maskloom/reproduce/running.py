@@ -22,7 +22,13 @@ from maskloom.quickstart.journey import Stages
 from maskloom.recipe_files import SHIPPED
 from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
 from maskloom.reproduce.judging import HELD_OUT_FRACTION, check_vocabulary, linear_score, masked_losses
-from maskloom.reproduce.probes import Probe, documentation_probes, own_probes, write_documentation
+from maskloom.reproduce.probes import (
+    Probe,
+    documentation_probes,
+    make_joint_vocabulary,
+    own_probes,
+    write_documentation,
+)
 from maskloom.reproduce.results import write_results
 from maskloom.runs.display import Progress
 from maskloom.runs.export import export
@@ -45,6 +51,10 @@ BUDGET = "budget"
 
 _SCALES = ("tiny", "one-gpu", "paper")
 _PUBLISHED = {"pretrain": "bert-base-as-published", "finetune": "finetune-glue-as-published"}
+_NEEDED = {
+    "conll2003": ("tagged words", "conll2003/train.txt and dev.txt"),
+    "multi30k": ("translations", "multi30k/train.de and val.de, and train.en and val.en"),
+}
 # The task that shows something, by what it is to show: the first one that is there.
 _ROLES = {
     "sentence": ("sentence", "sst-2", "cola"),
@@ -96,6 +106,8 @@ class Plan:
         settings = [f'task="{probe.kind}"'] if probe.kind else []
         own = () if arm.linear and probe.kind != "tagging" else arm.settings
         settings += [*probe.settings, *own, *self.overrides.get("finetune", ())]
+        if self.experiment.finetuning:
+            return load_recipe(FinetuneRecipe, self.experiment.finetuning, [f"seed={seed}", *settings])
         return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
 
     def check(self) -> None:
@@ -122,6 +134,8 @@ class Plan:
 
     def model_folder(self, arm: Arm, seed: int) -> Path:
         """Return the run folder of an arm's model, or the folder that was given."""
+        if not self.experiment.models:
+            return self.out / "vocabulary"
         seed = 0 if self.experiment.recipes else seed
         return self.experiment.given.get(arm.model) or self.out / "pretrained" / _slug(arm.model, seed)
 
@@ -160,6 +174,8 @@ def reproduce(
     known = own if corpus is not None else {**documentation_probes(out), **own}
     experiment = _experiment(name, scale, known)
     probes = _probes_of(experiment, known)
+    if not experiment.models and (corpus is not None or "pretrain" in overrides):
+        raise ConfigError(f"{name}: nothing is pre-trained; leave out --corpus and --set pretrain.KEY=VALUE")
     settings: dict[str, Any] = {"experiment": name, "scale": str(scale)}
     settings |= {"corpus": corpus and str(corpus), "tasks": tasks and str(tasks), "overrides": overrides}
     if experiment.given:
@@ -178,7 +194,9 @@ def reproduce(
     given = [resolve_model_folder(folder) for folder in experiment.given.values()]
     stages = Stages(out / "stages.json", settings)
     text = {"text": str(corpus)}
-    if corpus is None:
+    if not experiment.models:
+        text = stages.run("vocabulary", lambda: make_joint_vocabulary(probes[experiment.probes[0]], out))
+    elif corpus is None:
         progress.say("gathering the documentation on this machine")
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     for folder in given:
@@ -197,9 +215,8 @@ def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, 
         for role in experiment.probes
     }
     if experiment.needs and named[experiment.needs] is None:
-        raise ConfigError(
-            f"{experiment.title}: it needs tagged words, --tasks FOLDER with conll2003/train.txt and dev.txt"
-        )
+        what, files = _NEEDED[experiment.needs]
+        raise ConfigError(f"{experiment.title}: it needs {what}, --tasks FOLDER with {files}")
     return {role: probe for role, probe in named.items() if probe is not None}
 
 
@@ -216,6 +233,8 @@ def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> E
 
 def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
     """Return how long what is left will take: timed steps of each model, and as fast through the training files."""
+    if not plan.experiment.models:
+        return f"{sum(not stages.has(_stage_of(*job)) for job in plan.jobs())} runs from nothing are left"
     pretraining = finetuning = 0.0
     threads = torch.get_num_threads()
     if num_jobs > 1 and not plan.experiment.recipes:

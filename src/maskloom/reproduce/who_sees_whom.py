@@ -14,7 +14,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.gpt_config import GptConfig
-from maskloom.runs.charts import page_template
+from maskloom.runs.charts import heat_map, page_template
 from maskloom.runs.report.page import Chart
 from maskloom.system.files import write_json, write_text
 
@@ -26,10 +26,9 @@ _SIZES: dict[str, Any] = {
     "vocab_size": 50,
     "initializer_range": 0.3,  # with 0.02 a layer hardly changes what passes it
 }
-_CELL = 26
 _ABOUT = (
     "Each row is an output vector T of the last of two layers with random weights, each column the embedding E of a "
-    "token. A cell is the norm of the derivative, relative to the largest; it is empty where that is exactly 0."
+    "token. A cell is the root of the norm of the derivative, and empty where a vector cannot see a token."
 )
 
 
@@ -64,25 +63,13 @@ def figure_1(out: str | Path) -> dict[str, Any]:
     sees = {name: (matrix > 0).tolist() for name, matrix in found.items()}
     out.mkdir(parents=True, exist_ok=True)
     write_json(out / "figure1.json", {name: matrix.tolist() for name, matrix in found.items()})
-    charts = [Chart(name, _grid(matrix)) for name, matrix in found.items()]
+    outputs, inputs = ([f"{letter}{place}" for place in range(1, LENGTH + 1)] for letter in "TE")
+    charts = [
+        Chart(name, heat_map(matrix.sqrt().tolist(), name="who sees whom", rows=outputs, columns=inputs))
+        for name, matrix in found.items()
+    ]
     page = page_template("reproduce/report.html").render(title="Figure 1: who sees whom", about=_ABOUT, charts=charts)
     write_text(out / "figure1.html", page)
     both = {name: any(rows[i][j] for i in range(LENGTH) for j in range(i + 1, LENGTH)) for name, rows in sees.items()}
     lines = [f"{name}: a token sees {'all others' if both[name] else 'itself and those before it'}" for name in sees]
     return {"sees": sees, "lines": [*lines, f"page: {out / 'figure1.html'}"]}
-
-
-def _grid(matrix: Tensor) -> str:
-    """Return a chart of one cell for each output (row) and input (column), darker for a stronger dependence."""
-    shades = (matrix / matrix.max()).sqrt().tolist()
-    size = _CELL * (len(shades) + 1)
-    cells = [
-        f'<rect class="dot c0" fill="currentColor" x="{_CELL * (column + 1)}" y="{_CELL * row}" width="{_CELL - 2}" '
-        f'height="{_CELL - 2}" fill-opacity="{shade:.3f}"><title>{shade:.3f}</title></rect>'
-        for row, values in enumerate(shades)
-        for column, shade in enumerate(values)
-    ]
-    positions = range(1, len(shades) + 1)
-    cells += [f'<text class="tick" x="4" y="{_CELL * place - 8}">T{place}</text>' for place in positions]
-    cells += [f'<text class="tick" x="{_CELL * place + 4}" y="{size - 8}">E{place}</text>' for place in positions]
-    return f'<svg viewBox="0 0 {size} {size}" role="img" aria-label="who sees whom">{"".join(cells)}</svg>'

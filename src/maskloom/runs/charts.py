@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import groupby
+from unicodedata import east_asian_width
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
@@ -16,6 +18,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 140, 14, 40
 _MAX_DOTS = 60
 # What fits to the right of a chart, and to the left of a row of dots.
 _MAX_NAME = 17
+# Of heat maps: shades of either colour, the most cells that tell their values, and the size of a cell beside names.
+_LEVELS, _MOST_TOLD = 25, 1000
+_SMALLEST_CELL, _LARGEST_CELL = 15, 26
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,69 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     return _svg(parts, height, name)
 
 
+def heat_map(
+    values: Sequence[Sequence[float]], *, name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()
+) -> str:
+    """Return a chart of one cell for each value, the stronger the larger, with negative values in another colour.
+
+    What is below a fiftieth of the largest stays empty. With names of rows and columns these stand beside the cells,
+    which tell their values if there are no more than a thousand.
+    """
+    width, height = max(map(len, values), default=0), len(values)
+    largest = max((abs(value) for line in values for value in line), default=0.0) or 1.0
+    levels = [[round(_LEVELS * value / largest) for value in line] for line in values]
+    if not rows:
+        return _svg(_runs(levels), height, name, width, 'class="cells" preserveAspectRatio="none"')
+    size = max(_SMALLEST_CELL, min(_LARGEST_CELL, _WIDTH // max(width, height)))
+    left, top = (12 + max(map(_width, names), default=0) for names in (rows, columns))
+    parts = [_stroke_box(left, top, size * width, size * height)]
+    for place, row in enumerate(rows):
+        parts.append(_text(left - 6, top + size * (place + 0.5) + 4, _cut(row), "end"))
+    for place, column in enumerate(columns):
+        where = f"translate({left + size * (place + 0.5) + 4:.1f} {top - 6}) rotate(-60)"
+        parts.append(f'<g transform="{where}">{_text(0, 0, _cut(column), "start")}</g>')
+    parts.append(f'<g transform="translate({left} {top}) scale({size})">')
+    parts += _runs(levels) if width * height > _MOST_TOLD else _told(values, levels, rows, columns)
+    parts.append("</g>")
+    total = left + size * width + top // 2
+    return _svg(parts, top + size * height + 4, name, total, f'style="max-width:{total}px"')
+
+
+def _told(
+    values: Sequence[Sequence[float]], levels: list[list[int]], rows: Sequence[str], columns: Sequence[str]
+) -> list[str]:
+    """Return a square for each level but 0 that tells its value, in a grid of size 1."""
+    return [
+        f'<rect class="c{int(level < 0)}" fill="currentColor" fill-opacity="{abs(level) / _LEVELS:.2f}" '
+        f'x="{x}" y="{y}" width=".96" height=".96"><title>{escape(f"{row}, {column}: {value:.3f}")}</title></rect>'
+        for y, (row, line, shades) in enumerate(zip(rows, values, levels, strict=True))
+        for x, (column, value, level) in enumerate(zip(columns, line, shades, strict=True))
+        if level
+    ]
+
+
+def _runs(levels: list[list[int]]) -> list[str]:
+    """Return a path for each level but 0, of rectangles in rows of height 1."""
+    paths: dict[int, list[str]] = {}
+    for y, line in enumerate(levels):
+        x = 0
+        for level, group in groupby(line):
+            length = len(list(group))
+            if level:
+                paths.setdefault(level, []).append(f"M{x} {y}h{length}v1h-{length}z")
+            x += length
+    return [
+        f'<path class="c{int(level < 0)}" fill="currentColor" fill-opacity="{abs(level) / _LEVELS:.2f}" '
+        f'd="{"".join(parts)}"/>'
+        for level, parts in sorted(paths.items())
+    ]
+
+
+def _width(name: str) -> int:
+    """Return how wide a name is at most, about; letters of some scripts are twice as wide."""
+    return sum(13 if east_asian_width(letter) in "WF" else 8 for letter in _cut(name))
+
+
 def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = False) -> list[float]:
     """Return about `num_wanted` round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
@@ -163,13 +231,17 @@ def _stroke(style: str, start: tuple[float, float], end: tuple[float, float]) ->
     return f'<line class="{style}" x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"/>'
 
 
+def _stroke_box(x: int, y: int, width: int, height: int) -> str:
+    return f'<rect class="grid" fill="none" x="{x - 1}" y="{y - 1}" width="{width + 1}" height="{height + 1}"/>'
+
+
 def _text(x: float, y: float, text: str, anchor: str, style: str = "tick") -> str:
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _svg(parts: list[str], height: float, name: str) -> str:
+def _svg(parts: list[str], height: float, name: str, width: float = _WIDTH, more: str = "") -> str:
     body = "\n".join(parts)
-    return f'<svg viewBox="0 0 {_WIDTH} {height:g}" role="img" aria-label="{escape(name)}">\n{body}\n</svg>'
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(name)}" {more}>\n{body}\n</svg>'
 
 
 def page_template(name: str) -> Template:

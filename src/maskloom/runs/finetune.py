@@ -30,6 +30,7 @@ from maskloom.runs.finetune_restarts import (
     run_restart,
     summarise_restarts,
 )
+from maskloom.runs.first_look import with_task
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
 from maskloom.runs.run_folder import METRICS, TASK, described, fingerprint, model_files, prepare_run_folder, seeds_of
@@ -226,16 +227,6 @@ def _run_restarts(
     return results, failures
 
 
-def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
-    """Return the recipe with the kind of task that a format stands for; raises ConfigError when it says another."""
-    if reading.format is None:
-        return recipe
-    row = catalog_row(reading.format)
-    if "task" in recipe.model_fields_set and recipe.task != row.kind:
-        raise ConfigError(f"task = {recipe.task!r}, but the format {row.name} is a {row.kind} task")
-    return recipe.model_copy(update={"task": row.kind})
-
-
 def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raise ConfigError for a task, a loss or a length that a model is not for."""
     if recipe.auxiliary_lm and not config.is_causal:
@@ -422,9 +413,11 @@ def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, An
 def _write_models(plan: FinetunePlan, results: list[dict[str, Any]], result: dict[str, Any]) -> None:
     """Write the model of the best restart, and those of all where they are to be kept."""
     recipe, settings = plan.recipe, read_json_object(plan.folder / TASK)
-    chosen, dev = f"the best on dev by {plan.task.primary}", plan.account["dev"]["path"]
+    dev = plan.account["dev"]["path"]
     for restart in results:
         folder, seed = plan.of_seed(restart["seed"]), restart["seed"]
+        averaged, best = restart["best"].get("averaged"), f"the best on dev by {plan.task.primary}"
+        chosen = f"the mean of {len(averaged)} checkpoints" if averaged else best
         what = f"seed {seed}, epoch {restart['best']['epoch']}: {chosen}"
         scores = restart["best"]["scores"]
         card = finetuning_card(recipe, what=what, scores=scores, base=plan.source, dev=dev, config=plan.config)

@@ -27,7 +27,7 @@ from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
 from maskloom.tasks.task import Task, evaluate_task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints
+from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints, fill_with_mean, step_folders, step_of
 from maskloom.training.events import EventLog
 from maskloom.training.loop import NumericalError, TrainState
 from maskloom.training.ranks.ranks import Ranks
@@ -117,6 +117,8 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     if ranks.is_first and state.step < settings.steps and watch.is_enough():
         text = f"seed {seed} ends at step {state.step}: no better {plan.task.primary} on dev"
         progress.say(f"{text} in {watch.patience} evaluations (training.patience)")
+    if plan.recipe.training.average_checkpoints:
+        progress.say(watch.take_average(folder / "checkpoints"))
     result = {"seed": seed, "steps": state.step, **watch.memory}
     if not ranks.is_first:
         return result
@@ -228,10 +230,31 @@ class _DevWatch:
         self.memory: dict[str, Any] = {}
 
     def evaluate(self) -> dict[str, float]:
-        plan, step = self._plan, self._state.step
         model = self._ranks.whole(self._state.model)
         if not self._ranks.is_first:
             return {}
+        entry = self._scored(model)
+        best, primary = self.memory.get("best"), self._plan.task.primary
+        if best is None or entry["scores"][primary] > best["scores"][primary]:
+            self._keep(model, entry)
+        self.memory["last"] = entry
+        self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]
+        return entry["scores"]
+
+    def take_average(self, checkpoints: Path) -> str:
+        """Keep the mean of the last checkpoints' weights in place of the best, and return a line about it."""
+        model = self._ranks.whole(self._state.model)
+        if not self._ranks.is_first:
+            return ""
+        averaged = step_folders(checkpoints)[: self._plan.recipe.training.average_checkpoints]
+        fill_with_mean(model, averaged)
+        steps = sorted(map(step_of, averaged))
+        entry = {**self._scored(model), "averaged": steps}
+        self._keep(model, entry)
+        return f"the mean of steps {', '.join(map(str, steps))} is the model: {self.shown(entry['scores'])}"
+
+    def _scored(self, model: EncoderWithHeads) -> dict[str, Any]:
+        plan, step = self._plan, self._state.step
         try:
             outcome = evaluate_task(model, plan.task, plan.dev, plan.settings.precision)
         except ValueError as error:
@@ -239,23 +262,20 @@ class _DevWatch:
             raise NumericalError(
                 f"step {step}, on dev: {error}; a smaller training.learning_rate (now {rate}) may help"
             ) from None
-        entry = {
+        return {
             "step": step,
             "epoch": round(step * plan.settings.batch_size / len(plan.train), 2),
             "scores": outcome.scores,
             "reference": outcome.reference,
             "degenerate": outcome.degenerate,
         }
-        best = self.memory.get("best")
-        if best is None or outcome.scores[plan.task.primary] > best["scores"][plan.task.primary]:
-            kept = self._folder / "best"
-            write_json(self._folder / BEST_STEP, {"step": step})  # before: an extension begins no earlier
-            save_model(model, kept, extra_config=plan.task.published_config)
-            write_json(self._folder / BEST_STEP, {"step": step, "sha256": saved_sum(kept)})
-            self.memory["best"] = entry
-        self.memory["last"] = entry
-        self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]
-        return outcome.scores
+
+    def _keep(self, model: EncoderWithHeads, entry: dict[str, Any]) -> None:
+        kept = self._folder / "best"
+        write_json(self._folder / BEST_STEP, {"step": entry["step"]})  # before: an extension begins no earlier
+        save_model(model, kept, extra_config=self._plan.task.published_config)
+        write_json(self._folder / BEST_STEP, {"step": entry["step"], "sha256": saved_sum(kept)})
+        self.memory["best"] = entry
 
     def is_enough(self) -> bool:
         """Tell whether the last `patience` evaluations have brought nothing better."""
@@ -264,7 +284,10 @@ class _DevWatch:
         return self.patience is not None and later >= self.patience
 
     def describe(self, step: int, metrics: dict[str, float]) -> str:
-        primary = self._plan.task.primary
         is_best = self.memory["best"]["step"] == step
-        text = f"step {step}, epoch {self.memory['last']['epoch']}: dev {primary} {metrics[primary]:.4f}"
-        return f"{text}, loss {metrics['loss']:.4f}{' (best so far, kept)' if is_best else ''}"
+        text = f"step {step}, epoch {self.memory['last']['epoch']}: {self.shown(metrics)}"
+        return f"{text}{' (best so far, kept)' if is_best else ''}"
+
+    def shown(self, metrics: dict[str, float]) -> str:
+        primary = self._plan.task.primary
+        return f"dev {primary} {metrics[primary]:.4f}, loss {metrics['loss']:.4f}"

@@ -49,6 +49,8 @@ def look_at_training_data(
             kind = catalog_row(reading.format).kind
         except ConfigError as error:
             raise UsageError(f"--format: {error}") from None
+        if recipe is not None:
+            with_task(recipe, reading)
     row = KINDS[kind]
     until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
@@ -69,6 +71,16 @@ def look_at_training_data(
     read = [examples for path in files if (examples := whole[path])]
     if len(read) == len(files) == 2:
         _check_labels(row, read[0], read[1], reading)
+
+
+def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
+    """Return the recipe with the kind of task that a format stands for; raises ConfigError when it says another."""
+    if reading.format is None:
+        return recipe
+    row = catalog_row(reading.format)
+    if "task" in recipe.model_fields_set and recipe.task != row.kind:
+        raise ConfigError(f"task = {recipe.task!r}, but the format {row.name} is a {row.kind} task")
+    return recipe.model_copy(update={"task": row.kind})
 
 
 def _check_labels(kind: TaskKind, train: ReadExamples, dev: ReadExamples, reading: ReadingOptions) -> None:
@@ -142,6 +154,13 @@ def read_context(path: str | Path) -> str:
     return text
 
 
+def look_at_sources(model: Path, path: Path, reading: ReadingOptions) -> None:
+    """Read the first rows of a file of prompts or sources; raises DataError or ConfigError for a wrong name or row."""
+    check_model_name(model)
+    options, kind = options_for_sources(path, reading, _settings(model)), KINDS["seq2seq"]
+    _read_first(_iterate(kind, kind.settings(), path, options, needs_label=False, report=ReadingReport(path)))
+
+
 def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of texts, or of pairs where the second column is named."""
     check_model_name(model)
@@ -160,6 +179,14 @@ def check_place(source: Path, target: Path) -> None:
         raise ConfigError(f"{target}: the folder {folder} does not exist")
 
 
+def check_page(page: Path, flag: str) -> None:
+    """Raise ConfigError for a page that is a folder, is no .html file, or lies in a folder that is not there."""
+    if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{page}: {flag} names the page to write, an .html file")
+    if not page.parent.is_dir():
+        raise ConfigError(f"{page}: the folder {page.parent} does not exist")
+
+
 def options_for(
     path: Path,
     iterate: Callable[..., Iterator[Any]],
@@ -172,7 +199,10 @@ def options_for(
     """Return the options given, else those of fine-tuning where the first row reads with them, else the usual names.
 
     `known` is what fine-tuning wrote beside the model; `iterate(path, options, needs_label=, report=)` reads the file.
+    Raises ConfigError for a suffix of targets where there are none.
     """
+    if given and given.target_suffix and "target_suffix" not in kind.settings.model_fields:
+        raise ConfigError(f"--target-suffix {given.target_suffix}: a {kind.name} task has no targets")
     if given is not None and given != ReadingOptions(on_bad_rows=given.on_bad_rows):
         return given
     default = given or ReadingOptions()
@@ -188,6 +218,14 @@ def options_for(
             continue
         return options
     return default
+
+
+def options_for_sources(path: Path, given: ReadingOptions | None, known: Mapping[str, Any]) -> ReadingOptions:
+    """Return how a file of prompts or sources is read; what fine-tuning wrote counts if it was on sources."""
+    kind, stored = KINDS["seq2seq"], known.get("reading", {})
+    if known.get("kind") != kind.name or not isinstance(stored, dict) or not stored.keys() <= _READING:
+        known = {}
+    return options_for(path, partial(_iterate, kind, kind.settings()), given, known, kind=kind, needs_label=False)
 
 
 def _iterate(kind: TaskKind, settings: KindSettings, path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:

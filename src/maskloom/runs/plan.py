@@ -86,6 +86,8 @@ def plan_pretraining(
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     curves = json.loads(CURVES.read_text(encoding="utf-8"))
+    if (recipe.objective, recipe.model.architecture) != (curves["objective"], curves["architecture"]):
+        curves = {"sizes": {}}  # its loss is another one
     device, free = chosen_device(recipe.training.device), available_memory()
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
     progress.begin("measuring", len(chosen))
@@ -125,13 +127,13 @@ def _size_plan(
     sums, rate, memory = dict.fromkeys(("steps", "tokens", "epochs", "flops", "seconds"), 0.0), 0.0, 0
     plans = phase_plans(recipe)
     for plan in plans:
-        row = PRETRAINING[recipe.objective]
+        row, data = PRETRAINING[recipe.objective], plan.data_for(model.config)
         batch_size = plan.training.batch_size
-        account = row.loader(corpus, train, plan.data, batch_size=batch_size, seed=0).account()
+        account = row.loader(corpus, train, data, batch_size=batch_size, seed=0).account()
         flops = _flops(model.config, account, has_decoder=row.has_decoder)
         limit = _TIMED.get(device.type, _TIMED_ELSEWHERE)
         num_timed = max(1, min(batch_size, int(limit / flops)))
-        loader = row.loader(corpus, train, plan.data, batch_size=num_timed, seed=0)
+        loader = row.loader(corpus, train, data, batch_size=num_timed, seed=0)
         per_step, activations = _timed(recipe, plan, model, loader, num_timed, seconds / len(plans))
         minutes, steps = plan.training.minutes, plan.training.steps
         if minutes is not None:
@@ -144,7 +146,6 @@ def _size_plan(
         rate = sums["tokens"] / sums["seconds"]
     loss, is_beyond = _reference(curves["sizes"].get(recipe.model.size, []), sums["tokens"])
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    is_like = (recipe.objective, recipe.model.architecture) == (curves["objective"], curves["architecture"])
     return SizePlan(
         recipe.model.size,
         num_parameters,
@@ -155,7 +156,7 @@ def _size_plan(
         sums["flops"],
         sums["seconds"],
         _PROGRAM + 16 * num_parameters + memory,
-        loss if is_like else None,
+        loss,
         is_beyond,
     )
 

@@ -21,7 +21,7 @@ from maskloom.inference.ensemble import Average
 from maskloom.inference.results import FilledText, GeneratedText
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_place, check_questions, read_context
-from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_texts
+from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_sources, reading_of_texts
 from maskloom.system.devices import describe_device
 from maskloom.system.files import is_stream, output_file
 from maskloom.tasks.examples import ReadExamples, ReadingReport
@@ -238,7 +238,7 @@ def generate(
 
     def continued(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[GeneratedText]:
         nonlocal num_tokens
-        found = predictor.generate_from_ids(predictor.prompt_ids(texts, names), settings, first)
+        found = predictor.generate_from_ids(predictor.prompt_ids(texts, names, settings), settings, first)
         num_tokens += sum(text["num_tokens"] for text in found)
         return found
 
@@ -287,7 +287,7 @@ def _write_texts(
     output_suffix(target, (".jsonl",))
     predictor = load()
     progress.say(f"device: {describe_device(predictor.device)}")
-    rows = reading_of_texts(source, reading)
+    rows = reading_of_sources(source, reading, predictor.settings)
     progress.begin(doing, rows.count())
     index = 0
     with output_file(target, "w") as file:

@@ -230,9 +230,7 @@ class _Run:
 
     def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)) -> Loader:
         """Return the batches of a phase."""
-        seed, data = self.recipe.seed, plan.data
-        if self.row.has_decoder:  # some models begin every target with a token of their own
-            data = data.model_copy(update={"decoder_start": self.model.config.own_start})
+        seed, data = self.recipe.seed, plan.data_for(self.model.config)
         return self.row.loader(self.corpus, documents, data, batch_size=batch_size, seed=seed, rows=rows)
 
     def metrics_before(self, plans: list[PhasePlan]) -> dict[str, float]:

@@ -29,6 +29,12 @@ class PhasePlan:
     data: PretrainingData
     training: TrainingSection
 
+    def data_for(self, config: ModelConfig) -> PretrainingData:
+        """Return the settings with the token of its own with which some models begin every target."""
+        if "decoder_start" not in type(self.data).model_fields:
+            return self.data
+        return self.data.model_copy(update={"decoder_start": config.own_start})
+
 
 def pretraining_data(recipe: PretrainRecipe) -> PretrainingData:
     """Return what stream and corruption of a recipe read: the keys of [data] and of the section of its objective."""

@@ -10,7 +10,7 @@ from typing import Any
 from maskloom.errors import DataError
 from maskloom.inference import Ensemble, Predictor
 from maskloom.runs.display import Progress
-from maskloom.runs.first_look import options_for
+from maskloom.runs.first_look import options_for, options_for_sources
 from maskloom.tasks.examples import ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.reading import iterate_examples
@@ -62,6 +62,12 @@ def reading_of_texts(path: Path, given: ReadingOptions | None) -> FileReading:
     """Return how a file of texts is read: as single ones, or as pairs where a pair column is named."""
     options = given or ReadingOptions()
     kind = KINDS["pair" if options.pair_column else "single"]
+    return FileReading(path, kind, options, kind.settings(), ReadingReport(path), needs_label=False)
+
+
+def reading_of_sources(path: Path, given: ReadingOptions | None, known: dict[str, Any]) -> FileReading:
+    """Return how a file of prompts or sources is read for a model, of which `known` is what fine-tuning wrote."""
+    kind, options = KINDS["seq2seq"], options_for_sources(path, given, known)
     return FileReading(path, kind, options, kind.settings(), ReadingReport(path), needs_label=False)
 
 

@@ -15,7 +15,8 @@ from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.display import Progress
-from maskloom.runs.finetune import LabelledFiles, finetune, with_task
+from maskloom.runs.finetune import LabelledFiles, finetune
+from maskloom.runs.first_look import with_task
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, fingerprint, model_files, prepare_run_folder
 from maskloom.runs.search_space import (
     Space,

@@ -40,9 +40,11 @@ def iterate_examples(
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
+    takes_pair = _TAKES_PAIR.get(kind, False)  # a source with its target is a text with its label
     row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))
-    if kind == "single" and options.pair_column is not None:
-        raise ConfigError(f"pair column {options.pair_column!r:.80}: a single task takes one text; use the task pair")
+    if takes_pair is False and options.pair_column is not None:
+        hint = "use the task pair" if kind == "single" else "--label-column names the column of targets"
+        raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; {hint}")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else tables.layout_of(path)
     rows = tables.read_rows(path, layout)
     skips = options.on_bad_rows == "skip" or bool(row and row.drops_bad_rows)
@@ -97,7 +99,8 @@ def _find_columns(
         rows = tables.by_name(rows, names)
     named = _with_catalog_names(options, row, names)
     place = f"{path}: line {line}"
-    return tables.choose_names(names, named, place=place, takes_pair=_TAKES_PAIR[kind], needs_label=needs_label), rows
+    takes_pair = _TAKES_PAIR.get(kind, False)
+    return tables.choose_names(names, named, place=place, takes_pair=takes_pair, needs_label=needs_label), rows
 
 
 def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: list[str]) -> ReadingOptions:
@@ -128,7 +131,7 @@ def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) 
 def parse_label(
     value: Any, kind: Kind, label_range: tuple[float, float] | None = None
 ) -> str | float | tuple[str, ...]:
-    """Return the label of a field for a kind of task: a name, a finite number, or a tuple of names.
+    """Return the label of a field for a kind of task: a name, a finite number, a tuple of names, or a target.
 
     White space around names is taken off. Raises ValueError (with the rule) for anything else.
     """
@@ -142,21 +145,21 @@ def parse_label(
         if len(set(names)) != len(names):
             raise BadRowError("a label appears twice", repr(value))
         return tuple(names)
-    return _name(value)
+    return _name(value, *(("target", "text") if kind == "seq2seq" else ()))
 
 
-def _name(value: Any) -> str:
+def _name(value: Any, what: str = "label", form: str = "name") -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if value is None or value == "":
+        raise BadRowError(f"missing {what}")
     if not isinstance(value, (str, int, float)):
-        raise BadRowError(
-            "missing label" if value is None else "label is not a name", "" if value is None else repr(value)
-        )
+        raise BadRowError(f"{what} is not a {form}", repr(value))
     name = str(value).strip()
     if not name:
-        raise BadRowError("missing label")
+        raise BadRowError(f"missing {what}")
     if not is_utf8(name):
-        raise BadRowError("label holds half of a surrogate pair", f"{name!r} is not valid Unicode")
+        raise BadRowError(f"{what} holds half of a surrogate pair", f"{name!r} is not valid Unicode")
     return name
 
 

@@ -308,7 +308,8 @@ class ReadingOptions:
 
     A column is a name of the header, or a number counted from 1 in a file without one. `format` is a row of the catalog
     such as `cola` or `glue:rte`. `labels` is a file with one label name a line. `on_bad_rows="skip"` drops rows that
-    break a rule, and counts them, instead of stopping.
+    break a rule, and counts them, instead of stopping. `target_suffix` is that of the file of targets beside one of
+    sources.
     """
 
     text_column: str | None = None
@@ -317,9 +318,10 @@ class ReadingOptions:
     format: str | None = None
     labels: str | None = None
     on_bad_rows: Literal["error", "skip"] = "error"
+    target_suffix: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("text_column", "pair_column", "label_column", "format", "labels"):
+        for name in ("text_column", "pair_column", "label_column", "format", "labels", "target_suffix"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ConfigError(f"{name} = {value!r:.80}: a str or None is expected; this is {type(value).__name__}")
         if self.on_bad_rows not in ("error", "skip"):

@@ -155,6 +155,9 @@ class FinetuneTraining(TrainingSection):
     patience: Count | None = key(
         None, "Evaluations without a better dev score that end a seed; absent, no early stopping."
     )
+    average_checkpoints: int = key(
+        0, "Number of last checkpoints whose mean is the model; 0: the model is the best on dev.", ge=0, le=1000
+    )
 
     def with_steps(self, num_examples: int) -> TrainingSection:
         """Return the section with its steps, at least 1; raises ConfigError for more warm-up or a later extension."""
@@ -162,7 +165,9 @@ class FinetuneTraining(TrainingSection):
         if self.minutes is not None:
             steps = MOST_STEPS
         own = FinetuneTraining.model_fields.keys() - TrainingSection.model_fields.keys()
-        counted = TrainingSection(steps=steps, **self.model_dump(exclude={"steps", *own}))
+        kept = max(self.keep_checkpoints, self.average_checkpoints)
+        told = self.model_dump(exclude={"steps", "keep_checkpoints", *own})
+        counted = TrainingSection(steps=steps, keep_checkpoints=kept, **told)
         if (warmup := counted.resolved_warmup_steps()) > steps:
             raise ConfigError(f"training.warmup_steps = {warmup}: {num_examples} examples give {steps} steps")
         if self.extensions and (at := self.extensions[-1].at) >= steps:

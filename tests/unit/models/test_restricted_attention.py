@@ -50,6 +50,20 @@ def test_contexts_and_gradients_are_those_of_masked_scores(neighborhood, causal,
     torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_probabilities_to_look_at_are_those_of_a_neighborhood(causal):
+    attention, layout = SelfAttention(12, 3, 0.0, causal=causal).eval(), SequenceLayout.from_lengths([9])
+    hidden = torch.randn(9, 12, generator=torch.Generator().manual_seed(0))
+    found = attention.probabilities(hidden, layout.within(2))
+    distances = torch.arange(9) - torch.arange(9)[:, None]
+    is_near = (distances.abs() <= 2) & ((distances <= 0) if causal else True)
+    assert torch.equal(found > 0, is_near.expand(3, 9, 9))
+    values = attention.qkv(hidden)[:, 24:].view(9, 3, 4).transpose(0, 1)
+    torch.testing.assert_close(
+        attention.output((found @ values).transpose(0, 1).flatten(1)), attention(hidden, layout.within(2))
+    )
+
+
 def test_no_kernel_for_whole_sequences_takes_a_restricted_batch():
     layout = SequenceLayout.from_lengths([9, 7])
     assert layout.is_packed

@@ -36,7 +36,7 @@ def test_bert_sees_all_and_left_to_right_models_what_came_before(tmp_path):
         for output, row in enumerate(rows):
             assert row == [name == "BERT" or place <= output for place in range(len(row))]
     page = (tmp_path / "figure1.html").read_text()
-    assert len(re.findall("<rect", page)) == 3 * 36
+    assert len(re.findall("<title>T", page)) == 36 + 2 * 21
 
 
 def test_a_file_is_not_taken_for_its_folder(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, ticks
+from maskloom.runs.charts import DotRow, Line, dot_chart, heat_map, line_chart, ticks
 
 values = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -76,3 +76,50 @@ def test_names_stay_within_the_chart() -> None:
 
 def test_nothing_measured_is_said() -> None:
     assert "nothing was measured" in line_chart([], x_name="x", y_name="y")
+
+
+def test_a_heat_map_shades_cells_by_value_and_tells_them() -> None:
+    svg = heat_map([[0.5, 0.0], [-0.25, 0.009]], name="a", rows=["x", "<y>"], columns=["1", "2"])
+    tree = ElementTree.fromstring(svg)
+    cells = [element for element in tree.iter("rect") if element.find("title") is not None]
+    assert [cell.find("title").text for cell in cells] == ["x, 1: 0.500", "<y>, 1: -0.250"]
+    assert [(cell.attrib["class"], float(cell.attrib["fill-opacity"])) for cell in cells] == [("c0", 1.0), ("c1", 0.48)]
+    (first, second) = cells
+    assert first.attrib["x"] == second.attrib["x"]
+    assert float(first.attrib["y"]) < float(second.attrib["y"])
+
+
+def test_cells_without_names_are_joined_to_runs() -> None:
+    svg = heat_map([[1.0, 1.0, 0.5], [0.0, -1.0, 1.0]], name="a")
+    tree = ElementTree.fromstring(svg)
+    assert tree.attrib["viewBox"] == "0 0 3 2"
+    paths = {(path.attrib["class"], path.attrib["fill-opacity"]): path.attrib["d"] for path in tree.iter("path")}
+    assert paths == {
+        ("c0", "1.00"): "M0 0h2v1h-2zM2 1h1v1h-1z",
+        ("c0", "0.48"): "M2 0h1v1h-1z",
+        ("c1", "1.00"): "M1 1h1v1h-1z",
+    }
+    assert "<path" not in heat_map([[0.0]], name="a")
+    assert heat_map([], name="a")
+
+
+@pytest.mark.parametrize("size", [1, 20, 48])
+def test_names_of_a_heat_map_stay_apart_and_within(size: int) -> None:
+    names = [f"{number}-{'w' * 60}" for number in range(size)]
+    tree = ElementTree.fromstring(heat_map([[1.0] * size] * size, name="a", rows=names, columns=names))
+    _, _, width, height = map(float, tree.attrib["viewBox"].split())
+    rows = list(tree.findall("text"))
+    assert all(len(row.text) <= 17 and float(row.attrib["x"]) > 17 * 6.5 for row in rows)
+    assert all(float(later.attrib["y"]) - float(one.attrib["y"]) >= 15 for one, later in pairwise(rows))
+    places = [re.findall(r"[\d.]+", group.attrib["transform"]) for group in tree.findall("g")[:size]]
+    assert all(float(later[0]) - float(one[0]) >= 15 for one, later in pairwise(places))
+    assert all(float(y) > 17 * 6.5 * 0.87 and float(x) + 17 * 6.5 / 2 < width for x, y, _ in places)
+    assert float(rows[-1].attrib["y"]) < height
+    assert width < 960
+
+
+def test_a_heat_map_of_many_cells_tells_no_values() -> None:
+    names = [str(number) for number in range(40)]
+    svg = heat_map([[1.0] * 40] * 40, name="a", rows=names, columns=names)
+    assert "<title" not in svg
+    assert svg.count("h40v1h-40z") == 40

@@ -7,7 +7,13 @@ import pytest
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import first_look
-from maskloom.runs.first_look import look_at_input, look_at_questions, look_at_training_data
+from maskloom.runs.first_look import (
+    look_at_input,
+    look_at_questions,
+    look_at_sources,
+    look_at_training_data,
+    options_for_sources,
+)
 from maskloom.tasks.tables import ReadingOptions
 
 
@@ -130,3 +136,29 @@ def test_a_class_list_gives_labels_that_training_data_lacks(model: Path, tmp_pat
 def test_settings_that_nobody_knows_are_left_to_who_opens_the_model(model: Path, tmp_path: Path, settings: str) -> None:
     (model / "maskloom.json").write_text(settings, encoding="utf-8")
     look_at_input([model], rows(tmp_path / "rows.csv", 3), ReadingOptions(), needs_label=True)
+
+
+def test_a_format_of_another_task_is_refused_beside_a_task(model: Path, tmp_path: Path) -> None:
+    train, recipe = rows(tmp_path / "train.csv", 2), FinetuneRecipe(task="seq2seq")
+    with pytest.raises(ConfigError, match="task = 'seq2seq', but the format cola is a single task"):
+        look_at_training_data(model, [train], "seq2seq", ReadingOptions(format="cola"), recipe)
+
+
+def test_a_suffix_of_targets_is_refused_where_there_are_none(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--target-suffix en: a single task has no targets"):
+        look_at_input([model], rows(tmp_path / "a.csv", 2), ReadingOptions(target_suffix="en"), needs_label=True)
+
+
+def test_sources_are_read_as_in_fine_tuning(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("de,text,en\na,b,c\n", encoding="utf-8")
+    stored = {"text_column": "de", "label_column": "en"}
+    known = {"kind": "seq2seq", "reading": stored}
+    assert options_for_sources(path, None, known).text_column == "de"
+    assert options_for_sources(path, ReadingOptions(text_column="text"), known).text_column == "text"
+    assert options_for_sources(path, None, {"kind": "single", "reading": stored}).text_column is None
+    lines = tmp_path / "a.de"
+    lines.write_text("ein Mann\n\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.de: line 2: empty source"):
+        look_at_sources(model, lines, ReadingOptions())
+    look_at_sources(model, lines, ReadingOptions(on_bad_rows="skip"))

@@ -14,6 +14,7 @@ from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING, row_of
 from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, page_template, visible
 from maskloom.runs.display import Progress
+from maskloom.runs.first_look import check_page
 from maskloom.runs.report.record import (
     RunRecord,
     data_account,
@@ -45,10 +46,7 @@ def report(
     progress, target = progress or Progress(), Path("report.html" if out is None else out)
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
-    if target.is_dir() or target.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{target}: --out names the page to write, an .html file")
-    if not target.parent.is_dir():
-        raise ConfigError(f"{target}: the folder {target.parent} does not exist")
+    check_page(target, "--out")
     folders = [Path(run).resolve() for run in runs]
     names = distinct_names((folder.name, folder.parent.name) for folder in folders)
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
@@ -11,7 +12,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.tasks import tables
 from maskloom.tasks.examples import Example, ReadingReport, kept_examples
 from maskloom.tasks.reading import iterate_examples
-from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.seq2seq.settings import SUFFIX, Seq2SeqSettings
 from maskloom.tasks.tables import ReadingOptions, Row, row_text
 
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
@@ -31,23 +32,28 @@ def iterate_sources(
     """Yield sources as texts with targets as labels, in the order of the file.
 
     CSV, TSV and JSONL have a column of either, by the options or the usual names. Any other file has a source a line,
-    and the file beside it with `settings.target_suffix` their targets. Raises DataError, with file and line, for a row
+    and the file beside it with the suffix of targets theirs. Raises DataError, with file and line, for a row
     that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for files of unequal length.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
     if options.format is not None:
-        raise ConfigError(f"--format {options.format}: no format is of a seq2seq task")
-    if _TABLES.intersection(path.suffixes):
+        raise ConfigError(f"--format {options.format}: no format has targets; --label-column names their column")
+    if Path(path.name.lower().removesuffix(".gz")).suffix in _TABLES:
+        if options.target_suffix:
+            raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
         named = _with_usual_names(path, options, needs_label=needs_label)
-        yield from iterate_examples(path, "single", named, needs_label=needs_label, report=report)
+        yield from iterate_examples(path, "seq2seq", named, needs_label=needs_label, report=report)
         return
-    suffix = settings.target_suffix if settings else None
+    suffix = options.target_suffix or (settings.target_suffix if settings else None)
     if needs_label and suffix is None:
         raise DataError(
-            f"{path}: a file of lines has sources alone; name that of the targets when fine-tuning, with --set "
-            "seq2seq.target_suffix=en for one that ends in .en, or give CSV, TSV or JSONL with source and target"
+            f"{path}: a file of lines has sources alone; name that of the targets, when fine-tuning with --set "
+            "seq2seq.target_suffix=en for one that ends in .en, to evaluate with --target-suffix en, or give CSV, TSV "
+            "or JSONL with source and target"
         )
+    if suffix and not re.fullmatch(SUFFIX, suffix):
+        raise ConfigError(f"target suffix {suffix!r:.80}: letters, digits, _ and - are expected, without a dot")
     rows = _lines(path, _beside(path, suffix) if needs_label and suffix else None)
     yield from kept_examples(rows, _example, report, skips=options.on_bad_rows == "skip")
 
@@ -83,7 +89,7 @@ def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
         yield from (Row([line], number) for number, line in tables.read_lines(sources))
         return
     if targets == sources:
-        raise ConfigError(f"seq2seq.target_suffix: {sources} would be its own targets")
+        raise ConfigError(f"target suffix {sources.suffix[1:]!r}: {sources} would be its own targets")
     pairs = zip_longest(tables.read_lines(sources), tables.read_lines(targets))
     for number, (source, target) in enumerate(pairs, start=1):
         if source is None or target is None:

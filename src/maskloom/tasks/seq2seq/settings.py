@@ -9,6 +9,9 @@ from pydantic import Field
 from maskloom.sections import Length, Section, key
 from maskloom.tasks.settings import KindSettings
 
+SUFFIX = r"^[\w-]+$"
+"""What a suffix of a file of targets looks like, without its dot."""
+
 
 class Seq2SeqSection(Section):
     """Targets from sources."""
@@ -21,7 +24,7 @@ class Seq2SeqSection(Section):
     )
     min_tokens: int = key(0, "Tokens that a text has at least.", ge=0, le=100_000)
     no_repeat_ngram: int = key(0, "No run of so many tokens occurs twice in a text; 0 allows all.", ge=0, le=100)
-    target_suffix: Annotated[str, Field(pattern=r"^[\w-]+$")] | None = key(
+    target_suffix: Annotated[str, Field(pattern=SUFFIX)] | None = key(
         None, 'Suffix of the file of targets beside a file of sources, line by line: "en" for train.de and train.en.'
     )
 

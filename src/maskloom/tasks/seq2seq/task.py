@@ -15,6 +15,7 @@ import numpy as np
 from maskloom.data.batch import SourceTargetBatch, read_and_predicted
 from maskloom.errors import DataError
 from maskloom.generation.search import Generation
+from maskloom.generation.sources import most_tokens
 from maskloom.metrics.metric import checked_primary
 from maskloom.metrics.texts import TEXT_SCORES, TextMetric
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
@@ -112,6 +113,8 @@ def _encode(
     settings: Seq2SeqSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
 ) -> EncodedTargets:
     sources = encode_examples(data.examples, tokenizer, max_length=max_length)
+    for example, length in () if for_training else zip(data.examples, sources.lengths.tolist(), strict=True):
+        most_tokens(length, settings.min_tokens, name=f"{data.report.path}, line {example.line}")
     texts = [example.label for example in data.examples]
     known = None if None in texts else [str(text) for text in texts]
     targets = None

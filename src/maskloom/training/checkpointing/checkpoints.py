@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -363,6 +363,17 @@ def shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
     mesh, placements = parameter.device_mesh, parameter.placements  # pyright: ignore[reportAttributeAccessIssue]
     return distribute_tensor(full.to(parameter.device), mesh, placements, src_data_rank=None)
+
+
+def fill_with_mean(model: nn.Module, folders: Sequence[Path]) -> None:
+    """Give a model the mean of the weights of checkpoints, summed in fp64; raises as `checkpoint_weights` does."""
+    sums = dict[str, torch.Tensor]()
+    for folder in folders:
+        for name, weight in checkpoint_weights(folder).items():
+            sums[name] = sums[name] + weight if name in sums else weight.double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(sums[name] / len(folders))
 
 
 def checkpoint_weights(folder: Path) -> dict[str, torch.Tensor]:

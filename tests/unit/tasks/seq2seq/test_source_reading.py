@@ -107,5 +107,34 @@ def test_what_is_missing_is_said(write):
         read(path, suffix="en")
     with pytest.raises(ConfigError, match="would be its own targets"):
         read(path, suffix="de")
-    with pytest.raises(ConfigError, match="--format rte: no format is of a seq2seq task"):
+    with pytest.raises(ConfigError, match="--format rte: no format has targets"):
         read(path, format="rte")
+
+
+def test_messages_speak_of_targets(write):
+    for value in ("", '" "'):
+        with pytest.raises(DataError, match=r"a\.csv: line 3: missing target"):
+            read(write("a.csv", f"source,target\na,b\nc,{value}\n"))
+    with pytest.raises(DataError, match=r"a\.jsonl: line 1: target is not a text: \['b'\]"):
+        read(write("a.jsonl", '{"source": "a", "target": ["b"]}\n'))
+    with pytest.raises(ConfigError, match="pair column 'x': a seq2seq task takes one text; --label-column names"):
+        read(write("a.csv", "source,target,x\na,b,c\n"), pair_column="x")
+
+
+def test_the_suffix_of_targets_may_be_told_beside_what_fine_tuning_knew(write):
+    path = write("a.de", "ein Mann\n")
+    write("a.en", "a man\n")
+    write("a.fr", "un homme\n")
+    for suffix in (None, "en"):
+        assert [one.label for one in read(path, suffix=suffix, target_suffix="fr").examples] == ["un homme"]
+    for wrong in ("", ".fr", "../fr", "f r"):
+        with pytest.raises((ConfigError, DataError), match="target"):
+            read(path, target_suffix=wrong)
+    with pytest.raises(ConfigError, match=r"--target-suffix fr: .*a\.csv has its targets in a column"):
+        read(write("a.csv", "source,target\na,b\n"), target_suffix="fr")
+
+
+def test_suffixes_of_tables_are_read_as_tables_in_any_case(write):
+    assert [one.label for one in read(write("a.en.CSV", "source,target\na,b\n")).examples] == ["b"]
+    (one,) = read(write("a.csv.de", "source,target\n"), needs_label=False).examples
+    assert one.text == "source,target"

@@ -1,0 +1,354 @@
+"""Time sequence-to-sequence training and decoding against transformers and torch, in turn, on Multi30k.
+
+Training: our loop, batches included, beside transformers' BartForConditionalGeneration (a BART of the same weights) and
+torch's nn.Transformer (a Transformer of the same sizes), both with fused AdamW and clipping. All sides read the same
+batches of natural lengths, grouped by length, so that the peers pad little; their tensors are made beforehand. Rates
+are tokens of sources and targets per second, without padding. Each side is a process of its own. Before timing, without
+dropout, our BART and transformers' must give the same loss.
+
+Decoding: beam 4, targets of 24 tokens, batches of sources of unequal length, our BART beside transformers' generate
+with its cache; both must give the same tokens. Rates are tokens of targets per second.
+
+    python benchmarks/seq2seq_speed.py [--jobs train decode] [--sizes 128 256 512] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import torch
+from gpt_speed import NUM_THREADS, machine_name
+from rounds import in_turn, order_said, quiet_load, reached
+from surroundings import data_folder
+from torch import nn
+
+from maskloom.checkpoints.huggingface import load_model, save_model
+from maskloom.data.batch import SourceTargetBatch
+from maskloom.generation.search import Generation
+from maskloom.layers.processor.matrix_products import pack_for_inference
+from maskloom.models.assembled import build_model
+from maskloom.models.bart_config import BartConfig
+from maskloom.models.transformer_config import TransformerConfig
+from maskloom.objectives.sequence_to_sequence import SequenceToSequence
+from maskloom.runs.corpus import train_vocabulary_from_files
+from maskloom.system.devices import chosen_device
+from maskloom.tasks.encoding import ShuffledBatches
+from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.tables import ReadingOptions
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.training.faults.memory import kept_memory
+from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
+from maskloom.training.optimizers import parameter_groups
+from maskloom.training.settings import TrainingSection
+
+LAYERS, BATCH = {128: 2, 256: 4, 512: 6}, {128: 64, 256: 64, 512: 32}
+STEPS = {128: 8, 256: 3, 512: 2}
+TRAINING_AIMS = {128: (1.5, 2.0, 2.5), 256: (1.5, 2.0, 2.5), 512: (1.1, 1.3, 1.5)}
+DECODING_AIMS = {256: (1.5, 2.0, 3.0), 512: (1.1, 1.3, 1.6)}
+PAD, BEGIN, END = 0, 2, 3  # the marks of a vocabulary trained here
+NUM_TOKENS, BEAM = 24, 4
+BART, PEER_BART = "maskloom, BART", "transformers, BART"
+TRANSFORMER, PEER_TRANSFORMER = "maskloom, Transformer", "torch, nn.Transformer"
+PAIRS = {BART: PEER_BART, TRANSFORMER: PEER_TRANSFORMER}
+
+
+def main() -> None:
+    """Measure what is asked for and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", nargs="*", default=["train", "decode"], choices=["train", "decode"])
+    parser.add_argument("--sizes", nargs="*", type=int, default=list(LAYERS), choices=list(LAYERS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("seq2seq_speed"))
+    parser.add_argument("--side", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(NUM_THREADS)
+    if options.side:
+        name, folder, size = options.side
+        training_side(name, Path(folder), int(size))
+        return
+    load, results = quiet_load(), []
+    with tempfile.TemporaryDirectory() as folder:
+        make_vocabulary(Path(folder))
+        for size in options.sizes if "train" in options.jobs else ():
+            results += train(Path(folder), size, options.rounds)
+            print(results[-2:], flush=True)
+        for size in (size for size in options.sizes if "decode" in options.jobs and size in DECODING_AIMS):
+            results += [decode(Path(folder), size, number, options.rounds) for number in (8, 32)]
+            print(results[-2:], flush=True)
+    write_page(options.out, results, options.rounds, load)
+
+
+def make_vocabulary(folder: Path) -> None:
+    """Train the vocabulary of both languages."""
+    texts = [data_folder() / "family" / "multi30k" / f"train.{language}" for language in ("de", "en")]
+    train_vocabulary_from_files(texts, VocabularySettings(6000, lowercase=False), out=folder / "vocab")
+
+
+def batches_of(folder: Path, size: int) -> ShuffledBatches:
+    """Return the batches that all sides read."""
+    kind, settings = task_kind("seq2seq"), Seq2SeqSettings(target_suffix="en", decoder_start=END)
+    read = kind.read(data_folder() / "family" / "multi30k" / "train.de", ReadingOptions(), settings)
+    encoded = kind.make((), None, settings).encode(read, Tokenizer.load(folder / "vocab"), 128, for_training=True)
+    return ShuffledBatches(encoded, BATCH[size], 0, group_by_length=True)
+
+
+def bart(folder: Path, size: int) -> BartConfig:
+    """Return a BART of a width."""
+    vocabulary = Tokenizer.load(folder / "vocab").vocabulary
+    return BartConfig(
+        vocab_size=len(vocabulary),
+        hidden_size=size,
+        num_hidden_layers=LAYERS[size],
+        num_attention_heads=size // 64,
+        intermediate_size=4 * size,
+        max_position_embeddings=256,
+        pad_token_id=PAD,
+        bos_token_id=BEGIN,
+        eos_token_id=END,
+        decoder_start_token_id=END,
+        forced_eos_token_id=None,
+    )
+
+
+def transformer(folder: Path, size: int) -> TransformerConfig:
+    """Return a Transformer of a width."""
+    return TransformerConfig(
+        vocab_size=len(Tokenizer.load(folder / "vocab").vocabulary),
+        hidden_size=size,
+        num_hidden_layers=LAYERS[size],
+        num_attention_heads=size // 64,
+        intermediate_size=4 * size,
+        attention_probs_dropout_prob=0.1,
+    )
+
+
+def train(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
+    """Return tokens per second of every side at a width, each a process of its own."""
+    place = folder / f"bart-{size}"
+    model = build_model(bart(folder, size), ("decoder",), seed=0)
+    save_model(model, place)
+    difference = check_losses(model, place, batches_of(folder, size).next_batch({})[0])
+    names = [name for pair in PAIRS.items() for name in pair]
+    sides = {
+        name: subprocess.Popen(
+            [sys.executable, __file__, "--side", name, str(folder), str(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    }
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    for number_of_round in range(-1, rounds):  # the first warms up
+        for name in in_turn(names, number_of_round):
+            print("go", file=sides[name].stdin, flush=True)
+            rate = float(cast(IO[str], sides[name].stdout).readline())
+            if number_of_round >= 0:
+                rates[name].append(rate)
+    for side in sides.values():
+        side.communicate()
+    what = f"training, d {size}, {LAYERS[size]} layers, {BATCH[size]} pairs"
+    return [
+        {"what": what, "aims": TRAINING_AIMS[size], "ours": ours, "peer": peer, "difference": difference}
+        | {"rates": [rates[ours], rates[peer]]}
+        for ours, peer in PAIRS.items()
+    ]
+
+
+def check_losses(model: Any, place: Path, batch: SourceTargetBatch) -> float:
+    """Return by how much the losses of both BARTs differ, without dropout."""
+    from transformers import BartForConditionalGeneration
+
+    peer = BartForConditionalGeneration.from_pretrained(place).eval()
+    ours = accumulate_gradients(model.eval(), SequenceToSequence(), batch, None)["seq2seq"]
+    with torch.no_grad():
+        theirs = float(peer(**padded(batch)).loss)
+    if (difference := abs(ours - theirs)) > 1e-4:
+        raise SystemExit(f"the losses differ: {ours} and {theirs}")
+    return difference
+
+
+def padded(batch: SourceTargetBatch) -> dict[str, torch.Tensor]:
+    """Return a batch as padded tensors under transformers' names."""
+    assert batch.labels is not None
+
+    def rows(ids: Any, lengths: Any, fill: int) -> torch.Tensor:
+        parts = torch.from_numpy(ids).split(lengths.tolist())
+        return nn.utils.rnn.pad_sequence([part.long() for part in parts], batch_first=True, padding_value=fill)
+
+    sources = rows(batch.token_ids, batch.lengths, PAD)
+    mask = torch.arange(sources.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
+    return {
+        "input_ids": sources,
+        "attention_mask": mask.long(),
+        "decoder_input_ids": rows(batch.target_ids, batch.target_lengths, PAD),
+        "labels": rows(batch.labels, batch.target_lengths, -100),
+    }
+
+
+def training_side(name: str, folder: Path, size: int) -> None:
+    """Print the tokens per second of a few steps for every line of the input."""
+    chosen_device("cpu")  # as every command does
+    batches = batches_of(folder, size)
+    settings = TrainingSection(steps=10**6, batch_size=BATCH[size], learning_rate=1e-4, num_threads=NUM_THREADS)
+    if name in PAIRS:
+        place, config = folder / f"bart-{size}", transformer(folder, size)
+        model = load_model(place)[0] if name == BART else build_model(config, ("decoder",), seed=0)
+        state = TrainState.fresh(model, settings)
+        steps = train_steps(state, SequenceToSequence(0.1), batches.next_batch, settings=settings, seed=0)
+        step: Callable[[Any], Any] = lambda _: next(steps)  # noqa: E731
+    else:
+        step = peer_step(name, folder, size)
+    position: dict[str, int] = {}
+    with kept_memory() if name in PAIRS else nullcontext():  # as a run does
+        for _ in sys.stdin:
+            number, inputs = 0, []
+            for _ in range(STEPS[size]):
+                batch, position = batches.next_batch(position)
+                number += len(batch.token_ids) + len(batch.target_ids)
+                inputs.append(padded(batch))
+            started = time.perf_counter()
+            for tensors in inputs:
+                step(tensors)
+            print(number / (time.perf_counter() - started), flush=True)
+
+
+def peer_step(name: str, folder: Path, size: int) -> Callable[[dict[str, torch.Tensor]], None]:
+    """Return a training step of a peer, with label smoothing as its users write it."""
+    from transformers import BartForConditionalGeneration
+
+    if name == PEER_BART:
+        peer: Any = BartForConditionalGeneration.from_pretrained(folder / f"bart-{size}")
+    else:
+        peer = TorchTransformer(transformer(folder, size))
+    optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-4, eps=1e-6, fused=True)
+    peer.train()
+
+    def step(tensors: dict[str, torch.Tensor]) -> None:
+        labels = tensors["labels"]
+        given = {key: value for key, value in tensors.items() if key != "labels"}
+        logits = peer(**given).logits if name == PEER_BART else peer(**given)
+        nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.1).backward()
+        nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+class TorchTransformer(nn.Module):
+    """torch's nn.Transformer with embeddings shared three ways and a table of positions."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.word, self.position = nn.Embedding(config.vocab_size, size), nn.Embedding(256, size)
+        self.dropout, self.scale = nn.Dropout(config.hidden_dropout_prob), size**0.5
+        layers = {"num_encoder_layers": config.num_hidden_layers, "num_decoder_layers": config.num_hidden_layers}
+        how = {"dim_feedforward": config.intermediate_size, "dropout": 0.1, "batch_first": True}
+        self.stacks = nn.Transformer(size, config.num_attention_heads, **layers, **how)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Return logits (batch, target, vocabulary)."""
+        padding, length = attention_mask == 0, decoder_input_ids.shape[1]
+        vectors = self.stacks(
+            self.embedded(input_ids),
+            self.embedded(decoder_input_ids),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(length, dtype=torch.bool),
+            src_key_padding_mask=padding,
+            memory_key_padding_mask=padding,
+            tgt_is_causal=True,
+        )
+        return vectors @ self.word.weight.T
+
+    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the input vectors."""
+        return self.dropout(self.word(ids) * self.scale + self.position.weight[: ids.shape[1]])
+
+
+def decode(folder: Path, size: int, number: int, rounds: int) -> dict[str, Any]:
+    """Return tokens per second of both sides at a width and a number of sources."""
+    from transformers import BartForConditionalGeneration
+
+    place = folder / f"decoding-{size}"
+    config = bart(folder, size).model_copy(update={"initializer_range": 0.1})  # so that no two candidates tie
+    model = build_model(config, ("decoder",), seed=0).eval()
+    save_model(model, place)
+    pack_for_inference(model, decodes=True)  # as maskloom.load does
+    peer = BartForConditionalGeneration.from_pretrained(place).eval()
+    batches = batches_of(folder, size)
+    batch = batches.data.batch(np.arange(number))  # as they stand in the file, of unequal length
+    objective = SequenceToSequence(generation=Generation(NUM_TOKENS, beam=BEAM, min_tokens=NUM_TOKENS))
+    given = {key: value for key, value in padded(batch).items() if key in ("input_ids", "attention_mask")}
+    begin = batch.marks[0, :-1].tolist()
+    prefix = torch.tensor([begin]).expand(number, -1)
+    how = {"do_sample": False, "num_beams": BEAM, "decoder_input_ids": prefix, "min_new_tokens": NUM_TOKENS}
+
+    def ours() -> list[list[int]]:
+        return [text.token_ids for text in objective.found(model, batch)]
+
+    def theirs() -> list[list[int]]:
+        with torch.inference_mode():
+            return peer.generate(**given, **how, max_new_tokens=NUM_TOKENS)[:, len(begin) :].tolist()
+
+    same = sum(a == b for one, other in zip(ours(), theirs(), strict=True) for a, b in zip(one, other, strict=True))
+    rates: list[list[float]] = [[], []]
+    for number_of_round in range(rounds):
+        for place_in_rates, run in in_turn([(0, ours), (1, theirs)], number_of_round):
+            started = time.perf_counter()
+            run()
+            rates[place_in_rates].append(number * NUM_TOKENS / (time.perf_counter() - started))
+    what = f"decoding, d {size}, {LAYERS[size]} layers, {number} sources"
+    found = {"what": what, "aims": DECODING_AIMS[size], "ours": BART, "peer": "transformers, generate"}
+    return {**found, "rates": rates, "equal_tokens": same / (number * NUM_TOKENS)}
+
+
+def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
+    """Write PATH.md and PATH.json."""
+    lines = [
+        "# Sequence to sequence: training and decoding",
+        "",
+        f"{order_said(rounds)} Tokens per second, median of the rounds; ratio of ours to the peer with its range.",
+        "",
+        "| job | ours | tokens/s | peer | tokens/s | ratio | reached (floor / target / stretch) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for result in results:
+        ours, peer = result["rates"]
+        ratios = [a / b for a, b in zip(ours, peer, strict=True)]
+        middle = statistics.median(ratios)
+        lines.append(
+            f"| {result['what']} | {result['ours']} | {statistics.median(ours):,.0f} | {result['peer']} | "
+            f"{statistics.median(peer):,.0f} | {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | "
+            f"{reached(middle, result['aims'])} |"
+        )
+    if differences := [result["difference"] for result in results if "difference" in result]:
+        lines += ["", f"Losses of both BARTs before timing differ by at most {max(differences):.1e} nats."]
+    if equal := [f"{100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result]:
+        lines += ["", f"Decoded tokens that both sides give alike, row by row: {', '.join(equal)}."]
+    machine, command = machine_name(), " ".join(["python", "benchmarks/seq2seq_speed.py", *sys.argv[1:]])
+    lines += ["", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
+    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+    content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
+    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

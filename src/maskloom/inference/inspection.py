@@ -1,0 +1,144 @@
+"""What a model does with one text: how it searches, who attends to whom, and how it knows positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from maskloom.generation.search import Continuation, DecodingStep, Generation
+from maskloom.inference.predictor import Predictor
+from maskloom.layers.relative_attention import RelativeBias
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.transformer import TransformerDecoder
+
+ENCODER, DECODER, CROSS, CAUSAL = "encoder", "decoder", "cross", "self"
+
+
+@dataclass(frozen=True)
+class AttentionMap:
+    """Attention `probabilities`, (layers, heads, queries, keys), with the token ids of its `queries` and `keys`.
+
+    In the map "cross" a query is the token that is written with it, else the one that is read.
+    """
+
+    probabilities: Tensor
+    queries: list[int]
+    keys: list[int]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a model made of the prompt or source `ids`: the text that it `found`, in `steps`, and its attention.
+
+    `maps` are "encoder", "decoder" and "cross" of a model with a decoder, else "self".
+    """
+
+    ids: list[int]
+    found: Continuation
+    settings: Generation
+    steps: list[DecodingStep]
+    maps: dict[str, AttentionMap]
+
+
+@torch.inference_mode()
+def inspect(predictor: Predictor, ids: Sequence[int], settings: Generation | None, number: int) -> Inspection:
+    """Generate from one prompt or source, that `prompt_ids` returned, and look on; `number` keys its draws.
+
+    Attention is that of reading the text that was found at once, in fp32. Raises the errors of `generate`.
+    """
+    steps: list[DecodingStep] = []
+    (found,) = predictor.continuations([ids], settings, number, steps)
+    maps = _maps_of_writer if predictor.writer else _maps_of_reader
+    return Inspection([*ids], found, predictor.generation(settings), steps, maps(predictor, [*ids], found))
+
+
+def _maps_of_reader(predictor: Predictor, ids: list[int], found: Continuation) -> dict[str, AttentionMap]:
+    encoder, read = predictor.model.encoder, [*ids, *found.token_ids]
+    with _recorded(layer.attention for layer in encoder.layers) as probabilities:
+        _encoded(predictor, read)
+    return {CAUSAL: AttentionMap(torch.stack(probabilities), read, read)}
+
+
+def _maps_of_writer(predictor: Predictor, ids: list[int], found: Continuation) -> dict[str, AttentionMap]:
+    model, (*begin, end) = predictor.model, predictor.target_marks
+    head = cast(TransformerDecoder, model.heads["decoder"])
+    *read, last = [*begin, *found.token_ids, *([end] if found.is_ended else [])]
+    with _recorded(layer.attention for layer in model.encoder.layers) as inside:
+        hidden, source = _encoded(predictor, ids)
+    layout = SequenceLayout.from_lengths([len(read)], predictor.device)
+    with (
+        _recorded(layer.attention for layer in head.layers) as written,
+        _recorded(layer.cross_attention for layer in head.layers) as across,
+    ):
+        head(torch.tensor(read, device=predictor.device), layout, hidden, source)
+    return {
+        CROSS: AttentionMap(torch.stack(across)[:, :, : len(read)], [*read[1:], last], ids),
+        ENCODER: AttentionMap(torch.stack(inside), ids, ids),
+        DECODER: AttentionMap(torch.stack(written), read, read),
+    }
+
+
+def _encoded(predictor: Predictor, ids: list[int]) -> tuple[Tensor, SequenceLayout]:
+    device = predictor.device
+    layout, tokens = SequenceLayout.from_lengths([len(ids)], device), torch.tensor(ids, device=device)
+    return predictor.model.encoder.encode_packed(tokens, torch.zeros_like(tokens), layout).last_hidden_state, layout
+
+
+@contextmanager
+def _recorded(attentions: Iterable[Any]) -> Iterator[list[Tensor]]:
+    """Record the probabilities of every call of attention modules, (heads, queries, keys), in the order of calls."""
+    found: list[Tensor] = []
+    handles = [
+        attention.register_forward_pre_hook(lambda called, given: found.append(called.probabilities(*given).cpu()))
+        for attention in attentions
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@torch.inference_mode()
+def position_vectors(model: EncoderWithHeads, number: int) -> dict[str, Tensor]:
+    """Return the vectors of the first positions, (positions, hidden), by what they are and of which part of a model.
+
+    Parts with the same ones stand together; {} where there are none.
+    """
+    found: dict[str, Tensor] = {}
+    ids = torch.arange(min(number, model.config.max_position_embeddings), device=model.encoder.word_embeddings.device)
+    for name, part in _parts(model).items():
+        owner = part if name == DECODER else cast(nn.Module, part.embeddings)
+        table = getattr(owner, "positions", None) or getattr(owner, "position", None)
+        if table is not None:
+            what = "Sinusoids" if getattr(table, "table", table) is None else "Learned vectors"
+            vectors = table(ids).cpu()
+            same = [other for other, known in found.items() if torch.equal(known, vectors)]
+            found[f"{same[0]} and {name}" if same else f"{what}, {name}"] = vectors
+            found = {other: found[other] for other in found if other not in same}
+    return found
+
+
+@torch.inference_mode()
+def position_biases(model: EncoderWithHeads, distance: int) -> dict[str, Tensor]:
+    """Return what is added to scores by distance, from -`distance` on, (heads, distances), of a model's parts.
+
+    {} where there is nothing. In a decoder no key stands behind its query.
+    """
+    found: dict[str, Tensor] = {}
+    for name, part in _parts(model).items():
+        if isinstance(bias := getattr(part, "relative_bias", None), RelativeBias):
+            keys = torch.arange(-distance, 1 if bias.causal else distance + 1, device=bias.weight.device)
+            found[name] = bias.between(torch.zeros_like(keys[:1]).unsqueeze(0), keys.unsqueeze(0))[0, :, 0].cpu()
+    return found
+
+
+def _parts(model: EncoderWithHeads) -> dict[str, Any]:
+    head = {DECODER: model.heads[DECODER]} if DECODER in model.heads else {}
+    return {ENCODER if head else "model": model.encoder, **head}

@@ -1,0 +1,225 @@
+"""One HTML page about how a model generates: attention, the steps of a search, masks and positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskloom.generation.search import DecodingStep, Generation
+from maskloom.inference.inspection import (
+    CAUSAL,
+    CROSS,
+    DECODER,
+    ENCODER,
+    AttentionMap,
+    Inspection,
+    inspect,
+    position_biases,
+    position_vectors,
+)
+from maskloom.inference.predictor import Predictor
+from maskloom.inference.results import GeneratedText
+from maskloom.runs.charts import heat_map, page_template, visible
+from maskloom.runs.first_look import check_page
+from maskloom.runs.reading_defaults import reading_of_sources
+from maskloom.runs.report.page import Chart
+from maskloom.system.files import output_file
+from maskloom.tasks.tables import ReadingOptions
+
+# What is shown: texts of a file; tokens, steps and positions; tokens of masks; dimensions; distances to either side.
+_TEXTS, _MOST, _MASKED, _DIMENSIONS, _DISTANCE = 3, 48, 24, 256, 16
+_TITLES = {
+    CROSS: "Cross-attention: what the decoder reads of the source",
+    ENCODER: "Self-attention of the encoder",
+    DECODER: "Self-attention of the decoder",
+    CAUSAL: "Self-attention",
+}
+_AXES = {
+    CROSS: "Rows: the token that is written; columns: the source.",
+    ENCODER: "Rows: a token of the source; columns: the tokens that it attends to.",
+    DECODER: "Rows: a token that the decoder has read; columns: the tokens that it attends to.",
+    CAUSAL: "Rows: a token; columns: the tokens that it attends to.",
+}
+
+
+def generation_report(
+    model: str | Path,
+    texts: Sequence[str] | Path,
+    page: str | Path,
+    settings: Generation | None,
+    *,
+    reading: ReadingOptions | None = None,
+) -> tuple[dict[str, Any], list[GeneratedText]]:
+    """Write a page about what a model makes of texts, or of the first ones of a file; return what it is and these.
+
+    It shows attention, the steps of the search or the draws, masks, and the positions of the model, and loads nothing.
+    Raises ConfigError for a page that cannot be written, and the errors of `generate`.
+    """
+    target = Path(page)
+    check_page(target, "--report")
+    predictor = Predictor.load(model)
+    if isinstance(texts, Path):
+        source = reading_of_sources(texts, reading, predictor.settings)
+        rows = list(islice(source.examples(), _TEXTS))
+        source.report.check_any()
+        texts, names = [row.text for row in rows], [f"{texts}, line {row.line}" for row in rows]
+    else:
+        names = [f"prompt {number}" for number in range(len(texts))]
+    found = [
+        inspect(predictor, ids, settings, number)
+        for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))
+    ]
+    shown = [predictor.shown(one.found) for one in found]
+    config, across = predictor.model.config, found[0].maps.get(CROSS)
+    content = page_template("runs/report/generation.html").render(
+        title=visible(model),
+        facts=[
+            ("architecture", type(predictor.model.encoder).__name__),
+            ("layers", str(config.num_hidden_layers)),
+            *([("layers of the decoder", str(len(across.probabilities)))] if across else []),
+            ("heads", str(config.num_attention_heads)),
+            ("search" if found[0].settings.beam else "draws", _how(found[0].settings)),
+        ],
+        texts=[
+            _about(predictor, text, one, result, is_first=not number)
+            for number, (text, one, result) in enumerate(zip(texts, found, shown, strict=True))
+        ],
+        masks=_masks(predictor, found),
+        positions=_positions(predictor),
+        most_choices=1 + max(len(attention.probabilities) for attention in found[0].maps.values()),
+    )
+    with output_file(target, "w") as file:
+        file.write(content)
+    return {"page": str(target), "num_shown": len(shown)}, shown
+
+
+def _how(settings: Generation) -> str:
+    if settings.beam is None:
+        kept = f", top-k {settings.top_k}" if settings.top_k else ""
+        drawn = f"temperature {settings.temperature:g}{kept}, top-p {settings.top_p:g}, seed {settings.seed}"
+        return "the likeliest token at each step" if settings.temperature == 0.0 else drawn
+    penalty = settings.length_penalty
+    rule = "the number of tokens" if penalty is None else f"((5 + tokens) / 6)^{penalty:g}"
+    return f"{settings.beam} texts at each step; a score is the log-probability over {rule}, the end counted"
+
+
+def _about(
+    predictor: Predictor, text: str, one: Inspection, result: GeneratedText, *, is_first: bool
+) -> dict[str, Any]:
+    """Return what the page tells of a text; all maps and every head of the first one."""
+    kinds = [kind for kind in one.maps if is_first or kind in (CROSS, CAUSAL)]
+    score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
+    ended = "its own end" if one.found.is_ended else "the limit of tokens"
+    ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
+    return {
+        "source": visible(text),
+        "text": visible(result["text"]),
+        "facts": f"{result['num_tokens']} tokens, log-probability {result['log_probability']:.3f}{score}; "
+        f"finished by {ended}",
+        "maps": [_map(predictor, kind, one.maps[kind], has_heads=is_first) for kind in kinds],
+        "steps": [_step(predictor, step) for step in one.steps[:_MOST]],
+        "num_steps": len(one.steps),
+        "ended": [
+            (visible(predictor.text_of(end.token_ids)), f"{end.log_probability:.3f}", f"{one.settings.score(end):.3f}")
+            for end in ends
+        ],
+    }
+
+
+def _map(predictor: Predictor, kind: str, attention: AttentionMap, *, has_heads: bool) -> dict[str, Any]:
+    layers = attention.probabilities[:, :, :_MOST, :_MOST]
+    rows, columns = (_tokens(predictor, ids[:_MOST]) for ids in (attention.queries, attention.keys))
+    means = {"all layers": layers.mean((0, 1))}
+    means |= {f"layer {number}": heads.mean(0) for number, heads in enumerate(layers, start=1)}
+    cut = ""
+    if max(len(attention.queries), len(attention.keys)) > _MOST:
+        cut = f"Shown are the first {_MOST} tokens, of {len(attention.queries)} rows and {len(attention.keys)} columns."
+    return {
+        "title": _TITLES[kind],
+        "note": f"{_AXES[kind]} Values are means of heads. {cut}",
+        "choices": [
+            (
+                f"The strongest cell is {float(values.max()) if values.numel() else 0.0:.2f}.",
+                name,
+                heat_map(values.tolist(), name=f"{_TITLES[kind]}, {name}", rows=rows, columns=columns),
+            )
+            for name, values in means.items()
+        ],
+        "heads": [
+            [
+                heat_map(head.tolist(), name=f"layer {layer}, head {number}")
+                for number, head in enumerate(heads, start=1)
+            ]
+            for layer, heads in enumerate(layers if has_heads else [], start=1)
+        ],
+    }
+
+
+def _tokens(predictor: Predictor, ids: Sequence[int]) -> list[str]:
+    """Return tokens as they stand in the vocabulary; ids beyond it, for which some published models have rows."""
+    known = predictor.tokenizer.vocabulary.tokens
+    return [visible(known[token]) if token < len(known) else f"#{token}" for token in ids]
+
+
+def _step(predictor: Predictor, step: DecodingStep) -> dict[str, Any]:
+    """Return the texts of a step with what may follow each, and what became of that."""
+    end, ended, rows = predictor.end_token, [text.token_ids for text in step.ended if text.is_ended], []
+    taken = {*step.taken, *((place, end) for place, text in enumerate(step.texts) if text.token_ids in ended)}
+    for place, (text, candidates) in enumerate(zip(step.texts, step.candidates, strict=True)):
+        marks = [("ended" if token == end else "taken") if (place, token) in taken else "" for token, _ in candidates]
+        probabilities = [math.exp(value) for _, value in candidates]
+        chips = list(zip(_tokens(predictor, [token for token, _ in candidates]), probabilities, marks, strict=True))
+        so_far = predictor.text_of(text.token_ids) or " ".join(_tokens(predictor, text.token_ids)) or "(nothing yet)"
+        rows.append((visible(so_far), f"{text.log_probability:.3f}", chips))
+    return {"rows": rows}
+
+
+def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
+    """Return who may see whom in the first text, by where attention is not 0, and where a batch of all is padding."""
+    charts = []
+    for kind, attention in found[0].maps.items():
+        rows, columns = (_tokens(predictor, ids[:_MASKED]) for ids in (attention.queries, attention.keys))
+        sees = attention.probabilities.amax((0, 1)) > 0.0
+        title, words = _TITLES[kind].partition(":")[0], _in_words(sees)
+        words += f" Shown are {_MASKED} tokens." if max(sees.shape) > _MASKED else ""
+        svg = heat_map(sees[:_MASKED, :_MASKED].float().tolist(), name=title, rows=rows, columns=columns)
+        charts.append(Chart(title, svg, words))
+    lengths = [len(one.ids) for one in found]
+    width = min(max(lengths), _MOST)
+    svg = heat_map(
+        [[float(place < length) for place in range(width)] for length in lengths],
+        name="padding",
+        rows=[f"text {number} ({length})" for number, length in enumerate(lengths, start=1)],
+        columns=[str(place) for place in range(1, width + 1)],
+    )
+    note = "A cell is a token of the source or prompt. Where there is none a batch is padded, and nobody sees that."
+    return [*charts, Chart("Padding", svg, note)]
+
+
+def _in_words(sees: Tensor) -> str:
+    if bool(sees.all()):
+        return "Every row sees all columns."
+    is_causal = torch.equal(sees, torch.ones_like(sees).tril())
+    return "A token sees itself and those before it." if is_causal else "An empty cell is not seen."
+
+
+def _positions(predictor: Predictor) -> list[Chart]:
+    model, charts = predictor.model, []
+    for name, vectors in position_vectors(model, _MOST).items():
+        number, size = vectors.shape
+        note = f"Rows: positions 0 to {number - 1}, from the top; columns: "
+        note += f"the {size} dimensions." if size <= _DIMENSIONS else f"the first {_DIMENSIONS} of {size} dimensions."
+        charts.append(Chart(name, heat_map(vectors[:, :_DIMENSIONS].tolist(), name=name), note))
+    for part, biases in position_biases(model, _DISTANCE).items():
+        columns = [str(distance) for distance in range(-_DISTANCE, biases.shape[1] - _DISTANCE)]
+        rows = [f"head {number}" for number in range(1, len(biases) + 1)]
+        svg = heat_map(biases.tolist(), name=f"biases of the {part}", rows=rows, columns=columns)
+        note = "Added to scores by the position of a key less that of the query."
+        charts.append(Chart(f"Biases by distance, {part}", svg, note))
+    return charts

@@ -1,0 +1,156 @@
+"""What is shown of a model that generates is what it computes."""
+
+import pytest
+import torch
+from tests.unit.inference.generators import READERS, WRITERS, generator_folder
+
+from maskloom.generation.search import Generation
+from maskloom.inference.inspection import inspect, position_biases, position_vectors
+from maskloom.inference.predictor import Predictor
+from maskloom.layers.cross_attention import CrossAttention, PackedMemory
+from maskloom.layers.positions import sinusoids
+from maskloom.layers.sequence_layout import SequenceLayout
+
+SEARCH = Generation(max_tokens=9, beam=3, length_penalty=0.6)
+TEXT = "one two three four five six"
+
+
+@pytest.fixture(params=[*WRITERS, *READERS])
+def predictor(request, tmp_path):
+    return Predictor.load(generator_folder(tmp_path, request.param))
+
+
+def looked_at(predictor, settings=SEARCH):
+    return inspect(predictor, predictor.prompt_ids([TEXT], ["text"])[0], settings, 0)
+
+
+def contexts_of(attention, hidden, other):
+    """Return the values that an attention module sums up, (heads, keys, size of a head)."""
+    if isinstance(attention, CrossAttention):
+        values = attention.key_value(other.hidden).chunk(2, 1)[1]
+    else:
+        values = attention.qkv(hidden).chunk(3, 1)[2]
+    return values.unflatten(1, (attention.num_heads, -1)).transpose(0, 1)
+
+
+@torch.inference_mode()
+def test_outputs_are_sums_of_values_by_the_probabilities_that_are_shown(predictor):
+    owners = [predictor.model.encoder, *predictor.model.heads.values()]
+    seen = {}
+
+    def keep(module, given, output):
+        if given[-1] is not None and not isinstance(given[-1], SequenceLayout | PackedMemory):
+            return  # a step of decoding
+        probabilities = module.probabilities(*given)
+        context = (probabilities @ contexts_of(module, *given[:2])).transpose(0, 1).flatten(1)
+        seen.setdefault(module, []).append((probabilities, module.output(context), output))
+
+    for owner in owners:
+        for module in owner.modules():
+            if hasattr(module, "probabilities"):
+                module.register_forward_hook(keep)
+    found = looked_at(predictor)
+    shown = [layer for attention in found.maps.values() for layer in attention.probabilities]
+    last = [calls[-1] for calls in seen.values()]
+    assert len(shown) == len(last) > 1
+    for probabilities, expected, output in last:
+        assert any(torch.equal(probabilities, layer) for layer in shown)
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+    for attention in found.maps.values():
+        sizes = (len(attention.queries), len(attention.keys))
+        assert attention.probabilities.shape[2:] == sizes
+        torch.testing.assert_close(
+            attention.probabilities.sum(-1), torch.ones(1).expand(*attention.probabilities.shape[:3])
+        )
+    for name in {"decoder", "self"} & found.maps.keys():
+        assert not found.maps[name].probabilities.triu(1).any()
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", ["bart", "t5"])
+@torch.no_grad()
+def test_attention_is_that_of_transformers(name, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    folder = generator_folder(tmp_path, name)
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder, attn_implementation="eager").eval()
+    found = looked_at(Predictor.load(folder))
+    read = torch.tensor([found.maps["decoder"].keys])
+    theirs = peer(torch.tensor([found.ids]), decoder_input_ids=read, output_attentions=True)
+    for kind, layers in (
+        ("cross", theirs.cross_attentions),
+        ("encoder", theirs.encoder_attentions),
+        ("decoder", theirs.decoder_attentions),
+    ):
+        assert (found.maps[kind].probabilities - torch.cat(layers)).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def log_probabilities(predictor, ids, tokens):
+    """Return those of the token after each of some tokens that were written, by the whole pass."""
+    model, marks = predictor.model, [] if predictor.writer is None else [*predictor.target_marks[:-1]]
+    source, read = [*ids, *([] if marks else tokens)], [*marks, *tokens]
+    layouts = [SequenceLayout.from_lengths([len(part)]) for part in (source, read)]
+    source = torch.tensor(source)
+    hidden = model.encoder.encode_packed(source, torch.zeros_like(source), layouts[0]).last_hidden_state
+    if marks:
+        head = model.heads["decoder"]
+        logits = head.logits(head(torch.tensor(read), layouts[1], hidden, layouts[0]))
+    else:
+        logits = model.vocabulary_head(hidden)
+        logits[:, sorted(predictor.tokenizer.vocabulary.special_ids - {predictor.end_token})] = -torch.inf
+    return logits[-1].log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "settings", [SEARCH, Generation(max_tokens=9, temperature=0.0), Generation(9, temperature=0.9, seed=2)]
+)
+def test_steps_lead_to_the_text_that_was_found(predictor, settings):
+    found, end = looked_at(predictor, settings), predictor.end_token
+    following = [*found.steps[1:], None]
+    for step, later in zip(found.steps, following, strict=True):
+        for text, candidates in zip(step.texts, step.candidates, strict=True):
+            expected = log_probabilities(predictor, found.ids, text.token_ids)
+            for token, value in candidates:
+                assert value == pytest.approx(float(expected[token]), abs=1e-4)
+            assert candidates[0][1] == pytest.approx(float(expected.max()), abs=1e-4)
+        grown = [[*step.texts[place].token_ids, token] for place, token in step.taken if token != end]
+        assert later is None or grown == [text.token_ids for text in later.texts]
+        assert {token for place, token in step.taken} <= {token for row in step.candidates for token, _ in row}
+    if found.settings.beam:
+        ended = [text for step in found.steps for text in step.ended]
+        assert max(ended, key=settings.score) == found.found
+    else:
+        (*_, last) = found.steps
+        grown = [*last.texts[0].token_ids, last.taken[0][1]]
+        assert grown == [*found.found.token_ids, *([end] if found.found.is_ended else [])]
+    plain = predictor.generate([TEXT], settings)
+    assert plain == [predictor.shown(found.found)]
+
+
+def test_rows_of_cross_attention_are_the_tokens_that_are_written(tmp_path):
+    predictor = Predictor.load(generator_folder(tmp_path, "bart"))
+    found = looked_at(predictor, Generation(max_tokens=3, min_tokens=3, beam=2))
+    *begin, end = predictor.target_marks
+    assert found.maps["cross"].queries == [*begin[1:], *found.found.token_ids, *([end] * found.found.is_ended)]
+    assert found.maps["decoder"].keys == [begin[0], *found.maps["cross"].queries[:-1]]
+
+
+def test_positions_are_those_of_the_model(tmp_path):
+    models = {
+        name: Predictor.load(generator_folder(tmp_path / name, name)).model
+        for name in ("transformer", "bart", "t5", "gpt", "bert")
+    }
+    (name, vectors), *others = position_vectors(models["transformer"], 20).items()
+    assert (name, others) == ("Sinusoids, encoder and decoder", [])
+    assert torch.equal(vectors, sinusoids(torch.arange(20), 16))
+    tables = position_vectors(models["bart"], 500)
+    assert [*tables] == ["Learned vectors, encoder", "Learned vectors, decoder"]
+    assert torch.equal(tables["Learned vectors, decoder"], models["bart"].heads["decoder"].positions.table.weight[2:])
+    assert position_vectors(models["t5"], 20) == position_vectors(models["bert"], 20) == {}
+    (table,) = position_vectors(models["gpt"], 7).values()
+    assert torch.equal(table, models["gpt"].encoder.embeddings.position.weight[:7])
+    biases, weights = position_biases(models["t5"], 3), models["t5"].encoder.relative_bias.weight
+    assert {name: tuple(values.shape) for name, values in biases.items()} == {"encoder": (4, 7), "decoder": (4, 4)}
+    assert torch.equal(biases["encoder"], weights[[3, 2, 1, 0, 17, 18, 19]].T)
+    assert torch.equal(biases["decoder"], models["t5"].heads["decoder"].relative_bias.weight[[3, 2, 1, 0]].T)
+    assert position_biases(models["gpt"], 3) == {}

@@ -1,0 +1,89 @@
+"""The page about how a model generates."""
+
+import re
+
+import pytest
+from tests.unit.inference.generators import WORDS, generator_folder
+
+from maskloom.errors import ConfigError, DataError
+from maskloom.generation.search import Generation
+from maskloom.runs.report.generation import generation_report
+
+SEARCH = Generation(max_tokens=4, beam=2, length_penalty=0.6)
+
+
+def page_of(folder, name, texts=("one two three", "four"), settings=SEARCH, words=WORDS):
+    model = generator_folder(folder / "model", name, words)
+    _, found = generation_report(model, texts, folder / "page.html", settings)
+    return (folder / "page.html").read_text(encoding="utf-8"), found
+
+
+@pytest.mark.parametrize("name", ["transformer", "bart", "t5"])
+def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path):
+    page, found = page_of(tmp_path, name)
+    for title, number in (("Cross-attention", 1), ("Self-attention of the encoder", 2), ("Padding", 1)):
+        assert page.count(f"<h3>{title}</h3>") == number  # of the masks, and of the first text
+    assert page.count("<h3>Cross-attention: what") == 2
+    assert page.count("Every row sees all columns.") == 2
+    assert page.count("A token sees itself and those before it.") == 1
+    layers = 3 if name != "bart" else 2
+    assert [f'aria-label="Cross-attention: what the decoder reads of the source, layer {number}"' in page
+            for number in range(1, 5)] == [number <= layers for number in range(1, 5)]  # fmt: skip
+    assert page.count('aria-label="layer 2, head 4"') == 3
+    assert "2 texts at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6" in page
+    assert "Texts that ended, best first" in page
+    assert all(one["text"] in page and f"log-probability {one['log_probability']:.3f}" in page for one in found)
+    assert ("Sinusoids, encoder and decoder" in page) == (name == "transformer")
+    assert ("Learned vectors, decoder" in page) == (name == "bart")
+    assert ("Biases by distance, decoder" in page) == (name == "t5")
+
+
+def test_a_gpt_is_shown_by_its_own_attention(tmp_path):
+    page, _ = page_of(tmp_path, "gpt", settings=Generation(max_tokens=4, seed=1))
+    assert page.count("<h3>Self-attention</h3>") == 3  # of both texts and the masks
+    assert "Cross-attention" not in page
+    assert "A token sees itself and those before it." in page
+    assert "temperature 1, top-p 1, seed 1" in page
+    assert "Learned vectors, model" in page
+
+
+def test_it_holds_all_and_loads_nothing(tmp_path):
+    words = [*WORDS, "<script>", "&", "\u202eabc"]
+    page, _ = page_of(tmp_path, "transformer", texts=["one <script> & \u202eabc <b>x</b>"], words=words)
+    assert "<b>x" not in page
+    assert "<script" not in page
+    assert "\u202e" not in page
+    assert "&lt;b&gt;x&lt;/b&gt;" in page
+    assert not re.search(r"(src|href)=|https?:|url\(|@import", page)
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_what_is_too_long_is_cut_and_said(tmp_path):
+    page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], settings=Generation(60, beam=1, min_tokens=60))
+    assert "Shown are the first 48 tokens, of 60 rows and 62 columns." in page
+    assert "Shown are the first 48 of 60 steps." in page
+
+
+def test_a_file_gives_its_first_texts(tmp_path):
+    model, path = generator_folder(tmp_path / "model", "t5"), tmp_path / "a.de"
+    path.write_text("".join(f"{word}\n" for word in WORDS), encoding="utf-8")
+    about, found = generation_report(model, path, tmp_path / "page.html", SEARCH)
+    assert about == {"page": str(tmp_path / "page.html"), "num_shown": 3}
+    assert len(found) == 3
+    assert "<h2>Text 3</h2>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    path.write_text("one\n...\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.de, line 1: min_tokens 60: a target has at most 53 tokens, 50 more than"):
+        generation_report(model, path, tmp_path / "page.html", Generation(min_tokens=60))
+
+
+def test_a_wrong_page_is_refused_and_an_old_one_replaced(tmp_path):
+    model = generator_folder(tmp_path / "model", "transformer")
+    (tmp_path / "x.html").mkdir()
+    for wrong in (tmp_path, tmp_path / "x.html", tmp_path / "page.txt"):
+        with pytest.raises(ConfigError, match=r"--report names the page to write, an \.html file"):
+            generation_report(model, ["one"], wrong, SEARCH)
+    with pytest.raises(ConfigError, match=r"the folder .*absent does not exist"):
+        generation_report(model, ["one"], tmp_path / "absent" / "page.html", SEARCH)
+    (tmp_path / "page.html").write_text("old")
+    generation_report(model, ["one"], tmp_path / "page.html", SEARCH)
+    assert "old" not in (tmp_path / "page.html").read_text(encoding="utf-8")[:100]
