@@ -40,6 +40,15 @@ SMALL = {
         "intermediate_size": 37,
         "max_position_embeddings": 41,
     },
+    "marian": {
+        "vocab_size": 99,
+        "hidden_size": 40,
+        "num_hidden_layers": 3,
+        "num_decoder_layers": 2,
+        "num_attention_heads": 5,
+        "intermediate_size": 37,
+        "max_position_embeddings": 41,
+    },
     "bart": {
         "vocab_size": 99,
         "hidden_size": 39,

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from maskloom.checkpoints.published.bart import BART_FORMAT
+from maskloom.checkpoints.published.bart import BART_FORMAT, MARIAN_FORMAT
 from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
@@ -40,6 +40,7 @@ FORMATS = {
     "bert": BERT_FORMAT,
     "gpt": GPT_FORMAT,
     "transformer": TRANSFORMER_FORMAT,
+    "marian": MARIAN_FORMAT,
     "bart": BART_FORMAT,
     "t5": T5_FORMAT,
 }

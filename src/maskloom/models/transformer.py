@@ -49,27 +49,53 @@ TRANSFORMER_RULES: InitialRules = {Dense: _uniform, nn.Embedding: _scaled}
 
 
 class ScaledEmbeddings(nn.Module):
-    """Word embeddings times sqrt(d), plus sinusoids or learned positions, any norm, then dropout (3.4, 3.5)."""
+    """Word embeddings times sqrt(d), plus sinusoids or learned positions, any norm, then dropout (3.4, 3.5).
 
-    def __init__(self, config: ModelConfig, positions: Positions, layer_norm: nn.Module | None = None) -> None:
+    With `source_size` words are read in a vocabulary of their own, with a table `source`; `word` is for a decoder.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        positions: Positions,
+        layer_norm: nn.Module | None = None,
+        source_size: int | None = None,
+    ) -> None:
         super().__init__()
         self.word = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size), freeze=False)
+        self.source = None
+        if source_size is not None:
+            self.source = nn.Embedding.from_pretrained(torch.empty(source_size, config.hidden_size), freeze=False)
         self.positions = positions
         self.layer_norm = layer_norm or nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the sum for every token: (tokens,) to (tokens, hidden)."""
-        return self.dropout(self.layer_norm(self.positions.added(self.word(token_ids), layout)))
+        return self.of_vectors((self.word if self.source is None else self.source)(token_ids), layout)
+
+    def of_vectors(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return the sum for what stands in place of word embeddings: (tokens, hidden) to (tokens, hidden)."""
+        return self.dropout(self.layer_norm(self.positions.added(vectors, layout)))
 
 
 class Positions(nn.Module):
-    """Sinusoids, or with `num_positions` a learned table, whose first `offset` rows are unused."""
+    """Sinusoids, or with `num_positions` a learned table, whose first `offset` rows are unused.
+
+    With `sines_first` all sines of a position come before its cosines.
+    """
 
     def __init__(
-        self, hidden_size: int, num_positions: int | None, *, offset: int = 0, scales_words: bool = True
+        self,
+        hidden_size: int,
+        num_positions: int | None,
+        *,
+        offset: int = 0,
+        scales_words: bool = True,
+        sines_first: bool = False,
     ) -> None:
         super().__init__()
+        self._sines_first = sines_first
         self.table = None
         self.offset, self._size, self._scale = offset, hidden_size, math.sqrt(hidden_size) if scales_words else 1.0
         if num_positions is not None:
@@ -77,9 +103,10 @@ class Positions(nn.Module):
 
     def forward(self, position_ids: Tensor, last: int | None = None) -> Tensor:
         """Return the vectors of positions, of which `last` is the largest, (tokens, hidden)."""
-        if self.table is None:
-            return sinusoids(position_ids, self._size, last)
-        return self.table(position_ids + self.offset)
+        if self.table is not None:
+            return self.table(position_ids + self.offset)
+        vectors = sinusoids(position_ids, self._size, last)
+        return torch.cat([vectors[:, ::2], vectors[:, 1::2]], 1) if self._sines_first else vectors
 
     def added(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
         """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
@@ -95,7 +122,8 @@ class Transformer(Encoder):
         super().__init__()
         self.config = config
         num_positions = config.max_position_embeddings if config.learned_positions else None
-        self.embeddings = ScaledEmbeddings(config, Positions(config.hidden_size, num_positions))
+        positions = Positions(config.hidden_size, num_positions)
+        self.embeddings = ScaledEmbeddings(config, positions, source_size=config.source_vocab_size)
         self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
         self.final_norm = norm

@@ -68,7 +68,7 @@ def rerun(
         inputs = content["inputs"]
         reading = ReadingOptions(**inputs["reading"])
         reading = replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading
-        data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"])
+        data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"], paths.get("source_vocab"))
         finetune(recipe, model=paths["model"], data=data, out=out, resume=resume, progress=progress)
     return _compared(model, out)
 
@@ -95,7 +95,7 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     for name, path in paths.items():
         if not path.exists():
             raise DataError(f"{path}: the {name} of {run} no longer exists")
-        expected, is_model = content["inputs"].get(name), name in ("init", "model")
+        expected, is_model = content["inputs"].get(name), name in ("init", "model", "source_vocab")
         read = model_files(path) if is_model else [path]
         found = Corpus.open(path).fingerprint if name == "corpus" else fingerprint(*read)
         if found != expected:

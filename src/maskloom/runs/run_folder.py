@@ -22,6 +22,7 @@ from maskloom.system.folder_lock import LOCK
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
 from maskloom.system.launch import num_processes
 from maskloom.tasks.choice.reading import race_files
+from maskloom.text.tokenizer import TARGETS
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"
 METRICS = "metrics.json"
@@ -210,7 +211,8 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model folder that decide what is trained: configuration, weights in any form, tokens."""
     patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz")
-    patterns += ("vocab.txt", "tokenizer.json", "vocab.json", "merges.txt")
+    tokens = ("vocab.txt", "tokenizer.json", "vocab.json", "merges.txt")
+    patterns += (*tokens, *(f"{TARGETS}/{name}" for name in tokens))
     return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 

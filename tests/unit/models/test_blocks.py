@@ -138,6 +138,15 @@ def test_layers_of_a_decoder_are_computed_again_with_the_same_draws(name: str, i
     assert torch.equal(last["encoder.embeddings.word.weight"], first["encoder.embeddings.word.weight"]) != is_keyed
 
 
+def test_layers_of_an_encoder_of_sources_are_blocks_too() -> None:
+    config = _with_decoder("bart").config.with_sources(50, 4)
+    model = build_model(config, ("decoder",))
+    assert len(model.encoder.source.layers) == 4
+    layers = [*model.encoder.layers, *model.encoder.source.layers, *model.heads["decoder"].layers]
+    assert set(blocks_of(model)) == set(layers)
+    assert len(blocks_of(model)) == len(layers)
+
+
 def test_layers_of_a_decoder_are_sharded_by_themselves() -> None:
     expected = _gradients_of_loss(_with_decoder("transformer").eval())
     store = dist.HashStore()

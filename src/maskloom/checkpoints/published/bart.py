@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, mlm_rows, plain_rows
 from maskloom.models.bart_config import BartConfig
@@ -66,6 +67,11 @@ def _rows(config: BartConfig, heads: Sequence[str], *, has_pooler: bool = True) 
     encoder, number = _layer("encoder", "encoder"), config.num_hidden_layers
     rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS), *_positions("encoder.embeddings", "encoder")]
     rows += [row.for_layer(layer) for layer in range(number) for row in encoder]
+    if config.num_source_layers:
+        rows += [TensorName("encoder.source.embeddings.word.weight", None, "model.source.embed_tokens.weight")]
+        rows += _positions("encoder.source.embeddings", "source")
+        block = _layer("encoder.source", "source")
+        rows += [row.for_layer(layer) for layer in range(config.num_source_layers) for row in block]
     for stack in _DECODERS:
         block = (*_layer(stack, "decoder"), *_cross(stack))
         rows += [row.for_layer(layer) for layer in range(config.num_decoder_layers or number) for row in block]
@@ -82,6 +88,7 @@ _CLASSES = {
     ("span",): "BartForQuestionAnswering",
     (): "BartModel",
 }
+_WITH_SOURCES = {("decoder",): "MaskloomBartWithSourcesForSeq2Seq", (): "MaskloomBartWithSourcesModel"}
 
 
 def _canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
@@ -93,10 +100,21 @@ BART_FORMAT = PublishedFormat(
     prefix=_PREFIX,
     rows=_rows,
     heads=_HEADS,
-    class_names=lambda config: [*_CLASSES.items()],
+    class_names=lambda config: [*(_WITH_SOURCES if config.source_vocab_size else _CLASSES).items()],
     tied_copies=lambda config: dict.fromkeys(_TIED, _WORDS),
     is_ignored=lambda name: name.endswith("coder.version"),
     canonical=_canonical,
     optional=_BIAS,
     unseen=frozenset({"decoder"}),
+)
+
+MARIAN_FORMAT = replace(
+    BART_FORMAT,
+    name="Marian",
+    class_names=lambda config: [
+        (("decoder",), "MarianMTModel"),
+        *((heads, f"MaskloomMarian{name.partition('Bart')[2]}") for heads, name in _CLASSES.items() if len(heads)),
+        ((), "MarianModel"),
+    ],
+    is_ignored=lambda name: name.endswith("coder.embed_positions.weight"),  # sinusoids
 )

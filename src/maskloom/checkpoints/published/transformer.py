@@ -36,6 +36,7 @@ def _stack(config: TransformerConfig, stack: str, number: int, parts: Sequence[s
 def _rows(config: TransformerConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
     number, words = config.num_hidden_layers, _table("encoder.embeddings.word")
     rows = [words, *_stack(config, "encoder", number, (*_BLOCKS, *_LAST), "encoder.embeddings.positions.table")]
+    rows += [_table("encoder.embeddings.source")] if config.source_vocab_size else []
     if "decoder" in heads:
         parts, table = (*_BLOCKS, *_CROSS, *_LAST), f"{_DECODER}.positions.table"
         rows += _stack(config, _DECODER, config.num_decoder_layers or number, parts, table)

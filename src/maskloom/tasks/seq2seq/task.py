@@ -60,8 +60,8 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 class EncodedTargets:
     """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are the targets of the file. `marks` are the tokens at which every target begins, and the one
-    at which it ends. Where decoders have a `start`, they read that first, and all of a target is predicted.
+    `texts` are the targets of the file, `tokenizer` is theirs. `marks` are the tokens at which every target begins,
+    and the one at which it ends. Where decoders have a `start`, they read that first, and all of a target is predicted.
     """
 
     sources: EncodedExamples
@@ -121,10 +121,10 @@ def _encode(
     if known is not None:
         alone = ((text, None) for text in known)
         first = np.arange(len(known) + 1)
-        limit = min(settings.max_target_length, tokenizer.max_length)
-        targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, limit), labels=None)
-    marks, start = target_marks(tokenizer, settings.decoder_start)
-    return EncodedTargets(sources, targets, known, marks, tokenizer, start)
+        limit = min(settings.max_target_length, tokenizer.of_targets.max_length)
+        targets = EncodedExamples(**encoded_texts(alone, first, tokenizer.of_targets, limit), labels=None)
+    marks, start = target_marks(tokenizer.of_targets, settings.decoder_start)
+    return EncodedTargets(sources, targets, known, marks, tokenizer.of_targets, start)
 
 
 def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ...], int | None]:
