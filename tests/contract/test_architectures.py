@@ -79,6 +79,7 @@ OPTIONS = {
     "bert causal with all": {"causal": True, "pre_norm": True, "gated": True, "rotary": True, **PAIRED},
     "gpt pre_norm": {"pre_norm": True},
     "bart scaled": {"scale_embedding": True, "activation_dropout": 0.1, "decoder_start_token_id": 0},
+    "transformer restricted": {"attention_neighborhood": 3},
     "transformer pre_norm": {"pre_norm": True, "learned_positions": True},
     "t5 gated": {"gated": True, "hidden_act": "gelu_new", "tie_word_embeddings": False},
 }
@@ -140,7 +141,9 @@ def test_shapes(model, config, heads):
 
 
 def test_blocks_are_the_repeated_parts(model, config):
-    assert len(blocks_of(model)) == config.num_hidden_layers
+    decoder = [] if model.encoder.top is None else [*model.encoder.top.layers]
+    assert blocks_of(model) == [*model.encoder.layers, *decoder]
+    assert len(model.encoder.layers) == config.num_hidden_layers
     assert len({type(block) for block in blocks_of(model)}) == 1
 
 

@@ -1,9 +1,8 @@
-"""A decoder's layer: attention to itself, to the encoder's output, and feed-forward (Vaswani et al. 2017, 3.1-3.2)."""
+"""Attention of a decoder to the output of an encoder (Vaswani et al. 2017, 3.2.3)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,12 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.layers.attention import KeyValues
-from maskloom.layers.dropout import Dropout
 from maskloom.layers.general_attention import AttentionLayout, attend_between
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import residual
 
 
 class Memory(Protocol):
@@ -87,14 +83,11 @@ class PaddedMemory:
     def of(cls, attention: CrossAttention, hidden: Tensor, layout: SequenceLayout) -> PaddedMemory:
         """Return the keys and values of packed sources, (source tokens, hidden)."""
         number, longest = layout.num_sequences, layout.max_length
-        rows = torch.repeat_interleave(torch.arange(number, device=hidden.device), layout.lengths)
-        key_value = attention.key_value(hidden)
-        padded = key_value.new_zeros(number, longest, key_value.shape[1])
-        padded[rows, layout.position_ids] = key_value
+        padded = layout.padded(attention.key_value(hidden), longest)
         keys, values = padded.view(number, longest, 2 * attention.num_heads, -1).transpose(1, 2).chunk(2, 1)
         positions = torch.arange(longest, device=hidden.device)
         mask = (positions < layout.lengths.unsqueeze(1))[:, None, None]
-        return cls(keys, values, None if int(layout.lengths.min()) == longest else mask)
+        return cls(keys, values, None if layout.sizes.min() == longest else mask)
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
         """Return the context of the newest token of every sequence."""
@@ -106,37 +99,3 @@ class PaddedMemory:
         """Return those sequences, in this order; one may come several times."""
         keys, values = (part.index_select(0, rows) for part in (self.keys, self.values))
         return PaddedMemory(keys, values, None if self.mask is None else self.mask.index_select(0, rows))
-
-
-class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward, each with a residual and a norm of its own."""
-
-    def __init__(
-        self,
-        attention: nn.Module,
-        cross_attention: CrossAttention,
-        feed_forward: nn.Module,
-        *,
-        norm: Callable[[], nn.Module],
-        dropout: float,
-        pre_norm: bool = False,
-    ) -> None:
-        super().__init__()
-        self.pre_norm = pre_norm
-        self.attention = attention
-        self.attention_layer_norm = norm()
-        self.cross_attention = cross_attention
-        self.cross_attention_layer_norm = norm()
-        self.feed_forward = feed_forward
-        self.feed_forward_layer_norm = norm()
-        self.dropout = Dropout(dropout)
-
-    def forward(self, hidden: Tensor, layout: SequenceLayout, memory: Memory, past: KeyValues | None = None) -> Tensor:
-        """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
-        for block, norm in (
-            (lambda x: self.attention(x, layout, past), self.attention_layer_norm),
-            (lambda x: self.cross_attention(x, memory), self.cross_attention_layer_norm),
-            (self.feed_forward, self.feed_forward_layer_norm),
-        ):
-            hidden = residual(hidden, block, norm, self.dropout, pre_norm=self.pre_norm)
-        return hidden

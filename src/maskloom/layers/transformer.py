@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from maskloom.layers.attention import KeyValues
-from maskloom.layers.dropout import Dropout, current_draws
+from maskloom.layers.cross_attention import Memory
+from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -34,9 +35,10 @@ def residual(
 class TransformerLayer(nn.Module):
     """Attention, then feed-forward, each with a `residual` and a norm of its own, which `norm` makes.
 
-    Both blocks map (tokens, hidden) to the same. A layer that `recomputes` keeps its input alone and is computed again
-    in the backward pass, with the same dropout draws (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost).
-    Adapters, one a block, are set from outside.
+    A decoder's layer has `cross_attention` to a memory between them (Vaswani et al. 2017, 3.1). Blocks map (tokens,
+    hidden) to the same. A layer that `recomputes` keeps its input alone and is computed again in the backward pass,
+    with the same dropout draws (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost). Adapters, one a
+    block, are set from outside.
     """
 
     recomputes = False
@@ -49,38 +51,52 @@ class TransformerLayer(nn.Module):
         norm: Callable[[], nn.Module],
         dropout: float,
         pre_norm: bool = False,
+        cross_attention: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.pre_norm = pre_norm
         self.attention = attention
         self.attention_layer_norm = norm()
+        if cross_attention is not None:
+            self.cross_attention = cross_attention
+            self.cross_attention_layer_norm = norm()
+        self.has_memory = cross_attention is not None
         self.feed_forward = feed_forward
         self.feed_forward_layer_norm = norm()
         self.dropout = Dropout(dropout)
         self.attention_adapter: nn.Module | None = None
+        self.cross_attention_adapter: nn.Module | None = None
         self.feed_forward_adapter: nn.Module | None = None
 
-    def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None, memory: Memory | None = None
+    ) -> Tensor:
         """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
-        if past is not None:
-            return self._computed(hidden, layout, past=past)
-        if self.recomputes and torch.is_grad_enabled():
-            draws = current_draws()
-            place = None if draws is None else draws.place
-            return checkpoint(  # pyright: ignore[reportReturnType]
-                self._computed, hidden, layout, place, use_reentrant=False
-            )
-        return self._computed(hidden, layout)
+        if past is not None or not (self.recomputes and torch.is_grad_enabled()):
+            return self._computed(hidden, layout, past, memory)
+        draws = current_draws()
+        place = 0 if draws is None else draws.place
+        return checkpoint(  # pyright: ignore[reportReturnType]
+            self._computed_with, draws, place, hidden, layout, memory, use_reentrant=False
+        )
+
+    def _computed_with(
+        self, draws: RowDraws | None, place: int, hidden: Tensor, layout: SequenceLayout, memory: Memory | None
+    ) -> Tensor:
+        """Return what the layer gives with the draws from a place on, the same ones when it is computed again."""
+        with drawing(draws):
+            if draws is not None:
+                draws.place = place
+            return self._computed(hidden, layout, None, memory)
 
     def _computed(
-        self, hidden: Tensor, layout: SequenceLayout, place: int | None = None, *, past: KeyValues | None = None
+        self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None, memory: Memory | None
     ) -> Tensor:
-        draws = current_draws()
-        if draws is not None and place is not None:
-            draws.place = place  # computed again, the layer draws what it drew before
-        for block, norm, adapter in (
-            (lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter),
-            (self.feed_forward, self.feed_forward_layer_norm, self.feed_forward_adapter),
-        ):
+        blocks = [(lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter)]
+        if self.has_memory:
+            norm, adapter = self.cross_attention_layer_norm, self.cross_attention_adapter
+            blocks.append((lambda x: self.cross_attention(x, memory), norm, adapter))
+        blocks.append((self.feed_forward, self.feed_forward_layer_norm, self.feed_forward_adapter))
+        for block, norm, adapter in blocks:
             hidden = residual(hidden, block, norm, self.dropout, pre_norm=self.pre_norm, adapter=adapter)
         return hidden

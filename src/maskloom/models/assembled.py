@@ -130,8 +130,9 @@ def _assemble(
 
 
 def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:
-    """Return the repeated parts of a model's encoder."""
-    return list(model.encoder.layers)
+    """Return the repeated parts of a model: the layers of its encoder, of one below that, and of a decoder on top."""
+    stacks = (getattr(part, "layers", None) for part in model.modules())
+    return [layer for layers in stacks if isinstance(layers, nn.ModuleList) for layer in layers]
 
 
 def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:

@@ -48,9 +48,9 @@ class Bart(Encoder):
         An encoder of sources has its vectors in place of word embeddings (3.4).
         """
         if self.source is None:
-            return self.embeddings(token_ids, layout.position_ids)
+            return self.embeddings(token_ids, layout)
         vectors = self.source.encode_packed(token_ids, segment_ids, layout).last_hidden_state
-        return cast(ScaledEmbeddings, self.embeddings).of_vectors(vectors, layout.position_ids)
+        return cast(ScaledEmbeddings, self.embeddings).of_vectors(vectors, layout)
 
     def new_decoder(self) -> BartDecoder:
         """Return a decoder that predicts words."""
@@ -62,8 +62,8 @@ class Bart(Encoder):
 
     def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the decoder's vectors of the same tokens, of which it reads each one place later."""
-        later = token_ids.roll(1)
-        later[layout.first_positions[layout.lengths > 0]] = cast(BartConfig, self.config).decoder_start_token_id
+        start = cast(BartConfig, self.config).decoder_start_token_id
+        later = token_ids.roll(1).index_fill_(0, layout.first_positions, start)
         return cast(nn.Module, self.top)(later, layout, hidden, layout)
 
 

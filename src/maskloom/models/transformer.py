@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import KeyValues, SelfAttention
-from maskloom.layers.cross_attention import CrossAttention, DecoderLayer, Memory, PackedMemory
+from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory
 from maskloom.layers.dropout import Dropout, current_draws, drawing
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.general_attention import AttentionLayout
@@ -22,6 +23,7 @@ from maskloom.layers.pooling import LastToken
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import TransformerLayer
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
@@ -68,13 +70,13 @@ class ScaledEmbeddings(nn.Module):
         self.layer_norm = layer_norm or nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the sum for every token: (tokens,) to (tokens, hidden)."""
-        return self.of_vectors((self.word if self.source is None else self.source)(token_ids), position_ids)
+        return self.of_vectors((self.word if self.source is None else self.source)(token_ids), layout)
 
-    def of_vectors(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
+    def of_vectors(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the sum for what stands in place of word embeddings: (tokens, hidden) to (tokens, hidden)."""
-        return self.dropout(self.layer_norm(self.positions.added(vectors, position_ids)))
+        return self.dropout(self.layer_norm(self.positions.added(vectors, layout)))
 
 
 class Positions(nn.Module):
@@ -99,16 +101,16 @@ class Positions(nn.Module):
         if num_positions is not None:
             self.table = nn.Embedding.from_pretrained(torch.empty(num_positions + offset, hidden_size), freeze=False)
 
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """Return the vectors of positions, (tokens, hidden)."""
+    def forward(self, position_ids: Tensor, last: int | None = None) -> Tensor:
+        """Return the vectors of positions, of which `last` is the largest, (tokens, hidden)."""
         if self.table is not None:
             return self.table(position_ids + self.offset)
-        vectors = sinusoids(position_ids, self._size)
+        vectors = sinusoids(position_ids, self._size, last)
         return torch.cat([vectors[:, ::2], vectors[:, 1::2]], 1) if self._sines_first else vectors
 
-    def added(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
+    def added(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
         """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
-        return torch.add(self(position_ids), vectors, alpha=self._scale)
+        return torch.add(self(layout.position_ids, layout.max_position), vectors, alpha=self._scale)
 
 
 class Transformer(Encoder):
@@ -130,7 +132,11 @@ class Transformer(Encoder):
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return scaled word embeddings with positions; segments are ignored."""
-        return self.embeddings(token_ids, layout.position_ids)
+        return self.embeddings(token_ids, layout)
+
+    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+        """Return the layout that the layers read: of neighborhoods where attention is restricted to them."""
+        return layout.within(cast(TransformerConfig, self.config).attention_neighborhood)
 
     def new_decoder(self) -> TransformerDecoder:
         """Return a decoder of the same sizes."""
@@ -145,6 +151,7 @@ class TransformerDecoder(nn.Module):
     """
 
     bias: nn.Parameter | None
+    neighborhood = 0
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -152,6 +159,7 @@ class TransformerDecoder(nn.Module):
         self.decoder = encoder.word_embeddings
         self.register_parameter("bias", None)
         self.max_length = config.max_position_embeddings
+        self.neighborhood = getattr(config, "attention_neighborhood", 0)
         learned = getattr(config, "learned_positions", False)
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
         self.layer_norm: nn.Module = nn.Identity()
@@ -159,15 +167,15 @@ class TransformerDecoder(nn.Module):
         pre_norm, num_heads = bool(getattr(config, "pre_norm", False)), config.num_attention_heads
         attention_dropout = config.attention_probs_dropout_prob
         self.layers = nn.ModuleList(
-            DecoderLayer(
+            TransformerLayer(
                 SelfAttention(size, num_heads, attention_dropout, causal=True),
-                CrossAttention(size, num_heads, attention_dropout),
                 FeedForward(
                     size, config.intermediate_size, config.hidden_act, getattr(config, "activation_dropout", 0.0)
                 ),
                 norm=partial(nn.LayerNorm, size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
+                cross_attention=CrossAttention(size, num_heads, attention_dropout),
             )
             for _ in range(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
         )
@@ -184,19 +192,19 @@ class TransformerDecoder(nn.Module):
         lengths = np.asarray(layout.sizes)
         with nullcontext() if draws is None else drawing(draws.for_targets(lengths)):
             layout = self.placed(layout)
-            rows = layout.filled_up(self.embedded(token_ids, layout.position_ids))
+            rows = layout.filled_up(self.embedded(token_ids, layout))
             memory = PackedMemory(hidden, AttentionLayout(layout, source))
             for layer in self.layers:
-                rows = layer(rows, layout, memory)
+                rows = layer(rows, layout, memory=memory)
             return self.final_norm(rows[: layout.num_tokens])
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
         """Return the layout that the layers read, of tokens after those in `past`."""
-        return layout
+        return layout.within(self.neighborhood)
 
-    def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def embedded(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return what the first layer reads, (tokens, hidden)."""
-        vectors = self.positions.added(F.embedding(token_ids, self.decoder), position_ids)
+        vectors = self.positions.added(F.embedding(token_ids, self.decoder), layout)
         return self.dropout(self.layer_norm(vectors))
 
     def step(
@@ -206,9 +214,9 @@ class TransformerDecoder(nn.Module):
 
         `memories` and `past` have one for each layer.
         """
-        layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout.position_ids)
+        layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout)
         for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
-            rows = layer(rows, layout, memory, key_values)
+            rows = layer(rows, layout, key_values, memory)
         return self.final_norm(rows)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -28,8 +28,9 @@ class TransformerConfig(ModelConfig):
 
     Both have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Norms stand after the blocks,
     as in the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
-    max_position_embeddings rows in place of sinusoids. With `source_vocab_size` the encoder reads another vocabulary
-    than the decoder, with word embeddings of its own.
+    max_position_embeddings rows in place of sinusoids. With an `attention_neighborhood` of r, self-attention is
+    restricted to r tokens on either side, in the decoder to r before (section 4 of the paper); 0 is all. With
+    `source_vocab_size` the encoder reads another vocabulary than the decoder, with word embeddings of its own.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 37_000
@@ -44,6 +45,7 @@ class TransformerConfig(ModelConfig):
     layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
     pre_norm: bool = False
     learned_positions: bool = False
+    attention_neighborhood: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     source_vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
 
     required_values: ClassVar = {"model_type": TRANSFORMER_MODEL_TYPES}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.data.batch import SourceTargetBatch
+from maskloom.data.batch import SourceTargetBatch, read_and_predicted
 from maskloom.errors import DataError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import most_tokens
@@ -92,14 +92,7 @@ class EncodedTargets:
         labels = None
         if self.targets is not None:
             target = self.targets.batch(indices)
-            ids, lengths, labels = target.token_ids, target.lengths, target.token_ids
-            ends = np.cumsum(lengths)
-            if self.start is None:
-                ids, lengths = np.delete(ids, ends - 1), lengths - 1
-                labels = np.delete(labels, ends - target.lengths)
-            else:
-                ids = np.roll(ids, 1)
-                ids[ends - lengths] = self.start
+            ids, lengths, labels = read_and_predicted(target.token_ids, target.lengths, self.start)
         marks = np.tile(np.array(self.marks, dtype=np.int64), (len(indices), 1))
         return SourceTargetBatch(
             source.token_ids, source.segment_ids, source.lengths, ids, lengths, labels, source.indices, marks
