@@ -13,7 +13,11 @@ from maskloom.runs.display import terminal_progress
 words_app = typer.Typer(help="Train word vectors (word2vec) and ask them.", no_args_is_help=True)
 
 _RECIPE: dict[str, tuple[Any, str, Any]] = {
-    "model": (Literal["skipgram", "cbow"], "skipgram: each word of a window predicts its centre; cbow: all do.", "skipgram"),
+    "model": (
+        Literal["skipgram", "cbow"],
+        "skipgram: each word of a window predicts its centre; cbow: all do.",
+        "skipgram",
+    ),
     "loss": (
         Literal["negative", "hierarchical", "softmax"],
         "Against noise words, along a Huffman code, or against the whole vocabulary.",

@@ -127,7 +127,7 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
 
 
 def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -> str:
-    """Return dots (name, x, y, CSS class) on two axes of one scale, with their names beside them, apart from each other."""
+    """Return dots (name, x, y, CSS class) on two axes of one scale, each with its name beside it."""
     width = max(max(x for _, x, _, _ in dots) - min(x for _, x, _, _ in dots), 1e-12)
     height = max(max(y for _, _, y, _ in dots) - min(y for _, _, y, _ in dots), 1e-12)
     scale = min((_WIDTH - 2 * _RIGHT) / width, 2 * _WIDTH / height)

@@ -86,7 +86,11 @@ def train_words(
 
 
 def _prepare(
-    texts: Sequence[str | Path], recipe: WordsRecipe, out: Path, on_bad_text: Literal["error", "skip"], progress: Progress
+    texts: Sequence[str | Path],
+    recipe: WordsRecipe,
+    out: Path,
+    on_bad_text: Literal["error", "skip"],
+    progress: Progress,
 ) -> Vocabulary:
     """Read the text once: the vocabulary, and the text as numbers, which training maps from disk."""
     path, reading = out / _TOKENS, ReadingReport()
@@ -224,7 +228,10 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
     if len(styles) < 2:
         raise ConfigError("a plot needs two words at least; give more words or --neighbours")
     flat = vectors.plane([*styles])
-    dots = [(visible(word), *map(float, at), f"c{style % 6}") for (word, style), at in zip(styles.items(), flat, strict=True)]
+    dots = [
+        (visible(word), *map(float, at), f"c{style % 6}")
+        for (word, style), at in zip(styles.items(), flat, strict=True)
+    ]
     page = page_template("runs/words.html").render(
         title=f"Word vectors of {visible(Path(place).name)}",
         chart=scatter_chart(dots, name="words on two principal components"),

@@ -138,13 +138,11 @@ def analogy_scores(vectors: WordVectors, sections: dict[str, list[list[str]]], m
 
 def _right(vectors: WordVectors, rows: np.ndarray, folded: dict[str, int], most: int) -> Iterator[int]:
     directions = vectors.directions[:most]
-    usable = np.zeros(most, bool)
-    usable[[*folded.values()]] = True
+    first_form = np.array([folded[word.lower()] for word in vectors.words[:most]])
     for start in range(0, len(rows), _QUESTIONS_AT_ONCE):
         part = rows[start : start + _QUESTIONS_AT_ONCE]
         a, b, c, d = part.T
         cosines = (directions[b] - directions[a] + directions[c]) @ directions.T
-        cosines[:, ~usable] = -np.inf
         for asked in (a, b, c):
-            cosines[np.arange(len(part)), asked] = -np.inf
-        yield int((cosines.argmax(1) == d).sum())
+            cosines[first_form == asked[:, None]] = -np.inf
+        yield int((first_form[cosines.argmax(1)] == d).sum())

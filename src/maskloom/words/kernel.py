@@ -31,9 +31,9 @@ class Tables(NamedTuple):
     """What a block reads of the vocabulary, all per word, and the sigmoid.
 
     `keep` (words,) uint32 and the upper half of `noise` (words,) uint64 are probabilities times 2**32; the lower half
-    of `noise` is the other word of its slot (Walker's alias method). The path of word w from the root of the Huffman tree is
-    `nodes` from `starts[w]` to `starts[w + 1]`, each as 2 node + label. `sigmoid` (2, steps) holds the sigmoid and -log of it on -6 to 6, in
-    the program's 1,000 steps; with no steps both are computed exactly.
+    of `noise` is the other word of its slot (Walker's alias method). The path of word w from the root of the Huffman
+    tree is `nodes` from `starts[w]` to `starts[w + 1]`, each as 2 node + label. `sigmoid` (2, steps) holds the sigmoid
+    and -log of it on -6 to 6, in the program's 1,000 steps; with no steps both are computed exactly.
     """
 
     keep: np.ndarray

@@ -40,28 +40,28 @@ class _Spaces(dict[int, str]):
         return kept
 
 
-class Numbering:
-    """Numbers words in the order in which they come; a piece of text between white space is looked at once."""
+class Numbering(dict[str, tuple[int, ...]]):
+    """The numbers of the words of each piece of text between white space; words are numbered as they come."""
 
     def __init__(self, recipe: WordsRecipe) -> None:
+        super().__init__()
         self.numbers: defaultdict[str, int] = defaultdict()
         self.numbers.default_factory = self.numbers.__len__
-        self._cuts, self._is_cased = recipe.tokenize == "words", recipe.cased
-        self._spaces, self._known = _Spaces(), dict[str, tuple[int, ...]]()
+        self._cuts, self._is_cased, self._spaces = recipe.tokenize == "words", recipe.cased, _Spaces()
+
+    def __missing__(self, chunk: str) -> tuple[int, ...]:
+        words = [chunk]
+        if self._cuts:
+            text = unicodedata.normalize("NFC", chunk if self._is_cased else chunk.lower())
+            words = text.translate(self._spaces).split()
+        if len(self) > _MOST_CHUNKS:
+            self.clear()
+        self[chunk] = numbers = tuple(map(self.numbers.__getitem__, words))
+        return numbers
 
     def numbered(self, line: str) -> Iterable[int]:
         """Return the numbers of the words of a line."""
-        if not self._cuts:
-            return map(self.numbers.__getitem__, line.split())
-        chunks = line.split()
-        for chunk in {*chunks} - self._known.keys():
-            text = unicodedata.normalize("NFC", chunk if self._is_cased else chunk.lower())
-            self._known[chunk] = tuple(map(self.numbers.__getitem__, text.translate(self._spaces).split()))
-        found = chain.from_iterable(map(self._known.__getitem__, chunks))
-        if len(self._known) > _MOST_CHUNKS:
-            found = [*found]
-            self._known.clear()
-        return found
+        return chain.from_iterable(map(self.__getitem__, line.split()))
 
 
 def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Progress) -> list[str]:

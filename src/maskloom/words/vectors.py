@@ -103,7 +103,9 @@ def read_vectors(path: Path) -> WordVectors:
         header = file.readline(64)
         num_words, size = _sizes(path, header)
         if path.stat().st_size - len(header) < num_words * (2 * size + 1):
-            raise DataError(f"{path}: cut short: line 1 says {num_words:,} words of {size} numbers, the file is smaller")
+            raise DataError(
+                f"{path}: cut short: line 1 says {num_words:,} words of {size} numbers, the file is smaller"
+            )
         matrix = np.empty((num_words, size), np.float32)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             line_end = content.find(b"\n", len(header))
@@ -163,9 +165,8 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
     content.seek(place)
     for row in range(num_words):
         line, number = content.readline(), row + 2
-        fields = line.split(b" ") if line else []
-        fields = fields[:-1] if fields and not fields[-1].strip() else fields
-        if not fields:
+        fields = line.rstrip().split(b" ")
+        if not line.strip():
             raise DataError(f"{path}: cut short: {row:,} words, line 1 says {num_words:,}")
         if len(fields) != size + 1:
             raise DataError(f"{path}: line {number:,}: {len(fields) - 1} numbers instead of {size}")
