@@ -125,6 +125,12 @@ def kind_of_run(description: Mapping[str, Any]) -> RunKind:
     return "pretrain" if "corpus" in inputs else "finetune"
 
 
+def check_is_of_model(out: Path, description: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a run that trained word vectors, of which there is no model."""
+    if kind_of_run(description) == "words":
+        raise ConfigError(f"{out} holds word vectors, no model; `maskloom words --help` names what can be done with it")
+
+
 def run_id(out: Path, part: str) -> str:
     """Return what tells the checkpoints of a part of a run from all others."""
     return f"{described(out)['id'][:16]}/{part}"

@@ -166,7 +166,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress)
 def _save(training: WordTraining, out: Path) -> None:
     with replacing_folder(out / _CHECKPOINT) as folder:
         sums = {
-            name: write_hashed(folder / name, [memoryview(matrix).cast("B")])
+            name: write_hashed(folder / name, [matrix.data.cast("B")])
             for name, matrix in ((VECTORS, training.vectors), (OUTPUTS, training.outputs))
         }
         fault_point("words.save")
@@ -229,8 +229,8 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
         raise ConfigError("a plot needs two words at least; give more words or --neighbours")
     flat = vectors.plane([*styles])
     dots = [
-        (visible(word), *map(float, at), f"c{style % 6}")
-        for (word, style), at in zip(styles.items(), flat, strict=True)
+        (visible(word), float(x), float(y), f"c{style % 6}")
+        for (word, style), (x, y) in zip(styles.items(), flat, strict=True)
     ]
     page = page_template("runs/words.html").render(
         title=f"Word vectors of {visible(Path(place).name)}",

@@ -11,12 +11,13 @@ import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
 from maskloom.errors import DataError
-from maskloom.tasks.tables import Row, layout_of, read_lines, read_rows
+from maskloom.tasks.tables import layout_of, read_lines, read_rows
 from maskloom.words.vectors import WordVectors
 
 Triple = tuple[str, str, float]
 # The part of speech behind each word of the set MEN: sun-n.
-_PART_OF_SPEECH = re.compile("(.+)-[nvja]")
+_PART_OF_SPEECH = re.compile(".-[nvja]$")
+_SCORES = ("similarity", "simlex999", "score", "mean", "rating")
 _QUESTIONS_AT_ONCE = 256
 
 
@@ -27,30 +28,28 @@ def read_pairs(path: Path) -> list[Triple]:
     left out. Raises DataError with the line for a row without a score.
     """
     layout = layout_of(path)
-    rows = [row for row in read_rows(path, layout) if row.problem is None]
-    if layout == "text":
-        rows = [Row(row.fields[0].split(), row.line) for row in rows if isinstance(row.fields, list)]
+    rows = [([*map(str, row.fields)], row.line) for row in read_rows(path, layout) if row.problem is None]
+    rows = [(fields[0].split() if layout == "text" else fields, line) for fields, line in rows]
+    rows = [(fields, line) for fields, line in rows if not "".join(fields[:1]).startswith("#")]
+    names = [name.strip().lower() for name in rows[0][0]] if rows else []
     places = [0, 1, 2]
-    lines = rows
-    names = [str(name).strip().lower() for name in rows[0].fields] if rows else []
     if {"word1", "word2"} <= {*names}:
-        score = next((name for name in ("similarity", "simlex999", "score", "mean", "rating") if name in names), None)
+        score = next((name for name in _SCORES if name in names), None)
         if score is None:
             raise DataError(f"{path}: line 1: no column of scores named similarity among {', '.join(names)}")
-        places, lines = [names.index(name) for name in ("word1", "word2", score)], rows[1:]
+        places, rows = [names.index(name) for name in ("word1", "word2", score)], rows[1:]
     elif names and not _is_score(names[-1]):
-        lines = rows[1:]
-    triples = [_triple(path, row, places) for row in lines if not str(row.fields[0]).startswith("#")]
+        rows = rows[1:]
+    triples = [_triple(f"{path}: line {line}", fields, places) for fields, line in rows if _is_filled(fields, places)]
     if not triples:
         raise DataError(f"{path}: no pairs of words")
-    tagged = [[_PART_OF_SPEECH.fullmatch(word) for word in triple[:2]] for triple in triples]
-    if all(first and second for first, second in tagged):
-        triples = [
-            (first[1], second[1], score)
-            for (first, second), (*_, score) in zip(tagged, triples, strict=True)
-            if first and second
-        ]
+    if all(_PART_OF_SPEECH.search(word) for triple in triples for word in triple[:2]):
+        return [(first[:-2], second[:-2], score) for first, second, score in triples]
     return triples
+
+
+def _is_filled(fields: list[str], places: list[int]) -> bool:
+    return any(fields[place].strip() for place in places if place < len(fields))
 
 
 def _is_score(field: str) -> bool:
@@ -60,10 +59,10 @@ def _is_score(field: str) -> bool:
         return False
 
 
-def _triple(path: Path, row: Row, places: list[int]) -> Triple:
-    fields = [str(field).strip() for field in row.fields]
+def _triple(place: str, fields: list[str], places: list[int]) -> Triple:
+    fields = [field.strip() for field in fields]
     if max(places) >= len(fields) or not _is_score(fields[places[2]]):
-        raise DataError(f"{path}: {row.where}: two words and a number are expected, this is {' '.join(fields)!r:.80}")
+        raise DataError(f"{place}: two words and a number are expected, this is {' '.join(fields)!r:.80}")
     return fields[places[0]], fields[places[1]], float(fields[places[2]])
 
 
@@ -82,9 +81,13 @@ def similarity_scores(vectors: WordVectors, pairs: list[Triple]) -> dict[str, An
     cosines = np.einsum("ij,ij->i", vectors.directions[first], vectors.directions[second]).astype(float)
     return {
         **result,
-        "spearman": float(spearmanr(scores, cosines).statistic),
-        "pearson": float(pearsonr(scores, cosines).statistic),
+        "spearman": _first(spearmanr(scores, cosines)),
+        "pearson": _first(pearsonr(scores, cosines)),
     }
+
+
+def _first(found: Any) -> float:
+    return float(found.statistic)
 
 
 def _folded(vectors: WordVectors, most: int) -> dict[str, int]:

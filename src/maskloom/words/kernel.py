@@ -128,7 +128,7 @@ def _read_sentence(
     return place, length, state
 
 
-def _gather(vectors: np.ndarray, window: np.ndarray, center: int, context: np.ndarray, sums: bool) -> None:
+def _gather(vectors: np.ndarray, window: np.ndarray, center: Any, context: np.ndarray, sums: bool) -> None:
     """Put the mean or the sum of the vectors of a window, without its centre, into `context` (1, size)."""
     size, number = vectors.shape[1], vectors.dtype.type(window.shape[0] - 1)
     for i in range(size):
@@ -142,7 +142,7 @@ def _gather(vectors: np.ndarray, window: np.ndarray, center: int, context: np.nd
             context[0, i] /= number
 
 
-def _spread(vectors: np.ndarray, window: np.ndarray, center: int, error: np.ndarray, divides: bool) -> None:
+def _spread(vectors: np.ndarray, window: np.ndarray, center: Any, error: np.ndarray, divides: bool) -> None:
     """Add what a window has learned to each of its words."""
     size, number = vectors.shape[1], vectors.dtype.type(window.shape[0] - 1)
     if divides:
@@ -253,7 +253,7 @@ def _mixed(state: np.uint64) -> np.uint64:
     return state ^ (state >> _31)
 
 
-def _prefetch(array: np.ndarray, row: int) -> None:
+def _prefetch(array: np.ndarray, row: Any) -> None:
     """Ask for a row from memory; compiled, it is an instruction for each of its cache lines."""
 
 
@@ -287,7 +287,7 @@ def compiled() -> Callable[..., tuple[float, int]]:
         return types.void(array, types.int64), generate
 
     options: Any = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy"}
-    overload(_prefetch)(lambda array, row: lambda array, row: prefetch(array, row))
+    overload(_prefetch)(lambda array, row: lambda array, row: prefetch(array, row))  # pyright: ignore[reportCallIssue]
     # without them a call takes as long as the work of some of these
     parts = (_mixed, _draw_noise, _read_sentence, _gather, _spread, _with_noise, _path, _longest, _binary, _softmax)
     for part in parts:

@@ -13,7 +13,10 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import words
+from maskloom.runs.export import export
 from maskloom.runs.info import describe_folder
+from maskloom.runs.report.record import read_run
+from maskloom.runs.rerun import rerun
 from maskloom.runs.words import neighbours, open_vectors, plot_words, train_words
 from maskloom.system.fault_points import arm
 from maskloom.training.events import read_events
@@ -53,6 +56,11 @@ def test_a_run_writes_both_matrices_its_vocabulary_and_its_log(text: Path, tmp_p
     assert losses[-1] < losses[0]
     assert describe_folder(tmp_path / "out")["finished"]
     assert train_words(text, RECIPE, out=tmp_path / "out", resume=True)["already_trained"]
+    for act in (rerun, export):
+        with pytest.raises(ConfigError, match="holds word vectors, no model"):
+            act(tmp_path / "out", out=tmp_path / "other")
+    with pytest.raises(ConfigError, match="holds word vectors, no model"):
+        read_run(tmp_path / "out", "out")
 
 
 @pytest.mark.parametrize("place", ["words.prepared", "words.finish", "files.rename"])
@@ -147,3 +155,32 @@ def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
     assert f"{near[1]:.3f}" in page
     with pytest.raises(ConfigError, match="two words"):
         plot_words(tmp_path / "out", [first], tmp_path / "plot.html")
+
+
+def test_the_flags_of_the_command_have_the_recipe_s_defaults() -> None:
+    from maskloom.cli.words import _DEFAULTS
+
+    assert WordsRecipe().model_dump(exclude={"kind"}) == _DEFAULTS
+
+
+def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "maskloom", "words", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_commands_answer(text: Path, tmp_path: Path) -> None:
+    train_words(text, RECIPE, out=tmp_path / "out")
+    asked = open_vectors(tmp_path / "out").words[:3]
+    found = run_command("neighbours", tmp_path / "out", asked[0], "-n", 2)
+    assert found.stdout.split()[0] == asked[0], found.stderr
+    assert len(found.stdout.splitlines()) == 3
+    (tmp_path / "pairs.txt").write_text(f"{asked[0]} {asked[1]} 3\n{asked[1]} {asked[2]} 1\n{asked[0]} nobody 1\n")
+    scores = run_command("evaluate", tmp_path / "out", "--pairs", tmp_path / "pairs.txt", "--json")
+    assert json.loads(scores.stdout)["pairs.txt"]["unknown"] == 1
+    unknown = run_command("analogies", tmp_path / "out", asked[0], asked[1], "W1x")
+    assert unknown.returncode == 3
+    assert "not among the" in unknown.stderr
+    refused = run_command("train", text, "--out", tmp_path / "new", "--window", 0)
+    assert refused.returncode == 3
+    assert "window = 0" in refused.stderr
+    assert not (tmp_path / "new").exists()
