@@ -50,19 +50,30 @@ _FLAGS = {
     name: Annotated[kind | None, typer.Option(*([f"--{name.replace('_', '-')}"] if kind is bool else []), help=meaning)]
     for name, (kind, meaning, _) in _RECIPE.items()
 }
+
+
+def _sets(parameter: str, *names: str) -> Any:
+    """Add the flags of these names to a command, which gets their values by name in a parameter."""
+    return with_options(parameter, {name: _FLAGS[name] for name in names}, **{name: _DEFAULTS[name] for name in names})
+
+
 Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's form.")]
 Number = Annotated[int, typer.Option("--number", "-n", min=1, help="Words to show.")]
 
 
 @words_app.command("train")
-@with_options("flags", _FLAGS, **_DEFAULTS)
+@_sets("what", "model", "loss")
+@_sets("how", *(name for name in _RECIPE if name not in ("model", "loss", "workers", "deterministic")))
+@_sets("threads", "workers", "deterministic")
 def train(
     texts: Texts,
     *,
+    what: Any,
     out: Out,
-    flags: Any,
+    how: Any,
     form: Annotated[Literal["binary", "text"], typer.Option(help="Which of word2vec's forms to write.")] = "binary",
     resume: Resume = False,
+    threads: Any,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
@@ -71,12 +82,14 @@ def train(
     from maskloom.system.folder_lock import refuse_if_in_use
     from maskloom.words.settings import WordsRecipe
 
-    recipe = load_recipe(WordsRecipe, {name: value for name, value in flags.items() if value is not None})
+    given = {**what, **how, **threads}
+    recipe = load_recipe(WordsRecipe, {name: value for name, value in given.items() if value is not None})
     refuse_if_in_use(out)
     from maskloom.runs.words import train_words  # heavy: wrong options are refused before it
 
-    how = {"form": form, "resume": resume, "on_bad_text": on_bad_text, "progress": terminal_progress()}
-    show(train_words(texts, recipe, out=out, **how), as_json)
+    shown = terminal_progress()
+    result = train_words(texts, recipe, out=out, form=form, resume=resume, on_bad_text=on_bad_text, progress=shown)
+    show(result, as_json)
 
 
 @words_app.command("neighbours")
