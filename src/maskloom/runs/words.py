@@ -14,7 +14,7 @@ from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import page_template, scatter_chart, visible
 from maskloom.runs.display import Progress
-from maskloom.runs.run_folder import METRICS, fingerprint, prepare_run_folder
+from maskloom.runs.run_folder import DESCRIPTION, METRICS, RECIPE, fingerprint, prepare_run_folder
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
@@ -59,12 +59,17 @@ def train_words(
     files = source_files(texts)
     compiled()  # refuses before the text is read
     inputs = {"text": fingerprint(*(file.path for file in files)), "on_bad_text": on_bad_text, "form": form}
-    prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
+    continues = prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     if (out / METRICS).exists():
         return {"folder": str(out), "already_trained": True, **read_json_object(out / METRICS)}
     vocabulary = _prepared(out)
     if vocabulary is None:
-        vocabulary = _prepare(texts, recipe, out, on_bad_text, progress)
+        try:
+            vocabulary = _prepare(texts, recipe, out, on_bad_text, progress)
+        except DataError:
+            for name in () if continues else (RECIPE, DESCRIPTION, _TOKENS):  # what is corrected may take the folder
+                (out / name).unlink(missing_ok=True)
+            raise
     training = WordTraining(recipe, vocabulary.counts, np.memmap(out / _TOKENS, np.int32, "r"))
     _restore(training, out)
     with EventLog(out / "events.jsonl") as log:

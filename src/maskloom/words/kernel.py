@@ -81,9 +81,8 @@ def train_block(
             state += _GOLDEN
             width = options.window - np.int64(((_mixed(state) >> _32) * np.uint64(options.window)) >> _32)
             first, last = max(0, center - width), min(length, center + width + 1)
-            coming = sentence[min(center + _LEAD, length - 1)]
-            _prefetch(outputs, coming)
-            _prefetch(vectors, coming)
+            _prefetch(outputs, sentence[min(center + _LEAD, length - 1)])
+            _prefetch(vectors, sentence[min(center + options.window + _LEAD, length - 1)])
             if options.is_cbow and last - first > 1:
                 _gather(vectors, sentence[first:last], center - first, context, options.sums)
             for other in range(first, last):

@@ -133,6 +133,12 @@ def test_phrases_forms_and_losses_reach_the_files(text: Path, tmp_path: Path) ->
     assert outputs.words[0] == "node-0"
 
 
+def test_text_that_is_refused_leaves_no_folder(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--min-count 9999: 0 of"):
+        train_words(text, RECIPE.model_copy(update={"min_count": 9999}), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_rate_that_is_too_high_is_named(text: Path, tmp_path: Path) -> None:
     recipe = RECIPE.model_copy(update={"learning_rate": 1e30, "loss": "softmax"})
     with (
