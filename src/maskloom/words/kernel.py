@@ -291,4 +291,7 @@ def compiled() -> Callable[..., tuple[float, int]]:
     parts = (_mixed, _draw_noise, _read_sentence, _gather, _spread, _with_noise, _path, _longest, _binary, _softmax)
     for part in parts:
         register_jitable(forceinline=True, **options)(part)
-    return numba.njit(nogil=True, cache=True, **options)(train_block)
+    try:
+        return numba.njit(nogil=True, cache=True, **options)(train_block)
+    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+        return numba.njit(nogil=True, **options)(train_block)

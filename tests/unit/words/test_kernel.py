@@ -160,6 +160,20 @@ def test_a_sentence_is_cut_at_a_thousand_words() -> None:
     assert predictions([0] * 1000 + [2] * 10, 1) == 2 * 999 + 2 * 9
 
 
+def test_without_a_place_for_its_cache_numba_compiles_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+
+    def njit(**keys: object) -> object:
+        if "cache" in keys:
+            raise RuntimeError("cannot cache function")
+        return lambda function: (function, keys["nogil"])
+
+    kernel.compiled.cache_clear()
+    monkeypatch.setattr(numba, "njit", njit)
+    assert kernel.compiled() == (kernel.train_block, True)
+    kernel.compiled.cache_clear()
+
+
 def test_numba_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.compiled.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "numba", None)
