@@ -18,7 +18,16 @@ from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
-from maskloom.runs.run_folder import RECIPE, RESULTS, described, environment, fingerprint, kind_of_run, model_files
+from maskloom.runs.run_folder import (
+    RECIPE,
+    RESULTS,
+    check_is_of_model,
+    described,
+    environment,
+    fingerprint,
+    kind_of_run,
+    model_files,
+)
 from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.system.launch import num_processes
 from maskloom.tasks.tables import ReadingOptions
@@ -42,6 +51,7 @@ def rerun(
     """
     run, out, progress = Path(run), Path(out), progress or Progress()
     model, content = run / "model", described(run)
+    check_is_of_model(run, content)
     if kind_of_run(content) == "glue":
         raise ConfigError(f"{run} holds several runs; repeat one of them")
     if kind_of_run(content) == "search":
