@@ -128,7 +128,7 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
     )
     write_text(out / "transformer-table1.html", page)
     told = [
-        f"{name}: time grows with n^{row['exponent']:.2f} (stated {row['stated_exponent']}); ends meet after "
+        f"{name}: time grows with n^{row['exponent']:.2f} (stated {row['stated_exponent']}); the ends of a text meet after "
         f"{row['layers']} layer{'s' * (row['layers'] != 1)}"
         for name, row in found.items()
     ]
