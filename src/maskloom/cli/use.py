@@ -280,8 +280,9 @@ def generate(
         show({**written, **page}, as_json, beside=output)
         return
     (found,) = texts or Predictor.load(model, batch_size=batch_size).generate([prompt or ""], how)
-    pages = [f"page: {report}"] if report else []
-    show({"prompt": prompt, **found, **page}, as_json, lines=lambda result: [result["text"], *pages])
+    lines = [found["text"], *(other["text"] for other in found.get("others", []))]
+    lines += [f"page: {report}"] if report else []
+    show({"prompt": prompt, **found, **page}, as_json, lines=lambda _: lines)
 
 
 @reads("text_column", "on_bad_rows")

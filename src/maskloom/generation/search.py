@@ -22,6 +22,7 @@ from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
 
 _SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "num_best": 1, "seed": 0, "min_tokens": 0, "no_repeat_ngram": 0}
+MOST_BEAMS = 1000
 _NOTED = 6  # candidates of a text in each step that is kept
 _RANGES = (
     ("temperature", 1e6, "from 0 to 1e+06"),
@@ -62,6 +63,8 @@ class Generation:
                 continue
             if type(value) is not int or not smallest <= value < 2**63:
                 raise ConfigError(f"{name} {value!r:.80}: a whole number of at least {smallest} is expected")
+        if (self.beam or 0) > MOST_BEAMS:
+            raise ConfigError(f"beam {self.beam}: at most {MOST_BEAMS:,} is expected")
         for name, largest, rule in _RANGES:
             value = getattr(self, name)
             if value is None and name == "length_penalty":

@@ -59,7 +59,7 @@ class TransformerConfig(ModelConfig):
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
         """Return this with a vocabulary of sources; ConfigError for layers, which only a BART has before its own."""
         if num_layers is not None:
-            raise ConfigError(f"seq2seq.source_layers = {num_layers}: only a BART has layers of sources")
+            raise ConfigError(f"seq2seq.source_layers = {num_layers}: only a BART (model.architecture=bart) has them")
         return self.model_copy(update={"source_vocab_size": vocab_size})
 
     def as_published(self) -> dict[str, Any]:

@@ -302,7 +302,8 @@ class _DevWatch:
         fill_with_mean(model, averaged)
         entry = {**self._scored(model), "averaged": sorted(map(step_of, averaged))}
         self._keep(model, entry)
-        return f"the mean of steps {', '.join(map(str, entry['averaged']))} is the model: {self.shown(entry['scores'])}"
+        told = ", ".join(map(str, entry["averaged"]))
+        return f"the mean of the checkpoints of steps {told} is the model: {self.shown(entry['scores'])}"
 
     def _scored(self, model: EncoderWithHeads) -> dict[str, Any]:
         plan, step = self._plan, self._state.step
@@ -335,7 +336,7 @@ class _DevWatch:
         return self.patience is not None and later >= self.patience
 
     def describe(self, step: int, metrics: dict[str, float]) -> str:
-        is_best = self.memory["best"]["step"] == step
+        is_best = self.memory["best"]["step"] == step and not self._plan.recipe.training.average_checkpoints
         text = f"step {step}, epoch {self.memory['last']['epoch']}: {self.shown(metrics)}"
         return f"{text}{' (best so far, kept)' if is_best else ''}"
 

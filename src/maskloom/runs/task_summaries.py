@@ -41,6 +41,10 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     """Return which weights were kept and their dev scores, how restarts compare, what was read, and what to do next."""
     name, best, last, data = result["metric"], result["best"], result["last"], result["data"]
     kept = f"seed {result['best_seed']}, epoch {best['epoch']} (step {best['step']}): the best on dev by {name}"
+    if "averaged" in best:
+        kept = (
+            f"seed {result['best_seed']}: the mean of the checkpoints of steps {', '.join(map(str, best['averaged']))}"
+        )
     if last["step"] != best["step"]:
         kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
     rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result)]

@@ -96,8 +96,8 @@ def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
             longer, shorter = (targets, sources) if source is None else (sources, targets)
             more = number + sum(1 for _ in pairs)
             raise DataError(
-                f"{longer}: line {number} has no line beside it: {more:,} lines, and {number - 1:,} in {shorter}; a "
-                "source and its target have the same number of line"
+                f"{longer}: line {number} has no line beside it: {more:,} lines, and {number - 1:,} in {shorter}; both "
+                "files need the same number of lines"
             )
         yield Row([source[1], target[1]], number)
 
