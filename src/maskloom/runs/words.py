@@ -153,8 +153,9 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             is_checked = saves or done.blocks_done == blocks
             if not math.isfinite(done.loss) or (is_checked and not _is_finite(training)):
                 raise DataError(
-                    f"{out}: the loss or a vector is not finite after block {done.blocks_done:,} of {blocks:,}: the "
-                    f"learning rate {training.recipe.peak_rate:g} is too high; give a lower --learning-rate and another --out"
+                    f"{out}: the loss or a vector is not finite after block {done.blocks_done:,} of {blocks:,}: "
+                    f"the learning rate {training.recipe.peak_rate:g} is too high; "
+                    "give a lower --learning-rate and another --out"
                 )
             speed = (done.blocks_done - first) * len(training.tokens) * training.recipe.epochs / blocks / (now - start)
             losses.append(done.loss)
