@@ -10,7 +10,7 @@ import typer
 from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, print_json, say, show, with_options
 from maskloom.runs.display import terminal_progress
 
-words_app = typer.Typer(help="Train word vectors (word2vec) and ask them.", no_args_is_help=True)
+words_app = typer.Typer(help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
 
 _RECIPE: dict[str, tuple[Any, str, Any]] = {
     "model": (

@@ -12,13 +12,13 @@ import numpy as np
 
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside, source_files
 from maskloom.errors import ConfigError, DataError
-from maskloom.runs.charts import page_template, scatter_chart, visible
+from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
 from maskloom.runs.display import Progress
 from maskloom.runs.run_folder import DESCRIPTION, METRICS, RECIPE, fingerprint, prepare_run_folder
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
-from maskloom.system.foreign_files import check_name, read_bytes, read_json_object, why_changed
+from maskloom.system.foreign_files import check_name, read_bytes, read_json_object, read_json_value, why_changed
 from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import stop_requests
 from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
@@ -61,6 +61,7 @@ def train_words(
     inputs = {"text": fingerprint(*(file.path for file in files)), "on_bad_text": on_bad_text, "form": form}
     continues = prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     if (out / METRICS).exists():
+        _tidy(out)
         return {"folder": str(out), "already_trained": True, **read_json_object(out / METRICS)}
     vocabulary = _prepared(out)
     if vocabulary is None:
@@ -71,10 +72,10 @@ def train_words(
                 (out / name).unlink(missing_ok=True)
             raise
     training = WordTraining(recipe, vocabulary.counts, np.memmap(out / _TOKENS, np.int32, "r"))
-    _restore(training, out)
+    seconds = _restore(training, out)
     with EventLog(out / "events.jsonl") as log:
         log.forget_after("words", training.blocks_done)
-        metrics = _train(training, out, log, progress)
+        metrics = _train(training, out, log, progress, seconds)
     suffix = _SUFFIXES[form]
     nodes = [f"node-{number}" for number in range(len(training.outputs))]
     write_vectors(out / f"{VECTORS}{suffix}", vocabulary.words, training.vectors, form)
@@ -83,11 +84,17 @@ def train_words(
     metrics = {"num_words": len(vocabulary.words), "num_tokens": int(vocabulary.counts.sum()), **metrics}
     fault_point("words.finish")
     write_json(out / METRICS, metrics)
+    fault_point("words.tidy")
+    _tidy(out)
+    return {"folder": str(out), **metrics}
+
+
+def _tidy(out: Path) -> None:
+    """Remove what only an unfinished run needs."""
     for name in (_TOKENS, _PREPARED):
         (out / name).unlink(missing_ok=True)
     if (out / _CHECKPOINT).exists():
         remove_tree(out / _CHECKPOINT)
-    return {"folder": str(out), **metrics}
 
 
 def _prepare(
@@ -111,8 +118,7 @@ def _prepare(
     pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
     fault_point("words.prepared")
-    sums = {name: {"num_bytes": (out / name).stat().st_size, "sha256": fingerprint(out / name)} for name in _KEPT}
-    write_json(out / _PREPARED, sums)
+    write_json(out / _PREPARED, {name: fingerprint(out / name) for name in _KEPT})
     return vocabulary
 
 
@@ -121,31 +127,36 @@ _KEPT = (_TOKENS, VOCABULARY)
 
 def _prepared(out: Path) -> Vocabulary | None:
     """Return the vocabulary of a run that is continued, or None where its text has to be read anew."""
-    if not (out / _PREPARED).exists():
+    if not all((out / name).exists() for name in (_PREPARED, *_KEPT)):
         return None
-    sums = read_json_object(out / _PREPARED)
-    if any(why_changed(out / name, sums[name]["num_bytes"], None) for name in _KEPT):
-        return None
-    if any(fingerprint(out / name) != sums[name]["sha256"] for name in _KEPT):
+    sums = {name: read_json_value(out / _PREPARED, name, str) for name in _KEPT}
+    if any(fingerprint(out / name) != sums[name] for name in _KEPT):
         return None
     lines = read_bytes(out / VOCABULARY, limit=_MAX_VOCABULARY_BYTES).decode().split("\n")[:-1]
     words, counts = zip(*(line.rsplit(" ", 1) for line in lines), strict=True)
     return Vocabulary([*words], np.array(counts, np.int64))
 
 
-def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress) -> dict[str, Any]:
-    """Train to the end, log each round and save now and then, and when asked to stop."""
+def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress, seconds: float) -> dict[str, Any]:
+    """Train to the end, log each round and save now and then, and when asked to stop.
+
+    `seconds` is the time of training before this process. Raises DataError for a loss or a state that is not finite.
+    """
     blocks, start, first = training.num_blocks, time.monotonic(), training.blocks_done
     losses, saved = list[float](), start
     progress.begin("training word vectors", blocks, first)
     with stop_requests() as stop, stop.deferred():
         for done in training.rounds():
-            if not math.isfinite(done.loss):
-                raise DataError(
-                    f"{out}: the loss is not a number after block {done.blocks_done:,} of {blocks:,}: the learning "
-                    f"rate {training.recipe.peak_rate:g} is too high; give a lower --learning-rate and another --out"
-                )
             now = time.monotonic()
+            is_asked = stop.received is not None and done.blocks_done < blocks
+            saves = is_asked or now - saved > _SECONDS_BETWEEN_SAVES
+            is_checked = saves or done.blocks_done == blocks
+            if not math.isfinite(done.loss) or (is_checked and not _is_finite(training)):
+                raise DataError(
+                    f"{out}: the loss or a vector is not finite after block {done.blocks_done:,} of {blocks:,}: "
+                    f"the learning rate {training.recipe.peak_rate:g} is too high; "
+                    "give a lower --learning-rate and another --out"
+                )
             speed = (done.blocks_done - first) * len(training.tokens) * training.recipe.epochs / blocks / (now - start)
             losses.append(done.loss)
             log.write(
@@ -157,38 +168,41 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress)
                 tokens_per_second=speed,
             )
             progress.advance(done.blocks_done, loss=done.loss, tokens_per_s=speed)
-            is_asked = stop.received is not None and done.blocks_done < blocks
-            if is_asked or now - saved > _SECONDS_BETWEEN_SAVES:
-                _save(training, out)
+            if saves:
+                _save(training, out, seconds + now - start)
                 saved = time.monotonic()
                 log.write("save", stage="words", step=done.blocks_done)
             if is_asked:
                 return {}  # leaving `deferred` raises
     progress.end()
-    return {"loss": losses[-1] if losses else None, "seconds": time.monotonic() - start}
+    return {"loss": losses[-1] if losses else None, "seconds": seconds + time.monotonic() - start}
 
 
-def _save(training: WordTraining, out: Path) -> None:
+def _is_finite(training: WordTraining) -> bool:
+    return all(np.isfinite(matrix).all() for matrix in (training.vectors, training.outputs))
+
+
+def _save(training: WordTraining, out: Path, seconds: float) -> None:
     with replacing_folder(out / _CHECKPOINT) as folder:
         sums = {
-            name: write_hashed(folder / name, [matrix.data.cast("B")])
+            name: write_hashed(folder / name, [matrix.data.cast("B")])["sha256"]
             for name, matrix in ((VECTORS, training.vectors), (OUTPUTS, training.outputs))
         }
         fault_point("words.save")
-        write_json(folder / _STATE, {"blocks_done": training.blocks_done, "files": sums})
+        write_json(folder / _STATE, {"blocks_done": training.blocks_done, "seconds": seconds, **sums})
 
 
-def _restore(training: WordTraining, out: Path) -> None:
-    """Take the state of the last save, if there is one; raises DataError for a damaged one."""
+def _restore(training: WordTraining, out: Path) -> float:
+    """Take the state of the last save, if there is one; return its seconds. Raises DataError for a damaged one."""
     folder = out / _CHECKPOINT
     if not folder.exists():
-        return
-    state = read_json_object(folder / _STATE)
+        return 0.0
     for name, matrix in ((VECTORS, training.vectors), (OUTPUTS, training.outputs)):
-        if problem := why_changed(folder / name, matrix.nbytes, state["files"][name]["sha256"]):
+        if problem := why_changed(folder / name, matrix.nbytes, read_json_value(folder / _STATE, name, str)):
             raise DataError(f"{folder / name}: {problem}; remove {folder} to train from the start")
         matrix[:] = np.fromfile(folder / name, np.float32).reshape(matrix.shape)
-    training.blocks_done = int(state["blocks_done"])
+    training.blocks_done = read_json_value(folder / _STATE, "blocks_done", int)
+    return read_json_value(folder / _STATE, "seconds", float)
 
 
 def open_vectors(place: str | Path) -> WordVectors:
@@ -214,13 +228,18 @@ def neighbours(place: str | Path, words: Sequence[str], number: int = 10) -> dic
 def evaluate_words(
     place: str | Path, pairs: Sequence[Path] = (), analogies: Sequence[Path] = (), most: int = 30_000
 ) -> dict[str, Any]:
-    """Return the scores of vectors on files of word pairs and of analogies, by name of file; ConfigError for none."""
+    """Return the scores of vectors on files of word pairs and of analogies; ConfigError for none.
+
+    They go by the name of the file, with its folder where two are equal.
+    """
     if not pairs and not analogies:
         raise ConfigError("nothing to evaluate: give --pairs, --analogies or both")
     read = [(path, read_pairs(path)) for path in pairs], [(path, read_analogies(path)) for path in analogies]
     vectors = open_vectors(place)
-    result: dict[str, Any] = {path.name: similarity_scores(vectors, found) for path, found in read[0]}
-    return result | {path.name: analogy_scores(vectors, found, most) for path, found in read[1]}
+    scores = [similarity_scores(vectors, found) for _, found in read[0]]
+    scores += [analogy_scores(vectors, found, most) for _, found in read[1]]
+    names = distinct_names((path.name, str(path.parent)) for path in (*pairs, *analogies))
+    return dict(zip(names, scores, strict=True))
 
 
 def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int = 0) -> dict[str, Any]:

@@ -24,13 +24,15 @@ _QUESTIONS_AT_ONCE = 256
 def read_pairs(path: Path) -> list[Triple]:
     """Read two words and a score a row: columns of .csv or .tsv by the names word1, word2 and similarity or by place.
 
-    Other files have three fields between white space. Where every word ends in its part of speech, as in MEN, that is
-    left out. Raises DataError with the line for a row without a score.
+    A .txt has three fields between white space. Where every word ends in its part of speech, as in MEN, that is left
+    out. Raises DataError for .jsonl, and with the line for a row that is not two words and a score.
     """
     layout = layout_of(path)
-    rows = [([*map(str, row.fields)], row.line) for row in read_rows(path, layout) if row.problem is None]
+    if layout == "jsonl":
+        raise DataError(f"{path}: pairs of words are read from .csv, .tsv and .txt, not from {path.suffix}")
+    rows = [([*map(str, row.fields)], row.line) for row in read_rows(path, layout)]
     rows = [(fields[0].split() if layout == "text" else fields, line) for fields, line in rows]
-    rows = [(fields, line) for fields, line in rows if not "".join(fields[:1]).startswith("#")]
+    rows = [(fields, line) for fields, line in rows if "".join(fields).strip() and not fields[0].startswith("#")]
     names = [name.strip().lower() for name in rows[0][0]] if rows else []
     places = [0, 1, 2]
     if {"word1", "word2"} <= {*names}:
@@ -38,18 +40,14 @@ def read_pairs(path: Path) -> list[Triple]:
         if score is None:
             raise DataError(f"{path}: line 1: no column of scores named similarity among {', '.join(names)}")
         places, rows = [names.index(name) for name in ("word1", "word2", score)], rows[1:]
-    elif names and not _is_score(names[-1]):
+    elif len(names) > 2 and names[2] and not _is_score(names[2]):
         rows = rows[1:]
-    triples = [_triple(f"{path}: line {line}", fields, places) for fields, line in rows if _is_filled(fields, places)]
+    triples = [_triple(f"{path}: line {line}", fields, places) for fields, line in rows]
     if not triples:
         raise DataError(f"{path}: no pairs of words")
     if all(_PART_OF_SPEECH.search(word) for triple in triples for word in triple[:2]):
         return [(first[:-2], second[:-2], score) for first, second, score in triples]
     return triples
-
-
-def _is_filled(fields: list[str], places: list[int]) -> bool:
-    return any(fields[place].strip() for place in places if place < len(fields))
 
 
 def _is_score(field: str) -> bool:
@@ -61,7 +59,7 @@ def _is_score(field: str) -> bool:
 
 def _triple(place: str, fields: list[str], places: list[int]) -> Triple:
     fields = [field.strip() for field in fields]
-    if max(places) >= len(fields) or not _is_score(fields[places[2]]):
+    if max(places) >= len(fields) or not (fields[places[0]] and fields[places[1]] and _is_score(fields[places[2]])):
         raise DataError(f"{place}: two words and a number are expected, this is {' '.join(fields)!r:.80}")
     return fields[places[0]], fields[places[1]], float(fields[places[2]])
 

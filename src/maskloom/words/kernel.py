@@ -64,7 +64,7 @@ def train_block(
     `tokens` (tokens,) int32 are words, with -1 at the end of each sentence. Subsampled words are removed first, so that
     windows stretch over them; a window has `window` - b words on each side, b uniform from 0 to `window` - 1.
     """
-    size, rate = vectors.shape[1], options.rate
+    size, rate, skips = vectors.shape[1], options.rate, options.loss == HIERARCHICAL  # as the program does
     error, context = np.zeros(size, vectors.dtype), np.zeros((1, size), vectors.dtype)
     source = context if options.is_cbow else vectors
     keep, noise, starts, nodes, sigmoid = tables
@@ -100,7 +100,7 @@ def train_block(
                     else:
                         number = _path(word, starts, nodes, targets)
                     for k in range(number):
-                        total += _binary(source, row, outputs, targets[k], sigmoid, error, rate)
+                        total += _binary(source, row, outputs, targets[k], sigmoid, error, rate, skips)
                 num_predictions += 1
                 if options.is_cbow:
                     _spread(vectors, sentence[first:last], center - first, error, options.divides)
@@ -180,9 +180,19 @@ def _longest(starts: np.ndarray) -> int:
 
 
 def _binary(
-    source: np.ndarray, row: int, outputs: np.ndarray, target: int, sigmoid: np.ndarray, error: np.ndarray, rate: Any
+    source: np.ndarray,
+    row: int,
+    outputs: np.ndarray,
+    target: int,
+    sigmoid: np.ndarray,
+    error: np.ndarray,
+    rate: Any,
+    skips: bool,
 ) -> float:
-    """One binary decision: g = rate (label - sigmoid(h o)); `error` gets g o, the output g h. Returns its loss."""
+    """One binary decision: g = rate (label - sigmoid(h o)); `error` gets g o, the output g h. Returns its loss.
+
+    Beyond the range of the table g is 0 with `skips`, and else that of a sigmoid of 0 or 1.
+    """
     size, place = source.shape[1], target >> 1
     score = source.dtype.type(0)
     for i in range(size):
@@ -190,13 +200,13 @@ def _binary(
     steps = sigmoid.shape[1]
     sign = source.dtype.type(1 if target & 1 else -1)
     score *= sign
-    if steps == 0:
+    if steps == 0 or score != score:  # a NaN has no place in the table
         probability = source.dtype.type(1 / (1 + math.exp(-score)))
         loss = source.dtype.type(-math.log(probability))
     elif score >= SIGMOID_RANGE:
         probability, loss = source.dtype.type(1), source.dtype.type(0)
     elif score <= -SIGMOID_RANGE:
-        probability, loss = source.dtype.type(0), -score
+        probability, loss = source.dtype.type(1 if skips else 0), -score
     else:
         at = np.int64((score + SIGMOID_RANGE) * (steps / (2 * SIGMOID_RANGE)))
         probability, loss = sigmoid[0, at], sigmoid[1, at]

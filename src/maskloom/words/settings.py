@@ -12,7 +12,8 @@ class WordsRecipe(Section):
 
     kind: Literal["words"] = key("words", "Kind of run.")
     model: Literal["skipgram", "cbow"] = key(
-        "skipgram", "skipgram: each word of a window predicts its centre; cbow: all of them together do."
+        "skipgram",
+        "skipgram: each word of a window predicts its centre; cbow: the words of a window together predict its centre.",
     )
     loss: Literal["negative", "hierarchical", "softmax"] = key(
         "negative",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,8 @@ from maskloom.words.settings import WordsRecipe
 END = -1
 """What stands behind each sentence in the file of numbers."""
 _BLOCK = 1 << 20
+# Of a long line, up to white space.
+_PIECE = re.compile(r".{1,65536}\S*", re.DOTALL)
 _MOST_CHUNKS = 1 << 19
 Progress = Callable[[int], None]
 
@@ -73,14 +76,15 @@ def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path
     with replacing(path) as file:
         for document in documents:
             for line in document.text.split("\n"):
-                pending.extend(numbering.numbered(line))
+                for piece in _PIECE.finditer(line):
+                    pending.extend(numbering.numbered(piece[0]))
+                    if len(pending) >= _BLOCK:
+                        total += len(pending) - 1
+                        file.write(np.array(pending[:-1], np.int32).tobytes())
+                        del pending[:-1]  # the last tells whether the line has words
+                        progress(total)
                 if pending and pending[-1] != END:
                     pending.append(END)
-            if len(pending) >= _BLOCK:
-                total += len(pending)
-                file.write(np.array(pending, np.int32).tobytes())
-                pending.clear()
-                progress(total)
         file.write(np.array(pending, np.int32).tobytes())
     return [*numbering.numbers]
 

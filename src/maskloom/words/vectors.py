@@ -115,11 +115,13 @@ def read_vectors(path: Path) -> WordVectors:
             words = list(rows(path, content, len(header), matrix))
     bad = np.flatnonzero(~np.isfinite(matrix).all(1))
     if len(bad):
-        raise DataError(f"{path}: the vector of word {bad[0] + 1:,}, {words[bad[0]]!r:.80}, is not of finite numbers")
+        raise DataError(
+            f"{path}: the vector of word {bad[0] + 1:,}, {words[bad[0]]!r:.80}, has a number that is not finite"
+        )
     vectors = WordVectors(words, matrix)
     if len(vectors.places) < num_words:
         twice = next(word for place, word in enumerate(words) if vectors.places[word] != place)
-        raise DataError(f"{path}: the word {twice!r:.80} is there twice")
+        raise DataError(f"{path}: the word {twice!r:.80} appears twice")
     return vectors
 
 
@@ -157,7 +159,7 @@ def _rows_of_binary(path: Path, content: mmap.mmap, place: int, matrix: np.ndarr
         matrix[row] = np.frombuffer(content, "<f4", size, blank + 1)
         place = end
     if content[place:].strip(b"\n"):
-        raise DataError(f"{path}: goes on after word {num_words:,}, the last that line 1 counts")
+        raise DataError(f"{path}: has data after the last word, {num_words:,} by line 1")
 
 
 def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray) -> Iterator[str]:
@@ -176,7 +178,7 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
             raise DataError(f"{path}: line {number:,}: {error}") from None
         yield _word(path, fields[0], row)
     if content.read().strip():
-        raise DataError(f"{path}: goes on after line {num_words + 1:,}, the last that line 1 counts")
+        raise DataError(f"{path}: has data after the last word, on line {num_words + 1:,}")
 
 
 def _word(path: Path, content: bytes, row: int) -> str:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from maskloom.runs.export import export
 from maskloom.runs.info import describe_folder
 from maskloom.runs.report.record import read_run
 from maskloom.runs.rerun import rerun
-from maskloom.runs.words import neighbours, open_vectors, plot_words, train_words
+from maskloom.runs.words import evaluate_words, neighbours, open_vectors, plot_words, train_words
 from maskloom.system.fault_points import arm
 from maskloom.training.events import read_events
 from maskloom.words import training
@@ -63,7 +64,7 @@ def test_a_run_writes_both_matrices_its_vocabulary_and_its_log(text: Path, tmp_p
         read_run(tmp_path / "out", "out")
 
 
-@pytest.mark.parametrize("place", ["words.prepared", "words.finish", "files.rename"])
+@pytest.mark.parametrize("place", ["words.prepared", "words.finish", "words.tidy", "files.rename"])
 def test_a_run_that_failed_anywhere_gives_the_same_files(
     place: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_run_that_failed_anywhere_gives_the_same_files(
         train_words(text, RECIPE, out=tmp_path / f"cut-{number}", resume=is_started)
         for name in ("vectors.bin", "outputs.bin", "vocabulary.txt"):
             assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / f"cut-{number}" / name).read_bytes()
+        assert sorted(os.listdir(tmp_path / f"cut-{number}")) == sorted(os.listdir(tmp_path / "whole"))
 
 
 STOPPED = """
@@ -118,7 +120,17 @@ def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(text: Path, tmp_path
     with pytest.raises(DataError, match=r"vectors: has .* bytes instead of"):
         train_words(text, RECIPE, out=tmp_path / "out", resume=True)
     damaged.write_bytes(kept)
-    train_words(text, RECIPE, out=tmp_path / "out", resume=True)
+    state = tmp_path / "out" / "checkpoint" / "state.json"
+    saved = json.loads(state.read_text())
+    for path, key in ((state, "vectors"), (tmp_path / "out" / "prepared.json", "tokens.bin")):
+        kept = path.read_bytes()
+        path.write_text("{}")
+        with pytest.raises(DataError, match=f"{path.name}: the file is damaged: '{key}' is None"):
+            train_words(text, RECIPE, out=tmp_path / "out", resume=True)
+        path.write_bytes(kept)
+    assert 0 < saved["seconds"] < 100
+    state.write_text(json.dumps({**saved, "seconds": saved["seconds"] + 1000}))
+    assert 1000 < train_words(text, RECIPE, out=tmp_path / "out", resume=True)["seconds"] < 1100
     assert (tmp_path / "whole" / "vectors.bin").read_bytes() == (tmp_path / "out" / "vectors.bin").read_bytes()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -146,6 +158,37 @@ def test_a_rate_that_is_too_high_is_named(text: Path, tmp_path: Path) -> None:
         np.errstate(invalid="ignore", over="ignore"),
     ):
         train_words(text, recipe, out=tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["vectors", "outputs"])
+def test_vectors_that_are_not_finite_are_not_written(
+    name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = training.WordTraining.rounds
+
+    def spoiled(self: training.WordTraining) -> Iterator[training.Round]:
+        for done in rounds(self):
+            if done.blocks_done == self.num_blocks:
+                getattr(self, name)[0, 0] = np.inf
+            yield done
+
+    monkeypatch.setattr(training.WordTraining, "rounds", spoiled)
+    with pytest.raises(DataError, match="the loss or a vector is not finite after block"):
+        train_words(text, RECIPE, out=tmp_path / "out")
+    assert not (tmp_path / "out" / "vectors.bin").exists()
+
+
+def test_scores_of_files_with_equal_names_are_all_told(text: Path, tmp_path: Path) -> None:
+    train_words(text, RECIPE, out=tmp_path / "out")
+    a, b, c, d = open_vectors(tmp_path / "out").words[:4]
+    for folder, content in (("one", f"{a} {b} 3"), ("two", f"{a} {b} 3\n{b} {c} 1"), ("three", f"{a} {b} {c} {d}")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "set.txt").write_text(content)
+    one, two, three = (tmp_path / folder / "set.txt" for folder in ("one", "two", "three"))
+    found = evaluate_words(tmp_path / "out", [one, two], [three])
+    assert [*found] == [str(one), str(two), str(three)]
+    assert [found[str(path)].get("pairs") for path in (one, two, three)] == [1, 2, None]
+    assert [*evaluate_words(tmp_path / "out", [one])] == ["set.txt"]
 
 
 def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ VECTORS = WordVectors(
         ("a.csv", "word1,word2,score\nsun,light,5\nbig,dog,1.5\n"),
         ("a.csv", "Word 1,Word 2,Human (mean)\nsun,light,5\nbig,dog,1.5\n"),
         ("a.tsv", "# a comment\nsun\tlight\t5\nbig\tdog\t1.5\n"),
-        ("a.txt", "sun light 5\nbig dog 1.5\n"),
+        ("a.txt", "sun light 5\n\nbig dog 1.5\n"),
+        ("a.csv", "sun,light,5,N\n,,,\nbig,dog,1.5,A\n"),
     ],
 )
 def test_pairs_are_read(name: str, content: str, tmp_path: Path) -> None:
@@ -37,6 +38,11 @@ def test_pairs_are_read(name: str, content: str, tmp_path: Path) -> None:
         ("a.csv", "word1,word2,rank\na,b,1\n", "no column of scores"),
         ("a.txt", "a b 1\na b\n", "line 2: two words"),
         ("a.txt", "a b c\n", "no pairs"),
+        ("a.txt", "a b\nc d 1\n", "line 1: two words and a number"),
+        ("a.csv", "a,b,\nc,d,1\n", "line 1: two words and a number"),
+        ("a.csv", "word1,word2,score,rater\na,b,1,x\n,,,x\n", "line 3: two words and a number"),
+        ("a.csv", "word1,word2,score\n,b,1\n", "line 2: two words and a number"),
+        ("a.jsonl", '{"word1": "a", "word2": "b", "score": 1}\n', r"a.jsonl: pairs .* not from .jsonl"),
     ],
 )
 def test_bad_pairs_are_refused(name: str, content: str, message: str, tmp_path: Path) -> None:

@@ -110,6 +110,41 @@ def test_the_compiled_loop_equals_the_plain_one(model: str, loss: str) -> None:
     assert np.abs(both[0][0] - start[0]).max() > 1e-3
 
 
+@pytest.mark.parametrize("form", ["compiled", "plain"])
+@pytest.mark.parametrize(
+    ("loss", "score", "learns"),
+    [
+        ("hierarchical", 6.5, False),
+        ("hierarchical", -6.5, False),
+        ("hierarchical", 5.5, True),
+        ("hierarchical", -5.5, True),
+        ("negative", 6.5, True),
+        ("negative", -6.5, True),
+    ],
+)
+def test_hierarchical_softmax_skips_nodes_beyond_the_table(form: str, loss: str, score: float, learns: bool) -> None:
+    train = kernel.compiled() if form == "compiled" else plain
+    tables = make_tables(WordsRecipe(loss=loss, sample=0.0), np.array([3, 1]))  # type: ignore[arg-type]
+    vectors, outputs = np.ones((2, 2), np.float32), np.full((2, 2), score / 2, np.float32)
+    options = Options(False, LOSSES[loss], 1, int(loss == "negative"), False, False, np.float32(0.1))
+    train(vectors, outputs, np.array([0, 1], np.int32), tables, options, np.uint64(1))
+    assert (np.abs(vectors - 1).max() > 0) == learns
+    assert (np.abs(outputs - score / 2).max() > 0) == learns
+
+
+@pytest.mark.parametrize("form", ["compiled", "plain"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_score_that_is_no_number_makes_the_loss_one_too(form: str, loss: str) -> None:
+    train = kernel.compiled() if form == "compiled" else plain
+    tables = make_tables(WordsRecipe(loss=loss, sample=0.0), COUNTS)  # type: ignore[arg-type]
+    vectors, outputs = matrices(np.float32)
+    vectors[1] = np.nan
+    options = Options(False, LOSSES[loss], 1, int(loss == "negative"), False, False, np.float32(RATE))
+    total, number = train(vectors, outputs, np.array(SENTENCE, np.int32), tables, options, np.uint64(1))
+    assert np.isnan(total)
+    assert number == 6
+
+
 def draws(noise: np.ndarray, number: int) -> np.ndarray:
     ahead = np.zeros(number, np.int64)
     with np.errstate(over="ignore"):

@@ -56,6 +56,15 @@ def test_small_blocks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(found[0][0]) > 2
 
 
+def test_a_long_line_is_written_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "_BLOCK", 5000)
+    line, written = " ".join(f"word{number % 999}" for number in range(30_000)), list[int]()
+    document = Document(f"{line}\n...\nend".encode(), "a.txt", 1)
+    words = write_numbers([document], WordsRecipe(), tmp_path / "t", written.append)
+    assert len(written) >= 3
+    assert read(words, tmp_path / "t") == [line, "end |"]
+
+
 def test_the_vocabulary_is_by_count_then_by_characters(tmp_path: Path) -> None:
     path = tmp_path / "t"
     words, _ = numbered("z z b rare b a a\nrare2\nb a z", path)

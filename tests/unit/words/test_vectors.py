@@ -43,14 +43,14 @@ def test_a_text_file_of_word2vec_ends_its_lines_with_a_blank(tmp_path: Path) -> 
         (b"0 2\n", "no header"),
         (b"9999999999 300\na 1 2\n", "cut short: line 1 says 9,999,999,999 words of 300 numbers"),
         (b"3 2\na 1 2\nb 1 2\n  \n", "cut short: 2 words, line 1 says 3"),
-        (b"1 2\na 1 2\nb 1 2\n", "goes on after line 2"),
+        (b"1 2\na 1 2\nb 1 2\n", "has data after the last word, on line 2"),
         (b"2 2\na 1 2\nb 1 2 3\n", "line 3: 3 numbers instead of 2"),
         (b"2 2\na 1 2\nb 1 x\n", "line 3: could not convert"),
-        (b"2 2\na 1 2\nb 1 nan\n", "word 2, 'b', is not of finite numbers"),
-        (b"2 2\na 1 2\na 1 3\n", "the word 'a' is there twice"),
+        (b"2 2\na 1 2\nb 1 nan\n", "word 2, 'b', has a number that is not finite"),
+        (b"2 2\na 1 2\na 1 3\n", "the word 'a' appears twice"),
         (b"2 2\na 1 2\n\xff 1 2\n", r"word 2, b'\\xff', is not UTF-8"),
         (b"2 2\na " + bytes(8) + b"\nb " + bytes(7), "cut short in word 2 of 2"),
-        (b"1 2\na " + bytes(8) + b"\nb " + bytes(8), "goes on after word 1"),
+        (b"1 2\na " + bytes(8) + b"\nb " + bytes(8), "has data after the last word, 1 by line 1"),
     ],
 )
 def test_damaged_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
