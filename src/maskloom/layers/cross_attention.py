@@ -86,15 +86,10 @@ class PaddedMemory:
     @classmethod
     def of(cls, attention: CrossAttention, hidden: Tensor, layout: SequenceLayout) -> PaddedMemory:
         """Return the keys and values of packed sources, (source tokens, hidden)."""
-        number, longest = layout.num_sequences, layout.max_length
-        rows = torch.repeat_interleave(torch.arange(number, device=hidden.device), layout.lengths)
-        key_value = attention.key_value(hidden)
-        padded = key_value.new_zeros(number, longest, key_value.shape[1])
-        padded[rows, layout.position_ids] = key_value
-        keys, values = padded.view(number, longest, 2 * attention.num_heads, -1).transpose(1, 2).chunk(2, 1)
-        positions = torch.arange(longest, device=hidden.device)
-        mask = (positions < layout.lengths.unsqueeze(1))[:, None, None]
-        return cls(keys, values, None if int(layout.lengths.min()) == longest else mask)
+        rows, is_real = padded(attention.key_value(hidden), layout)
+        keys, values = rows.unflatten(2, (2 * attention.num_heads, -1)).transpose(1, 2).chunk(2, 1)
+        is_full = int(layout.sizes.min()) == layout.max_length
+        return cls(keys, values, None if is_full else is_real[:, None, None])
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
         """Return the context of the newest token of every sequence."""
@@ -106,6 +101,14 @@ class PaddedMemory:
         """Return those sequences, in this order; one may come several times."""
         keys, values = (part.index_select(0, rows) for part in (self.keys, self.values))
         return PaddedMemory(keys, values, None if self.mask is None else self.mask.index_select(0, rows))
+
+
+def padded(vectors: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
+    """Return packed vectors (tokens, width) as (sequences, longest, width), zero behind them, and where they are."""
+    rows = torch.repeat_interleave(layout.lengths, output_size=layout.num_tokens)
+    found = vectors.new_zeros(layout.num_sequences, layout.max_length, vectors.shape[1])
+    found[rows, layout.position_ids] = vectors
+    return found, torch.arange(layout.max_length, device=vectors.device) < layout.lengths.unsqueeze(1)
 
 
 class DecoderLayer(nn.Module):

@@ -108,7 +108,8 @@ class RecurrentLayer(Recomputable):
         super().__init__()
         if bidirectional and hidden_size % 2:
             raise ValueError(f"hidden size {hidden_size}: two directions share it, so it must be even")
-        self.cell, self.hidden_size = CELLS[cell], hidden_size
+        self.cell = CELLS[cell]
+        self.state_shape = (self.cell.num_parts, hidden_size)
         width = hidden_size // 2 if bidirectional else hidden_size
         self.forwards = self.cell.module(hidden_size, width)
         self.backwards = self.cell.module(hidden_size, width) if bidirectional else None
@@ -117,8 +118,7 @@ class RecurrentLayer(Recomputable):
     def computed(self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None) -> Tensor:
         """Return h at every token; `past` has the state before the first one, zeros where empty, and gets the last."""
         vectors, sizes = self.dropout(hidden[: layout.num_tokens]), layout.sizes
-        shape = (len(sizes), self.cell.num_parts, self.hidden_size)
-        kept = vectors.new_zeros(shape) if past is None or past.is_empty else past.kept
+        kept = vectors.new_zeros(len(sizes), *self.state_shape) if past is None or past.is_empty else past.kept
         if layout.num_tokens:
             order, places, batch_sizes = time_order(sizes)
             ranked = np.argsort(-sizes, kind="stable")[: batch_sizes[0]]
@@ -138,7 +138,8 @@ class RecurrentLayer(Recomputable):
         return vectors
 
     def _run(self, rnn: nn.RNNBase, by_time: Tensor, batch_sizes: np.ndarray, state: State) -> tuple[Tensor, State]:
-        if not self.cell.is_torchs:
+        # on processors torch's backward pass fills an array of all tokens with zeros at every step
+        if not self.cell.is_torchs or (torch.is_grad_enabled() and by_time.device.type == "cpu"):
             return unrolled(self.cell, rnn, by_time, batch_sizes, state)
         parts = tuple(part.unsqueeze(0).contiguous() for part in state)
         packed = PackedSequence(by_time, torch.from_numpy(batch_sizes))

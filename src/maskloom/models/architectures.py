@@ -11,6 +11,7 @@ from maskloom.models.bart_config import BART_MODEL_TYPES, BART_SIZES, BartConfig
 from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
+from maskloom.models.recurrent_config import RECURRENT_SIZES, GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.models.t5_config import T5_MODEL_TYPES, T5_SIZES, T5Config
 from maskloom.models.transformer_config import TRANSFORMER_MODEL_TYPES, TRANSFORMER_SIZES, TransformerConfig
 from maskloom.rows import Rows
@@ -78,6 +79,25 @@ def _t5(config: T5Config) -> Encoder:
     return T5(config)
 
 
+def _recurrent(config: RecurrentConfig) -> Encoder:
+    from maskloom.models.recurrent import Recurrent
+
+    return Recurrent(config)
+
+
+def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Architecture:
+    return Architecture(
+        name=name,
+        paper=paper,
+        config_type=config_type,
+        build=_recurrent,
+        model_types=config_type.required_values["model_type"],
+        vocabulary_head="lm",
+        sizes=RECURRENT_SIZES,
+        has_decoder=True,
+    )
+
+
 ARCHITECTURES: Rows[Architecture] = Rows(
     "model.architecture",
     {
@@ -128,6 +148,11 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             vocabulary_head="mlm",
             sizes=T5_SIZES,
             has_decoder=True,
+        ),
+        "rnn": _of_cells("rnn", "Elman 1990, Finding Structure in Time", RnnConfig),
+        "lstm": _of_cells("lstm", "Hochreiter and Schmidhuber 1997, Long Short-Term Memory", LstmConfig),
+        "gru": _of_cells(
+            "gru", "Cho et al. 2014, Learning Phrase Representations using RNN Encoder-Decoder", GruConfig
         ),
     },
 )

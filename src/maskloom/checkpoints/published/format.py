@@ -73,6 +73,21 @@ class PublishedFormat:
     other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 
 
+def own_classes(family: str, pretraining: Mapping[tuple[str, ...], str]) -> list[tuple[tuple[str, ...], str]]:
+    """Return the class names of an architecture that no other program has; `pretraining` has those of its own heads."""
+    names = {
+        ("decoder",): "ForSeq2Seq",
+        ("tagger", "crf"): "CrfForTokenClassification",
+        **pretraining,
+        ("classifier",): "ForSequenceClassification",
+        ("tagger",): "ForTokenClassification",
+        ("choice",): "ForMultipleChoice",
+        ("span",): "ForQuestionAnswering",
+        (): "Model",
+    }
+    return [(heads, f"Maskloom{family}{name}") for heads, name in names.items()]
+
+
 # A bidirectional LSTM has at most so many layers; a model uses the rows of those that it has.
 MAX_LSTM_LAYERS = 4
 
