@@ -32,7 +32,7 @@ class Architecture:
     `sizes` has the keys of its configuration at each size that a recipe can name. `initial` has rules for the initial
     weights of its own types of modules, `layers.initialization.RULES` those of all others. Modules of the types in
     `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias, or be a deep one.
-    With `has_decoder` the encoder makes the head "decoder".
+    With `has_decoder` the encoder makes the head "decoder"; one that `has_state` carries it from batch to batch.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Architecture:
     has_classifier_bias: bool = True
     has_deep_classifier: bool = False
     has_decoder: bool = False
+    has_state: bool = False
 
 
 def _bert(config: BertConfig) -> Encoder:
@@ -95,6 +96,7 @@ def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Arch
         vocabulary_head="lm",
         sizes=RECURRENT_SIZES,
         has_decoder=True,
+        has_state=True,
     )
 
 

@@ -35,7 +35,9 @@ _CODE = ("auto_map", "custom_pipelines")
 class ModelSection(Section):
     """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
 
-    architecture: Annotated[str, row_of("model.architecture")] = key("bert", "Kind of encoder: bert or gpt.")
+    architecture: Annotated[str, row_of("model.architecture")] = key(
+        "bert", "Kind of encoder: bert, gpt, transformer, bart, t5, or a recurrent network: rnn, lstm, gru."
+    )
     size: SizeName = key("mini", "Published size: layers, hidden size, heads.")
     config: dict[str, Any] = key(
         {},
