@@ -39,17 +39,21 @@ class EnergyAttention(nn.Module):
         scores = queries @ keys.transpose(1, 2)
         return scores / math.sqrt(keys.shape[2]) if self.energy == "scaled_dot" else scores
 
-    def probabilities(self, queries: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
+    def weights(self, queries: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
         """Return what each query reads of each key, (n, queries, keys), where it is `allowed` to."""
         scores = self.scores(queries, keys)
         return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1) * allowed
+
+    def probabilities(self, queries: Tensor, keys: Tensor, layout: AttentionLayout) -> Tensor:
+        """Return those of a single pair of texts, (1, queries, keys), for people to look at."""
+        return self.weights(queries[None], keys[None], layout.groups[0].allowed[:, 0])
 
     def forward(self, queries: Tensor, keys: Tensor, layout: AttentionLayout) -> Tensor:
         """Return the context of every query."""
         indices, contexts = [queries.new_zeros(0, dtype=torch.int64)], [queries[:0]]
         for group in layout.groups:
             own = keys[group.key_tokens]
-            read = self.probabilities(queries[group.query_tokens], own, group.allowed[:, 0])
+            read = self.weights(queries[group.query_tokens], own, group.allowed[:, 0])
             indices.append(group.query_tokens[group.is_query])
             contexts.append((read @ own)[group.is_query])
         return torch.zeros_like(queries).index_copy(0, torch.cat(indices), torch.cat(contexts))

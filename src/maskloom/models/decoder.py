@@ -23,6 +23,7 @@ class TiedDecoder(nn.Module):
     """
 
     bias: nn.Parameter | None
+    layers: nn.ModuleList
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()

@@ -190,7 +190,7 @@ class RecurrentDecoder(TiedDecoder):
 
     def _weights(self, rows: Tensor, memory: SourceMemory) -> Tensor:
         attention = cast(EnergyAttention, self.attention)
-        return attention.probabilities(rows.unsqueeze(1), memory.sources, memory.is_real.unsqueeze(1))
+        return attention.weights(rows.unsqueeze(1), memory.sources, memory.is_real.unsqueeze(1))
 
     def _joined(self, context: Tensor, rows: Tensor) -> Tensor:
         return cast(nn.Linear, self.combine)(torch.cat([context.view_as(rows), rows], 1)).tanh()

@@ -63,7 +63,7 @@ def test_bilinear_with_the_identity_is_the_dot_product_and_scaled_dot_is_torchs(
 def test_padded_keys_are_not_read():
     module, (queries, keys) = attention("mlp"), texts()
     allowed = torch.tensor([[[True, True, False]], [[False, False, False]]])
-    read = module.probabilities(queries[:2, None], keys[:6].view(2, 3, 6), allowed)
+    read = module.weights(queries[:2, None], keys[:6].view(2, 3, 6), allowed)
     assert read[0, 0, 2] == 0
     assert float(read[0].detach().sum()) == pytest.approx(1.0)
     assert not read[1].any()
