@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import decode_sources
@@ -167,3 +168,16 @@ def test_a_target_beyond_the_limit_is_refused():
     source, target = SequenceLayout.from_lengths([2]), SequenceLayout.from_lengths([4])
     with pytest.raises(ValueError, match="a target of 4 tokens exceeds the 3 positions"):
         model.heads["decoder"](torch.zeros(4, dtype=torch.int64), target, torch.zeros(2, 12), source)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["none", "mlp", "bilinear"])
+def test_a_folder_keeps_the_decoder(tmp_path, attention):
+    model = build_model(GruConfig(**SMALL, reset="before", decoder_attention=attention), ("decoder",), seed=1)
+    save_model(model, tmp_path)
+    back, report = load_model(tmp_path, heads=("decoder",))
+    assert not report.new_parameters
+    assert not report.unused_tensors
+    for name, value in model.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+    assert "decoder" in load_model(tmp_path)[0].heads

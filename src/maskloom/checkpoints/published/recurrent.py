@@ -58,5 +58,4 @@ def recurrent_format(name: str) -> PublishedFormat:
         tied_copies=lambda config: {},
         is_ignored=lambda name: False,
         canonical=lambda name, rows: (name, False),
-        alone=frozenset({"decoder"}),
     )
