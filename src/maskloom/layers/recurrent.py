@@ -39,7 +39,7 @@ def _weights(rnn: nn.RNNBase) -> tuple[Tensor, Tensor]:
     return rnn.weight_hh_l0, rnn.bias_hh_l0  # pyright: ignore[reportReturnType]
 
 
-def _elman(activation: Callable[[Tensor], Tensor]) -> Callable[[nn.RNNBase, Tensor, State], State]:
+def elman(activation: Callable[[Tensor], Tensor]) -> Callable[[nn.RNNBase, Tensor, State], State]:
     """h = activation(W x + U h + b)."""
     return lambda rnn, inputs, state: (activation(inputs + F.linear(state[0], *_weights(rnn))),)
 
@@ -67,8 +67,8 @@ def _gru_before(rnn: nn.RNNBase, inputs: Tensor, state: State) -> State:
 
 
 CELLS = {
-    "elman_tanh": Cell(nn.RNN, _elman(torch.tanh)),
-    "elman_sigmoid": Cell(nn.RNN, _elman(torch.sigmoid), is_torchs=False),
+    "elman_tanh": Cell(nn.RNN, elman(torch.tanh)),
+    "elman_sigmoid": Cell(nn.RNN, elman(torch.sigmoid), is_torchs=False),
     "lstm": Cell(nn.LSTM, _lstm, num_parts=2),
     "gru": Cell(nn.GRU, _gru),
     "gru_before": Cell(nn.GRU, _gru_before, is_torchs=False),
