@@ -59,6 +59,13 @@ class RecurrentConfig(ModelConfig):
         raise NotImplementedError
 
     @property
+    def weights_of_layer(self) -> int:
+        """The number of weights that each token is multiplied with in a layer."""
+        num_gates, num_ways = {"lstm": 4, "gru": 3, "gru_before": 3}.get(self.cell, 1), 1 if self.causal else 2
+        width = self.hidden_size // num_ways
+        return num_ways * num_gates * width * (self.hidden_size + width)
+
+    @property
     def is_causal(self) -> bool:
         """Whether it reads from left to right alone."""
         return self.causal

@@ -181,3 +181,10 @@ def test_a_folder_keeps_the_decoder(tmp_path, attention):
     for name, value in model.state_dict().items():
         assert torch.equal(back.state_dict()[name], value), name
     assert "decoder" in load_model(tmp_path)[0].heads
+
+
+@pytest.mark.parametrize("config", [LstmConfig(causal=True), GruConfig(), GruConfig(causal=True), RnnConfig()])
+def test_the_weights_of_a_layer_are_those_of_its_matrices(config):
+    with torch.device("meta"):
+        layer = build_model(config, ()).encoder.layers[0]
+    assert config.weights_of_layer == sum(value.numel() for value in layer.parameters() if value.dim() == 2)
