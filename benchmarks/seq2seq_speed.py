@@ -319,6 +319,25 @@ def decode(folder: Path, size: int, number: int, rounds: int) -> dict[str, Any]:
     return {**found, "rates": rates, "equal_tokens": same / (number * NUM_TOKENS)}
 
 
+def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows for the README's table."""
+    rows: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for result in results:
+        kind, size, *_, last = result["what"].split(", ")
+        beside = result["peer"] if kind == "training" else f"{result['peer']}, beam {BEAM}, {last}"
+        job = f"{result['ours'].partition(', ')[2]} {kind}"
+        ratio = statistics.median(a / b for a, b in zip(*result["rates"], strict=True))
+        rows.setdefault((job, beside), []).append((size.removeprefix("d "), f"{ratio:.2f}"))
+    return [
+        {
+            "job": f"{job}, width {' / '.join(size for size, _ in found)}",
+            "beside": beside,
+            "result": f"{' / '.join(ratio for _, ratio in found)} times the tokens per second",
+        }
+        for (job, beside), found in rows.items()
+    ]
+
+
 def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
     """Write PATH.md and PATH.json."""
     lines = [
@@ -346,6 +365,7 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
     lines += ["", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
     path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
     content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
+    content["summary"] = summary_rows(results)
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines))
 

@@ -25,6 +25,7 @@ PAGES = (
     "embedding",
     "gpt_speed",
     "gpt_speed_intel",
+    "seq2seq_speed",
     "corpus_building",
     "vocabulary_training",
     "encoding",

@@ -69,7 +69,7 @@ def pretrain(
     ValueErrors, for wrong input before any training, and maskloom.training.faults.interruption.Interrupted, with
     everything saved, when a signal asks to stop.
     """
-    _check_paths({"corpus": corpus, "out": out, "init": init})
+    _check_paths(corpus=corpus, out=out, init=init)
     from maskloom.config import PretrainRecipe
     from maskloom.runs.display import heard
     from maskloom.runs.pretrain import pretrain as run
@@ -109,6 +109,7 @@ def finetune(
     label_column: str | None = None,
     labels: str | Path | None = None,
     on_bad_rows: Literal["error", "skip"] = "error",
+    source_vocab: str | Path | None = None,
     resume: bool = False,
     verify: bool = False,
     progress: bool = True,
@@ -120,12 +121,12 @@ def finetune(
     unless given. `recipe` is a TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as
     `{"training.warmup_ratio": 0.2}`; the other settings are the command's flags and override it. `restarts` trains with
     several seeds. `metric` names the score that selects the best weights. `minutes` sets a time budget in place of
-    `epochs` or `steps`. `resume` continues the run in `out`; different `epochs` or `steps` extend or shorten it. With
-    `progress` the run reports its progress on standard error. Raises ConfigError and DataError, both ValueErrors, for
-    wrong input before any training, NumericalError when no seed ends with finite numbers, and
+    `epochs` or `steps`. `source_vocab` names a vocabulary of seq2seq's sources. `resume` continues the run in `out`;
+    different `epochs` or `steps` extend or shorten it. `progress` is shown on standard error. Raises ConfigError and
+    DataError, both ValueErrors, for wrong input before any training, NumericalError where no seed ends well, and
     maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal asks to stop.
     """
-    _check_paths({"model": model, "train": train, "dev": dev, "out": out, "labels": labels})
+    _check_paths(model=model, train=train, dev=dev, out=out, labels=labels, source_vocab=source_vocab)
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.display import heard
     from maskloom.runs.finetune import LabelledFiles
@@ -142,14 +143,14 @@ def finetune(
     columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}
     names = None if labels is None else str(labels)
     reading = ReadingOptions(**columns, format=format, labels=names, on_bad_rows=on_bad_rows)
-    data = LabelledFiles(train, dev, reading, metric)
+    data = LabelledFiles(train, dev, reading, metric, source_vocab)
     return run(chosen, model=model, data=data, out=out, resume=resume, verify=verify, progress=shown)
 
 
-def _check_paths(given: Mapping[str, Any]) -> None:
+def _check_paths(**given: Any) -> None:
     """Raise ConfigError for an argument that is no path, and DataError for one that is not UTF-8."""
     from maskloom.system.foreign_files import check_path
 
     for name, path in given.items():
-        if path is not None or name not in ("init", "labels"):
+        if path is not None or name not in ("init", "labels", "source_vocab"):
             check_path(name, path)

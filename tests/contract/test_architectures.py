@@ -40,6 +40,15 @@ SMALL = {
         "intermediate_size": 37,
         "max_position_embeddings": 41,
     },
+    "marian": {
+        "vocab_size": 99,
+        "hidden_size": 40,
+        "num_hidden_layers": 3,
+        "num_decoder_layers": 2,
+        "num_attention_heads": 5,
+        "intermediate_size": 37,
+        "max_position_embeddings": 41,
+    },
     "bart": {
         "vocab_size": 99,
         "hidden_size": 39,
@@ -74,6 +83,7 @@ OPTIONS = {
     "bert causal with all": {"causal": True, "pre_norm": True, "gated": True, "rotary": True, **PAIRED},
     "gpt pre_norm": {"pre_norm": True},
     "bart scaled": {"scale_embedding": True, "activation_dropout": 0.1, "decoder_start_token_id": 0},
+    "transformer restricted": {"attention_neighborhood": 3},
     "transformer pre_norm": {"pre_norm": True, "learned_positions": True},
     "rnn sigmoid": {"nonlinearity": "sigmoid", "pooling": "max"},
     "rnn causal": {"causal": True, "pooling": "mean"},
@@ -142,7 +152,9 @@ def test_shapes(model, config, heads):
 
 
 def test_blocks_are_the_repeated_parts(model, config):
-    assert len(blocks_of(model)) == config.num_hidden_layers
+    decoder = [] if model.encoder.top is None else [*model.encoder.top.layers]
+    assert blocks_of(model) == [*model.encoder.layers, *decoder]
+    assert len(model.encoder.layers) == config.num_hidden_layers
     assert len({type(block) for block in blocks_of(model)}) == 1
 
 

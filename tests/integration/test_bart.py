@@ -93,10 +93,13 @@ def test_a_new_classifier_reads_through_the_decoder(folder, tmp_path):
     assert [peer.config.id2label[label] for label in best] == found
 
 
-def test_a_new_bart_takes_its_marks_from_the_vocabulary(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("architecture", "opened"), [("bart", "BartForConditionalGeneration"), ("marian", "MarianMTModel")]
+)
+def test_a_new_model_takes_its_marks_from_the_vocabulary_and_opens_there(folder, tmp_path, architecture, opened):
     data = tmp_path / "data.tsv"
     data.write_text("source\ttarget\n" + "".join(f"{one}\t{other}\n" for one, other in PAIRS), encoding="utf-8")
-    model = {"architecture": "bart", "size": "tiny", "config": {"max_position_embeddings": 32}}
+    model = {"architecture": architecture, "size": "tiny", "config": {"max_position_embeddings": 32}}
     recipe = recipe_of(
         "seq2seq", model=model, training={"epochs": 1, "batch_size": 36}, seq2seq={"max_target_length": 9}
     )
@@ -104,3 +107,5 @@ def test_a_new_bart_takes_its_marks_from_the_vocabulary(folder, tmp_path):
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text(encoding="utf-8"))
     keys = ("pad_token_id", "bos_token_id", "forced_bos_token_id", "eos_token_id", "decoder_start_token_id")
     assert [config[key] for key in keys] == [1, 0, 0, 2, 2]
+    peer = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "model")
+    assert type(peer).__name__ == opened

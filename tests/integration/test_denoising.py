@@ -109,26 +109,24 @@ NOISES = {
 }
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
-    """Greedy decoding of the sources of training gives the documents back."""
+def restored(corpus, out, noise, **training):
+    """Documents that a tiny model has learned to restore, as it writes them and as they are."""
     objective = "denoising" if NOISES[noise] is not None else "span_corruption"
     quiet = {"permute_sentences": 0.0, "infill_rate": 0.0, "random_rate": 0.0}
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "hidden_dropout_prob": 0.0}
     recipe = PretrainRecipe.model_validate(
         {
             "objective": objective,
             "denoising": {**quiet, **(NOISES[noise] or {})},
-            "model": {
-                "size": "tiny",
-                "config": {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128},
-            },
+            "model": {"architecture": "bart", "size": "tiny", "config": sizes},
             "data": {"max_length": 40, "held_out_fraction": 0.0, "short_seq_prob": 0.0, "static_masks": True},
-            "training": {"steps": 100, "batch_size": 9, "learning_rate": 5e-3, "num_threads": 1, "save_every": 1000},
+            "training": {"num_threads": 1, "save_every": 10_000, **training},
         }
     )
-    pretrain(recipe, corpus=folder / "few", out=tmp_path / "run")
-    corpus, model = Corpus.open(folder / "few"), maskloom.load(tmp_path / "run").model
-    loader = PRETRAINING[objective].loader(corpus, None, pretraining_data(recipe), batch_size=9, seed=0)
+    pretrain(recipe, corpus=corpus, out=out)
+    corpus, model = Corpus.open(corpus), maskloom.load(out).model
+    data = pretraining_data(recipe).model_copy(update={"decoder_start": model.config.own_start})
+    loader = PRETRAINING[objective].loader(corpus, None, data, batch_size=500, seed=0)
     (batch,) = loader.epoch_batches(0)
     layout = SequenceLayout.from_lengths(batch.lengths, "cpu")
     ids = torch.from_numpy(batch.token_ids)
@@ -137,7 +135,36 @@ def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
         *begin, end = batch.marks[0].tolist()
         found = decode_sources(model, hidden, layout, Generation(temperature=0.0), begin=begin, end=end)
     targets = np.split(batch.labels, np.cumsum(batch.target_lengths)[:-1])
-    assert [text.token_ids for text in found] == [target[:-1].tolist() for target in targets]
+    return [text.token_ids for text in found], [target[len(begin) - 1 : -1].tolist() for target in targets]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
+    """Greedy decoding of the sources of training gives the documents back."""
+    found, targets = restored(folder / "few", tmp_path / "run", noise, steps=100, batch_size=9, learning_rate=5e-3)
+    assert len(targets) == 9
+    assert found == targets
+
+
+@pytest.fixture(scope="module")
+def hundred(folder):
+    """A corpus of 100 documents of three sentences of random words."""
+    draw = np.random.default_rng(0)
+    words = [f"{first}{vowel}{last}" for first in "bdfgklmnprst" for vowel in "aeiou" for last in "nrst"]
+    texts = [" ".join(draw.choice(words, draw.integers(4, 8))) + "." for _ in range(300)]
+    documents = [" ".join(texts[number : number + 3]) for number in range(0, 300, 3)]
+    (folder / "hundred.txt").write_text("\n\n".join(documents), encoding="utf-8")
+    invoke("vocab", "train", folder / "hundred.txt", "--out", folder / "hundred-vocab", "--size", 300)
+    invoke("corpus", "build", folder / "hundred.txt", "--vocab", folder / "hundred-vocab", "--out", folder / "hundred")
+    return folder / "hundred"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [name for name in NOISES if NOISES[name]])
+def test_a_hundred_documents_are_restored_exactly_from_each_noise(hundred, tmp_path, noise):
+    found, targets = restored(hundred, tmp_path / "run", noise, steps=600, batch_size=25, learning_rate=3e-3)
+    assert len(targets) == 100
+    assert found == targets
 
 
 @pytest.mark.parametrize(

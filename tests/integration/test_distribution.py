@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_wheel_holds_every_file_of_the_package(wheel):
     source = ROOT / "src" / "maskloom"
-    expected = {path.relative_to(source) for path in source.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    files = (path.relative_to(source) for path in source.rglob("*") if path.is_file())
+    expected = {path for path in files if "__pycache__" not in path.parts}
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if not name.endswith("/")]
         (metadata,) = (archive.read(name).decode() for name in names if name.endswith(".dist-info/METADATA"))

@@ -108,6 +108,18 @@ def test_without_heads_it_is_the_decoder_on_the_same_tokens(sizes, tmp_path):
 
 
 @torch.no_grad()
+def test_two_heads_are_two_models_there_and_one_here(sizes, tmp_path):
+    model, (ids, mask) = our_model(sizes, "decoder", "classifier"), padded()
+    save_model(model, tmp_path)
+    peer = transformers.BartForConditionalGeneration.from_pretrained(tmp_path).eval()
+    expected = peer(ids, attention_mask=mask.long(), decoder_input_ids=ids).logits
+    back = load_model(tmp_path)[0].eval()
+    assert sorted(back.heads) == ["classifier", "decoder"]
+    assert (target_logits(back, ids, mask, ids, mask) - expected[mask]).abs().max() < 1e-4
+    assert torch.equal(*(part.heads["classifier"](part.encoder(ids, None, mask).pooled) for part in (model, back)))
+
+
+@torch.no_grad()
 def test_a_classifier_reads_the_last_end(sizes, tmp_path):
     model = our_model(sizes, "classifier")
     save_model(model, tmp_path)

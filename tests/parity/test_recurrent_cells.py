@@ -10,7 +10,7 @@ from maskloom.layers.recurrent import CELLS, RecurrentLayer, time_order, unrolle
 from maskloom.layers.sequence_layout import SequenceLayout
 
 LENGTHS = [4, 9, 0, 1, 9, 6]
-TORCHS = [name for name, cell in CELLS.items() if cell.is_torchs]
+TORCHS = [name for name, cell in CELLS.items() if cell.kernel]
 
 
 def layer_of(name, *, bidirectional, size=8):

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from maskloom.checkpoints.published.bart import BART_FORMAT
+from maskloom.checkpoints.published.bart import BART_FORMAT, MARIAN_FORMAT
 from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
@@ -41,6 +41,7 @@ FORMATS = {
     "bert": BERT_FORMAT,
     "gpt": GPT_FORMAT,
     "transformer": TRANSFORMER_FORMAT,
+    "marian": MARIAN_FORMAT,
     "bart": BART_FORMAT,
     "t5": T5_FORMAT,
     **{name: recurrent_format(name.upper()) for name in ("rnn", "lstm", "gru")},
@@ -105,7 +106,7 @@ def load_model(
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents.read(stored, config)
     present = _present_heads(contents, content, config)
-    wanted = list(_together(present, form) if heads is None else heads)
+    wanted = list(_named_heads(present, content, config) if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
     labelled = [head for head in loaded_heads if HEADS[head].is_labelled]
     labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
@@ -145,9 +146,11 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
 
     It refuses a model with a conditional random field, by its model_type: without that field it would give other tags.
     `extra_config` adds keys such as id2label, label2id, problem_type. Each file appears whole or not at all, the
-    configuration last. Raises ConfigError when `extra_config` contradicts the model, OSError when the disk fails.
+    configuration last. Raises ConfigError when `extra_config` contradicts the model and for a head that its format has
+    no names for, OSError when the disk fails.
     """
     folder = Path(folder)
+    _form_with(tuple(model.heads), model.config, folder)
     content = _config_content(model, extra_config or {})
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / WEIGHTS) as file:
@@ -246,8 +249,16 @@ def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelCo
     ]
 
 
-def _together(heads: list[str], form: PublishedFormat) -> list[str]:
-    return [head for head in heads if head not in form.alone] or heads
+def _named_heads(present: list[str], content: dict[str, Any], config: ModelConfig) -> list[str]:
+    """Return the heads that a model was saved with; one of no class that is named is there if another program wrote it.
+
+    Such a program has a class without a head for the same weights, and people know it by that.
+    """
+    form, listed = format_of(config), content.get("architectures")
+    classes = {str(name) for name in listed} if isinstance(listed, list) else set()
+    named = [heads for heads, name in form.class_names(config) if name in classes]
+    heads = [head for head in present if head not in form.unseen or any(head in row for row in named)]
+    return heads if heads or (named and "transformers_version" not in content) else present
 
 
 def _num_labels(contents: _Contents, form: PublishedFormat, heads: Sequence[str]) -> int | None:
@@ -331,9 +342,11 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
     if clashes:
         raise ConfigError(f"extra_config may not change the model's own keys {clashes}")
     class_names = format_of(model.config).class_names(model.config)
-    architecture = next(name for heads, name in class_names if set(heads) <= set(model.heads))
+    first, *others = (row for row in class_names if set(row[0]) <= set(model.heads))
+    unseen = format_of(model.config).unseen.difference(first[0])
+    classes = [first[1], *(name for heads, name in others if unseen.intersection(heads))]
     dtype = str(model.encoder.word_embeddings.dtype).removeprefix("torch.")
-    content = {"architectures": [architecture], **own, "dtype": dtype}
+    content = {"architectures": classes, **own, "dtype": dtype}
     if other := format_of(model.config).other_type(model.config, tuple(model.heads)):
         content |= {"model_type": other.name, **other.keys}
     if "crf" in model.heads:

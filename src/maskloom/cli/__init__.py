@@ -16,6 +16,7 @@ from maskloom.cli import experiments, folders, training, use
 from maskloom.cli.options import PointingGroup
 from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
+from maskloom.cli.words import words_app
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.runs.display import printable
 from maskloom.training.faults.interruption import RAISED, Interrupted, StopRequests
@@ -34,6 +35,7 @@ for name, group, panel in (
     ("corpus", corpus_app, PREPARE),
     ("recipes", recipes_app, PREPARE),
     ("glue", glue_app, TRAIN),
+    ("words", words_app, TRAIN),
 ):
     app.add_typer(group, name=name, rich_help_panel=panel)
 for panel, commands in (
@@ -50,7 +52,7 @@ for panel, commands in (
 EXIT_FAILED, EXIT_USAGE, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 2, 3, 74, 130
 
 # What these have done is on disk whenever they are asked to stop.
-_RESUMABLE = frozenset({"quickstart", "reproduce", "pretrain", "finetune", "rerun", "search", "glue"})
+_RESUMABLE = frozenset({"quickstart", "reproduce", "pretrain", "finetune", "rerun", "search", "glue", "words"})
 # These leave nothing, or finished pieces, and the same command does the rest.
 _REPEATABLE = frozenset({"vocab", "corpus", "embed"})
 

@@ -19,6 +19,7 @@ ExperimentName = Literal[
     "table8",
     "figure1",
     "figure4",
+    "transformer-table1",
     "transformer-table3",
     "budget",
     "rnn-gradients",
@@ -26,7 +27,7 @@ ExperimentName = Literal[
 ]
 
 _SEEDS, _MINUTES = 3, 60.0
-_NOT_OF_FIGURE_1 = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
+_NOT_OF_RANDOM_WEIGHTS = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
 
 
 def reproduce(
@@ -68,10 +69,10 @@ def reproduce(
         raise UsageError(f"{experiment}: --minutes and --beside are for budget")
     if experiment == "budget" and scale != "tiny":
         raise UsageError("budget: its scale are --minutes; leave --scale out")
-    if experiment == "figure1" or experiment.startswith("rnn-"):
+    if experiment in ("figure1", "transformer-table1", "rnn-gradients", "rnn-attention"):
         if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
-            what = "measures random weights" if experiment == "figure1" else "draws its own texts"
-            raise UsageError(f"{experiment} {what}: leave out {_NOT_OF_FIGURE_1}")
+            what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"
+            raise UsageError(f"{experiment} {what}: leave out {_NOT_OF_RANDOM_WEIGHTS}")
         show(_pages()[experiment](out), as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running
@@ -91,10 +92,16 @@ def reproduce(
 
 def _pages() -> dict[str, Callable[[Path], dict[str, Any]]]:
     """Return what is measured without a corpus and told by a page."""
+    from maskloom.reproduce.layer_costs import transformer_table_1
     from maskloom.reproduce.recurrent import rnn_attention, rnn_gradients
     from maskloom.reproduce.who_sees_whom import figure_1
 
-    return {"figure1": figure_1, "rnn-gradients": rnn_gradients, "rnn-attention": rnn_attention}
+    return {
+        "figure1": figure_1,
+        "transformer-table1": transformer_table_1,
+        "rnn-gradients": rnn_gradients,
+        "rnn-attention": rnn_attention,
+    }
 
 
 def _by_recipe(overrides: list[str]) -> dict[str, list[str]]:

@@ -87,6 +87,9 @@ def finetune(
     vocab: Annotated[
         Path | None, typer.Option(help="Train a new model, which \\[model] describes, on the vocabulary of a folder.")
     ] = None,
+    source_vocab: Annotated[
+        Path | None, typer.Option(help="Read sources of seq2seq in a vocabulary of their own, with new embeddings.")
+    ] = None,
     flags: Any,
     recipe: Recipe = None,
     metric: Metric = None,
@@ -114,7 +117,7 @@ def finetune(
     from maskloom.runs.task_summaries import finetuning_lines
 
     with verification(verify, resume):
-        data, shown = LabelledFiles(train, dev, reading, metric), terminal_progress()
+        data, shown = LabelledFiles(train, dev, reading, metric, source_vocab), terminal_progress()
         result = run(chosen, model=source, data=data, out=out, resume=resume, verify=verify, progress=shown)
     show(result, as_json, lines=finetuning_lines)
 

@@ -180,6 +180,22 @@ class SourceTargetBatch(PackedBatch):
         return {**super()._edges(), "target_ids": targets, "labels": targets}
 
 
+def read_and_predicted(
+    targets: np.ndarray, lengths: np.ndarray, start: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return what a decoder reads of packed targets, how much of each, and what it predicts (Vaswani et al. 2017, 3.1).
+
+    It reads every target one token later, behind `start`. Without a start it reads all but the last token of a target
+    and predicts all but the first.
+    """
+    ends = np.cumsum(lengths)
+    if start is None:
+        return np.delete(targets, ends - 1), lengths - 1, np.delete(targets, ends - lengths)
+    ids = np.roll(targets, 1)
+    ids[ends - lengths] = start
+    return ids, lengths, targets
+
+
 @dataclass(frozen=True)
 class ChoiceBatch(PackedBatch):
     """A batch for multiple choice: the sequences of an example, one a choice, stand together (BERT paper 4.4).

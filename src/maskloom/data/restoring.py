@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from maskloom.data.batch import SourceTargetBatch, Texts
+from maskloom.data.batch import SourceTargetBatch, Texts, read_and_predicted
 from maskloom.data.corruption import Corruption, drawn, ranks
 from maskloom.data.counter_random import integers, uniform, words
 from maskloom.data.settings import DenoisingData, RestoringData, SpanCorruptionData
@@ -103,14 +103,10 @@ class Restoring(Corruption[Texts, SourceTargetBatch]):
 
     def _batch(self, source: _Packed, target: _Packed, frame: _Frame) -> SourceTargetBatch:
         """Return the batch of texts without their marks."""
-        source, target, start = frame.around(source), frame.around(target), self.data.decoder_start
-        ids, labels, sizes, begin = np.roll(target.ids, 1), target.ids, target.sizes, frame.begin
-        if start is None and len(begin):
-            lasts = target.starts + target.sizes - 1
-            ids, labels, sizes = np.delete(labels, lasts), np.delete(labels, target.starts), sizes - 1
-        else:
-            ids[target.starts] = self.vocabulary.pad_id if start is None else start
-        marks = [ids[0], *(() if start is None else begin), frame.end[-1]]
+        source, target, own = frame.around(source), frame.around(target), self.data.decoder_start
+        start = self.vocabulary.pad_id if own is None and not len(frame.begin) else own
+        ids, sizes, labels = read_and_predicted(target.ids, target.sizes, start)
+        marks = [ids[0], *(() if own is None else frame.begin), frame.end[-1]]
         return SourceTargetBatch(
             token_ids=source.ids,
             segment_ids=np.zeros_like(source.ids),

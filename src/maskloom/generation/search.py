@@ -15,6 +15,7 @@ from torch import Tensor
 from maskloom.data.counter_random import uniform
 from maskloom.errors import ConfigError, DataError
 from maskloom.layers.attention import PastTokens
+from maskloom.layers.copies import to_device
 from maskloom.layers.decoding import Step, next_token_step
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
@@ -177,7 +178,7 @@ class StepDecoder(Protocol):
         """Add a token to every sequence, (sequences,), and return the logits of what follows."""
         ...
 
-    def take(self, rows: Tensor) -> None:
+    def take(self, rows: np.ndarray) -> None:
         """Keep these sequences, in this order; one may come several times."""
         ...
 
@@ -212,42 +213,48 @@ class Choice:
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 
     def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
-        """Return those of every token after each text, (texts, vocabulary); DataError where they are not finite."""
-        self._check(logits.amax(1))
+        """Return those of every token after each text, (texts, vocabulary)."""
         return self._allowed(torch.log_softmax(self._without_never(logits), -1), texts)
 
     def _without_never(self, logits: Tensor) -> Tensor:
         if self.never:
-            logits[:, list(self.never)] = -math.inf
+            logits.index_fill_(1, to_device(np.array(self.never), logits.device), -math.inf)
         return logits
 
     def _allowed(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
         """Take away what a text may not go on with here; what is left keeps its probability."""
-        for row, text in enumerate(texts) if self.settings.min_tokens or self.settings.no_repeat_ngram else ():
-            if self.end is not None and len(text.token_ids) < self.settings.min_tokens:
-                logits[row, self.end] = -math.inf
-            if banned := _repeating(text.token_ids, self.settings.no_repeat_ngram):
-                logits[row, banned] = -math.inf
-            if self.end is not None and not bool((logits[row] > -math.inf).any()):
-                logits[row, self.end] = 0.0  # where nothing else may follow, a text ends
+        if not (self.settings.min_tokens or self.settings.no_repeat_ngram):
+            return logits
+        if banned := [(row, token) for row, text in enumerate(texts) for token in self._banned(text.token_ids)]:
+            logits[to_device(np.array(banned), logits.device).unbind(1)] = -math.inf
+        if self.end is not None:  # where nothing else may follow, a text ends
+            logits[:, self.end].masked_fill_((logits == -math.inf).all(1), 0.0)
         return logits
 
-    def _check(self, largest: Tensor) -> None:
-        if not all(value < math.inf for value in largest.flatten().tolist()):
-            raise DataError("the model's outputs are not finite numbers; its weights are broken")
+    def _banned(self, token_ids: list[int]) -> list[int]:
+        banned = _repeating(token_ids, self.settings.no_repeat_ngram)
+        return banned if self.end is None or len(token_ids) >= self.settings.min_tokens else [*banned, self.end]
 
-    def taken(self, logits: Tensor, rows: list[int], step: int, texts: Sequence[Continuation]) -> tuple[Tensor, Tensor]:
-        """Return a token for each row, and its log-probability."""
+    def read(self, largest: Tensor, *columns: Tensor) -> list[list[float]]:
+        """Return columns of all rows, which a device is waited for once; DataError where logits are not finite."""
+        rows = torch.cat([part.double().view(len(part), -1) for part in (largest, *columns)], 1).tolist()
+        if not all(row[0] < math.inf for row in rows):
+            raise DataError("the model's outputs are not finite numbers; its weights are broken")
+        return [row[1:] for row in rows]
+
+    def taken(
+        self, logits: Tensor, rows: list[int], step: int, texts: Sequence[Continuation]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the largest logit of each row, a token, and its log-probability."""
         if self.settings.temperature == 0.0:
             logits = self._allowed(self._without_never(logits), texts)
             # NumPy looks through them several times as fast
             tokens = torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
             largest = logits.gather(1, tokens.unsqueeze(1))
-            self._check(largest)
-            return tokens, -(logits - largest).exp_().sum(1).log_()
-        log_probabilities = self.log_probabilities(logits, texts)
+            return largest, tokens, -(logits - largest).exp_().sum(1).log_()
+        largest, log_probabilities = logits.amax(1), self.log_probabilities(logits, texts)
         tokens = self._drawn(log_probabilities, rows, step)
-        return tokens, log_probabilities.gather(1, tokens.unsqueeze(1)).squeeze(1)
+        return largest, tokens, log_probabilities.gather(1, tokens.unsqueeze(1))
 
     def _drawn(self, log_probabilities: Tensor, rows: list[int], step: int) -> Tensor:
         settings = self.settings
@@ -257,7 +264,7 @@ class Choice:
         probabilities = probabilities.masked_fill(probabilities.cumsum(-1) - probabilities >= settings.top_p, 0.0)
         summed = probabilities.cumsum(-1)
         draws = uniform(settings.seed, np.array([self.numbers[row] for row in rows]), step)
-        points = torch.from_numpy(draws).to(summed.device).unsqueeze(1) * summed[:, -1:]
+        points = to_device(draws, summed.device).unsqueeze(1) * summed[:, -1:]
         chosen = torch.searchsorted(summed, points, right=True).clamp_(max=summed.shape[1] - 1)
         return tokens.gather(1, chosen).squeeze(1)
 
@@ -279,11 +286,9 @@ class Decoder:
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read prompts, each of at least one token, and return the logits of what follows: (sequences, vocabulary)."""
-        lengths = torch.tensor([len(prompt) for prompt in prompts], device=self._device)
-        config = self._encoder.config
-        self._past = PastTokens(config.num_hidden_layers, config.num_attention_heads, self._room, lengths)
-        ids = torch.tensor(list(chain.from_iterable(prompts)), device=self._device)
-        layout = SequenceLayout.from_lengths(lengths, self._device)
+        layout, config = SequenceLayout.from_lengths([*map(len, prompts)], self._device), self._encoder.config
+        self._past = PastTokens(config.num_hidden_layers, config.num_attention_heads, self._room, layout)
+        ids = to_device(np.array([*chain.from_iterable(prompts)]), self._device)
         output = self._encoder.encode_packed(ids, torch.zeros_like(ids), layout, past=self._past.layers)
         return self._head(output.last_hidden_state.index_select(0, layout.last_positions)).float()
 
@@ -301,7 +306,7 @@ class Decoder:
             hidden = step(hidden, layout, layer)
         return self._head(encoder.final_norm(hidden)).float()
 
-    def take(self, rows: Tensor) -> None:
+    def take(self, rows: np.ndarray) -> None:
         """Keep these sequences, in this order; one may come several times."""
         self._past.take(rows)
 
@@ -314,23 +319,23 @@ def _draw(
     for step in range(max(num_steps)):
         texts = [found[row] for row in rows]
         seen = logits if choose.steps is None else choose.log_probabilities(logits, texts)
-        tokens, values = choose.taken(logits, rows, step, texts)
-        ids, going = tokens.tolist(), list[int]()
-        choose.note(texts, seen, list(enumerate(ids)), [])
-        for place, (row, token, value) in enumerate(zip(rows, ids, values.tolist(), strict=True)):
+        largest, tokens, values = choose.taken(logits, rows, step, texts)
+        read, going = choose.read(largest, tokens, values), list[int]()
+        choose.note(texts, seen, [(place, int(token)) for place, (token, _) in enumerate(read)], [])
+        for place, (row, (token, value)) in enumerate(zip(rows, read, strict=True)):
             text = found[row]
             text.log_probability += value
             text.is_ended = token == choose.end
             if not text.is_ended:
-                text.token_ids.append(token)
+                text.token_ids.append(int(token))
                 if len(text.token_ids) < num_steps[row]:
                     going.append(place)
         if not going:
             break
         if len(going) < len(rows):
-            kept = torch.tensor(going, device=tokens.device)
+            kept = np.array(going)
             decoder.take(kept)
-            rows, tokens = [rows[place] for place in going], tokens[kept]
+            rows, tokens = [rows[place] for place in going], tokens[to_device(kept, tokens.device)]
         logits = decoder.step(tokens)
     return found
 
@@ -344,10 +349,12 @@ def _searched(
     going, logits = list(searches), decoder.start(prompts)
     while going:
         texts = [text for search in going for text in search.going]
-        log_probabilities = choose.log_probabilities(logits, texts)
-        so_far = torch.tensor([text.log_probability for text in texts], device=logits.device, dtype=torch.float64)
-        best = log_probabilities.topk(min(2 * width, log_probabilities.shape[1]))  # as many may end the text as stay
-        values, tokens = (best.values.double() + so_far.unsqueeze(1)).tolist(), best.indices.tolist()
+        largest, log_probabilities = logits.amax(1), choose.log_probabilities(logits, texts)
+        so_far = to_device(np.array([text.log_probability for text in texts]), logits.device)
+        number = min(2 * width, log_probabilities.shape[1])  # as many may end the text as stay
+        best = log_probabilities.topk(number)
+        read = choose.read(largest, best.values.double() + so_far.unsqueeze(1), best.indices)
+        values, tokens = [row[:number] for row in read], [[*map(int, row[number:])] for row in read]
         first, rows, taken = 0, list[int](), list[int]()
         for search in going:
             last, num_ended = first + len(search.going), len(search.ended)
@@ -359,8 +366,8 @@ def _searched(
             first = last
         going = [search for search in going if search.going]
         if going:
-            decoder.take(torch.tensor(rows, device=logits.device))
-            logits = decoder.step(torch.tensor(taken, device=logits.device))
+            decoder.take(np.array(rows))
+            logits = decoder.step(to_device(np.array(taken), logits.device))
     return [search.best for search in searches]
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from maskloom.errors import DataError
 from maskloom.generation.search import Choice, Continuation, DecodingStep, Generation, found_by
 from maskloom.layers.attention import PastTokens
+from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
@@ -71,13 +72,15 @@ class SourceDecoder:
         self._single: SequenceLayout | None = None  # of one token a target
         self._num_heads = model.config.num_attention_heads
         self._memories = head.memories(hidden, layout)
-        self._sources = torch.arange(layout.num_sequences, device=hidden.device)
+        self._sources = np.arange(layout.num_sequences)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read as many first tokens of every target, and return the logits of what follows: (sequences, vocabulary)."""
-        ids, *more = torch.tensor([*prompts], device=self._device).unbind(1)
-        self._past = PastTokens(len(self._head.layers), self._num_heads, self._room, torch.ones_like(ids))
-        logits = self._logits(ids, SequenceLayout.from_lengths([1] * len(ids), self._device))
+        ids, *more = to_device(np.array(prompts), self._device).unbind(1)
+        layout = SequenceLayout.from_lengths([1] * len(ids), self._device)
+        head = self._head
+        self._past = PastTokens(len(head.layers), self._num_heads, self._room, layout, head.neighborhood)
+        logits = self._logits(ids, layout)
         for column in more:
             logits = self.step(column)
         return logits
@@ -90,12 +93,13 @@ class SourceDecoder:
         self._past.add_token()
         return self._logits(token_ids, layout)
 
-    def take(self, rows: Tensor) -> None:
+    def take(self, rows: np.ndarray) -> None:
         """Keep these targets, in this order; one may come several times."""
         self._past.take(rows)
-        sources = self._sources.index_select(0, rows)
-        if not torch.equal(sources, self._sources):  # else candidates changed places within their source
-            self._memories = [memory.taken(rows) for memory in self._memories]
+        sources = self._sources[rows]
+        if not np.array_equal(sources, self._sources):  # else candidates changed places within their source
+            kept = to_device(rows, self._device)
+            self._memories = [memory.taken(kept) for memory in self._memories]
             self._sources = sources
 
     def _logits(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:

@@ -16,7 +16,7 @@ from maskloom.recipe_files import validate_recipe
 from maskloom.sections import Section
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_json_object
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.tokenizer import TARGETS, Tokenizer
 
 SETTINGS_FILE = "maskloom.json"
 FORMAT_VERSION = 1
@@ -50,15 +50,23 @@ def modules_folder(model_folder: Path) -> Path:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Open the tokenizer of a model folder; raises DataError when it has more tokens than the model has embeddings."""
-    tokenizer = Tokenizer.load(folder)
-    vocab_size = read_config(folder).get("vocab_size", 30_522)
-    if type(vocab_size) is not int:
-        raise DataError(f"{folder}: vocab_size = {vocab_size!r:.80} is not a whole number")
-    if len(tokenizer.vocabulary) > vocab_size:
-        raise DataError(
-            f"{folder}: the vocabulary has {len(tokenizer.vocabulary)} tokens, the model embeds {vocab_size}; "
-            "these files do not belong together"
-        )
+    tokenizer, config = Tokenizer.load(folder), read_config(folder)
+    embedded = {"vocab_size": tokenizer.of_targets}
+    if tokenizer.targets is not None or config.get("source_vocab_size") is not None:
+        embedded["source_vocab_size"] = tokenizer
+        if tokenizer.targets is None:
+            raise DataError(f"{folder}: source_vocab_size, and no folder {TARGETS} with the vocabulary of targets")
+        if config.get("source_vocab_size") is None:
+            raise DataError(f"{folder}: a folder {TARGETS}, and no source_vocab_size in config.json")
+    for key, part in embedded.items():
+        size = config.get(key, 30_522)
+        if type(size) is not int:
+            raise DataError(f"{folder}: {key} = {size!r:.80} is not a whole number")
+        if len(part.vocabulary) > size:
+            raise DataError(
+                f"{folder}: the vocabulary has {len(part.vocabulary)} tokens, the model embeds {size}; "
+                "these files do not belong together"
+            )
     return tokenizer
 
 

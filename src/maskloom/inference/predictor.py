@@ -390,7 +390,7 @@ class Predictor(TaskModel):
     @property
     def target_marks(self) -> tuple[int, ...]:
         """The tokens at which all that a decoder writes begins, and the one at which it ends."""
-        return target_marks(self.tokenizer, self.model.config.own_start)[0]
+        return target_marks(self.tokenizer.of_targets, self.model.config.own_start)[0]
 
     @property
     def end_token(self) -> int | None:
@@ -401,7 +401,7 @@ class Predictor(TaskModel):
 
     def text_of(self, ids: Sequence[int]) -> str:
         """Return tokens that were written as a text."""
-        return self.tokenizer.decode(ids) if self.writer is None else readable(self.tokenizer, ids)
+        return self.tokenizer.decode(ids) if self.writer is None else readable(self.tokenizer.of_targets, ids)
 
     def shown(self, found: Continuation) -> GeneratedText:
         """Return a text that was found as a person gets it."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.layers.copies import to_device
 from maskloom.layers.processor.grouped_attention import grouped_attention
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.processor.packed_attention import packed_attention, prefers_packed
@@ -50,43 +52,56 @@ class SelfAttention(nn.Module):
         tokens = rotated(self.qkv(hidden), layout)[: layout.num_tokens]
         queries, keys, _ = tokens.unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
         scores = queries @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])
-        if self.causal:
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
-        return scores.softmax(-1)
+        allowed = torch.ones_like(scores, dtype=torch.bool)
+        if (mask := layout.groups[0].mask(causal=self.causal)) is not None:
+            allowed &= mask[0]
+        return scores.masked_fill(~(allowed.tril() if self.causal else allowed), -math.inf).softmax(-1)
 
 
 class PastTokens:
     """The tokens that sequences have so far, as the keys and values of every layer: a cache for decoding.
 
-    `lengths` (sequences,) counts them. A sequence has `room` positions in each layer and begins at the first.
+    `lengths` (sequences,) counts them. A sequence has `room` positions in each layer and begins at the first. The
+    newest token attends to all, or to itself and a `neighborhood` of so many before it.
     """
 
-    def __init__(self, num_layers: int, num_heads: int, room: int, lengths: Tensor) -> None:
-        self.num_heads, self.room, self.lengths = num_heads, room, lengths
+    def __init__(
+        self, num_layers: int, num_heads: int, room: int, layout: SequenceLayout, neighborhood: int = 0
+    ) -> None:
+        self.num_heads, self.room, self.lengths, self._sizes = num_heads, room, layout.lengths, layout.sizes
+        self._reach = neighborhood or room
         self.layers = [KeyValues(self) for _ in range(num_layers)]
         self._measure()
 
     def add_token(self) -> None:
         """Make a place for one more token of every sequence."""
-        self.lengths = self.lengths + 1
+        self.lengths, self._sizes = self.lengths + 1, self._sizes + 1
         self.longest += 1
         if self.mask is not None:
             self._measure()
 
-    def take(self, rows: Tensor) -> None:
+    def take(self, rows: np.ndarray) -> None:
         """Keep these sequences, in this order; one may come several times."""
-        self.lengths = self.lengths.index_select(0, rows)
+        kept, self._sizes = to_device(rows, self.lengths.device), self._sizes[rows]
+        self.lengths = self.lengths.index_select(0, kept)
         for layer in self.layers:
-            layer.kept = layer.kept.index_select(0, rows)
+            layer.kept = layer.kept.index_select(0, kept)
         self._measure()
 
     def _measure(self) -> None:
         """Note what all layers need: the longest sequence, and a mask unless all are as long."""
-        self.longest = int(self.lengths.max())
+        self.longest = int(self._sizes.max())
         self.mask = None
-        if int(self.lengths.min()) < self.longest:
+        if self._sizes.min() < self.longest:
             positions = torch.arange(self.longest, device=self.lengths.device)
-            self.mask = (positions < self.lengths.unsqueeze(1))[:, None, None]
+            lengths = self.lengths.unsqueeze(1)
+            seen = (positions < lengths) & (positions >= lengths - 1 - self._reach)
+            self.mask = seen[:, None, None]
+
+    @property
+    def first(self) -> int:
+        """The first position that a newest token attends to."""
+        return max(0, self.longest - 1 - self._reach) if self.mask is None else 0
 
 
 class Kept:
@@ -110,10 +125,7 @@ class KeyValues(Kept):
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
         """Keep the keys and values of the first tokens, (tokens, 3 hidden)."""
-        hidden_size = qkv.shape[1] // 3
-        rows = torch.repeat_interleave(torch.arange(layout.num_sequences, device=qkv.device), layout.lengths)
-        self.kept = qkv.new_zeros(layout.num_sequences, self.past.room, 2 * hidden_size)
-        self.kept[rows, layout.position_ids] = qkv[: layout.num_tokens, hidden_size:]
+        self.kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :], self.past.room)
 
     def attend(self, qkv: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
         """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).
@@ -126,7 +138,8 @@ class KeyValues(Kept):
             self.kept[:, past.longest - 1] = qkv[:, hidden_size:]
         else:
             self.kept[torch.arange(number, device=qkv.device), past.lengths - 1] = qkv[:, hidden_size:]
-        kv_nshd = self.kept[:, : past.longest].view(number, past.longest, 2 * past.num_heads, -1)
+        seen = self.kept[:, past.first : past.longest]
+        kv_nshd = seen.view(number, seen.shape[1], 2 * past.num_heads, -1)
         keys, values = kv_nshd.transpose(1, 2).chunk(2, 1)
         q_nhsd = qkv[:, :hidden_size].view(number, past.num_heads, 1, -1)
         mask = past.mask if bias is None else bias.to(q_nhsd.dtype)

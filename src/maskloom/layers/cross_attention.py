@@ -1,9 +1,8 @@
-"""A decoder's layer: attention to itself, to the encoder's output, and feed-forward (Vaswani et al. 2017, 3.1-3.2)."""
+"""Attention of a decoder to the output of an encoder (Vaswani et al. 2017, 3.2.3)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,12 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.layers.attention import KeyValues
-from maskloom.layers.dropout import Dropout
 from maskloom.layers.general_attention import AttentionLayout, attend_between
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import residual
 
 
 class Memory(Protocol):
@@ -86,10 +82,12 @@ class PaddedMemory:
     @classmethod
     def of(cls, attention: CrossAttention, hidden: Tensor, layout: SequenceLayout) -> PaddedMemory:
         """Return the keys and values of packed sources, (source tokens, hidden)."""
-        rows, is_real = padded(attention.key_value(hidden), layout)
-        keys, values = rows.unflatten(2, (2 * attention.num_heads, -1)).transpose(1, 2).chunk(2, 1)
-        is_full = int(layout.sizes.min()) == layout.max_length
-        return cls(keys, values, None if is_full else is_real[:, None, None])
+        number, longest = layout.num_sequences, layout.max_length
+        padded = layout.padded(attention.key_value(hidden), longest)
+        keys, values = padded.view(number, longest, 2 * attention.num_heads, -1).transpose(1, 2).chunk(2, 1)
+        positions = torch.arange(longest, device=hidden.device)
+        mask = (positions < layout.lengths.unsqueeze(1))[:, None, None]
+        return cls(keys, values, None if layout.sizes.min() == longest else mask)
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
         """Return the context of the newest token of every sequence."""
@@ -101,45 +99,3 @@ class PaddedMemory:
         """Return those sequences, in this order; one may come several times."""
         keys, values = (part.index_select(0, rows) for part in (self.keys, self.values))
         return PaddedMemory(keys, values, None if self.mask is None else self.mask.index_select(0, rows))
-
-
-def padded(vectors: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor]:
-    """Return packed vectors (tokens, width) as (sequences, longest, width), zero behind them, and where they are."""
-    rows = torch.repeat_interleave(layout.lengths, output_size=layout.num_tokens)
-    found = vectors.new_zeros(layout.num_sequences, layout.max_length, vectors.shape[1])
-    found[rows, layout.position_ids] = vectors
-    return found, torch.arange(layout.max_length, device=vectors.device) < layout.lengths.unsqueeze(1)
-
-
-class DecoderLayer(nn.Module):
-    """Causal self-attention, cross-attention and feed-forward, each with a residual and a norm of its own."""
-
-    def __init__(
-        self,
-        attention: nn.Module,
-        cross_attention: CrossAttention,
-        feed_forward: nn.Module,
-        *,
-        norm: Callable[[], nn.Module],
-        dropout: float,
-        pre_norm: bool = False,
-    ) -> None:
-        super().__init__()
-        self.pre_norm = pre_norm
-        self.attention = attention
-        self.attention_layer_norm = norm()
-        self.cross_attention = cross_attention
-        self.cross_attention_layer_norm = norm()
-        self.feed_forward = feed_forward
-        self.feed_forward_layer_norm = norm()
-        self.dropout = Dropout(dropout)
-
-    def forward(self, hidden: Tensor, layout: SequenceLayout, memory: Memory, past: KeyValues | None = None) -> Tensor:
-        """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
-        for block, norm in (
-            (lambda x: self.attention(x, layout, past), self.attention_layer_norm),
-            (lambda x: self.cross_attention(x, memory), self.cross_attention_layer_norm),
-            (self.feed_forward, self.feed_forward_layer_norm),
-        ):
-            hidden = residual(hidden, block, norm, self.dropout, pre_norm=self.pre_norm)
-        return hidden

@@ -54,6 +54,7 @@ class EnergyAttention(nn.Module):
         for group in layout.groups:
             own = keys[group.key_tokens]
             read = self.weights(queries[group.query_tokens], own, group.allowed[:, 0])
-            indices.append(group.query_tokens[group.is_query])
-            contexts.append((read @ own)[group.is_query])
-        return torch.zeros_like(queries).index_copy(0, torch.cat(indices), torch.cat(contexts))
+            indices.append(group.context_rows)
+            contexts.append((read @ own).flatten(0, 1))
+        result = queries.new_zeros(layout.num_rows + 1, queries.shape[1])
+        return result.index_copy(0, torch.cat(indices), torch.cat(contexts))[: len(queries)]

@@ -35,13 +35,14 @@ class PairedGroup:
     """Sequences of near-equal lengths, n of them, with q queries and k keys at most.
 
     `sequences` (n,) numbers them; `query_tokens` (n, q) and `key_tokens` (n, k) are their indices in the packed arrays,
-    `is_query` (n, q) is False behind the last query. `allowed` (n, 1, q, past + k) is True where a query may attend.
+    `context_rows` (n q,) those of the results, a row more than there are behind the last query of a sequence. `allowed`
+    (n, 1, q, past + k) is True where a query may attend.
     """
 
     sequences: Tensor
     query_tokens: Tensor
     key_tokens: Tensor
-    is_query: Tensor
+    context_rows: Tensor
     allowed: Tensor
 
 
@@ -70,6 +71,7 @@ class AttentionLayout:
         if len(num_keys) != len(num_queries):
             raise ValueError(f"{len(num_queries)} sequences of queries, {len(num_keys)} of keys")
         query_starts, key_starts = (np.cumsum(lengths) - lengths for lengths in (num_queries, num_keys))
+        self.num_rows = queries.num_rows
         self.groups: list[PairedGroup] = []
         for members in _near_equal(num_queries, num_keys):
             query_positions = np.arange(num_queries[members].max())
@@ -86,11 +88,12 @@ class AttentionLayout:
                     if allowed[sequence].shape != shape:
                         raise ValueError(f"the mask of sequence {sequence} is not of shape {shape}")
                     mask[: shape[0], : shape[1]] &= allowed[sequence]
+            query_tokens = query_starts[members, None] + query_positions
             tensors = (
                 members,
-                np.where(is_query, query_starts[members, None] + query_positions, 0),
+                np.where(is_query, query_tokens, 0),
                 np.where(is_key, key_starts[members, None] + key_positions, 0),
-                is_query,
+                np.where(is_query, query_tokens, self.num_rows).ravel(),
                 may[:, None],
             )
             self.groups.append(PairedGroup(*(to_device(array, queries.lengths.device) for array in tensors)))
@@ -116,7 +119,8 @@ def attend_between(
     Shapes: (queries, hidden), twice (keys, hidden), to (queries, hidden). A query that may attend to nothing gets
     zeros. Whoever wants scores of another scale multiplies the queries.
     """
-    drawn = next_keys(len(queries)) if dropout > 0.0 and queries.device.type == "cpu" else None
+    is_keyed = dropout > 0.0 and queries.device.type == "cpu" and not torch.compiler.is_compiling()
+    drawn = next_keys(len(queries)) if is_keyed else None
     indices, contexts = [queries.new_zeros(0, dtype=torch.int64)], [values.new_zeros(0, values.shape[1])]
     for group in layout.groups:
         q, k, v = (
@@ -136,9 +140,10 @@ def attend_between(
             probabilities = probabilities * dropout_factors(probabilities, dropout, row_keys, drawn[1])
         elif dropout > 0.0:
             probabilities = F.dropout(probabilities, dropout)
-        indices.append(group.query_tokens[group.is_query])
-        contexts.append((probabilities @ v).transpose(1, 2).flatten(2)[group.is_query])
-    return values.new_zeros(len(queries), values.shape[1]).index_copy(0, torch.cat(indices), torch.cat(contexts))
+        indices.append(group.context_rows)
+        contexts.append((probabilities @ v).transpose(1, 2).flatten(0, 1).flatten(1))
+    result = values.new_zeros(layout.num_rows + 1, values.shape[1])
+    return result.index_copy(0, torch.cat(indices), torch.cat(contexts))[: len(queries)]
 
 
 def _near_equal(num_queries: np.ndarray, num_keys: np.ndarray) -> list[np.ndarray]:

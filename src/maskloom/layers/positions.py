@@ -11,14 +11,16 @@ from torch import Tensor
 _WAVELENGTHS = 10_000.0
 
 
-def sinusoids(position_ids: Tensor, width: int) -> Tensor:
+def sinusoids(position_ids: Tensor, width: int, last: int | None = None) -> Tensor:
     """Return PE of each position, (tokens, width): sin(p / 10000^(2i/d)) at 2i and the cosine at 2i + 1.
 
-    Positions are integers from 0 on; there is no longest. Raises ValueError for an odd width.
+    Positions are integers from 0 to `last`, which may be any; where it is not given, the device is waited for. Raises
+    ValueError for an odd width.
     """
     if width % 2:
         raise ValueError(f"sinusoidal positions need an even width, not {width}")
-    last = int(position_ids.max()) if len(position_ids) else 0
+    if last is None:
+        last = int(position_ids.max()) if len(position_ids) else 0
     return _table(1 << (last + 1).bit_length(), width, str(position_ids.device)).index_select(0, position_ids)
 
 

@@ -26,12 +26,12 @@ class Cell:
     """A recurrent cell, whose parameters are laid out as those of torch's `module`.
 
     `step` takes a module, the products of inputs and weights with their bias (sequences, gates) and the state before,
-    and returns the next one. Where torch computes the same, it `is_torchs`.
+    and returns the next one. A `kernel` of torch does the same with all steps of packed sequences.
     """
 
     module: Callable[[int, int], nn.RNNBase]
     step: Callable[[nn.RNNBase, Tensor, State], State]
-    is_torchs: bool = True
+    kernel: Callable[..., tuple[Tensor, ...]] | None = None
     num_parts: int = 1
 
 
@@ -67,11 +67,11 @@ def _gru_before(rnn: nn.RNNBase, inputs: Tensor, state: State) -> State:
 
 
 CELLS = {
-    "elman_tanh": Cell(nn.RNN, elman(torch.tanh)),
-    "elman_sigmoid": Cell(nn.RNN, elman(torch.sigmoid), is_torchs=False),
-    "lstm": Cell(nn.LSTM, _lstm, num_parts=2),
-    "gru": Cell(nn.GRU, _gru),
-    "gru_before": Cell(nn.GRU, _gru_before, is_torchs=False),
+    "elman_tanh": Cell(nn.RNN, elman(torch.tanh), torch.rnn_tanh),
+    "elman_sigmoid": Cell(nn.RNN, elman(torch.sigmoid)),
+    "lstm": Cell(nn.LSTM, _lstm, torch.lstm, num_parts=2),
+    "gru": Cell(nn.GRU, _gru, torch.gru),
+    "gru_before": Cell(nn.GRU, _gru_before),
 }
 """The cells by name."""
 
@@ -115,7 +115,9 @@ class RecurrentLayer(Recomputable):
         self.backwards = self.cell.module(hidden_size, width) if bidirectional else None
         self.dropout = Dropout(dropout)
 
-    def computed(self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None) -> Tensor:
+    def computed(
+        self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: object = None
+    ) -> Tensor:
         """Return h at every token; `past` has the state before the first one, zeros where empty, and gets the last."""
         vectors, sizes = self.dropout(hidden[: layout.num_tokens]), layout.sizes
         kept = vectors.new_zeros(len(sizes), *self.state_shape) if past is None or past.is_empty else past.kept
@@ -139,12 +141,14 @@ class RecurrentLayer(Recomputable):
 
     def _run(self, rnn: nn.RNNBase, by_time: Tensor, batch_sizes: np.ndarray, state: State) -> tuple[Tensor, State]:
         # on processors torch's backward pass fills an array of all tokens with zeros at every step
-        if not self.cell.is_torchs or (torch.is_grad_enabled() and by_time.device.type == "cpu"):
+        is_fast = by_time.is_cuda or (by_time.device.type == "cpu" and not torch.is_grad_enabled())
+        if (kernel := self.cell.kernel) is None or not is_fast:
             return unrolled(self.cell, rnn, by_time, batch_sizes, state)
-        parts = tuple(part.unsqueeze(0).contiguous() for part in state)
-        packed = PackedSequence(by_time, torch.from_numpy(batch_sizes))
-        output, last = rnn(packed, parts if self.cell.num_parts > 1 else parts[0])
-        return output.data, tuple(part[0] for part in (last if isinstance(last, tuple) else (last,)))
+        parts = [part.unsqueeze(0).contiguous() for part in state]
+        flat = [rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0]
+        steps, first = torch.from_numpy(batch_sizes), parts if len(parts) > 1 else parts[0]
+        output, *last = kernel(by_time, steps, first, flat, True, 1, 0.0, self.training, False)
+        return output, tuple(part[0] for part in last)
 
 
 class BiLSTM(nn.Module):

@@ -49,14 +49,8 @@ class RelativeBias(nn.Module):
 
     def within(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout with what each group's scores get, minus infinity where a query may not attend."""
-        positions = layout.position_ids
-        if layout.has_gaps and layout.slot_tokens is not None:
-            positions = positions[layout.slot_tokens]
         biases = []
-        for group in layout.groups:
-            place = torch.arange(group.length, device=positions.device).unsqueeze(0)
-            if layout.has_gaps:
-                place = positions.narrow(0, group.first_slot, group.num_slots).view(-1, group.length)
+        for group, place in zip(layout.groups, layout.places(), strict=True):
             allowed = group.mask(causal=self.causal)
             if self.causal and allowed is None:
                 allowed = torch.ones(group.length, group.length, dtype=torch.bool, device=place.device).tril()

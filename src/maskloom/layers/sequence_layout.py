@@ -23,7 +23,8 @@ class LengthGroup:
     """Sequences of near-equal length that one attention call handles as (num_sequences, length).
 
     `first_slot` is where the group starts in slot order; `key_mask` (num_sequences, 1, 1, length) is True where a key
-    is real, and None when every sequence has the full length. Real keys come first if it `is_padded_behind`.
+    is real, and None when every sequence has the full length. If it `is_padded_behind`, real keys come first and are
+    all seen; else the mask may be one for each query, (num_sequences or 1, 1, length, length).
     """
 
     first_slot: int
@@ -118,8 +119,8 @@ class SequenceLayout:
         return cls(
             offsets=to_device(offsets, device),
             lengths=to_device(sizes, device),
-            # An empty sequence has no first token: any valid index will do, its pooled vector is zeroed.
-            first_positions=to_device(np.minimum(starts, max(num_tokens - 1, 0)), device),
+            # an empty sequence has no first token and gets that of another
+            first_positions=to_device(np.minimum(starts, starts[sizes > 0].max(initial=0)), device),
             last_positions=to_device(np.maximum(offsets[1:] - 1, 0), device),
             position_ids=to_device(position_ids, device),
             num_sequences=len(sizes),
@@ -170,16 +171,46 @@ class SequenceLayout:
 
     @property
     def is_packed(self) -> bool:
-        """Whether rows are tokens alone, so that `offsets` say all; of padded rows the groups' masks do."""
-        return self.num_tokens == 0 or self.slot_tokens is not None or self.groups[0].key_mask is None
+        """Whether `offsets` say who attends to whom, and not the groups' masks, as of padded rows."""
+        return all(group.is_padded_behind for group in self.groups)
 
     def with_biases(self, biases: Sequence[Tensor]) -> SequenceLayout:
         """Return this layout with what is added to the scores of each group."""
         return replace(self, biases=tuple(biases))
 
+    def places(self) -> list[Tensor]:
+        """Return the positions of each group's slots, (num_sequences or 1, length)."""
+        if not self.has_gaps:
+            return [torch.arange(group.length, device=self.lengths.device)[None] for group in self.groups]
+        slots = self.position_ids if self.slot_tokens is None else self.position_ids[self.slot_tokens]
+        return [slots.narrow(0, group.first_slot, group.num_slots).view(-1, group.length) for group in self.groups]
+
+    def within(self, neighborhood: int) -> SequenceLayout:
+        """Return a layout where tokens attend to those at most so many positions away, 0 for all (Vaswani et al., 4).
+
+        Differs from the paper: the others are masked, so that the cost stays quadratic in the length.
+        """
+        if not neighborhood or (self.max_length <= neighborhood + 1 and not self.has_gaps):
+            return self
+        groups = []
+        for group, places in zip(self.groups, self.places(), strict=True):
+            mask = ((places.unsqueeze(1) - places.unsqueeze(2)).abs() <= neighborhood)[:, None]
+            if group.key_mask is not None:  # padding has to see something: itself
+                mask = (mask & group.key_mask) | torch.eye(group.length, dtype=torch.bool, device=mask.device)
+            groups.append(replace(group, key_mask=mask, is_padded_behind=False))
+        return replace(self, groups=tuple(groups))
+
     def filled_up(self, packed: Tensor) -> Tensor:
         """Return (tokens, features) with rows of zeros after them: (rows, features)."""
         return F.pad(packed, (0, 0, 0, self.num_rows - self.num_tokens)) if self.num_rows > self.num_tokens else packed
+
+    def padded(self, packed: Tensor, room: int) -> Tensor:
+        """Return sequences side by side with zeros behind them: (tokens, features) to (sequences, room, features)."""
+        shifts = torch.arange(self.num_sequences, device=packed.device) * room - self.offsets[:-1]
+        shifts = torch.repeat_interleave(shifts, self.lengths, output_size=self.num_tokens)
+        places = shifts + torch.arange(self.num_tokens, device=packed.device)
+        result = packed.new_zeros(self.num_sequences * room, packed.shape[1])
+        return result.index_copy(0, places, packed).view(self.num_sequences, room, -1)
 
     def to_slots(self, packed: Tensor) -> Tensor:
         """Bring (rows, features) into slot order (slots, features)."""

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from maskloom.layers.attention import Kept, KeyValues
-from maskloom.layers.dropout import Dropout, current_draws
+from maskloom.layers.cross_attention import Memory
+from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -40,25 +41,28 @@ class Recomputable(nn.Module):
 
     recomputes = False
 
-    def forward(self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: Memory | None = None
+    ) -> Tensor:
         """Return the next hidden state of every token; `past` has what is kept of those before, and gets more."""
-        if past is not None:
-            return self.computed(hidden, layout, past)
-        if self.recomputes and torch.is_grad_enabled():
-            draws = current_draws()
-            place = None if draws is None else draws.place
-            return checkpoint(  # pyright: ignore[reportReturnType]
-                self._computed_from, place, hidden, layout, use_reentrant=False
-            )
-        return self.computed(hidden, layout)
-
-    def _computed_from(self, place: int | None, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        if past is not None or not (self.recomputes and torch.is_grad_enabled()):
+            return self.computed(hidden, layout, past, memory)
         draws = current_draws()
-        if draws is not None and place is not None:
-            draws.place = place  # computed again, the layer draws what it drew before
-        return self.computed(hidden, layout)
+        place = 0 if draws is None else draws.place
+        return checkpoint(  # pyright: ignore[reportReturnType]
+            self._computed_with, draws, place, hidden, layout, memory, use_reentrant=False
+        )
 
-    def computed(self, hidden: Tensor, layout: SequenceLayout, past: Any = None) -> Tensor:
+    def _computed_with(
+        self, draws: RowDraws | None, place: int, hidden: Tensor, layout: SequenceLayout, memory: Memory | None
+    ) -> Tensor:
+        """Return what the layer gives with the draws from a place on, the same ones when it is computed again."""
+        with drawing(draws):
+            if draws is not None:
+                draws.place = place
+            return self.computed(hidden, layout, None, memory)
+
+    def computed(self, hidden: Tensor, layout: SequenceLayout, past: Any = None, memory: Any = None) -> Tensor:
         """Return the next hidden state of every token, as `forward` does."""
         raise NotImplementedError
 
@@ -77,22 +81,32 @@ class TransformerLayer(Recomputable):
         norm: Callable[[], nn.Module],
         dropout: float,
         pre_norm: bool = False,
+        cross_attention: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.pre_norm = pre_norm
         self.attention = attention
         self.attention_layer_norm = norm()
+        if cross_attention is not None:
+            self.cross_attention = cross_attention
+            self.cross_attention_layer_norm = norm()
+        self.has_memory = cross_attention is not None
         self.feed_forward = feed_forward
         self.feed_forward_layer_norm = norm()
         self.dropout = Dropout(dropout)
         self.attention_adapter: nn.Module | None = None
+        self.cross_attention_adapter: nn.Module | None = None
         self.feed_forward_adapter: nn.Module | None = None
 
-    def computed(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
+    def computed(
+        self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None, memory: Memory | None = None
+    ) -> Tensor:
         """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
-        for block, norm, adapter in (
-            (lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter),
-            (self.feed_forward, self.feed_forward_layer_norm, self.feed_forward_adapter),
-        ):
+        blocks = [(lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter)]
+        if self.has_memory:
+            norm, adapter = self.cross_attention_layer_norm, self.cross_attention_adapter
+            blocks.append((lambda x: self.cross_attention(x, memory), norm, adapter))
+        blocks.append((self.feed_forward, self.feed_forward_layer_norm, self.feed_forward_adapter))
+        for block, norm, adapter in blocks:
             hidden = residual(hidden, block, norm, self.dropout, pre_norm=self.pre_norm, adapter=adapter)
         return hidden

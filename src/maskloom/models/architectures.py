@@ -10,6 +10,7 @@ from maskloom.errors import DataError
 from maskloom.models.bart_config import BART_MODEL_TYPES, BART_SIZES, BartConfig
 from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
+from maskloom.models.marian_config import MARIAN_MODEL_TYPES, MarianConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
 from maskloom.models.recurrent_config import RECURRENT_SIZES, GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.models.t5_config import T5_MODEL_TYPES, T5_SIZES, T5Config
@@ -128,6 +129,17 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             model_types=TRANSFORMER_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
+            has_decoder=True,
+        ),
+        "marian": Architecture(  # before the BART, of which it is a kind
+            name="marian",
+            paper="Junczys-Dowmunt et al. 2018, Marian: Fast Neural Machine Translation in C++",
+            config_type=MarianConfig,
+            build=_bart,
+            model_types=MARIAN_MODEL_TYPES,
+            vocabulary_head="mlm",
+            sizes=TRANSFORMER_SIZES,
+            has_deep_classifier=True,
             has_decoder=True,
         ),
         "bart": Architecture(

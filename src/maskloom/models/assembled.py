@@ -119,6 +119,8 @@ def _assemble(
         raise ConfigError(f"heads {list(heads)} name one twice")
     if unknown := [name for name in heads if name not in HEADS]:
         raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
+    if getattr(config, "source_vocab_size", None) is not None and {*heads} - {"decoder"}:
+        raise ConfigError("a model that reads sources in a vocabulary of their own is for seq2seq alone")
     encoder = architecture_of(config).build(config)
     if "decoder" not in heads:
         encoder.read_through_decoder()
@@ -128,8 +130,9 @@ def _assemble(
 
 
 def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:
-    """Return the repeated parts of a model's encoder."""
-    return list(model.encoder.layers)
+    """Return the repeated parts of a model: the layers of its encoder, of one below that, and of a decoder on top."""
+    stacks = (getattr(part, "layers", None) for part in model.modules())
+    return [layer for layers in stacks if isinstance(layers, nn.ModuleList) for layer in layers]
 
 
 def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:

@@ -16,10 +16,15 @@ from maskloom.models.transformer import Positions, ScaledEmbeddings, Transformer
 
 # Rows of the published tables of positions that no token has.
 _OFFSET = 2
+LEARNED_FIRST = (
+    *("encoder.source.", "encoder.embeddings.positions.", "heads.decoder.positions."),
+    "encoder.layers.0.attention.qkv.weight",
+)
+"""How the names of parameters begin that learn in the first of two steps of machine translation (3.4)."""
 
 
 class Bart(Encoder):
-    """The encoder: normed sums of word and position embeddings, and post-norm layers.
+    """The encoder: normed sums of word and position embeddings, and post-norm layers; a Marian's without that norm.
 
     Heads on texts and tokens read the decoder on top of it, which gets the same tokens one place later (3.1, 3.2). Only
     beside the head "decoder", which makes other texts, they read the encoder itself.
@@ -34,11 +39,18 @@ class Bart(Encoder):
         self.layers = self.transformer_layers(config, activation_dropout=config.activation_dropout)
         self.final_norm = nn.Identity()
         self.pooler = LastToken()
+        self.source: Bart | None = None if config.of_sources is None else Bart(config.of_sources)
         initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the normed sum of word and position embeddings; segments are ignored."""
-        return self.embeddings(token_ids, layout.position_ids)
+        """Return the normed sum of word and position embeddings; segments are ignored.
+
+        An encoder of sources has its vectors in place of word embeddings (3.4).
+        """
+        if self.source is None:
+            return self.embeddings(token_ids, layout)
+        vectors = self.source.encode_packed(token_ids, segment_ids, layout).last_hidden_state
+        return cast(ScaledEmbeddings, self.embeddings).of_vectors(vectors, layout)
 
     def new_decoder(self) -> BartDecoder:
         """Return a decoder that predicts words."""
@@ -50,8 +62,8 @@ class Bart(Encoder):
 
     def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the decoder's vectors of the same tokens, of which it reads each one place later."""
-        later = token_ids.roll(1)
-        later[layout.first_positions[layout.lengths > 0]] = cast(BartConfig, self.config).decoder_start_token_id
+        start = cast(BartConfig, self.config).decoder_start_token_id
+        later = token_ids.roll(1).index_fill_(0, layout.first_positions, start)
         return cast(nn.Module, self.top)(later, layout, hidden, layout)
 
 
@@ -67,9 +79,9 @@ class BartDecoder(TransformerDecoder):
 
 
 def _positions(config: BartConfig) -> Positions:
-    number, scales = config.max_position_embeddings, config.scale_embedding
-    return Positions(config.hidden_size, number, offset=_OFFSET, scales_words=scales)
+    number, scales = None if config.has_sinusoids else config.max_position_embeddings, config.scale_embedding
+    return Positions(config.hidden_size, number, offset=_OFFSET, scales_words=scales, sines_first=config.has_sinusoids)
 
 
-def _norm(config: BartConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+def _norm(config: BartConfig) -> nn.Module:
+    return nn.Identity() if config.has_sinusoids else nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)

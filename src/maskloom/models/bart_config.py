@@ -30,10 +30,14 @@ _PUBLISHED = {
     "decoder_start_token_id": "decoder_start_token_id",
     "forced_bos_token_id": "forced_bos_token_id",
     "forced_eos_token_id": "forced_eos_token_id",
+    "source_vocab_size": "source_vocab_size",
+    "source_layers": "num_source_layers",
 }
+_OF_SOURCES = ("source_vocab_size", "source_layers")
+_USUAL_SOURCE_LAYERS = 6
 # Published keys of the decoder, and those of the encoder that they must equal.
 _ALIKE = {"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"}
-BART_MODEL_TYPES = ("bart", "maskloom_bart_crf")
+BART_MODEL_TYPES = ("bart", "maskloom_bart_crf", "maskloom_bart_sources")
 BART_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "small")},
     "base": {"num_hidden_layers": 6, "hidden_size": 768, "num_attention_heads": 12},
@@ -49,7 +53,8 @@ class BartConfig(ModelConfig):
 
     Encoder and decoder have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Word embeddings
     are multiplied by sqrt(hidden_size) with `scale_embedding`. What the decoder reads begins with
-    `decoder_start_token_id`, the end of a text as published. The forced tokens are for other programs.
+    `decoder_start_token_id`, the end of a text as published. The forced tokens are for other programs. Before the
+    encoder another one of `num_source_layers` may read sources, in a vocabulary of their own (3.4).
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 50_265
@@ -69,7 +74,11 @@ class BartConfig(ModelConfig):
     decoder_start_token_id: TokenId = 2
     forced_bos_token_id: TokenId | None = None
     forced_eos_token_id: TokenId | None = 2
+    source_vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
+    num_source_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
 
+    has_sinusoids: ClassVar[bool] = False
+    """Whether positions are sinusoids, and embeddings have no norm."""
     required_values: ClassVar = {
         "model_type": BART_MODEL_TYPES,
         "is_encoder_decoder": (True, None),
@@ -94,6 +103,25 @@ class BartConfig(ModelConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _sources_are_whole(self) -> Self:
+        if (self.source_vocab_size is None) != (self.num_source_layers is None):
+            raise ValueError("source_vocab_size and num_source_layers go together")
+        return self
+
+    def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
+        """Return this with an encoder of sources before its own, of 6 layers as in the paper's 5.4 unless given."""
+        layers = num_layers or _USUAL_SOURCE_LAYERS
+        return self.model_copy(update={"source_vocab_size": vocab_size, "num_source_layers": layers})
+
+    @property
+    def of_sources(self) -> Self | None:
+        """The configuration of the encoder of sources, or None."""
+        if self.source_vocab_size is None:
+            return None
+        own = {"vocab_size": self.source_vocab_size, "num_hidden_layers": self.num_source_layers}
+        return self.model_copy(update={**own, "source_vocab_size": None, "num_source_layers": None})
+
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Return a published mapping under the keys of this class."""
@@ -105,7 +133,10 @@ class BartConfig(ModelConfig):
         content = {theirs: own[key] for theirs, key in _PUBLISHED.items()}
         content["decoder_layers"] = self.num_decoder_layers or self.num_hidden_layers
         alike = {theirs: content[encoder] for theirs, encoder in _ALIKE.items()}
-        return {"model_type": "bart", "is_encoder_decoder": True, **content, **alike}
+        model_type = "bart" if self.source_vocab_size is None else "maskloom_bart_sources"
+        if self.source_vocab_size is None:
+            content = {key: value for key, value in content.items() if key not in _OF_SOURCES}
+        return {"model_type": model_type, "is_encoder_decoder": True, **content, **alike}
 
     @classmethod
     def _unsupported(cls, values: dict[str, Any]) -> list[str]:

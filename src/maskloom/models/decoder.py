@@ -19,9 +19,11 @@ class TiedDecoder(nn.Module):
     """A decoder on the output of an encoder, whose word embeddings it has at both ends.
 
     `decoder` is the encoder's own word-embedding parameter, which embeds the tokens of targets and predicts the next
-    ones, with a `bias` (1, vocabulary) where there is one. Targets have at most `max_length` tokens.
+    ones, with a `bias` (1, vocabulary) where there is one. Targets have at most `max_length` tokens. Where attention is
+    restricted, a token sees its `neighborhood`.
     """
 
+    neighborhood = 0
     bias: nn.Parameter | None
     layers: nn.ModuleList
 

@@ -36,7 +36,9 @@ class ModelSection(Section):
     """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
 
     architecture: Annotated[str, row_of("model.architecture")] = key(
-        "bert", "Kind of encoder: bert, gpt, transformer, bart, t5, or a recurrent network: rnn, lstm, gru."
+        "bert",
+        "Kind of encoder: bert or gpt; with a decoder transformer, marian, bart or t5; recurrent networks rnn, lstm or "
+        "gru.",
     )
     size: SizeName = key("mini", "Published size: layers, hidden size, heads.")
     config: dict[str, Any] = key(
@@ -105,6 +107,13 @@ class ModelConfig(BaseModel):
     def own_start(self) -> int | None:
         """The token that a decoder of this model reads before every target, None where that is open."""
         return getattr(self, "decoder_start_token_id", None)
+
+    def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
+        """Return the configuration of a model whose sources have a vocabulary of their own, with layers before others.
+
+        Raises ConfigError where there is no place for it.
+        """
+        raise ConfigError("sources with a vocabulary of their own: a Transformer and a BART can read them, no other")
 
     @property
     def num_segments(self) -> int:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import Kept
-from maskloom.layers.cross_attention import padded
 from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.energies import Energy, EnergyAttention
 from maskloom.layers.general_attention import AttentionLayout
@@ -176,7 +175,8 @@ class RecurrentDecoder(TiedDecoder):
 
     def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[SourceMemory]:
         """Return what all steps of decoding read of sources, whose vectors are `hidden` (source tokens, hidden)."""
-        return [SourceMemory(self._first(hidden, layout), *padded(hidden, layout))]
+        is_real = torch.arange(layout.max_length, device=hidden.device) < layout.lengths.unsqueeze(1)
+        return [SourceMemory(self._first(hidden, layout), layout.padded(hidden, layout.max_length), is_real)]
 
     def step(
         self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[SourceMemory], past: Sequence[Kept]

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import KeyValues
-from maskloom.layers.cross_attention import DecoderLayer
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import InitialRule, InitialRules, constants, initialize
@@ -100,7 +99,12 @@ class T5Decoder(TransformerDecoder):
         self.relative_bias = _relative_bias(config, causal=True)
         sizes = (config.hidden_size, config.num_attention_heads, config.head_size, config.hidden_dropout_prob)
         self.layers = nn.ModuleList(
-            DecoderLayer(_attention(config), UnscaledCrossAttention(*sizes), _feed_forward(config), **_place(config))
+            TransformerLayer(
+                _attention(config),
+                _feed_forward(config),
+                cross_attention=UnscaledCrossAttention(*sizes),
+                **_place(config),
+            )
             for _ in range(config.num_decoder_layers or config.num_hidden_layers)
         )
         self.final_norm = LastNorm(config)
@@ -112,7 +116,7 @@ class T5Decoder(TransformerDecoder):
             return self.relative_bias.within(layout)
         return self.relative_bias.after(layout, past.past)
 
-    def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def embedded(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return word embeddings; attention handles positions."""
         return self.dropout(F.embedding(token_ids, self.decoder))
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import KeyValues, SelfAttention
-from maskloom.layers.cross_attention import CrossAttention, DecoderLayer, Memory, PackedMemory, PaddedMemory
+from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory, PaddedMemory
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.general_attention import AttentionLayout
@@ -21,6 +21,7 @@ from maskloom.layers.pooling import LastToken
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.decoder import TiedDecoder
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
@@ -46,39 +47,68 @@ TRANSFORMER_RULES: InitialRules = {Dense: _uniform, nn.Embedding: _scaled}
 
 
 class ScaledEmbeddings(nn.Module):
-    """Word embeddings times sqrt(d), plus sinusoids or learned positions, any norm, then dropout (3.4, 3.5)."""
+    """Word embeddings times sqrt(d), plus sinusoids or learned positions, any norm, then dropout (3.4, 3.5).
 
-    def __init__(self, config: ModelConfig, positions: Positions, layer_norm: nn.Module | None = None) -> None:
+    With `source_size` words are read in a vocabulary of their own, with a table `source`; `word` is for a decoder.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        positions: Positions,
+        layer_norm: nn.Module | None = None,
+        source_size: int | None = None,
+    ) -> None:
         super().__init__()
         self.word = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size), freeze=False)
+        self.source = None
+        if source_size is not None:
+            self.source = nn.Embedding.from_pretrained(torch.empty(source_size, config.hidden_size), freeze=False)
         self.positions = positions
         self.layer_norm = layer_norm or nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the sum for every token: (tokens,) to (tokens, hidden)."""
-        return self.dropout(self.layer_norm(self.positions.added(self.word(token_ids), position_ids)))
+        return self.of_vectors((self.word if self.source is None else self.source)(token_ids), layout)
+
+    def of_vectors(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return the sum for what stands in place of word embeddings: (tokens, hidden) to (tokens, hidden)."""
+        return self.dropout(self.layer_norm(self.positions.added(vectors, layout)))
 
 
 class Positions(nn.Module):
-    """Sinusoids, or with `num_positions` a learned table, whose first `offset` rows are unused."""
+    """Sinusoids, or with `num_positions` a learned table, whose first `offset` rows are unused.
+
+    With `sines_first` all sines of a position come before its cosines.
+    """
 
     def __init__(
-        self, hidden_size: int, num_positions: int | None, *, offset: int = 0, scales_words: bool = True
+        self,
+        hidden_size: int,
+        num_positions: int | None,
+        *,
+        offset: int = 0,
+        scales_words: bool = True,
+        sines_first: bool = False,
     ) -> None:
         super().__init__()
+        self._sines_first = sines_first
         self.table = None
         self.offset, self._size, self._scale = offset, hidden_size, math.sqrt(hidden_size) if scales_words else 1.0
         if num_positions is not None:
             self.table = nn.Embedding.from_pretrained(torch.empty(num_positions + offset, hidden_size), freeze=False)
 
-    def forward(self, position_ids: Tensor) -> Tensor:
-        """Return the vectors of positions, (tokens, hidden)."""
-        return sinusoids(position_ids, self._size) if self.table is None else self.table(position_ids + self.offset)
+    def forward(self, position_ids: Tensor, last: int | None = None) -> Tensor:
+        """Return the vectors of positions, of which `last` is the largest, (tokens, hidden)."""
+        if self.table is not None:
+            return self.table(position_ids + self.offset)
+        vectors = sinusoids(position_ids, self._size, last)
+        return torch.cat([vectors[:, ::2], vectors[:, 1::2]], 1) if self._sines_first else vectors
 
-    def added(self, vectors: Tensor, position_ids: Tensor) -> Tensor:
+    def added(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
         """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
-        return torch.add(self(position_ids), vectors, alpha=self._scale)
+        return torch.add(self(layout.position_ids, layout.max_position), vectors, alpha=self._scale)
 
 
 class Transformer(Encoder):
@@ -90,7 +120,8 @@ class Transformer(Encoder):
         super().__init__()
         self.config = config
         num_positions = config.max_position_embeddings if config.learned_positions else None
-        self.embeddings = ScaledEmbeddings(config, Positions(config.hidden_size, num_positions))
+        positions = Positions(config.hidden_size, num_positions)
+        self.embeddings = ScaledEmbeddings(config, positions, source_size=config.source_vocab_size)
         self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
         self.final_norm = norm
@@ -99,7 +130,11 @@ class Transformer(Encoder):
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return scaled word embeddings with positions; segments are ignored."""
-        return self.embeddings(token_ids, layout.position_ids)
+        return self.embeddings(token_ids, layout)
+
+    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+        """Return the layout that the layers read: of neighborhoods where attention is restricted to them."""
+        return layout.within(cast(TransformerConfig, self.config).attention_neighborhood)
 
     def new_decoder(self) -> TransformerDecoder:
         """Return a decoder of the same sizes."""
@@ -115,6 +150,7 @@ class TransformerDecoder(TiedDecoder):
     def __init__(self, encoder: Encoder) -> None:
         super().__init__(encoder)
         config, size = encoder.config, encoder.config.hidden_size
+        self.neighborhood = getattr(config, "attention_neighborhood", 0)
         learned = getattr(config, "learned_positions", False)
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
         self.layer_norm: nn.Module = nn.Identity()
@@ -122,15 +158,15 @@ class TransformerDecoder(TiedDecoder):
         pre_norm, num_heads = bool(getattr(config, "pre_norm", False)), config.num_attention_heads
         attention_dropout = config.attention_probs_dropout_prob
         self.layers = nn.ModuleList(
-            DecoderLayer(
+            TransformerLayer(
                 SelfAttention(size, num_heads, attention_dropout, causal=True),
-                CrossAttention(size, num_heads, attention_dropout),
                 FeedForward(
                     size, config.intermediate_size, config.hidden_act, getattr(config, "activation_dropout", 0.0)
                 ),
                 norm=partial(nn.LayerNorm, size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
+                cross_attention=CrossAttention(size, num_heads, attention_dropout),
             )
             for _ in range(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
         )
@@ -143,19 +179,19 @@ class TransformerDecoder(TiedDecoder):
         """
         with self.reading(layout):
             layout = self.placed(layout)
-            rows = layout.filled_up(self.embedded(token_ids, layout.position_ids))
+            rows = layout.filled_up(self.embedded(token_ids, layout))
             memory = PackedMemory(hidden, AttentionLayout(layout, source))
             for layer in self.layers:
-                rows = layer(rows, layout, memory)
+                rows = layer(rows, layout, memory=memory)
             return self.final_norm(rows[: layout.num_tokens])
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
         """Return the layout that the layers read, of tokens after those in `past`."""
-        return layout
+        return layout.within(self.neighborhood)
 
-    def embedded(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
+    def embedded(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return what the first layer reads, (tokens, hidden)."""
-        vectors = self.positions.added(F.embedding(token_ids, self.decoder), position_ids)
+        vectors = self.positions.added(F.embedding(token_ids, self.decoder), layout)
         return self.dropout(self.layer_norm(vectors))
 
     def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[Any]:
@@ -169,7 +205,7 @@ class TransformerDecoder(TiedDecoder):
 
         `memories` and `past` have one for each layer.
         """
-        layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout.position_ids)
+        layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout)
         for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
-            rows = layer(rows, layout, memory, key_values)
+            rows = layer(rows, layout, key_values, memory)
         return self.final_norm(rows)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from maskloom.errors import ConfigError
 from maskloom.models.model_config import SIZES, Fraction, ModelConfig
 
 TRANSFORMER_MODEL_TYPES = ("maskloom_transformer", "maskloom_transformer_crf")
@@ -27,7 +28,9 @@ class TransformerConfig(ModelConfig):
 
     Both have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Norms stand after the blocks,
     as in the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
-    max_position_embeddings rows in place of sinusoids.
+    max_position_embeddings rows in place of sinusoids. With an `attention_neighborhood` of r, self-attention is
+    restricted to r tokens on either side, in the decoder to r before (section 4 of the paper); 0 is all. With
+    `source_vocab_size` the encoder reads another vocabulary than the decoder, with word embeddings of its own.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 37_000
@@ -42,6 +45,8 @@ class TransformerConfig(ModelConfig):
     layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
     pre_norm: bool = False
     learned_positions: bool = False
+    attention_neighborhood: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    source_vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
 
     required_values: ClassVar = {"model_type": TRANSFORMER_MODEL_TYPES}
 
@@ -50,6 +55,12 @@ class TransformerConfig(ModelConfig):
         if self.hidden_size % 2 and not self.learned_positions:
             raise ValueError(f"hidden_size {self.hidden_size}: sinusoidal positions need an even one")
         return self
+
+    def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
+        """Return this with a vocabulary of sources; ConfigError for layers, which only a BART has before its own."""
+        if num_layers is not None:
+            raise ConfigError(f"seq2seq.source_layers = {num_layers}: only a BART has layers of sources")
+        return self.model_copy(update={"source_vocab_size": vocab_size})
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json."""

@@ -194,6 +194,23 @@ def _width(name: str) -> int:
     return sum(13 if east_asian_width(letter) in "WF" else 8 for letter in _cut(name))
 
 
+def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -> str:
+    """Return dots (name, x, y, CSS class) on two axes of one scale, each with its name beside it."""
+    width = max(max(x for _, x, _, _ in dots) - min(x for _, x, _, _ in dots), 1e-12)
+    height = max(max(y for _, _, y, _ in dots) - min(y for _, _, y, _ in dots), 1e-12)
+    scale = min((_WIDTH - 2 * _RIGHT) / width, 2 * _WIDTH / height)
+    left, top = min(x for _, x, _, _ in dots), max(y for _, _, y, _ in dots)
+    places = [(_RIGHT + scale * (x - left), 2 * _TOP + scale * (top - y)) for _, x, y, _ in dots]
+    bottom = max(y for _, y in places) + 2 * _TOP
+    parts = []
+    for (word, *_, style), (x, y) in zip(dots, places, strict=True):
+        near = sum(abs(x - a) < 60 and 0 <= y - b < 12 for a, b in places) - 1  # names that stand there already
+        title = f"<title>{escape(word)}</title>"
+        parts.append(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>')
+        parts.append(_text(x + 7, y + 4 + 6 * near, _cut(word), "start", f"name {style}"))
+    return _svg(parts, bottom, name)
+
+
 def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = False) -> list[float]:
     """Return about `num_wanted` round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):

@@ -152,7 +152,7 @@ def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: boo
 def _account(found: _Source, model: EncoderWithHeads, report: LoadReport, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return what was read and what became of each tensor."""
     read = {name for _, name in report.copied}
-    spare = model.config.vocab_size - len(tokenizer.vocabulary)
+    spare = model.config.vocab_size - len(tokenizer.of_targets.vocabulary)
     return {
         "source": str(found.folder / found.weights),
         "format": found.kind,

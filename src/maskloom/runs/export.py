@@ -16,17 +16,18 @@ from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, re
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, write_modules
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference.model_folder import load_tokenizer, read_settings, task_tokenizer
+from maskloom.inference.model_folder import load_tokenizer, read_settings
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads
+from maskloom.runs.finetune_restarts import start_of
 from maskloom.runs.model_writing import check_new_folder, finetuning_card, pretraining_card, write_model_folder
 from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, kind_of_run, run_id
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, check_is_of_model, described, kind_of_run, run_id
 from maskloom.system.files import copy_files, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
@@ -55,6 +56,7 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
     if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage):
         return _copy_of(run, out)
     content = described(run)
+    check_is_of_model(run, content)
     kind, found = kind_of_run(content), _stages(run)
     if kind in ("search", "glue"):
         if kind == "search" and step is None and stage is None and (run / "model" / CONFIG).exists():
@@ -150,9 +152,9 @@ def _export_finetuning(
     checkpoint: Path, run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], scores: dict[str, float]
 ) -> None:
     source, settings, task = _task(run, content)
-    config = read_model_config(source)
-    tokenizer = task_tokenizer(source)
-    config = config.model_copy(update={"vocab_size": max(config.vocab_size, len(tokenizer.vocabulary))})
+    tokenizer, config = start_of(recipe, source, _place(content, "source_vocab"))
+    num_tokens = len(tokenizer.of_targets.vocabulary)
+    config = config.model_copy(update={"vocab_size": max(config.vocab_size, num_tokens)})
     heads = task_heads(recipe, task, config)
     build = partial(build_model, config, heads, task.num_outputs, head_options=task.head_options)
     model = _filled(build, checkpoint_weights(checkpoint), checkpoint)

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 
 import maskloom
-from maskloom.checkpoints.huggingface import CONFIG, read_model_config
+from maskloom.checkpoints.huggingface import CONFIG
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError
-from maskloom.inference.model_folder import FORMAT_VERSION, load_tokenizer, resolve_model_folder, task_tokenizer
-from maskloom.models.architectures import config_of
-from maskloom.models.model_config import ModelConfig, ModelSection
+from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder
+from maskloom.models.model_config import ModelConfig
 from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import check_tunable, tune_folder
@@ -28,6 +27,7 @@ from maskloom.runs.finetune_restarts import (
     initial_model,
     reopen_restarts,
     run_restart,
+    start_of,
     summarise_restarts,
 )
 from maskloom.runs.first_look import with_task
@@ -68,23 +68,26 @@ _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
 class LabelledFiles:
     """The files to learn from and to choose by, how both are read, and the score on `dev` that decides.
 
-    By default that is the catalog's or the kind's.
+    By default that is the catalog's or the kind's. `source_vocab` is the folder of a vocabulary of sources alone.
     """
 
     train: str | Path
     dev: str | Path
     reading: ReadingOptions = field(default_factory=ReadingOptions)
     metric: str | None = None
+    source_vocab: str | Path | None = None
 
     @property
     def paths(self) -> dict[str, Path]:
-        """The two files by name."""
-        return {"train": Path(self.train), "dev": Path(self.dev)}
+        """The two files by name, and the folder of a vocabulary of sources where there is one."""
+        more = {} if self.source_vocab is None else {"source_vocab": tokenizer_folder(Path(self.source_vocab))}
+        return {"train": Path(self.train), "dev": Path(self.dev), **more}
 
-    def as_told(self, told: Mapping[str, Any]) -> LabelledFiles:
+    def as_told(self, told: Mapping[str, Any], source_vocab: str | None = None) -> LabelledFiles:
         """Return the files as a run reads and scores them that was told so at first, where this says nothing else."""
+        vocab = self.source_vocab or source_vocab
         reading = ReadingOptions(**told["reading"]) if self.reading == ReadingOptions() else self.reading
-        return replace(self, reading=reading, metric=self.metric or told["metric"])
+        return replace(self, reading=reading, metric=self.metric or told["metric"], source_vocab=vocab)
 
 
 @alone_in_folder(ranks_share=True)
@@ -129,13 +132,15 @@ def _finetune(
 ) -> dict[str, Any]:
     resume = resume or is_restarted(out)
     if resume and (out / "run.json").exists():
-        data = data.as_told(described(out)["inputs"])
+        content = described(out)
+        data = data.as_told(content["inputs"], content["paths"].get("source_vocab"))
     source, reading = _source(recipe, model), data.reading
     plan = _prepare(with_task(recipe, reading), source, data, out, resume=resume, verify=verify)
     recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
-    sums = {name: fingerprint(*(model_files(path) if path is source else [path])) for name, path in paths.items()}
+    folders = ("model", "source_vocab")
+    sums = {name: fingerprint(*(model_files(path) if name in folders else [path])) for name, path in paths.items()}
     inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     ranks.rows(settings)
@@ -239,14 +244,6 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
 
 
-def _new_config(section: ModelSection, tokenizer: Tokenizer) -> ModelConfig:
-    """Return the configuration of a new model, with the marks of the tokenizer where it has a place for them."""
-    config, template = config_of(section, vocab_size=len(tokenizer.vocabulary)), tokenizer.template
-    pad = tokenizer.vocabulary.special.pad
-    begin, end = (next(iter(marks), None) for marks in (template.begin, template.end))
-    return config.with_marks(None if pad is None else tokenizer.vocabulary.ids[pad], begin, end)
-
-
 def _check_targets(settings: KindSettings, config: ModelConfig, source: Path) -> None:
     if isinstance(settings, Seq2SeqSettings) and settings.max_target_length > config.max_position_embeddings:
         raise ConfigError(
@@ -259,14 +256,9 @@ def _prepare(
     recipe: FinetuneRecipe, source: Path, data: LabelledFiles, out: Path, *, resume: bool, verify: bool
 ) -> FinetunePlan:
     """Check the model, and read, check and encode both files; nothing is written before this has passed."""
-    open_tokenizer = load_tokenizer if recipe.features else task_tokenizer  # a frozen encoder learns no new marks
-    if recipe.model is None:
-        tokenizer, config = open_tokenizer(source), read_model_config(source)
-    else:
-        tokenizer = Tokenizer.load(source).with_task_tokens()
-        config = _new_config(recipe.model, tokenizer)
-    _check_model(recipe, source, config, tokenizer)
     kind, reading, paths = task_kind(recipe.task), data.reading, data.paths
+    tokenizer, config = start_of(recipe, source, paths.get("source_vocab"))
+    _check_model(recipe, source, config, tokenizer)
     settings = recipe.task_settings(kind.settings)
     train_data = kind.read(paths["train"], reading, settings)
     settings = settings.model_copy(update={**kind.data_settings(train_data), **kind.model_settings(config)})

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from maskloom.checkpoints.huggingface import CONFIG, load_model, save_model
+import torch
+
+from maskloom.checkpoints.huggingface import CONFIG, load_model, read_model_config, save_model
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
-from maskloom.models.architectures import architecture_of
+from maskloom.inference.model_folder import load_tokenizer, task_tokenizer
+from maskloom.models.architectures import architecture_of, config_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
+from maskloom.models.bart import LEARNED_FIRST
 from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.masked_lm import WithLanguageModel
@@ -176,12 +181,40 @@ def heads_of(recipe: FinetuneRecipe, task: Task, config: ModelConfig) -> tuple[s
     return (*task.heads, architecture_of(config).vocabulary_head) if recipe.auxiliary_lm else task.heads
 
 
+def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) -> tuple[Tokenizer, ModelConfig]:
+    """Return tokenizer and configuration of the model that a recipe trains, of a model folder or on a vocabulary.
+
+    Those of a `source_vocab` come before those of the folder, which are then of targets. Raises ConfigError where that
+    is not for the task or the model.
+    """
+    section = recipe.model
+    if section is not None:
+        own = Tokenizer.load(source).with_task_tokens()
+        template, ids, pad = own.template, own.vocabulary.ids, own.vocabulary.special.pad
+        begin, end = (next(iter(marks), None) for marks in (template.begin, template.end))
+        config = config_of(section, vocab_size=len(ids)).with_marks(None if pad is None else ids[pad], begin, end)
+    else:
+        # a frozen encoder learns no new marks
+        own, config = (load_tokenizer if recipe.features else task_tokenizer)(source), read_model_config(source)
+    if source_vocab is not None:
+        if recipe.task != "seq2seq" or getattr(config, "source_vocab_size", None) is not None:
+            why = f"task = {recipe.task!r}" if recipe.task != "seq2seq" else f"{source} has such a vocabulary already"
+            raise ConfigError(f"a vocabulary of sources ({source_vocab}) is for seq2seq and a new encoder: {why}")
+        sources = Tokenizer.load(source_vocab).with_task_tokens()
+        config = config.with_sources(len(sources.vocabulary), recipe.seq2seq.source_layers)
+        own = replace(sources, targets=own, max_length=own.max_length)
+    if recipe.task == "seq2seq" and recipe.seq2seq.source_first and not getattr(config, "num_source_layers", None):
+        raise ConfigError("seq2seq.source_first: it is for a BART with an encoder of sources (--source-vocab)")
+    return own, config
+
+
 def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
     """Return the source's encoder, or a new one of its or the recipe's sizes, with heads drawn from `seed`."""
-    task, num_tokens = plan.task, len(plan.tokenizer.vocabulary)
+    task, num_tokens = plan.task, len(plan.tokenizer.of_targets.vocabulary)
     heads, num_outputs, options = heads_of(plan.recipe, task, plan.config), task.num_outputs, task.head_options
+    build = partial(build_model, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.recipe.model is not None:
-        return build_model(plan.config, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
+        return _learning(plan, build(plan.config))
     model, _report = load_model(
         plan.source,
         heads=heads,
@@ -193,10 +226,24 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
     )
     if num_tokens > model.config.vocab_size:  # the marks of tasks, which a published GPT has not seen
         model.resize_vocabulary(num_tokens, seed=seed)
+    if getattr(plan.config, "source_vocab_size", None) != getattr(model.config, "source_vocab_size", None):
+        known = dict(model.named_parameters())
+        model = build(plan.config, leave=known.keys())
+        with torch.no_grad():
+            for name in known:
+                model.get_parameter(name).copy_(known[name])
     if plan.recipe.from_scratch:
-        model = build_model(model.config, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
+        model = build(model.config)
+    return _learning(plan, model)
+
+
+def _learning(plan: FinetunePlan, model: EncoderWithHeads) -> EncoderWithHeads:
+    """Return a model of which only that learns which is to learn."""
     if plan.task.freezes_encoder:
         model.encoder.requires_grad_(False)
+    if plan.recipe.task == "seq2seq" and plan.recipe.seq2seq.source_first:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(LEARNED_FIRST))
     return model
 
 

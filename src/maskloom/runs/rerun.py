@@ -18,7 +18,16 @@ from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
-from maskloom.runs.run_folder import RECIPE, RESULTS, described, environment, fingerprint, kind_of_run, model_files
+from maskloom.runs.run_folder import (
+    RECIPE,
+    RESULTS,
+    check_is_of_model,
+    described,
+    environment,
+    fingerprint,
+    kind_of_run,
+    model_files,
+)
 from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.system.launch import num_processes
 from maskloom.tasks.tables import ReadingOptions
@@ -42,6 +51,7 @@ def rerun(
     """
     run, out, progress = Path(run), Path(out), progress or Progress()
     model, content = run / "model", described(run)
+    check_is_of_model(run, content)
     if kind_of_run(content) == "glue":
         raise ConfigError(f"{run} holds several runs; repeat one of them")
     if kind_of_run(content) == "search":
@@ -68,7 +78,7 @@ def rerun(
         inputs = content["inputs"]
         reading = ReadingOptions(**inputs["reading"])
         reading = replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading
-        data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"])
+        data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"], paths.get("source_vocab"))
         finetune(recipe, model=paths["model"], data=data, out=out, resume=resume, progress=progress)
     return _compared(model, out)
 
@@ -95,7 +105,7 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     for name, path in paths.items():
         if not path.exists():
             raise DataError(f"{path}: the {name} of {run} no longer exists")
-        expected, is_model = content["inputs"].get(name), name in ("init", "model")
+        expected, is_model = content["inputs"].get(name), name in ("init", "model", "source_vocab")
         read = model_files(path) if is_model else [path]
         found = Corpus.open(path).fingerprint if name == "corpus" else fingerprint(*read)
         if found != expected:

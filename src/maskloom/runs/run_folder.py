@@ -22,12 +22,17 @@ from maskloom.system.folder_lock import LOCK
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
 from maskloom.system.launch import num_processes
 from maskloom.tasks.choice.reading import race_files
+from maskloom.text.tokenizer import TARGETS
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"
 METRICS = "metrics.json"
 """What a run of training came to; there when it is finished."""
-RunKind = Literal["pretrain", "finetune", "search", "glue"]
-RESULTS: dict[RunKind, str] = {"pretrain": METRICS, "finetune": METRICS, "search": "results.json", "glue": "glue.json"}
+RunKind = Literal["pretrain", "finetune", "search", "glue", "words"]
+RESULTS: dict[RunKind, str] = {
+    **dict.fromkeys(("pretrain", "finetune", "words"), METRICS),
+    "search": "results.json",
+    "glue": "glue.json",
+}
 """The file that each kind of run writes when it is finished."""
 TASK = "task.json"
 """What fine-tuning keeps beside each model of a run: labels, settings, columns, length."""
@@ -116,7 +121,15 @@ def kind_of_run(description: Mapping[str, Any]) -> RunKind:
     inputs = description["inputs"]
     if "space" in inputs:
         return "glue" if "tasks" in inputs else "search"
+    if "text" in inputs:
+        return "words"
     return "pretrain" if "corpus" in inputs else "finetune"
+
+
+def check_is_of_model(out: Path, description: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a run that trained word vectors, of which there is no model."""
+    if kind_of_run(description) == "words":
+        raise ConfigError(f"{out} holds word vectors, no model; `maskloom words --help` names what can be done with it")
 
 
 def run_id(out: Path, part: str) -> str:
@@ -132,9 +145,9 @@ def seeds_of(recipe: Section) -> list[int]:
 
 def environment() -> dict[str, Any]:
     """Return the command with the folder it was given in, the versions and the hardware of this process."""
-    import numpy as np  # here, so that what only reads run folders starts without them
-    import torch
+    import numpy as np  # here, so that what only reads run folders starts without it
 
+    torch = sys.modules.get("torch")  # word vectors do without it, and it takes as much memory as many of them
     return {
         "command": ["maskloom", *map(shown_name, sys.argv[1:])],
         "working_directory": _working_directory(),
@@ -143,14 +156,14 @@ def environment() -> dict[str, Any]:
             "python": platform.python_version(),
             "numpy": np.__version__,
             **{name: version(name) for name in ("tokenizers", "safetensors")},
-            "torch": torch.__version__,
+            "torch": torch.__version__ if torch else version("torch"),
         },
         "hardware": {
             "machine": platform.machine(),
             "processor": _processor(),
             "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "threads": torch.get_num_threads() if torch else None,
+            "cuda": torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None,
         },
         "world_size": num_processes(),
     }
@@ -210,7 +223,8 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a model folder that decide what is trained: configuration, weights in any form, tokens."""
     patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz")
-    patterns += ("vocab.txt", "tokenizer.json", "vocab.json", "merges.txt")
+    tokens = ("vocab.txt", "tokenizer.json", "vocab.json", "merges.txt")
+    patterns += (*tokens, *(f"{TARGETS}/{name}" for name in tokens))
     return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 

@@ -56,6 +56,8 @@ def extend_vocabulary(
         raise ConfigError(
             f"{folder}: vocab extend needs a WordPiece vocabulary (vocab.txt); this one is of byte pairs (merges.txt)"
         )
+    if tokenizer.targets is not None:
+        raise ConfigError(f"{folder}: vocab extend is for models of one vocabulary; this one has two")
     texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))
     most = VocabularySettings.max_distinct_words
     counted = count_words(texts, lowercase=tokenizer.lowercase, max_distinct_words=most, work=work, progress=progress)

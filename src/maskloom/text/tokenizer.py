@@ -24,6 +24,7 @@ from maskloom.text.vocabulary import Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
 """Files of which a folder with a tokenizer has one or more."""
+TARGETS = "targets"
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,15 @@ class Tokenizer(ABC):
     """What every tokenizer does; `load` opens any folder, by its files.
 
     `template` has the marks around texts of a task, `running_text` those of text for language modelling. `lowercase`
-    also strips accents. `max_length` is the model's limit in tokens; ConfigError where the marks exceed it.
+    also strips accents. `max_length` is the model's limit in tokens; ConfigError where the marks exceed it. `targets`
+    is the tokenizer of what a decoder writes, where that has a vocabulary of its own; it lies in the folder `TARGETS`.
     """
 
     vocabulary: Vocabulary
     _: KW_ONLY
     lowercase: bool = True
     max_length: int = 512
+    targets: Tokenizer | None = None
 
     files: ClassVar[tuple[str, ...]]
     """The names of the files that `save` writes."""
@@ -88,12 +91,23 @@ class Tokenizer(ABC):
         from maskloom.text.unigram_tokenizer import UnigramTokenizer
         from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-        kind = BytePairTokenizer if is_byte_pair(Path(folder)) else WordPieceTokenizer
-        kind = UnigramTokenizer if is_unigram(Path(folder)) else kind
-        return kind.open(Path(folder), max_length=max_length, **rules)
+        def opened(path: Path, **given: Any) -> Tokenizer:
+            kind = BytePairTokenizer if is_byte_pair(path) else WordPieceTokenizer
+            kind = UnigramTokenizer if is_unigram(path) else kind
+            return kind.open(path, **given)
+
+        tokenizer, targets = opened(Path(folder), max_length=max_length, **rules), Path(folder) / TARGETS
+        return replace(tokenizer, targets=opened(targets)) if targets.is_dir() else tokenizer
+
+    @property
+    def of_targets(self) -> Tokenizer:
+        """The tokenizer of what a decoder writes: this one, unless there is another."""
+        return self.targets or self
 
     def save(self, folder: str | Path) -> None:
         """Write `files`, each whole or not at all; the folder opens in transformers' AutoTokenizer."""
+        if self.targets is not None:
+            self.targets.save(Path(folder) / TARGETS)
         folder, library, special = Path(folder), self._build_library(), self.vocabulary.special
         folder.mkdir(parents=True, exist_ok=True)
         rules, own = self._save_vocabulary(folder, library)

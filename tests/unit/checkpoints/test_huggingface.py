@@ -10,7 +10,9 @@ from safetensors.torch import load_file, save_file
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
 from maskloom.checkpoints.published.bert import model_names
 from maskloom.errors import ConfigError, DataError
+from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
+from maskloom.models.bart_config import BartConfig
 from maskloom.models.bert import BertConfig
 
 CONFIG = BertConfig(
@@ -55,6 +57,51 @@ def tensorflow_arrays(folder):
         row = rows[name]
         arrays[row.tensorflow] = (value.T if row.is_transposed else value).contiguous().numpy()
     return arrays
+
+
+SAVED = [
+    *(("bert", *heads) for heads in ((), ("mlm",), ("mlm", "nsp"), ("classifier",), ("nsp",), ("choice",))),
+    *(("gpt", *heads) for heads in ((), ("lm",), ("classifier",), ("classifier", "lm"), ("choice", "lm"), ("tagger",))),
+    *(
+        (name, *heads)
+        for name in ("transformer", "bart", "t5")
+        for heads in ((), ("decoder",), ("decoder", "classifier"), ("classifier",), ("decoder", "tagger"), ("mlm",))
+    ),
+    ("bart", "decoder", "span", "choice"),
+]
+
+
+@pytest.mark.parametrize("saved", SAVED, ids=" ".join)
+def test_the_heads_that_were_saved_are_those_that_open(saved, tmp_path):
+    name, *heads = saved
+    sizes = {"vocab_size": 31, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = ARCHITECTURES[name].config_type(**sizes, intermediate_size=48, max_position_embeddings=13)
+    model = build_model(config, heads, num_labels=4, seed=1)
+    save_model(model, tmp_path)
+    found, report = load_model(tmp_path)
+    assert sorted(found.heads) == sorted(heads)
+    assert found.state_dict().keys() == model.state_dict().keys()
+    assert_equal(model, found)
+    assert report.new_parameters == report.unused_tensors == ()
+    save_model(found, tmp_path / "again")
+    assert read_config(tmp_path / "again") == read_config(tmp_path)
+
+
+def test_a_folder_without_a_class_that_is_known_holds_what_its_tensors_are(tmp_path):
+    config = BartConfig(vocab_size=31, hidden_size=12, num_hidden_layers=1, num_attention_heads=2)
+    for heads, expected in (((), ["decoder"]), (("classifier",), ["classifier"])):
+        save_model(build_model(config, heads, num_labels=4), tmp_path)
+        content = read_config(tmp_path)
+        for classes in (None, ["BartForEverything"], [["BartModel"]], "BartModel", []):
+            (tmp_path / "config.json").write_text(json.dumps({**content, "architectures": classes}))
+            assert [*load_model(tmp_path)[0].heads] == expected
+
+
+@pytest.mark.parametrize("name", ["gpt", "transformer", "bart", "t5"])
+def test_a_head_without_published_names_is_not_written(name, tmp_path):
+    with pytest.raises(ConfigError, match=rf"(?i)is a {name}, and none has the head nsp"):
+        save_model(build_model(ARCHITECTURES[name].config_type.of_size("tiny"), ("nsp",)), tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 class TestDialects:

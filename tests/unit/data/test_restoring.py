@@ -195,6 +195,51 @@ def test_whole_words_are_masked_with_all_their_pieces():
         assert place == len(row)
 
 
+def test_random_tokens_are_drawn_from_the_whole_vocabulary_alike():
+    batch = noised(random_documents(1000, 50), mask_rate=1.0, random_rate=1.0)
+    found = np.concatenate(sources(batch))
+    counts = np.bincount(found, minlength=len(VOCABULARY))
+    assert stats.chisquare(counts).pvalue > 1e-3
+
+
+def test_noises_follow_one_another_sentences_first_and_rotation_last():
+    """Rotated last, sentences are whole around the circle, and so are masks that stand for one token each."""
+    documents = random_documents(300, 48, sentence=6)
+    found = sources(noised(documents, permute_sentences=1.0, mask_rate=0.25, rotate_rate=1.0))
+    num_cut = 0
+    for row, document in zip(found, documents, strict=True):
+        place = {token: (number, at) for number, part in enumerate(document) for at, token in enumerate(part)}
+        known = [(at, *place[token]) for at, token in enumerate(row) if token != MASK]
+        starts = {}
+        for at, number, within in known:
+            starts.setdefault(number, set()).add((at - within) % 48)
+        assert all(len(start) == 1 for start in starts.values())
+        assert len({min(start) % 6 for start in starts.values()}) == 1
+        num_cut += min(starts[0]) % 6 > 0
+    assert num_cut / 300 == pytest.approx(40 / 47, abs=0.08)  # of 47 offsets 40 cut a sentence
+
+
+def test_masks_are_inserted_anywhere_with_the_ends_as_likely():
+    found = sources(noised(random_documents(2000, 18), insert_rate=0.1))  # two in twenty places
+    at = np.sum([[token == MASK for token in row] for row in found], axis=0)
+    assert at.sum() == 4000
+    assert stats.chisquare(at).pvalue > 1e-3
+
+
+def test_spans_are_of_whole_words_where_words_are_masked():
+    vocabulary = Vocabulary([*SPECIAL_TOKENS, *WORDS[:50], *(f"##{word}" for word in WORDS[:50])])
+    documents = [[[5 + n % 50 if n % 3 == 0 else 55 + n % 50 for n in range(first, first + 60)]] for first in range(99)]
+    batch = noised(documents, vocabulary=vocabulary, whole_word_masking=True, infill_rate=0.5)
+    for row, document in zip(sources(batch), documents, strict=True):
+        heads = [n for n, token in enumerate(document[0]) if n == 0 or token < 55]
+        known = [document[0][a:b] for a, b in pairwise([*heads, 60])]
+        left = [token for token in row if token != MASK]
+        assert len(left) < 60
+        while left:
+            word = next(word for word in known if left[: len(word)] == word)
+            left = left[len(word) :]
+
+
 def test_permutation_keeps_sentences_whole_and_changes_their_order():
     documents = random_documents(400, 72, sentence=9)
     found, orders = sources(noised(documents, permute_sentences=1.0)), []

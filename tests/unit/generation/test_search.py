@@ -1,6 +1,7 @@
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,7 +57,7 @@ def test_sequences_can_be_dropped_and_repeated():
     model, decoder = gpt(), None
     decoder = Decoder(model, room=20)
     decoder.start(PROMPTS)
-    decoder.take(torch.tensor([2, 0, 0]))
+    decoder.take(np.array([2, 0, 0]))
     found = decoder.step(torch.tensor([7, 8, 9]))
     for row, sequence in enumerate([[6, 7], [1, 2, 3, 8], [1, 2, 3, 9]]):
         assert (found[row] - logits_of(model, [sequence])[-1]).abs().max() < 1e-5

@@ -93,6 +93,9 @@ def test_empty_texts_pool_to_zeros():
     assert not pooled[1].any()
     assert pooled[0].any()
     assert pooled[2].any()
+    ids, (with_empty, without) = ids_of(9), map(SequenceLayout.from_lengths, ([0, 4, 0, 5, 0], [4, 5]))
+    found, expected = (model.encoder.encode_packed(ids, ids * 0, layout) for layout in (with_empty, without))
+    assert torch.equal(found.last_hidden_state, expected.last_hidden_state)
 
 
 @torch.no_grad()

@@ -63,16 +63,16 @@ def test_sizes_of_the_paper_have_names():
 
 
 def test_sinusoids():
-    found = sinusoids(torch.tensor([0, 3, 700]), 512)
+    found = sinusoids(torch.tensor([0, 3, 700]), 512, 700)
     assert found.shape == (3, 512)
     assert found[1, 10] == pytest.approx(math.sin(3 / 10_000 ** (10 / 512)), abs=1e-6)
     assert found[2, 11] == pytest.approx(math.cos(700 / 10_000 ** (10 / 512)), abs=1e-5)
     assert (found**2).sum(1).tolist() == pytest.approx([256.0] * 3)
-    near = sinusoids(torch.arange(11), 512)
+    near = sinusoids(torch.arange(11), 512, 10)
     cosines = near[0] @ near.T / 256
     assert cosines[[1, 2, 3, 5, 10]].tolist() == pytest.approx([0.973, 0.905, 0.827, 0.741, 0.679], abs=1e-3)
     with pytest.raises(ValueError, match="even width, not 7"):
-        sinusoids(torch.arange(2), 7)
+        sinusoids(torch.arange(2), 7, 1)
 
 
 @pytest.mark.parametrize("keys", [{}, {"pre_norm": True}, {"learned_positions": True}], ids=str)

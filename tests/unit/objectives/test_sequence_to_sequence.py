@@ -1,14 +1,21 @@
-"""The loss of targets: the same for any micro-batches, dropout included."""
+"""The loss of targets: the same for any micro-batches, dropout included; and how often a device is waited for."""
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from tests.device_reads import Reads
 
 from maskloom.data.batch import SourceTargetBatch
+from maskloom.generation.search import Generation
+from maskloom.generation.sources import SourceDecoder
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
 from maskloom.models.transformer_config import TransformerConfig
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
-from maskloom.training.loop import StepDraws, accumulate_gradients
+from maskloom.training.loop import StepDraws, TrainState, accumulate_gradients, train_steps
+from maskloom.training.settings import TrainingSection
 
 
 def make_batch(sources, targets):
@@ -38,3 +45,71 @@ def test_micro_batches_are_the_whole_batch(micro_batch_size):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-6)
     other = accumulate_gradients(make_model(), objective, batch, None, draws=StepDraws(0, 8))
     assert other != pytest.approx(expected, rel=1e-6)
+
+
+WITH_DECODER = pytest.mark.parametrize("name", [name for name, row in ARCHITECTURES.items() if row.has_decoder])
+
+
+def make_small(name, dropout=0.0, heads=("decoder",)):
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2}
+    sizes |= {} if ARCHITECTURES[name].has_state else {"num_attention_heads": 2}
+    more = {"intermediate_size": 20, "max_position_embeddings": 64, "hidden_dropout_prob": dropout}
+    return build_model(ARCHITECTURES[name].config_type(**sizes, **more), heads, seed=0)
+
+
+def losses_of_gpus(probabilities, _rows, _decoder, _bias, targets):
+    return -probabilities.gather(1, targets).squeeze(1).log()
+
+
+@WITH_DECODER
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_a_step_reads_once_from_its_device(name, micro_batch_size, monkeypatch):
+    monkeypatch.setattr("maskloom.layers.vocabulary_loss._losses", losses_of_gpus)  # that of processors looks at each
+    settings = TrainingSection(steps=5, micro_batch_size=micro_batch_size)
+    state, batch = TrainState.fresh(make_small(name), settings), make_batch([5, 2, 9, 3, 1], [3, 7, 2, 3, 4])
+    steps = train_steps(state, SequenceToSequence(0.1), lambda at: (batch, at), settings=settings, seed=0)
+    for _ in range(2):  # afterwards the optimiser's steps are counted on the host
+        next(steps)
+    with Reads() as reads:
+        assert len(list(steps)) == 3
+    assert reads.found == ["tolist"] * 3
+
+
+@WITH_DECODER
+def test_no_value_is_read_on_the_way_to_gradients_or_to_a_next_token(name, monkeypatch):
+    """Tensors without values, which nobody can read, go all the way; dropout is that of other devices."""
+    with torch.device("meta"):
+        model = make_small(name, 0.3).train()
+    head, batch = model.heads["decoder"], make_batch([5, 2, 9], [3, 7, 2])
+    monkeypatch.setattr(head, "loss_sum", lambda rows, labels, _: F.cross_entropy(head.logits(rows), labels))
+    (loss,) = SequenceToSequence().loss_sums(model, batch).values()
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+    layout = SequenceLayout.from_lengths(batch.lengths, "meta")
+    decoder = SourceDecoder(model.eval(), torch.empty(16, 16, device="meta"), layout, 4)
+    assert decoder.start([[1]] * 3).shape == (3, 30)
+    decoder.take(np.array([0, 2, 2, 1]))
+    assert decoder.step(torch.empty(4, dtype=torch.int64, device="meta")).shape == (4, 30)
+
+
+def test_a_text_through_the_decoder_of_a_bart_is_read_by_nobody():
+    with torch.device("meta"):
+        model = make_small("bart", heads=())
+        ids, layout = torch.arange(9), SequenceLayout.from_lengths([4, 0, 3, 2, 0], "meta")
+        output = model.encoder.encode_packed(ids, ids, layout)
+    assert output.pooled.shape == (5, 16)
+
+
+@WITH_DECODER
+@pytest.mark.parametrize(
+    "how", [{"beam": 3}, {"seed": 4}, {"beam": 3, "min_tokens": 4, "no_repeat_ngram": 2}, {"top_k": 7, "min_tokens": 4}]
+)
+def test_decoding_reads_once_for_each_token(name, how, monkeypatch):
+    model, batch, numbers = make_small(name).eval(), make_batch([5, 2, 9, 3], [1] * 4), []
+    step = SourceDecoder.step
+    monkeypatch.setattr(SourceDecoder, "step", lambda self, ids: numbers.append(len(ids)) or step(self, ids))
+    with Reads() as reads:
+        found = SequenceToSequence(0.0, Generation(max_tokens=9, **how)).found(model, batch)
+    assert len(found) == 4
+    assert 4 <= len(numbers) <= 9
+    assert reads.found == ["tolist"] * (1 + len(numbers))

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.overrides import TorchFunctionMode
+from tests.device_reads import Reads
 
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
@@ -221,21 +221,6 @@ def test_clipping_is_by_the_norm_of_all_gradients_together() -> None:
     assert clipped(2.0 * norm) == (norm, pytest.approx(norm, rel=1e-5))
 
 
-class _Reads(TorchFunctionMode):
-    """Counts what would wait for a GPU: reads of tensors by the host."""
-
-    NAMES = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "cpu", "numpy", "nonzero")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if (name := getattr(function, "__name__", "")) in self.NAMES:
-            self.found.append(name)
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
 @pytest.mark.parametrize("micro_batch_size", [None, 1])
 def test_a_step_reads_once_from_its_device(
@@ -255,7 +240,7 @@ def test_a_step_reads_once_from_its_device(
     )
     for _ in range(2):  # afterwards the optimiser's steps are counted on the host
         next(steps)
-    with _Reads() as reads:
+    with Reads() as reads:
         taken = list(steps)
     assert len(taken) == 4
     assert reads.found == ["tolist"] * 4

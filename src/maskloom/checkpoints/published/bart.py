@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName
+from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, mlm_rows, plain_rows
 from maskloom.models.bart_config import BartConfig
 
 _PREFIX = "model."
@@ -14,11 +15,6 @@ _TIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.e
 _DECODERS = ("heads.decoder", "encoder.top")
 
 
-def _plain(ours: str, theirs: str, part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
-    ends = ("weight", "bias")
-    return tuple(TensorName(f"{ours}.{end}", part, f"{theirs}.{end}", num_parts=num_parts) for end in ends)
-
-
 def _layer(stack: str, theirs: str) -> tuple[TensorName, ...]:
     """Return the rows of a layer of either stack."""
     ours, theirs = f"{stack}.layers.{{}}", f"model.{theirs}.layers.{{}}"
@@ -26,48 +22,43 @@ def _layer(stack: str, theirs: str) -> tuple[TensorName, ...]:
         *(
             row
             for part, name in enumerate("qkv")
-            for row in _plain(f"{ours}.attention.qkv", f"{theirs}.self_attn.{name}_proj", part)
+            for row in plain_rows(f"{ours}.attention.qkv", f"{theirs}.self_attn.{name}_proj", part)
         ),
-        *_plain(f"{ours}.attention.output", f"{theirs}.self_attn.out_proj"),
-        *_plain(f"{ours}.attention_layer_norm", f"{theirs}.self_attn_layer_norm"),
-        *_plain(f"{ours}.feed_forward.up", f"{theirs}.fc1"),
-        *_plain(f"{ours}.feed_forward.down", f"{theirs}.fc2"),
-        *_plain(f"{ours}.feed_forward_layer_norm", f"{theirs}.final_layer_norm"),
+        *plain_rows(f"{ours}.attention.output", f"{theirs}.self_attn.out_proj"),
+        *plain_rows(f"{ours}.attention_layer_norm", f"{theirs}.self_attn_layer_norm"),
+        *plain_rows(f"{ours}.feed_forward.up", f"{theirs}.fc1"),
+        *plain_rows(f"{ours}.feed_forward.down", f"{theirs}.fc2"),
+        *plain_rows(f"{ours}.feed_forward_layer_norm", f"{theirs}.final_layer_norm"),
     )
 
 
 def _cross(stack: str) -> tuple[TensorName, ...]:
     ours, theirs = f"{stack}.layers.{{}}.cross_attention", "model.decoder.layers.{}.encoder_attn"
     return (
-        *_plain(f"{ours}.query", f"{theirs}.q_proj"),
-        *_plain(f"{ours}.key_value", f"{theirs}.k_proj", 0, 2),
-        *_plain(f"{ours}.key_value", f"{theirs}.v_proj", 1, 2),
-        *_plain(f"{ours}.output", f"{theirs}.out_proj"),
-        *_plain(f"{ours}_layer_norm", f"{theirs}_layer_norm"),
+        *plain_rows(f"{ours}.query", f"{theirs}.q_proj"),
+        *plain_rows(f"{ours}.key_value", f"{theirs}.k_proj", 0, 2),
+        *plain_rows(f"{ours}.key_value", f"{theirs}.v_proj", 1, 2),
+        *plain_rows(f"{ours}.output", f"{theirs}.out_proj"),
+        *plain_rows(f"{ours}_layer_norm", f"{theirs}_layer_norm"),
     )
 
 
 def _positions(ours: str, theirs: str) -> tuple[TensorName, ...]:
     table = TensorName(f"{ours}.positions.table.weight", None, f"model.{theirs}.embed_positions.weight")
-    return (table, *_plain(f"{ours}.layer_norm", f"model.{theirs}.layernorm_embedding"))
+    return (table, *plain_rows(f"{ours}.layer_norm", f"model.{theirs}.layernorm_embedding"))
 
 
 _BIAS = (TensorName("heads.decoder.bias", None, "final_logits_bias"),)
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     "decoder": (*_positions("heads.decoder", "decoder"), *_BIAS),
-    "mlm": (
-        *_plain("heads.mlm.dense", "mlm.dense"),
-        *_plain("heads.mlm.layer_norm", "mlm.layer_norm"),
-        TensorName("heads.mlm.bias", None, "mlm.bias"),
-    ),
-    "nsp": _plain("heads.nsp.dense", "nsp.dense"),
+    "mlm": mlm_rows("mlm"),
     "classifier": (
-        *_plain("heads.classifier.inner", "classification_head.dense"),
-        *_plain("heads.classifier.dense", "classification_head.out_proj"),
+        *plain_rows("heads.classifier.inner", "classification_head.dense"),
+        *plain_rows("heads.classifier.dense", "classification_head.out_proj"),
     ),
-    "tagger": _plain("heads.tagger.dense", "tagger.dense"),
-    "choice": _plain("heads.choice.dense", "choice.dense"),
-    "span": _plain("heads.span.dense", "qa_outputs"),
+    "tagger": plain_rows("heads.tagger.dense", "tagger.dense"),
+    "choice": plain_rows("heads.choice.dense", "choice.dense"),
+    "span": plain_rows("heads.span.dense", "qa_outputs"),
     **OWN_HEADS,
 }
 
@@ -76,6 +67,11 @@ def _rows(config: BartConfig, heads: Sequence[str], *, has_pooler: bool = True) 
     encoder, number = _layer("encoder", "encoder"), config.num_hidden_layers
     rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS), *_positions("encoder.embeddings", "encoder")]
     rows += [row.for_layer(layer) for layer in range(number) for row in encoder]
+    if config.num_source_layers:
+        rows += [TensorName("encoder.source.embeddings.word.weight", None, "model.source.embed_tokens.weight")]
+        rows += _positions("encoder.source.embeddings", "source")
+        block = _layer("encoder.source", "source")
+        rows += [row.for_layer(layer) for layer in range(config.num_source_layers) for row in block]
     for stack in _DECODERS:
         block = (*_layer(stack, "decoder"), *_cross(stack))
         rows += [row.for_layer(layer) for layer in range(config.num_decoder_layers or number) for row in block]
@@ -85,7 +81,6 @@ def _rows(config: BartConfig, heads: Sequence[str], *, has_pooler: bool = True) 
 _CLASSES = {
     ("decoder",): "BartForConditionalGeneration",
     ("tagger", "crf"): "MaskloomBartCrfForTokenClassification",
-    ("mlm", "nsp"): "MaskloomBartForPreTraining",
     ("mlm",): "MaskloomBartForMaskedLM",
     ("classifier",): "BartForSequenceClassification",
     ("tagger",): "MaskloomBartForTokenClassification",
@@ -93,6 +88,7 @@ _CLASSES = {
     ("span",): "BartForQuestionAnswering",
     (): "BartModel",
 }
+_WITH_SOURCES = {("decoder",): "MaskloomBartWithSourcesForSeq2Seq", (): "MaskloomBartWithSourcesModel"}
 
 
 def _canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
@@ -104,10 +100,21 @@ BART_FORMAT = PublishedFormat(
     prefix=_PREFIX,
     rows=_rows,
     heads=_HEADS,
-    class_names=lambda config: [*_CLASSES.items()],
+    class_names=lambda config: [*(_WITH_SOURCES if config.source_vocab_size else _CLASSES).items()],
     tied_copies=lambda config: dict.fromkeys(_TIED, _WORDS),
     is_ignored=lambda name: name.endswith("coder.version"),
     canonical=_canonical,
     optional=_BIAS,
-    alone=frozenset({"decoder"}),
+    unseen=frozenset({"decoder"}),
+)
+
+MARIAN_FORMAT = replace(
+    BART_FORMAT,
+    name="Marian",
+    class_names=lambda config: [
+        (("decoder",), "MarianMTModel"),
+        *((heads, f"MaskloomMarian{name.partition('Bart')[2]}") for heads, name in _CLASSES.items() if len(heads)),
+        ((), "MarianModel"),
+    ],
+    is_ignored=lambda name: name.endswith("coder.embed_positions.weight"),  # sinusoids
 )

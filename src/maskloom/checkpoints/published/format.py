@@ -50,8 +50,8 @@ class PublishedFormat:
     with the `same_name` the class says which one a file holds. Models with `token_heads` alone have no pooler. `prefix`
     stands before the encoder's names where there are heads; files that `are_transposed` have the matrices of rows
     marked so with rows and columns exchanged. `other_type` returns how transformers names a configuration with heads,
-    if not by the usual type. A file may lack `optional` rows. A head in `alone` is none of a
-    file that has others: they read what it is made of.
+    if not by the usual type. A file may lack `optional` rows. Of heads that are `unseen`, as the tensors of models
+    without them are no others, the classes named say whether a file holds them.
     """
 
     name: str
@@ -65,7 +65,7 @@ class PublishedFormat:
     pooler: tuple[TensorName, ...] = ()
     top: tuple[TensorName, ...] = ()
     optional: tuple[TensorName, ...] = ()
-    alone: frozenset[str] = frozenset()
+    unseen: frozenset[str] = frozenset()
     same_name: tuple[str, ...] = ()
     token_heads: frozenset[str] = field(default_factory=frozenset)
     are_transposed: bool = False
@@ -86,6 +86,18 @@ def own_classes(family: str, pretraining: Mapping[tuple[str, ...], str]) -> list
         (): "Model",
     }
     return [(heads, f"Maskloom{family}{name}") for heads, name in names.items()]
+
+
+def plain_rows(ours: str, theirs: str = "", part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
+    """Return the rows of weight and bias, or a part of them; the names are ours unless there are others."""
+    ends = ("weight", "bias")
+    return tuple(TensorName(f"{ours}.{end}", part, f"{theirs or ours}.{end}", num_parts=num_parts) for end in ends)
+
+
+def mlm_rows(theirs: str = "heads.mlm") -> tuple[TensorName, ...]:
+    """Return the rows of a masked-LM head that nobody else has."""
+    inner = (row for name in ("dense", "layer_norm") for row in plain_rows(f"heads.mlm.{name}", f"{theirs}.{name}"))
+    return (*inner, TensorName("heads.mlm.bias", None, f"{theirs}.bias"))
 
 
 # A bidirectional LSTM has at most so many layers; a model uses the rows of those that it has.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName
+from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, plain_rows
 from maskloom.models.gpt_config import GptConfig
 
 _LAYER = "encoder.layers.{}"
@@ -24,26 +24,22 @@ def _dense(ours: str, theirs: str) -> tuple[TensorName, ...]:
     )
 
 
-def _plain(ours: str, theirs: str) -> tuple[TensorName, ...]:
-    return tuple(TensorName(f"{ours}.{end}", None, f"{theirs}.{end}") for end in ("weight", "bias"))
-
-
 _BLOCK = (
     *_dense(f"{_LAYER}.attention.qkv", "h.{}.attn.c_attn"),
     *_dense(f"{_LAYER}.attention.output", "h.{}.attn.c_proj"),
-    *_plain(f"{_LAYER}.attention_layer_norm", "transformer.h.{}.ln_1"),
+    *plain_rows(f"{_LAYER}.attention_layer_norm", "transformer.h.{}.ln_1"),
     *_dense(f"{_LAYER}.feed_forward.up", "h.{}.mlp.c_fc"),
     *_dense(f"{_LAYER}.feed_forward.down", "h.{}.mlp.c_proj"),
-    *_plain(f"{_LAYER}.feed_forward_layer_norm", "transformer.h.{}.ln_2"),
+    *plain_rows(f"{_LAYER}.feed_forward_layer_norm", "transformer.h.{}.ln_2"),
 )
 
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     "lm": (),
     "classifier": (TensorName("heads.classifier.dense.weight", None, "score.weight"),),
-    "tagger": _plain("heads.tagger.dense", "classifier"),
-    "choice": _plain("heads.choice.dense", "multiple_choice_head.summary"),
-    "span": _plain("heads.span.dense", "qa_outputs"),
+    "tagger": plain_rows("heads.tagger.dense", "classifier"),
+    "choice": plain_rows("heads.choice.dense", "multiple_choice_head.summary"),
+    "span": plain_rows("heads.span.dense", "qa_outputs"),
     **OWN_HEADS,
 }
 
@@ -54,7 +50,7 @@ def _rows(config: GptConfig, heads: Sequence[str], *, has_pooler: bool = True) -
         for ours, theirs in zip(("word", "position"), _tables(config), strict=True)
     ]
     layers = [row.for_layer(layer) for layer in range(config.num_hidden_layers) for row in _BLOCK]
-    norm = _plain("encoder.final_norm", "transformer.ln_f") if config.pre_norm else ()
+    norm = plain_rows("encoder.final_norm", "transformer.ln_f") if config.pre_norm else ()
     return [*tables, *layers, *norm, *(row for head in heads for row in _HEADS[head])]
 
 
@@ -86,5 +82,6 @@ GPT_FORMAT = PublishedFormat(
     tied_copies=lambda config: {_COPY: f"transformer.{_tables(config)[0]}.weight"},
     is_ignored=lambda name: name.endswith((".attn.bias", ".attn.masked_bias", "position_ids")),
     canonical=_canonical,
+    unseen=frozenset({"lm"}),
     are_transposed=True,
 )

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from maskloom.checkpoints.published.format import OWN_HEADS, OtherType, PublishedFormat, TensorName
+from maskloom.checkpoints.published.format import (
+    OWN_HEADS,
+    OtherType,
+    PublishedFormat,
+    TensorName,
+    mlm_rows,
+    plain_rows,
+)
 from maskloom.models.t5_config import T5Config
 
 _WORDS, _OUTPUT, _DECODER = "shared.weight", "lm_head.weight", "heads.decoder"
@@ -51,14 +58,6 @@ def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[Tensor
     return rows
 
 
-def _plain(head: str, parts: Sequence[str], theirs: str | None = None) -> tuple[TensorName, ...]:
-    return tuple(
-        TensorName(f"heads.{head}.{part}.{end}", None, f"{theirs or f'heads.{head}.{part}'}.{end}")
-        for part in parts
-        for end in ("weight", "bias")
-    )
-
-
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     # a layer's queries, which show that it is there
     "decoder": (
@@ -68,9 +67,9 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
             "decoder.block.0.layer.1.EncDecAttention.q.weight",
         ),
     ),
-    "mlm": (*_plain("mlm", ("dense", "layer_norm")), TensorName("heads.mlm.bias", None, "heads.mlm.bias")),
-    "tagger": _plain("tagger", ("dense",), "classifier"),
-    **{name: _plain(name, ("dense",)) for name in ("classifier", "choice", "span")},
+    "mlm": mlm_rows(),
+    "tagger": plain_rows("heads.tagger.dense", "classifier"),
+    **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "choice", "span")},
     **OWN_HEADS,
 }
 

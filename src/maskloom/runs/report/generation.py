@@ -32,6 +32,7 @@ from maskloom.runs.reading_defaults import reading_of_sources
 from maskloom.runs.report.page import Chart
 from maskloom.system.files import output_file
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.text.tokenizer import Tokenizer
 
 # What is shown: texts of a file; tokens, steps and positions; tokens of masks; dimensions; distances to either side.
 _TEXTS, _MOST, _MASKED, _DIMENSIONS, _DISTANCE = 3, 48, 24, 256, 16
@@ -136,7 +137,7 @@ def _about(
 
 def _map(predictor: Predictor, kind: str, attention: AttentionMap, *, has_heads: bool) -> dict[str, Any]:
     layers = attention.probabilities[:, :, :_MOST, :_MOST]
-    rows, columns = (_tokens(predictor, ids[:_MOST]) for ids in (attention.queries, attention.keys))
+    rows, columns = _axes(predictor, kind, attention, _MOST)
     means = {"all layers": layers.mean((0, 1))}
     means |= {f"layer {number}": heads.mean(0) for number, heads in enumerate(layers, start=1)}
     cut = ""
@@ -163,21 +164,29 @@ def _map(predictor: Predictor, kind: str, attention: AttentionMap, *, has_heads:
     }
 
 
-def _tokens(predictor: Predictor, ids: Sequence[int]) -> list[str]:
+def _axes(predictor: Predictor, kind: str, attention: AttentionMap, most: int) -> tuple[list[str], list[str]]:
+    """Return the first tokens of both sides of a map; what is written may have a vocabulary of its own."""
+    sources, targets = predictor.tokenizer, predictor.tokenizer.of_targets
+    queries = _tokens(sources if kind == ENCODER else targets, attention.queries[:most])
+    return queries, _tokens(targets if kind == DECODER else sources, attention.keys[:most])
+
+
+def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """Return tokens as they stand in the vocabulary; ids beyond it, for which some published models have rows."""
-    known = predictor.tokenizer.vocabulary.tokens
+    known = tokenizer.vocabulary.tokens
     return [visible(known[token]) if token < len(known) else f"#{token}" for token in ids]
 
 
 def _step(predictor: Predictor, step: DecodingStep) -> dict[str, Any]:
     """Return the texts of a step with what may follow each, and what became of that."""
+    written = predictor.tokenizer.of_targets
     end, ended, rows = predictor.end_token, [text.token_ids for text in step.ended if text.is_ended], []
     taken = {*step.taken, *((place, end) for place, text in enumerate(step.texts) if text.token_ids in ended)}
     for place, (text, candidates) in enumerate(zip(step.texts, step.candidates, strict=True)):
         marks = [("ended" if token == end else "taken") if (place, token) in taken else "" for token, _ in candidates]
         probabilities = [math.exp(value) for _, value in candidates]
-        chips = list(zip(_tokens(predictor, [token for token, _ in candidates]), probabilities, marks, strict=True))
-        so_far = predictor.text_of(text.token_ids) or " ".join(_tokens(predictor, text.token_ids)) or "(nothing yet)"
+        chips = list(zip(_tokens(written, [token for token, _ in candidates]), probabilities, marks, strict=True))
+        so_far = predictor.text_of(text.token_ids) or " ".join(_tokens(written, text.token_ids)) or "(nothing yet)"
         rows.append((visible(so_far), f"{text.log_probability:.3f}", chips))
     return {"rows": rows}
 
@@ -186,7 +195,7 @@ def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
     """Return who may see whom in the first text, by where attention is not 0, and where a batch of all is padding."""
     charts = []
     for kind, attention in found[0].maps.items():
-        rows, columns = (_tokens(predictor, ids[:_MASKED]) for ids in (attention.queries, attention.keys))
+        rows, columns = _axes(predictor, kind, attention, _MASKED)
         sees = attention.probabilities.amax((0, 1)) > 0.0
         title, words = _TITLES[kind].partition(":")[0], _in_words(sees)
         words += f" Shown are {_MASKED} tokens." if max(sees.shape) > _MASKED else ""

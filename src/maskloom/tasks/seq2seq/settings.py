@@ -24,6 +24,14 @@ class Seq2SeqSection(Section):
     )
     min_tokens: int = key(0, "Tokens that a text has at least.", ge=0, le=100_000)
     no_repeat_ngram: int = key(0, "No run of so many tokens occurs twice in a text; 0 allows all.", ge=0, le=100)
+    source_layers: int | None = key(
+        None, "Layers of the encoder that reads sources in a vocabulary of their own before a BART; absent, 6.", ge=1
+    )
+    source_first: bool = key(
+        False,
+        "Only what a BART has new learns, its positions and the matrix of the first self-attention: the first of two "
+        "steps of translation.",
+    )
     target_suffix: Annotated[str, Field(pattern=SUFFIX)] | None = key(
         None, 'Suffix of the file of targets beside a file of sources, line by line: "en" for train.de and train.en.'
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.data.batch import SourceTargetBatch
+from maskloom.data.batch import SourceTargetBatch, read_and_predicted
 from maskloom.errors import DataError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import most_tokens
@@ -60,8 +60,8 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 class EncodedTargets:
     """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are the targets of the file. `marks` are the tokens at which every target begins, and the one
-    at which it ends. Where decoders have a `start`, they read that first, and all of a target is predicted.
+    `texts` are the targets of the file, `tokenizer` is theirs. `marks` are the tokens at which every target begins,
+    and the one at which it ends. Where decoders have a `start`, they read that first, and all of a target is predicted.
     """
 
     sources: EncodedExamples
@@ -92,14 +92,7 @@ class EncodedTargets:
         labels = None
         if self.targets is not None:
             target = self.targets.batch(indices)
-            ids, lengths, labels = target.token_ids, target.lengths, target.token_ids
-            ends = np.cumsum(lengths)
-            if self.start is None:
-                ids, lengths = np.delete(ids, ends - 1), lengths - 1
-                labels = np.delete(labels, ends - target.lengths)
-            else:
-                ids = np.roll(ids, 1)
-                ids[ends - lengths] = self.start
+            ids, lengths, labels = read_and_predicted(target.token_ids, target.lengths, self.start)
         marks = np.tile(np.array(self.marks, dtype=np.int64), (len(indices), 1))
         return SourceTargetBatch(
             source.token_ids, source.segment_ids, source.lengths, ids, lengths, labels, source.indices, marks
@@ -128,10 +121,10 @@ def _encode(
     if known is not None:
         alone = ((text, None) for text in known)
         first = np.arange(len(known) + 1)
-        limit = min(settings.max_target_length, tokenizer.max_length)
-        targets = EncodedExamples(**encoded_texts(alone, first, tokenizer, limit), labels=None)
-    marks, start = target_marks(tokenizer, settings.decoder_start)
-    return EncodedTargets(sources, targets, known, marks, tokenizer, start)
+        limit = min(settings.max_target_length, tokenizer.of_targets.max_length)
+        targets = EncodedExamples(**encoded_texts(alone, first, tokenizer.of_targets, limit), labels=None)
+    marks, start = target_marks(tokenizer.of_targets, settings.decoder_start)
+    return EncodedTargets(sources, targets, known, marks, tokenizer.of_targets, start)
 
 
 def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ...], int | None]:

@@ -1,0 +1,165 @@
+"""Commands about word vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, print_json, say, show, with_options
+from maskloom.runs.display import terminal_progress
+
+words_app = typer.Typer(help="Train word vectors (word2vec) and ask them.", no_args_is_help=True)
+
+_RECIPE: dict[str, tuple[Any, str, Any]] = {
+    "model": (
+        Literal["skipgram", "cbow"],
+        "skipgram: each word of a window predicts its centre; cbow: all do.",
+        "skipgram",
+    ),
+    "loss": (
+        Literal["negative", "hierarchical", "softmax"],
+        "Against noise words, along a Huffman code, or against the whole vocabulary.",
+        "negative",
+    ),
+    "size": (int, "Numbers of a vector.", 100),
+    "window": (int, "Most words on each side; each window draws its own width up to this.", 5),
+    "negative": (int, "Noise words for each prediction.", 5),
+    "noise_exponent": (float, "Noise words are drawn by their counts to this power.", 0.75),
+    "sample": (float, "Words of a higher fraction of the text are subsampled; 0: none.", 1e-3),
+    "context": (Literal["mean", "sum"], "What cbow makes of the vectors of a window.", "mean"),
+    "divided_gradient": (bool, "Divide what a cbow window learns by its words; word2vec gives each all of it.", False),
+    "epochs": (int, "Passes over the text.", 5),
+    "learning_rate": (float, "Peak learning rate; by default 0.025 for skipgram, 0.05 for cbow.", None),
+    "min_count": (int, "Words that occur less often are left out.", 5),
+    "tokenize": (
+        Literal["words", "spaces"],
+        "words: lower-cased, without punctuation; spaces: what stands between white space, as it is.",
+        "words",
+    ),
+    "cased": (bool, "Keep case with --tokenize words.", False),
+    "phrases": (int, "Passes that join pairs of words into phrases, such as new_york.", 0),
+    "phrase_threshold": (float, "Score from which a pair is a phrase.", 100.0),
+    "workers": (int, "Threads that train.", 1),
+    "deterministic": (bool, "Have several workers give the same vectors every time; slower.", False),
+    "seed": (int, "Random seed.", 0),
+}
+_DEFAULTS = {name: default for name, (*_, default) in _RECIPE.items()}
+_FLAGS = {
+    name: Annotated[kind | None, typer.Option(*([f"--{name.replace('_', '-')}"] if kind is bool else []), help=meaning)]
+    for name, (kind, meaning, _) in _RECIPE.items()
+}
+
+
+def _sets(parameter: str, *names: str) -> Any:
+    """Add the flags of these names to a command, which gets their values by name in a parameter."""
+    return with_options(parameter, {name: _FLAGS[name] for name in names}, **{name: _DEFAULTS[name] for name in names})
+
+
+Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's form.")]
+Number = Annotated[int, typer.Option("--number", "-n", min=1, help="Words to show.")]
+
+
+@words_app.command("train")
+@_sets("what", "model", "loss")
+@_sets("how", *(name for name in _RECIPE if name not in ("model", "loss", "workers", "deterministic")))
+@_sets("threads", "workers", "deterministic")
+def train(
+    texts: Texts,
+    *,
+    what: Any,
+    out: Out,
+    how: Any,
+    form: Annotated[Literal["binary", "text"], typer.Option(help="Which of word2vec's forms to write.")] = "binary",
+    resume: Resume = False,
+    threads: Any,
+    on_bad_text: BadText = "error",
+    as_json: AsJson = False,
+) -> None:
+    """Train word vectors on text; a line is a sentence."""
+    from maskloom.recipe_files import load_recipe
+    from maskloom.system.folder_lock import refuse_if_in_use
+    from maskloom.words.settings import WordsRecipe
+
+    given = {**what, **how, **threads}
+    recipe = load_recipe(WordsRecipe, {name: value for name, value in given.items() if value is not None})
+    refuse_if_in_use(out)
+    from maskloom.runs.words import train_words  # heavy: wrong options are refused before it
+
+    shown = terminal_progress()
+    result = train_words(texts, recipe, out=out, form=form, resume=resume, on_bad_text=on_bad_text, progress=shown)
+    show(result, as_json)
+
+
+@words_app.command("neighbours")
+def neighbours(
+    vectors: Vectors,
+    words: Annotated[list[str], typer.Argument(help="Words.")],
+    number: Number = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Show the nearest words by cosine."""
+    from maskloom.runs.words import neighbours as run
+
+    found = run(vectors, words, number)
+    if as_json:
+        print_json(found)
+        return
+    for word, near in found.items():
+        say(word, *_lines(near))
+
+
+def _lines(near: list[tuple[str, float]]) -> list[str]:
+    return [f"  {cosine:6.3f}  {other}" for other, cosine in near]
+
+
+@words_app.command("analogies")
+def analogies(
+    vectors: Vectors,
+    words: Annotated[list[str], typer.Argument(help="Three words: A is to B as C is to what is looked for.")],
+    number: Number = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Answer "A is to B as C is to ...": the words nearest to B - A + C."""
+    if len(words) != 3:
+        raise typer.BadParameter(f"three words are expected, these are {len(words)}", param_hint="WORDS")
+    from maskloom.runs.words import open_vectors
+
+    found = open_vectors(vectors).analogy(words[0], words[1], words[2], number)
+    if as_json:
+        print_json(found)
+        return
+    say(f"{words[0]} : {words[1]} = {words[2]} :", *_lines(found))
+
+
+@words_app.command("evaluate")
+def evaluate(
+    vectors: Vectors,
+    pairs: Annotated[
+        list[Path] | None, typer.Option(help="Pairs of words with a score: .csv, .tsv or .txt. Repeatable.")
+    ] = None,
+    analogies: Annotated[
+        list[Path] | None, typer.Option(help="Questions in word2vec's form (questions-words.txt). Repeatable.")
+    ] = None,
+    most: Annotated[int, typer.Option(min=2, help="Analogies: look among so many of the first words.")] = 30_000,
+    as_json: AsJson = False,
+) -> None:
+    """Score vectors by people's judgement of similarity (Spearman) and by analogies (accuracy)."""
+    from maskloom.runs.words import evaluate_words
+
+    show(evaluate_words(vectors, pairs or (), analogies or (), most), as_json)
+
+
+@words_app.command("plot")
+def plot(
+    vectors: Vectors,
+    words: Annotated[list[str], typer.Argument(help="Words.")],
+    out: Annotated[Path, typer.Option(help="The HTML page to write.")],
+    near: Annotated[int, typer.Option("--neighbours", min=0, help="Neighbours of each word to draw as well.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Draw words on the two principal components of their vectors, as a page that needs no network."""
+    from maskloom.runs.words import plot_words
+
+    show(plot_words(vectors, words, out, near), as_json)

@@ -1,0 +1,65 @@
+"""The configuration of a Transformer as Marian's published models have it (Junczys-Dowmunt et al. 2018)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from maskloom.models.bart_config import BartConfig, TokenId
+
+MARIAN_MODEL_TYPES = ("marian", "maskloom_marian_crf")
+# What an absent key of a published file means where our own default is another.
+_PUBLISHED = {"pad_token_id": 58_100, "decoder_start_token_id": 58_100, "scale_embedding": False}
+
+
+class MarianConfig(BartConfig):
+    """The keys of a BART, for the original Transformer: scaled embeddings with sinusoids, and no norm after them.
+
+    Of sinusoids the sines come first, then the cosines. Everything else is a BART's, its keys in files too.
+    """
+
+    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 58_101
+    scale_embedding: bool = True
+    pad_token_id: TokenId | None = None
+    bos_token_id: TokenId | None = None
+    eos_token_id: TokenId | None = 0
+    decoder_start_token_id: TokenId = 0
+    forced_eos_token_id: TokenId | None = 0
+
+    has_sinusoids: ClassVar[bool] = True
+    required_values: ClassVar = {
+        **BartConfig.required_values,
+        "model_type": MARIAN_MODEL_TYPES,
+        "normalize_embedding": (False, None),
+        "static_position_embeddings": (True, None),
+        "share_encoder_decoder_embeddings": (True, None),
+    }
+
+    @model_validator(mode="after")
+    def _is_the_original(self) -> Self:
+        if self.hidden_size % 2:
+            raise ValueError(f"hidden_size {self.hidden_size}: sinusoidal positions need an even one")
+        if self.source_vocab_size is not None:
+            raise ValueError("source_vocab_size: only a BART has an encoder of sources")
+        return self
+
+    def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
+        """Raise ConfigError."""
+        return super(BartConfig, self).with_sources(vocab_size, num_layers)
+
+    @classmethod
+    def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a published mapping under the keys of this class."""
+        return super().own_keys({**_PUBLISHED, **values})
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json, model_type included."""
+        return {**super().as_published(), "model_type": MARIAN_MODEL_TYPES[0], "decoder_vocab_size": self.vocab_size}
+
+    @classmethod
+    def _unsupported(cls, values: dict[str, Any]) -> list[str]:
+        found, size = super()._unsupported(values), values.get("decoder_vocab_size")
+        if size not in (None, values.get("vocab_size", cls.model_fields["vocab_size"].default)):
+            found.append(f"decoder_vocab_size = {size!r:.200}: only the vocab_size is supported")
+        return found

@@ -1,0 +1,248 @@
+"""Training word vectors in a folder that can be continued, and asking finished ones."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside, source_files
+from maskloom.errors import ConfigError, DataError
+from maskloom.runs.charts import page_template, scatter_chart, visible
+from maskloom.runs.display import Progress
+from maskloom.runs.run_folder import DESCRIPTION, METRICS, RECIPE, fingerprint, prepare_run_folder
+from maskloom.system.fault_points import fault_point
+from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
+from maskloom.system.folder_lock import alone_in_folder
+from maskloom.system.foreign_files import check_name, read_bytes, read_json_object, why_changed
+from maskloom.training.events import EventLog
+from maskloom.training.faults.interruption import stop_requests
+from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
+from maskloom.words.kernel import compiled
+from maskloom.words.settings import WordsRecipe
+from maskloom.words.text import Vocabulary, join_phrases, keep_frequent, write_numbers
+from maskloom.words.training import WordTraining
+from maskloom.words.vectors import Form, WordVectors, read_vectors, write_vectors
+
+VOCABULARY, VECTORS, OUTPUTS = "vocabulary.txt", "vectors", "outputs"
+_TOKENS, _PREPARED, _CHECKPOINT, _STATE = "tokens.bin", "prepared.json", "checkpoint", "state.json"
+_SUFFIXES: dict[Form, str] = {"binary": ".bin", "text": ".txt"}
+_SECONDS_BETWEEN_SAVES = 600.0
+_MAX_VOCABULARY_BYTES = 1 << 32
+
+
+@alone_in_folder()
+def train_words(
+    texts: str | Path | Iterable[str | Path],
+    recipe: WordsRecipe,
+    *,
+    out: str | Path,
+    resume: bool = False,
+    form: Form = "binary",
+    on_bad_text: Literal["error", "skip"] = "error",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train word vectors on text files and write vectors, output vectors and vocabulary to `out`; return the metrics.
+
+    A run that was stopped or killed goes on from its last save with `resume`; with one worker, or `deterministic`, it
+    gives the bits of an uninterrupted one. Raises ConfigError where numba is missing, for a folder in use by another
+    run and for a resumed run with other settings; DataError for bad text and an empty vocabulary.
+    """
+    texts, out = [texts] if isinstance(texts, str | Path) else list(texts), Path(out)
+    progress = progress or Progress()
+    check_name(out)
+    refuse_output_inside(texts, out)
+    files = source_files(texts)
+    compiled()  # refuses before the text is read
+    inputs = {"text": fingerprint(*(file.path for file in files)), "on_bad_text": on_bad_text, "form": form}
+    continues = prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
+    if (out / METRICS).exists():
+        return {"folder": str(out), "already_trained": True, **read_json_object(out / METRICS)}
+    vocabulary = _prepared(out)
+    if vocabulary is None:
+        try:
+            vocabulary = _prepare(texts, recipe, out, on_bad_text, progress)
+        except DataError:
+            for name in () if continues else (RECIPE, DESCRIPTION, _TOKENS):  # what is corrected may take the folder
+                (out / name).unlink(missing_ok=True)
+            raise
+    training = WordTraining(recipe, vocabulary.counts, np.memmap(out / _TOKENS, np.int32, "r"))
+    _restore(training, out)
+    with EventLog(out / "events.jsonl") as log:
+        log.forget_after("words", training.blocks_done)
+        metrics = _train(training, out, log, progress)
+    suffix = _SUFFIXES[form]
+    nodes = [f"node-{number}" for number in range(len(training.outputs))]
+    write_vectors(out / f"{VECTORS}{suffix}", vocabulary.words, training.vectors, form)
+    names = nodes if recipe.loss == "hierarchical" else vocabulary.words
+    write_vectors(out / f"{OUTPUTS}{suffix}", names, training.outputs, form)
+    metrics = {"num_words": len(vocabulary.words), "num_tokens": int(vocabulary.counts.sum()), **metrics}
+    fault_point("words.finish")
+    write_json(out / METRICS, metrics)
+    for name in (_TOKENS, _PREPARED):
+        (out / name).unlink(missing_ok=True)
+    if (out / _CHECKPOINT).exists():
+        remove_tree(out / _CHECKPOINT)
+    return {"folder": str(out), **metrics}
+
+
+def _prepare(
+    texts: Sequence[str | Path],
+    recipe: WordsRecipe,
+    out: Path,
+    on_bad_text: Literal["error", "skip"],
+    progress: Progress,
+) -> Vocabulary:
+    """Read the text once: the vocabulary, and the text as numbers, which training maps from disk."""
+    path, reading = out / _TOKENS, ReadingReport()
+    progress.begin("reading text", 0)
+    documents = read_documents(texts, on_bad_text=on_bad_text, report=reading)
+    words = write_numbers(documents, recipe, path, progress.advance)
+    for _ in range(recipe.phrases):
+        progress.say(f"joined {join_phrases(path, words, recipe):,} pairs of words to phrases")
+    vocabulary = keep_frequent(path, words, recipe.min_count)
+    progress.end()
+    if reading.num_skipped_documents:
+        progress.say(f"skipped {reading.num_skipped_documents:,} documents with bad text, {reading.skipped[0]} first")
+    pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
+    write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
+    fault_point("words.prepared")
+    sums = {name: {"num_bytes": (out / name).stat().st_size, "sha256": fingerprint(out / name)} for name in _KEPT}
+    write_json(out / _PREPARED, sums)
+    return vocabulary
+
+
+_KEPT = (_TOKENS, VOCABULARY)
+
+
+def _prepared(out: Path) -> Vocabulary | None:
+    """Return the vocabulary of a run that is continued, or None where its text has to be read anew."""
+    if not (out / _PREPARED).exists():
+        return None
+    sums = read_json_object(out / _PREPARED)
+    if any(why_changed(out / name, sums[name]["num_bytes"], None) for name in _KEPT):
+        return None
+    if any(fingerprint(out / name) != sums[name]["sha256"] for name in _KEPT):
+        return None
+    lines = read_bytes(out / VOCABULARY, limit=_MAX_VOCABULARY_BYTES).decode().split("\n")[:-1]
+    words, counts = zip(*(line.rsplit(" ", 1) for line in lines), strict=True)
+    return Vocabulary([*words], np.array(counts, np.int64))
+
+
+def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress) -> dict[str, Any]:
+    """Train to the end, log each round and save now and then, and when asked to stop."""
+    blocks, start, first = training.num_blocks, time.monotonic(), training.blocks_done
+    losses, saved = list[float](), start
+    progress.begin("training word vectors", blocks, first)
+    with stop_requests() as stop, stop.deferred():
+        for done in training.rounds():
+            if not math.isfinite(done.loss):
+                raise DataError(
+                    f"{out}: the loss is not a number after block {done.blocks_done:,} of {blocks:,}: the learning "
+                    f"rate {training.recipe.peak_rate:g} is too high; give a lower --learning-rate and another --out"
+                )
+            now = time.monotonic()
+            speed = (done.blocks_done - first) * len(training.tokens) * training.recipe.epochs / blocks / (now - start)
+            losses.append(done.loss)
+            log.write(
+                "step",
+                stage="words",
+                step=done.blocks_done,
+                loss=done.loss,
+                learning_rate=done.learning_rate,
+                tokens_per_second=speed,
+            )
+            progress.advance(done.blocks_done, loss=done.loss, tokens_per_s=speed)
+            is_asked = stop.received is not None and done.blocks_done < blocks
+            if is_asked or now - saved > _SECONDS_BETWEEN_SAVES:
+                _save(training, out)
+                saved = time.monotonic()
+                log.write("save", stage="words", step=done.blocks_done)
+            if is_asked:
+                return {}  # leaving `deferred` raises
+    progress.end()
+    return {"loss": losses[-1] if losses else None, "seconds": time.monotonic() - start}
+
+
+def _save(training: WordTraining, out: Path) -> None:
+    with replacing_folder(out / _CHECKPOINT) as folder:
+        sums = {
+            name: write_hashed(folder / name, [matrix.data.cast("B")])
+            for name, matrix in ((VECTORS, training.vectors), (OUTPUTS, training.outputs))
+        }
+        fault_point("words.save")
+        write_json(folder / _STATE, {"blocks_done": training.blocks_done, "files": sums})
+
+
+def _restore(training: WordTraining, out: Path) -> None:
+    """Take the state of the last save, if there is one; raises DataError for a damaged one."""
+    folder = out / _CHECKPOINT
+    if not folder.exists():
+        return
+    state = read_json_object(folder / _STATE)
+    for name, matrix in ((VECTORS, training.vectors), (OUTPUTS, training.outputs)):
+        if problem := why_changed(folder / name, matrix.nbytes, state["files"][name]["sha256"]):
+            raise DataError(f"{folder / name}: {problem}; remove {folder} to train from the start")
+        matrix[:] = np.fromfile(folder / name, np.float32).reshape(matrix.shape)
+    training.blocks_done = int(state["blocks_done"])
+
+
+def open_vectors(place: str | Path) -> WordVectors:
+    """Return the vectors of a run's folder, or of a file in word2vec's binary or text form; DataError for others."""
+    place = Path(place)
+    check_name(place)
+    if not place.is_dir():
+        return read_vectors(place)
+    for suffix in _SUFFIXES.values():
+        if (place / f"{VECTORS}{suffix}").exists():
+            return read_vectors(place / f"{VECTORS}{suffix}")
+    unfinished = "; the run is not finished: continue it with --resume" if (place / "recipe.toml").exists() else ""
+    raise DataError(f"{place}: neither {VECTORS}.bin nor {VECTORS}.txt is in it{unfinished}")
+
+
+def neighbours(place: str | Path, words: Sequence[str], number: int = 10) -> dict[str, list[tuple[str, float]]]:
+    """Return the nearest words of each word with their cosines; raises DataError that names unknown words."""
+    vectors = open_vectors(place)
+    vectors.rows_of(words)
+    return {word: vectors.neighbours(word, number) for word in words}
+
+
+def evaluate_words(
+    place: str | Path, pairs: Sequence[Path] = (), analogies: Sequence[Path] = (), most: int = 30_000
+) -> dict[str, Any]:
+    """Return the scores of vectors on files of word pairs and of analogies, by name of file; ConfigError for none."""
+    if not pairs and not analogies:
+        raise ConfigError("nothing to evaluate: give --pairs, --analogies or both")
+    read = [(path, read_pairs(path)) for path in pairs], [(path, read_analogies(path)) for path in analogies]
+    vectors = open_vectors(place)
+    result: dict[str, Any] = {path.name: similarity_scores(vectors, found) for path, found in read[0]}
+    return result | {path.name: analogy_scores(vectors, found, most) for path, found in read[1]}
+
+
+def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int = 0) -> dict[str, Any]:
+    """Write a page with words, and `number` neighbours of each, on their two principal components."""
+    vectors = open_vectors(place)
+    vectors.rows_of(words)
+    groups = {word: [word, *(near for near, _ in vectors.neighbours(word, number) if number)] for word in words}
+    styles = {near: place for place, group in enumerate(groups.values()) for near in group[::-1]}
+    styles |= {word: place for place, word in enumerate(groups)}
+    if len(styles) < 2:
+        raise ConfigError("a plot needs two words at least; give more words or --neighbours")
+    flat = vectors.plane([*styles])
+    dots = [
+        (visible(word), float(x), float(y), f"c{style % 6}")
+        for (word, style), (x, y) in zip(styles.items(), flat, strict=True)
+    ]
+    page = page_template("runs/words.html").render(
+        title=f"Word vectors of {visible(Path(place).name)}",
+        chart=scatter_chart(dots, name="words on two principal components"),
+        about=f"{len(vectors.words):,} words, vectors of {vectors.matrix.shape[1]} numbers",
+        tables=[(visible(word), vectors.neighbours(word)) for word in words],
+    )
+    with output_file(out, "w") as file:
+        file.write(page)
+    return {"words": len(styles), "written_to": str(out)}

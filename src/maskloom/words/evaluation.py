@@ -1,0 +1,151 @@
+"""Scores of word vectors: similarity of pairs against people's judgement, and analogies, as gensim counts them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import pearsonr, spearmanr
+
+from maskloom.errors import DataError
+from maskloom.tasks.tables import layout_of, read_lines, read_rows
+from maskloom.words.vectors import WordVectors
+
+Triple = tuple[str, str, float]
+# The part of speech behind each word of the set MEN: sun-n.
+_PART_OF_SPEECH = re.compile(".-[nvja]$")
+_SCORES = ("similarity", "simlex999", "score", "mean", "rating")
+_QUESTIONS_AT_ONCE = 256
+
+
+def read_pairs(path: Path) -> list[Triple]:
+    """Read two words and a score a row: columns of .csv or .tsv by the names word1, word2 and similarity or by place.
+
+    Other files have three fields between white space. Where every word ends in its part of speech, as in MEN, that is
+    left out. Raises DataError with the line for a row without a score.
+    """
+    layout = layout_of(path)
+    rows = [([*map(str, row.fields)], row.line) for row in read_rows(path, layout) if row.problem is None]
+    rows = [(fields[0].split() if layout == "text" else fields, line) for fields, line in rows]
+    rows = [(fields, line) for fields, line in rows if not "".join(fields[:1]).startswith("#")]
+    names = [name.strip().lower() for name in rows[0][0]] if rows else []
+    places = [0, 1, 2]
+    if {"word1", "word2"} <= {*names}:
+        score = next((name for name in _SCORES if name in names), None)
+        if score is None:
+            raise DataError(f"{path}: line 1: no column of scores named similarity among {', '.join(names)}")
+        places, rows = [names.index(name) for name in ("word1", "word2", score)], rows[1:]
+    elif names and not _is_score(names[-1]):
+        rows = rows[1:]
+    triples = [_triple(f"{path}: line {line}", fields, places) for fields, line in rows if _is_filled(fields, places)]
+    if not triples:
+        raise DataError(f"{path}: no pairs of words")
+    if all(_PART_OF_SPEECH.search(word) for triple in triples for word in triple[:2]):
+        return [(first[:-2], second[:-2], score) for first, second, score in triples]
+    return triples
+
+
+def _is_filled(fields: list[str], places: list[int]) -> bool:
+    return any(fields[place].strip() for place in places if place < len(fields))
+
+
+def _is_score(field: str) -> bool:
+    try:
+        return bool(np.isfinite(float(field)))
+    except ValueError:
+        return False
+
+
+def _triple(place: str, fields: list[str], places: list[int]) -> Triple:
+    fields = [field.strip() for field in fields]
+    if max(places) >= len(fields) or not _is_score(fields[places[2]]):
+        raise DataError(f"{place}: two words and a number are expected, this is {' '.join(fields)!r:.80}")
+    return fields[places[0]], fields[places[1]], float(fields[places[2]])
+
+
+def similarity_scores(vectors: WordVectors, pairs: list[Triple]) -> dict[str, Any]:
+    """Return the Spearman and the Pearson correlation of cosines with scores, without pairs of unknown words.
+
+    Words are looked up as they are, then in the case in which they are most frequent.
+    """
+    folded = _folded(vectors, len(vectors.words))
+    found = [(folded.get(a.lower()), folded.get(b.lower()), score) for a, b, score in pairs]
+    known = [(a, b, score) for a, b, score in found if a is not None and b is not None]
+    result: dict[str, Any] = {"pairs": len(pairs), "unknown": len(pairs) - len(known)}
+    if len({score for *_, score in known}) < 2:
+        return {**result, "spearman": None, "pearson": None}
+    first, second, scores = map(np.array, zip(*known, strict=True))
+    cosines = np.einsum("ij,ij->i", vectors.directions[first], vectors.directions[second]).astype(float)
+    return {
+        **result,
+        "spearman": _first(spearmanr(scores, cosines)),
+        "pearson": _first(pearsonr(scores, cosines)),
+    }
+
+
+def _first(found: Any) -> float:
+    return float(found.statistic)
+
+
+def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
+    """Return the rows of the first words by lower-cased word, the first of a word's forms."""
+    folded: dict[str, int] = {}
+    for place, word in enumerate(vectors.words[:most]):
+        folded.setdefault(word.lower(), place)
+    return folded
+
+
+def read_analogies(path: Path) -> dict[str, list[list[str]]]:
+    """Read questions of four words a line by section, which a line `: name` begins; DataError for any other line."""
+    sections: dict[str, list[list[str]]] = {}
+    name = path.stem
+    for number, line in read_lines(path):
+        words = line.split()
+        if line.startswith(":"):
+            name = line[1:].strip()
+        elif words:
+            if len(words) != 4:
+                raise DataError(f"{path}: line {number}: four words are expected, this is {line!r:.80}")
+            sections.setdefault(name, []).append(words)
+    if not sections:
+        raise DataError(f"{path}: no questions")
+    return sections
+
+
+def analogy_scores(vectors: WordVectors, sections: dict[str, list[list[str]]], most: int) -> dict[str, Any]:
+    """Return how many questions a : b = c : d are right, in all and by section.
+
+    The answer is the word nearest to b - a + c (3CosAdd) among the `most` first words, without a, b and c; case is not
+    looked at. Questions with a word beyond those are skipped.
+    """
+    folded = _folded(vectors, most)
+    by_section, right, asked = {}, 0, 0
+    for name, questions in sections.items():
+        found = [[folded.get(word.lower(), -1) for word in question] for question in questions]
+        rows = np.array([question for question in found if min(question) >= 0]).reshape(-1, 4)
+        num_right = sum(_right(vectors, rows, folded, min(most, len(vectors.words))))
+        by_section[name] = {"right": num_right, "asked": len(rows)}
+        right, asked = right + num_right, asked + len(rows)
+    total = sum(map(len, sections.values()))
+    return {
+        "questions": total,
+        "skipped": total - asked,
+        "right": right,
+        "accuracy": right / asked if asked else None,
+        "sections": by_section,
+    }
+
+
+def _right(vectors: WordVectors, rows: np.ndarray, folded: dict[str, int], most: int) -> Iterator[int]:
+    directions = vectors.directions[:most]
+    first_form = np.array([folded[word.lower()] for word in vectors.words[:most]])
+    for start in range(0, len(rows), _QUESTIONS_AT_ONCE):
+        part = rows[start : start + _QUESTIONS_AT_ONCE]
+        a, b, c, d = part.T
+        cosines = (directions[b] - directions[a] + directions[c]) @ directions.T
+        for asked in (a, b, c):
+            cosines[first_form == asked[:, None]] = -np.inf
+        yield int((first_form[cosines.argmax(1)] == d).sum())

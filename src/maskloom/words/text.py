@@ -1,0 +1,184 @@
+"""From text to numbered words: the vocabulary by count, and the text as a file of numbers that training maps."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from maskloom.data.corpus.documents import Document
+from maskloom.errors import DataError
+from maskloom.system.files import replacing
+from maskloom.words.settings import WordsRecipe
+
+END = -1
+"""What stands behind each sentence in the file of numbers."""
+_BLOCK = 1 << 20
+_MOST_CHUNKS = 1 << 19
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Words from the most frequent on, of equal counts in the order of their characters; `counts` (words,) int64."""
+
+    words: list[str]
+    counts: np.ndarray
+
+
+class _Spaces(dict[int, str]):
+    """Turns every character that is no letter, digit or mark of one into a blank, for `str.translate`."""
+
+    def __missing__(self, character: int) -> str:
+        kept = chr(character) if unicodedata.category(chr(character))[0] in "LMN" else " "
+        self[character] = kept
+        return kept
+
+
+class Numbering(dict[str, tuple[int, ...]]):
+    """The numbers of the words of each piece of text between white space; words are numbered as they come."""
+
+    def __init__(self, recipe: WordsRecipe) -> None:
+        super().__init__()
+        self.numbers: defaultdict[str, int] = defaultdict()
+        self.numbers.default_factory = self.numbers.__len__
+        self._cuts, self._is_cased, self._spaces = recipe.tokenize == "words", recipe.cased, _Spaces()
+
+    def __missing__(self, chunk: str) -> tuple[int, ...]:
+        words = [chunk]
+        if self._cuts:
+            text = unicodedata.normalize("NFC", chunk if self._is_cased else chunk.lower())
+            words = text.translate(self._spaces).split()
+        if len(self) > _MOST_CHUNKS:
+            self.clear()
+        self[chunk] = numbers = tuple(map(self.numbers.__getitem__, words))
+        return numbers
+
+    def numbered(self, line: str) -> Iterable[int]:
+        """Return the numbers of the words of a line."""
+        return chain.from_iterable(map(self.__getitem__, line.split()))
+
+
+def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Progress) -> list[str]:
+    """Write the numbers of all words of text, `END` behind each line, and return the words by number.
+
+    Every distinct word of the text is held in memory, about 150 bytes each.
+    """
+    numbering, pending, total = Numbering(recipe), list[int](), 0
+    with replacing(path) as file:
+        for document in documents:
+            for line in document.text.split("\n"):
+                pending.extend(numbering.numbered(line))
+                if pending and pending[-1] != END:
+                    pending.append(END)
+            if len(pending) >= _BLOCK:
+                total += len(pending)
+                file.write(np.array(pending, np.int32).tobytes())
+                pending.clear()
+                progress(total)
+        file.write(np.array(pending, np.int32).tobytes())
+    return [*numbering.numbers]
+
+
+def blocks(path: Path) -> Iterator[np.ndarray]:
+    """Yield a file of numbers piece by piece, each piece but the last to the end of a sentence if it has one."""
+    left = np.empty(0, np.int32)
+    with path.open("rb") as file:
+        while content := file.read(4 * _BLOCK):
+            piece = np.concatenate([left, np.frombuffer(content, np.int32)])
+            ends = np.flatnonzero(piece == END)
+            cut = int(ends[-1]) + 1 if len(ends) else len(piece)
+            left = piece[cut:]
+            yield piece[:cut]
+    if len(left):
+        yield left
+
+
+def counts_of(path: Path, num_words: int) -> np.ndarray:
+    """Return how often each number occurs, (words,) int64."""
+    counts = np.zeros(num_words, np.int64)
+    for block in blocks(path):
+        counts += np.bincount(block[block != END], minlength=num_words)
+    return counts
+
+
+def rewrite(path: Path, changed: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Replace a file of numbers block by block."""
+    with replacing(path) as file:
+        for block in blocks(path):
+            file.write(changed(block).astype(np.int32, copy=False).tobytes())
+
+
+def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
+    """Number words anew by their counts, leave the rare ones out of the file, and return the vocabulary.
+
+    Raises DataError where no word is frequent enough.
+    """
+    counts = counts_of(path, len(words))
+    kept = np.flatnonzero(counts >= min_count)
+    if len(kept) < 2:
+        top = int(counts.max(initial=0))
+        which = f"the most frequent, {words[int(counts.argmax())]!r:.60}, occurs {top:,} times; " if len(words) else ""
+        raise DataError(
+            f"--min-count {min_count}: {len(kept)} of {len(words):,} words of the text occur that often, and two are "
+            f"the least; {which}give more text or a lower --min-count"
+        )
+    order = sorted(kept.tolist(), key=lambda number: (-counts[number], words[number]))
+    renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last is that of END
+    renumbered[order] = np.arange(len(order), dtype=np.int32)
+    renumbered[END] = END
+
+    def without_rare(block: np.ndarray) -> np.ndarray:
+        block = renumbered[block]
+        block = block[block >= END]
+        is_second_end = (block == END) & np.concatenate([[True], block[:-1] == END])
+        return block[~is_second_end]
+
+    rewrite(path, without_rare)
+    return Vocabulary([words[number] for number in order], counts[order])
+
+
+def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> int:
+    """Join pairs of words that stand together often into one word, as word2phrase does; return how many pairs.
+
+    A pair is a phrase when (n_ab - min_count) N / (n_a n_b) is above the threshold, where N is the number of words and
+    both words occur min_count times. Of three words in a row that are two pairs, the first two are joined.
+    """
+    counts = counts_of(path, len(words))
+    num_words, is_frequent = len(words), counts >= recipe.min_count
+
+    def pairs(block: np.ndarray) -> np.ndarray:
+        first, second = block[:-1].astype(np.int64), block[1:].astype(np.int64)
+        is_pair = (first != END) & (second != END) & is_frequent[first] & is_frequent[second]
+        return np.where(is_pair, first * num_words + second, -1)
+
+    keys, numbers = np.empty(0, np.int64), np.empty(0, np.int64)
+    for block in blocks(path):
+        here, times = np.unique(pairs(block), return_counts=True)
+        keys, places = np.unique(np.concatenate([keys, here]), return_inverse=True)
+        numbers = np.bincount(places, np.concatenate([numbers, times]), len(keys)).astype(np.int64)
+    first, second = counts[keys // num_words], counts[keys % num_words]
+    score = (numbers - recipe.min_count) * float(counts.sum()) / np.maximum(first * second.astype(float), 1)
+    phrases = keys[(score > recipe.phrase_threshold) & (keys >= 0)]
+    words += [f"{words[key // num_words]}_{words[key % num_words]}" for key in phrases.tolist()]
+
+    def joined(block: np.ndarray) -> np.ndarray:
+        found = pairs(block)
+        place = np.minimum(np.searchsorted(phrases, found), len(phrases) - 1)
+        is_phrase = phrases[place] == found
+        # in a run of pairs that overlap every second one is joined, beginning with the first
+        starts = np.flatnonzero(is_phrase & ~np.concatenate([[False], is_phrase[:-1]]))
+        runs = np.cumsum(is_phrase & ~np.concatenate([[False], is_phrase[:-1]])) - 1
+        is_joined = is_phrase & ((np.arange(len(found)) - starts[runs]) % 2 == 0) if len(starts) else is_phrase
+        block = block.copy()
+        block[:-1][is_joined] = num_words + place[is_joined]
+        return block[~np.concatenate([[False], is_joined])]
+
+    if len(phrases):
+        rewrite(path, joined)
+    return len(phrases)

@@ -1,0 +1,38 @@
+"""Table 1 of the Transformer's paper: the layers, what joins the ends of a text, and the page."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from maskloom.errors import ConfigError
+from maskloom.reproduce import layer_costs
+from maskloom.reproduce.layer_costs import NEIGHBORS, SIZE, layers, num_layers_between_ends, restricted
+
+
+def test_restricted_attention_is_full_attention_with_a_band():
+    vectors = torch.randn(30, SIZE, generator=torch.Generator().manual_seed(1))
+    places = torch.arange(30)
+    band = (places - places.unsqueeze(1)).abs() <= NEIGHBORS
+    full = F.scaled_dot_product_attention(*3 * (vectors[None, None],), attn_mask=band)[0, 0]
+    torch.testing.assert_close(restricted(vectors), full, rtol=1e-5, atol=1e-6)
+
+
+def test_ends_meet_after_as_many_layers_as_a_layer_reaches_tokens():
+    found = {name: num_layers_between_ends(layer) for name, layer in layers().items()}
+    assert found == {"self-attention": 1, "recurrent": 1, "convolution": 24, "restricted self-attention": 3}
+
+
+def test_the_page_has_a_row_for_each_layer(tmp_path, monkeypatch):
+    monkeypatch.setattr(layer_costs, "LENGTHS", (8, 16, 32))
+    lines = layer_costs.transformer_table_1(tmp_path / "out")["lines"]
+    assert lines[0].startswith("self-attention: time grows with n^")
+    content = json.loads((tmp_path / "out" / "transformer-table1.json").read_text())
+    assert [len(row["seconds"]) for row in content["layers"].values()] == [3, 3, 3, 3]
+    page = (tmp_path / "out" / "transformer-table1.html").read_text()
+    assert page.count("<polyline") == 4
+    assert "n / k" in page
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
+        layer_costs.transformer_table_1(tmp_path / "file")

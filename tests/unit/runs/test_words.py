@@ -1,0 +1,192 @@
+"""Runs that train word vectors: folders, stops and kills, commands and the page."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maskloom.errors import ConfigError, DataError
+from maskloom.runs import words
+from maskloom.runs.export import export
+from maskloom.runs.info import describe_folder
+from maskloom.runs.report.record import read_run
+from maskloom.runs.rerun import rerun
+from maskloom.runs.words import neighbours, open_vectors, plot_words, train_words
+from maskloom.system.fault_points import arm
+from maskloom.training.events import read_events
+from maskloom.words import training
+from maskloom.words.settings import WordsRecipe
+
+RECIPE = WordsRecipe(size=6, epochs=4, min_count=1)
+
+
+@pytest.fixture(autouse=True)
+def _rounds_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_BLOCKS_OF_ROUND", 1)
+    monkeypatch.setattr(training, "BLOCK", 500)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    lines = [" ".join(f"w{n}" for n in draw.zipf(1.7, 9) % 50) for _ in range(200)]
+    (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path / "text.txt"
+
+
+def test_a_run_writes_both_matrices_its_vocabulary_and_its_log(text: Path, tmp_path: Path) -> None:
+    result = train_words(text, RECIPE, out=tmp_path / "out")
+    found = sorted(path.name for path in (tmp_path / "out").iterdir())
+    files = ["events.jsonl", "metrics.json", "outputs.bin", "recipe.toml", "run.json", "vectors.bin", "vocabulary.txt"]
+    assert found == files
+    vectors = open_vectors(tmp_path / "out")
+    assert len(vectors.words) == result["num_words"]
+    assert vectors.matrix.shape[1] == 6
+    assert (tmp_path / "out" / "vocabulary.txt").read_text().split("\n")[0].startswith(f"{vectors.words[0]} ")
+    outputs = open_vectors(tmp_path / "out" / "outputs.bin")
+    assert outputs.words == vectors.words
+    assert np.abs(outputs.matrix).max() > 0
+    losses = [event["loss"] for event in read_events(tmp_path / "out" / "events.jsonl") if event["event"] == "step"]
+    assert losses[-1] < losses[0]
+    assert describe_folder(tmp_path / "out")["finished"]
+    assert train_words(text, RECIPE, out=tmp_path / "out", resume=True)["already_trained"]
+    for act in (rerun, export):
+        with pytest.raises(ConfigError, match="holds word vectors, no model"):
+            act(tmp_path / "out", out=tmp_path / "other")
+    with pytest.raises(ConfigError, match="holds word vectors, no model"):
+        read_run(tmp_path / "out", "out")
+
+
+@pytest.mark.parametrize("place", ["words.prepared", "words.finish", "files.rename"])
+def test_a_run_that_failed_anywhere_gives_the_same_files(
+    place: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(words, "_SECONDS_BETWEEN_SAVES", 0.0)
+    train_words(text, RECIPE, out=tmp_path / "whole")
+    for number in (1, 5, 9) if place == "files.rename" else (1,):
+        arm(f"exception@{place}#{number}")
+        try:
+            with pytest.raises(RuntimeError, match="fault point"):
+                train_words(text, RECIPE, out=tmp_path / f"cut-{number}")
+        finally:
+            arm()
+        is_started = (tmp_path / f"cut-{number}" / "recipe.toml").exists()
+        train_words(text, RECIPE, out=tmp_path / f"cut-{number}", resume=is_started)
+        for name in ("vectors.bin", "outputs.bin", "vocabulary.txt"):
+            assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / f"cut-{number}" / name).read_bytes()
+
+
+STOPPED = """
+import os, signal, sys
+from maskloom.words import training
+training._BLOCKS_OF_ROUND, training.BLOCK = 1, 500
+rounds = training.WordTraining.rounds
+def stopping(self):
+    for number, done in enumerate(rounds(self)):
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        yield done
+training.WordTraining.rounds = stopping
+from maskloom.__main__ import main
+main()
+"""
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(text: Path, tmp_path: Path) -> None:
+    train_words(text, RECIPE, out=tmp_path / "whole")
+    flags = ["--size", "6", "--epochs", "4", "--min-count", "1"]
+    command = [sys.executable, "-c", STOPPED, "words", "train", str(text), "--out", str(tmp_path / "out"), *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
+    assert ended.returncode == 75, ended.stderr
+    assert "continue with: maskloom words train" in ended.stderr
+    assert json.loads((tmp_path / "out" / "checkpoint" / "state.json").read_text())["blocks_done"] == 2
+    with pytest.raises(ConfigError, match="--resume"):
+        train_words(text, RECIPE, out=tmp_path / "out")
+    with pytest.raises(ConfigError, match="window was 5, is 3"):
+        train_words(text, RECIPE.model_copy(update={"window": 3}), out=tmp_path / "out", resume=True)
+    with pytest.raises(DataError, match="continue it with --resume"):
+        open_vectors(tmp_path / "out")
+    damaged = tmp_path / "out" / "checkpoint" / "vectors"
+    kept = damaged.read_bytes()
+    damaged.write_bytes(kept[:-1])
+    with pytest.raises(DataError, match=r"vectors: has .* bytes instead of"):
+        train_words(text, RECIPE, out=tmp_path / "out", resume=True)
+    damaged.write_bytes(kept)
+    train_words(text, RECIPE, out=tmp_path / "out", resume=True)
+    assert (tmp_path / "whole" / "vectors.bin").read_bytes() == (tmp_path / "out" / "vectors.bin").read_bytes()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_phrases_forms_and_losses_reach_the_files(text: Path, tmp_path: Path) -> None:
+    recipe = RECIPE.model_copy(update={"loss": "hierarchical", "model": "cbow", "phrases": 1, "phrase_threshold": 1.0})
+    train_words(text, recipe, out=tmp_path / "out", form="text")
+    vectors = open_vectors(tmp_path / "out")
+    assert any("_" in word for word in vectors.words)
+    outputs = open_vectors(tmp_path / "out" / "outputs.txt")
+    assert len(outputs.words) == len(vectors.words) - 1
+    assert outputs.words[0] == "node-0"
+
+
+def test_text_that_is_refused_leaves_no_folder(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="--min-count 9999: 0 of"):
+        train_words(text, RECIPE.model_copy(update={"min_count": 9999}), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rate_that_is_too_high_is_named(text: Path, tmp_path: Path) -> None:
+    recipe = RECIPE.model_copy(update={"learning_rate": 1e30, "loss": "softmax"})
+    with (
+        pytest.raises(DataError, match=r"the learning rate 1e\+30 is too high"),
+        np.errstate(invalid="ignore", over="ignore"),
+    ):
+        train_words(text, recipe, out=tmp_path / "out")
+
+
+def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
+    train_words(text, RECIPE, out=tmp_path / "out")
+    first, second = open_vectors(tmp_path / "out").words[:2]
+    assert plot_words(tmp_path / "out", [first, second], tmp_path / "plot.html", 3)["words"] > 3
+    page = (tmp_path / "plot.html").read_text()
+    assert page.count("<circle") >= 5
+    assert f">{first}</text>" in page
+    assert not re.search(r"(src|href)=|<script|https?://", page)
+    near = neighbours(tmp_path / "out", [first], 1)[first][0]
+    assert near[0] in page
+    assert f"{near[1]:.3f}" in page
+    with pytest.raises(ConfigError, match="two words"):
+        plot_words(tmp_path / "out", [first], tmp_path / "plot.html")
+
+
+def test_the_flags_of_the_command_have_the_recipe_s_defaults() -> None:
+    from maskloom.cli.words import _DEFAULTS
+
+    assert WordsRecipe().model_dump(exclude={"kind"}) == _DEFAULTS
+
+
+def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "maskloom", "words", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_commands_answer(text: Path, tmp_path: Path) -> None:
+    train_words(text, RECIPE, out=tmp_path / "out")
+    asked = open_vectors(tmp_path / "out").words[:3]
+    found = run_command("neighbours", tmp_path / "out", asked[0], "-n", 2)
+    assert found.stdout.split()[0] == asked[0], found.stderr
+    assert len(found.stdout.splitlines()) == 3
+    (tmp_path / "pairs.txt").write_text(f"{asked[0]} {asked[1]} 3\n{asked[1]} {asked[2]} 1\n{asked[0]} nobody 1\n")
+    scores = run_command("evaluate", tmp_path / "out", "--pairs", tmp_path / "pairs.txt", "--json")
+    assert json.loads(scores.stdout)["pairs.txt"]["unknown"] == 1
+    unknown = run_command("analogies", tmp_path / "out", asked[0], asked[1], "W1x")
+    assert unknown.returncode == 3
+    assert "not among the" in unknown.stderr
+    refused = run_command("train", text, "--out", tmp_path / "new", "--window", 0)
+    assert refused.returncode == 3
+    assert "window = 0" in refused.stderr
+    assert not (tmp_path / "new").exists()

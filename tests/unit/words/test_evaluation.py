@@ -1,0 +1,67 @@
+"""Scores against hand-made vectors, and the forms of files of pairs and questions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maskloom.errors import DataError
+from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
+from maskloom.words.vectors import WordVectors
+
+VECTORS = WordVectors(
+    ["man", "Woman", "king", "queen", "apple"],
+    np.array([[1, 0, 0], [1, 2, 0], [1, 0, 2], [1, 2, 2], [-3, 0.1, 0]], np.float32),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", ",word1,word2,similarity\n0,sun-n,light-n,5\n1,big-j,dog-n,1.5\n"),
+        ("a.csv", "word1,word2,score\nsun,light,5\nbig,dog,1.5\n"),
+        ("a.csv", "Word 1,Word 2,Human (mean)\nsun,light,5\nbig,dog,1.5\n"),
+        ("a.tsv", "# a comment\nsun\tlight\t5\nbig\tdog\t1.5\n"),
+        ("a.txt", "sun light 5\nbig dog 1.5\n"),
+    ],
+)
+def test_pairs_are_read(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert read_pairs(tmp_path / name) == [("sun", "light", 5.0), ("big", "dog", 1.5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "word1,word2,similarity\na,b,1\nc,d,\n", r"a.csv: line 3: two words and a number .* 'c d '"),
+        ("a.csv", "word1,word2,rank\na,b,1\n", "no column of scores"),
+        ("a.txt", "a b 1\na b\n", "line 2: two words"),
+        ("a.txt", "a b c\n", "no pairs"),
+    ],
+)
+def test_bad_pairs_are_refused(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError, match=message):
+        read_pairs(tmp_path / name)
+
+
+def test_similarity_skips_and_counts_unknown_pairs() -> None:
+    pairs = [("man", "woman", 3.0), ("KING", "queen", 4.0), ("man", "apple", 1.0), ("man", "pear", 9.0)]
+    found = similarity_scores(VECTORS, pairs)
+    assert (found["pairs"], found["unknown"], found["spearman"]) == (4, 1, pytest.approx(1.0))
+    assert similarity_scores(VECTORS, pairs[-1:])["spearman"] is None
+
+
+def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
+    path = tmp_path / "q.txt"
+    path.write_text(
+        ": family\nman woman king queen\nman king woman queen\n: fruit\nman king apple pear\nman man man man\n"
+    )
+    found = analogy_scores(VECTORS, read_analogies(path), 30_000)
+    assert found["sections"]["family"] == {"right": 2, "asked": 2}
+    assert (found["questions"], found["skipped"]) == (4, 1)
+    assert found["accuracy"] == pytest.approx(2 / 3)  # an answer is never one of the three words
+    assert analogy_scores(VECTORS, read_analogies(path), 3)["skipped"] == 3
+    path.write_text("a b c\n")
+    with pytest.raises(DataError, match="line 1: four words"):
+        read_analogies(path)

@@ -1,0 +1,97 @@
+"""Words and their numbers, what is left out, and phrases."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maskloom.data.corpus.documents import Document
+from maskloom.errors import DataError
+from maskloom.words import text
+from maskloom.words.settings import WordsRecipe
+from maskloom.words.text import counts_of, join_phrases, keep_frequent, write_numbers
+
+
+def numbered(content: str, path: Path, **keys: object) -> tuple[list[str], list[int]]:
+    documents = [Document(part.encode(), "a.txt", 1) for part in content.split("\n\n")]
+    words = write_numbers(documents, WordsRecipe(**keys), path, lambda done: None)  # type: ignore[arg-type]
+    return words, np.fromfile(path, np.int32).tolist()
+
+
+def read(words: list[str], path: Path) -> list[str]:
+    return " ".join("|" if n < 0 else words[n] for n in np.fromfile(path, np.int32)).split(" | ")
+
+
+def test_words_are_lower_cased_and_cut_at_punctuation(tmp_path: Path) -> None:
+    words, numbers = numbered("The cat's on the-mat.\n\n(Élan) हिन्दी №5", tmp_path / "t")
+    assert words == ["the", "cat", "s", "on", "mat", "élan", "हिन्दी", "5"]
+    assert numbers == [0, 1, 2, 3, 0, 4, -1, 5, 6, 7, -1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"), [({"cased": True}, ["The", "the", "cat"]), ({"tokenize": "spaces"}, ["The", "the,", "cat"])]
+)
+def test_case_and_punctuation_stay_where_that_is_asked(
+    keys: dict[str, object], expected: list[str], tmp_path: Path
+) -> None:
+    assert numbered("The the, cat", tmp_path / "t", **keys)[0] == expected
+
+
+def test_lines_are_sentences_and_empty_ones_leave_nothing(tmp_path: Path) -> None:
+    assert numbered("a b\n...\nc\n\nd", tmp_path / "t")[1] == [0, 1, -1, 2, -1, 3, -1]
+
+
+def test_small_blocks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "\n".join("b a a c" if line % 3 else "a d b" for line in range(50))
+    found = []
+    for size in (1 << 20, 7):
+        monkeypatch.setattr(text, "_BLOCK", size)
+        monkeypatch.setattr(text, "_MOST_CHUNKS", size)
+        path = tmp_path / str(size)
+        words, _ = numbered(content, path)
+        join_phrases(path, words, WordsRecipe(phrase_threshold=0.5))
+        vocabulary = keep_frequent(path, words, 1)
+        found.append((vocabulary.words, vocabulary.counts.tolist(), path.read_bytes()))
+    assert found[0] == found[1]
+    assert len(found[0][0]) > 2
+
+
+def test_the_vocabulary_is_by_count_then_by_characters(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    words, _ = numbered("z z b rare b a a\nrare2\nb a z", path)
+    vocabulary = keep_frequent(path, words, 2)
+    assert vocabulary.words == ["a", "b", "z"]
+    assert vocabulary.counts.tolist() == [3, 3, 3]
+    assert read(vocabulary.words, path) == ["z z b b a a", "b a z |"]  # nothing is left of the second line
+
+
+def test_a_vocabulary_that_min_count_empties_is_refused(tmp_path: Path) -> None:
+    words, _ = numbered("a b a c", tmp_path / "t")
+    with pytest.raises(DataError, match=r"--min-count 3: 0 of 3 words .* 'a', occurs 2 times; give more text or a low"):
+        keep_frequent(tmp_path / "t", words, 3)
+    words, _ = numbered("... !", tmp_path / "t")
+    with pytest.raises(DataError, match="0 of 0 words"):
+        keep_frequent(tmp_path / "t", words, 1)
+
+
+def test_pairs_above_the_threshold_become_words(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    line = "in new york city i saw new york"
+    words, _ = numbered("\n".join([line] * 6 + ["new in a b", "york saw"]), path)
+    counts = dict(zip(words, counts_of(path, len(words)).tolist(), strict=True))
+    total = sum(counts.values())
+    score = (12 - 5) * total / (counts["new"] * counts["york"])
+    assert join_phrases(path, words, WordsRecipe(phrase_threshold=score + 0.01)) == 0
+    assert join_phrases(path, words, WordsRecipe(phrase_threshold=score - 0.01)) == 1
+    assert read(words, path)[0] == "in new_york city i saw new_york"
+    assert read(words, path)[-2] == "new in a b"
+
+
+def test_of_overlapping_pairs_every_second_one_is_joined(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    words, _ = numbered("\n".join(["a b c d"] * 6), path)
+    join_phrases(path, words, WordsRecipe(phrase_threshold=0.1))
+    assert read(words, path)[0] == "a_b c_d"
+    words, _ = numbered("\n".join(["a b c"] * 6), path)
+    join_phrases(path, words, WordsRecipe(phrase_threshold=0.1))
+    assert read(words, path)[0] == "a_b c"

@@ -1,0 +1,87 @@
+"""Files of vectors in both forms, damaged ones, and questions to vectors."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from maskloom.errors import DataError
+from maskloom.words.vectors import Form, WordVectors, read_vectors, write_vectors
+
+WORDS = ["the", "naïve", "1", "new_york"]
+MATRIX = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("form", ["binary", "text"])
+def test_what_is_written_is_read(form: Form, tmp_path: Path) -> None:
+    write_vectors(tmp_path / "v", WORDS, MATRIX, form)
+    found = read_vectors(tmp_path / "v")
+    assert found.words == WORDS
+    assert np.array_equal(found.matrix, MATRIX)
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])  # word2vec's and gensim's
+def test_binary_files_of_other_programs_are_read(end: bytes, tmp_path: Path) -> None:
+    rows = [word.encode() + b" " + struct.pack("<2f", *pair) + end for word, pair in [("a", (1, 2)), ("b", (3, -4))]]
+    (tmp_path / "v.bin").write_bytes(b"2 2\n" + b"".join(rows))
+    assert read_vectors(tmp_path / "v.bin").matrix.tolist() == [[1, 2], [3, -4]]
+
+
+def test_a_text_file_of_word2vec_ends_its_lines_with_a_blank(tmp_path: Path) -> None:
+    (tmp_path / "v").write_bytes(b"2 2\na 1.5 2 \nb 0 -1e-2 \n")
+    found = read_vectors(tmp_path / "v")
+    assert found.words == ["a", "b"]
+    assert found.matrix.tolist() == [[1.5, 2.0], [0.0, np.float32(-0.01)]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "no header of word2vec"),
+        (b"a 1 2\nb 1 2\n", r"line 1: b'a 1 2\\n' is no header"),
+        (b"0 2\n", "no header"),
+        (b"9999999999 300\na 1 2\n", "cut short: line 1 says 9,999,999,999 words of 300 numbers"),
+        (b"3 2\na 1 2\nb 1 2\n  \n", "cut short: 2 words, line 1 says 3"),
+        (b"1 2\na 1 2\nb 1 2\n", "goes on after line 2"),
+        (b"2 2\na 1 2\nb 1 2 3\n", "line 3: 3 numbers instead of 2"),
+        (b"2 2\na 1 2\nb 1 x\n", "line 3: could not convert"),
+        (b"2 2\na 1 2\nb 1 nan\n", "word 2, 'b', is not of finite numbers"),
+        (b"2 2\na 1 2\na 1 3\n", "the word 'a' is there twice"),
+        (b"2 2\na 1 2\n\xff 1 2\n", r"word 2, b'\\xff', is not UTF-8"),
+        (b"2 2\na " + bytes(8) + b"\nb " + bytes(7), "cut short in word 2 of 2"),
+        (b"1 2\na " + bytes(8) + b"\nb " + bytes(8), "goes on after word 1"),
+    ],
+)
+def test_damaged_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "v").write_bytes(content)
+    with pytest.raises(DataError, match=message) as refused:
+        read_vectors(tmp_path / "v")
+    assert str(tmp_path / "v") in str(refused.value)
+
+
+def test_nearest_words_and_analogies() -> None:
+    words = ["man", "woman", "king", "queen", "apple"]
+    vectors = WordVectors(words, np.array([[1, 0, 0], [1, 2, 0], [1, 0, 2], [1, 2, 2], [-3, 0.1, 0]], np.float32))
+    found = vectors.neighbours("king", 2)
+    assert [word for word, _ in found] == ["queen", "man"]
+    assert found[0][1] == pytest.approx(5 / (5**0.5 * 3))
+    assert vectors.analogy("man", "woman", "king", 1)[0][0] == "queen"
+    assert len(vectors.neighbours("king", 99)) == 4
+
+
+def test_unknown_words_are_named_with_like_ones() -> None:
+    vectors = WordVectors(["france", "french", "fence"], np.eye(3, dtype=np.float32))
+    with pytest.raises(DataError, match=r"3 words: 'frence' \(did you mean f.*french.*\?\); 'zzz'$"):
+        vectors.rows_of(["france", "frence", "zzz"])
+    with pytest.raises(DataError, match=r"'France' \(did you mean france\?\)"):
+        vectors.neighbours("France")
+
+
+def test_the_plane_keeps_distances_of_what_lies_in_one() -> None:
+    angles = np.array([0.1, 0.5, 1.4])
+    circle = np.stack([np.cos(angles), np.sin(angles), np.zeros(3)], 1).astype(np.float32)
+    vectors = WordVectors(["a", "b", "c"], 3 * circle)
+    flat = vectors.plane(["a", "b", "c"])
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert np.linalg.norm(flat[i] - flat[j]) == pytest.approx(np.linalg.norm(circle[i] - circle[j]), abs=1e-6)
