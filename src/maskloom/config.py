@@ -151,6 +151,8 @@ class FinetuneRecipe(Section):
             raise ValueError(
                 "class_weights: tagging.crf = true scores whole sentences, not single tags; use one of them"
             )
+        if self.training.average_checkpoints and self.training.minutes is not None:
+            raise ValueError("training.average_checkpoints: it goes by steps, so leave training.minutes out")
         if self.keep_restarts and not kind.has_averages:
             raise ValueError(f"keep_restarts = true: models of task = {self.task!r} make no ensemble; leave it out")
         if self.tune_on_dev and kind.is_scale:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
+from maskloom.recipe_files import validate_recipe
 from maskloom.runs import finetune_restarts
 from maskloom.runs.display import Progress
 from maskloom.runs.export import export
@@ -21,6 +23,7 @@ from maskloom.runs.info import describe_folder
 from maskloom.runs.rerun import rerun
 from maskloom.training.checkpointing.checkpoints import checkpoint_weights, step_folders, step_of
 from maskloom.training.events import read_events
+from maskloom.training.faults.interruption import Interrupted
 from tools.golden_losses import finetuning, names
 
 KINDS = [name.partition("/")[2] for name in names() if name.startswith("finetune/")]
@@ -64,6 +67,14 @@ class Stop(Progress):
     def advance(self, done, **figures):
         if self._is_here and done == self._step:
             raise KeyboardInterrupt
+
+
+class Terminate(Stop):
+    """Asks for a stop at one step of a seed, as a signal does."""
+
+    def advance(self, done, **figures):
+        if self._is_here and done == self._step:
+            signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.fixture
@@ -338,15 +349,16 @@ def test_the_mean_of_the_last_checkpoints_is_the_model_and_survives_a_stop(singl
     recipe, files = single
     recipe = with_training(recipe, epochs=3.0, average_checkpoints=2, keep_checkpoints=1)
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    with pytest.raises(KeyboardInterrupt):
-        finetune(recipe, **files, out=cut, progress=Stop(0, 12))
+    with pytest.raises(Interrupted):  # which saves a step that is none of those that are averaged
+        finetune(recipe, **files, out=cut, progress=Terminate(0, 12))
     finetune(recipe, **files, out=cut, resume=True)
+    kept = step_folders(cut / "restarts" / "seed-0" / "checkpoints")
+    assert [step_of(folder) for folder in kept] == [15, 10]
     monkeypatch.setattr(finetune_restarts, "drop_old_checkpoints", lambda *_: None)
     finetune(recipe, **files, out=whole)
     assert weights(cut) == weights(whole)
 
-    folders = step_folders(whole / "restarts" / "seed-0" / "checkpoints")
-    assert [step_of(folder) for folder in folders] == [15, 10]
+    folders = step_folders(whole / "restarts" / "seed-0" / "checkpoints")[:2]
     first, second = map(checkpoint_weights, folders)
     model, _ = load_model(whole / "model")
     for name, parameter in model.named_parameters():
@@ -354,3 +366,11 @@ def test_the_mean_of_the_last_checkpoints_is_the_model_and_survives_a_stop(singl
     best = json.loads((whole / "restarts" / "seed-0" / "result.json").read_text())["best"]
     assert (best["step"], best["averaged"]) == (15, [10, 15])
     assert "the mean of 2 checkpoints" in (whole / "model" / "README.md").read_text()
+
+    finetune(with_training(recipe, epochs=4.0), **files, out=cut, resume=True)
+    best = json.loads((cut / "restarts" / "seed-0" / "result.json").read_text())["best"]
+    assert best["averaged"] == [15, 20]
+    with pytest.raises(ConfigError, match=r"average_checkpoints = 4: 15 steps have 3 checkpoints, one every 5 steps"):
+        finetune(with_training(recipe, average_checkpoints=4), **files, out=tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"average_checkpoints: it goes by steps, so leave training\.minutes out"):
+        validate_recipe(FinetuneRecipe, {"training": {"average_checkpoints": 2, "minutes": 1.0}}, source="recipe")

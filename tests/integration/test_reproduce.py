@@ -176,9 +176,9 @@ def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(
     how = {"repeats": Repeats(1), "tasks": tmp_path / "tasks"}
     result = reproduce("transformer-table3", out=tmp_path / "out", overrides=short, **how)
     changed = {name: load_recipe(FinetuneRecipe, tmp_path / "out" / "finetuned" / f"{name}-0-multi30k" / "recipe.toml")
-               for name in ("the-model", "four-layers", "label-smoothing-0-2")}  # fmt: skip
+               for name in ("the-model", "more-layers", "label-smoothing-0-2")}  # fmt: skip
     assert changed["the-model"].training.epochs == 1.0
-    assert changed["four-layers"].model.config["num_hidden_layers"] == 4
+    assert changed["more-layers"].model.config["num_hidden_layers"] == 4
     assert changed["label-smoothing-0-2"].seq2seq.label_smoothing == 0.2
     assert len(result["scores"]) == 14
     assert re.search(r"\| one head \| \d.* \| h 1 24.9 \|", (tmp_path / "out" / "table.md").read_text())

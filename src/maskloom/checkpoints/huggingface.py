@@ -250,9 +250,10 @@ def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelCo
 
 
 def _named_heads(present: list[str], content: dict[str, Any], config: ModelConfig) -> list[str]:
-    """Return the heads that a model was saved with; one of no class that is named is there if another program wrote it.
+    """Return the heads that a model was saved with, of those whose tensors are `present`.
 
-    Such a program has a class without a head for the same weights, and people know it by that.
+    An unseen head counts if a class that config.json names has it. If none is left in a file of transformers, as its
+    bare classes name no head, all that are present count.
     """
     form, listed = format_of(config), content.get("architectures")
     classes = {str(name) for name in listed} if isinstance(listed, list) else set()

@@ -109,7 +109,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """One step of decoding, for people: the `texts` that go on, and what may follow each.
+    """One step of decoding, for display: the `texts` that go on, and what may follow each.
 
     `candidates` are the likeliest next tokens of each text with their log-probabilities in nats, before a temperature;
     `taken` are texts, by their place, with the tokens by which they go on or are drawn to end, and `ended` those that

@@ -48,7 +48,7 @@ class SelfAttention(nn.Module):
         return self.output(context)
 
     def probabilities(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
-        """Return those of a single sequence, (heads, tokens, tokens), for people to look at."""
+        """Return the attention probabilities of one sequence, (heads, tokens, tokens), for display."""
         tokens = rotated(self.qkv(hidden), layout)[: layout.num_tokens]
         queries, keys, _ = tokens.unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
         scores = queries @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])

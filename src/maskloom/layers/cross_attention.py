@@ -48,7 +48,7 @@ class CrossAttention(nn.Module):
         return self.query(hidden)
 
     def probabilities(self, hidden: Tensor, memory: PackedMemory) -> Tensor:
-        """Return those of a single pair of texts, (heads, tokens, source tokens), for people to look at."""
+        """Return the attention probabilities of one pair of texts, (heads, tokens, source tokens), for display."""
         keys, _ = self.key_value(memory.hidden).chunk(2, 1)
         q, k = (part.unflatten(1, (self.num_heads, -1)).transpose(0, 1) for part in (self.queries(hidden), keys))
         return (q @ k.transpose(1, 2) / math.sqrt(q.shape[2])).softmax(-1)

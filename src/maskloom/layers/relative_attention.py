@@ -89,7 +89,7 @@ class RelativeSelfAttention(nn.Module):
         return self.output(_attend(qkv, layout, self.num_heads, self.dropout if self.training else 0.0))
 
     def probabilities(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
-        """Return those of a single sequence, (heads, tokens, tokens), for people to look at."""
+        """Return the attention probabilities of one sequence, (heads, tokens, tokens), for display."""
         tokens = self.qkv(hidden)[: layout.num_tokens]
         queries, keys, _ = tokens.unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
         return (queries @ keys.transpose(1, 2) + layout.biases[0][0]).softmax(-1)

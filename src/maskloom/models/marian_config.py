@@ -16,7 +16,7 @@ _PUBLISHED = {"pad_token_id": 58_100, "decoder_start_token_id": 58_100, "scale_e
 class MarianConfig(BartConfig):
     """The keys of a BART, for the original Transformer: scaled embeddings with sinusoids, and no norm after them.
 
-    Of sinusoids the sines come first, then the cosines. Everything else is a BART's, its keys in files too.
+    In a sinusoid all sines come before the cosines. Everything else is as in BART, the keys in files too.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 58_101

@@ -128,8 +128,8 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
     )
     write_text(out / "transformer-table1.html", page)
     told = [
-        f"{name}: time grows with n^{row['exponent']:.2f} (stated {row['stated_exponent']}); ends meet after "
-        f"{row['layers']} layer{'s' * (row['layers'] != 1)}"
+        f"{name}: time grows with n^{row['exponent']:.2f} (stated {row['stated_exponent']}); the ends of a text "
+        f"meet after {row['layers']} layer{'s' * (row['layers'] != 1)}"
         for name, row in found.items()
     ]
     return {"layers": found, "lines": [*told, f"page: {out / 'transformer-table1.html'}"]}

@@ -368,7 +368,13 @@ def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
     if settings.minutes is not None:
         return settings.model_copy(update={"minutes": settings.minutes / recipe.restarts})
     every = settings.evaluate_every or min(math.ceil(num_units / batch_size), settings.steps)
-    return settings.model_copy(update={"evaluate_every": every, "save_every": settings.save_every or every})
+    save_every, asked = settings.save_every or every, recipe.training.average_checkpoints
+    if asked > (saved := math.ceil(settings.steps / save_every)):
+        raise ConfigError(
+            f"training.average_checkpoints = {asked}: {settings.steps} steps have {saved} checkpoints, one every "
+            f"{save_every} steps (training.save_every)"
+        )
+    return settings.model_copy(update={"evaluate_every": every, "save_every": save_every})
 
 
 def _result(plan: FinetunePlan, results: list[dict[str, Any]], failures: dict[int, str]) -> dict[str, Any]:

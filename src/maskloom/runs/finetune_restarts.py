@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -109,6 +110,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
         ranks=ranks,
         run_id=run_id(plan.folder, f"seed-{seed}"),
         is_enough=watch.is_enough if watch.patience else None,
+        num_averaged=plan.recipe.training.average_checkpoints,
     )
     if plan.verify:
         verify_resuming(session)
@@ -122,13 +124,14 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     if ranks.is_first and state.step < settings.steps and watch.is_enough():
         text = f"seed {seed} ends at step {state.step}: no better {plan.task.primary} on dev"
         progress.say(f"{text} in {watch.patience} evaluations (training.patience)")
-    if plan.recipe.training.average_checkpoints:
-        progress.say(watch.take_average(folder / "checkpoints"))
+    if session.num_averaged:
+        progress.say(watch.take_average(folder / "checkpoints", session.averaged_steps()))
     result = {"seed": seed, "steps": state.step, **watch.memory}
     if not ranks.is_first:
         return result
     log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
-    drop_old_checkpoints(folder / "checkpoints", state.step, 1, ())  # first: what finds a result stops
+    # first: what finds a result stops
+    drop_old_checkpoints(folder / "checkpoints", state.step, 1, session.averaged_steps())
     write_json(folder / _RESULT, result)
     return result
 
@@ -203,6 +206,8 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
         sources = Tokenizer.load(source_vocab).with_task_tokens()
         config = config.with_sources(len(sources.vocabulary), recipe.seq2seq.source_layers)
         own = replace(sources, targets=own, max_length=own.max_length)
+    elif recipe.task == "seq2seq" and recipe.seq2seq.source_layers is not None:
+        raise ConfigError("seq2seq.source_layers: it is for a new encoder of sources (--source-vocab)")
     if recipe.task == "seq2seq" and recipe.seq2seq.source_first and not getattr(config, "num_source_layers", None):
         raise ConfigError("seq2seq.source_first: it is for a BART with an encoder of sources (--source-vocab)")
     return own, config
@@ -288,17 +293,16 @@ class _DevWatch:
         self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]
         return entry["scores"]
 
-    def take_average(self, checkpoints: Path) -> str:
-        """Keep the mean of the last checkpoints' weights in place of the best, and return a line about it."""
+    def take_average(self, checkpoints: Path, steps: Collection[int]) -> str:
+        """Keep the mean of those checkpoints' weights in place of the best, and return a line about it."""
         model = self._ranks.whole(self._state.model)
         if not self._ranks.is_first:
             return ""
-        averaged = step_folders(checkpoints)[: self._plan.recipe.training.average_checkpoints]
+        averaged = [path for path in step_folders(checkpoints) if step_of(path) in steps]
         fill_with_mean(model, averaged)
-        steps = sorted(map(step_of, averaged))
-        entry = {**self._scored(model), "averaged": steps}
+        entry = {**self._scored(model), "averaged": sorted(map(step_of, averaged))}
         self._keep(model, entry)
-        return f"the mean of steps {', '.join(map(str, steps))} is the model: {self.shown(entry['scores'])}"
+        return f"the mean of steps {', '.join(map(str, entry['averaged']))} is the model: {self.shown(entry['scores'])}"
 
     def _scored(self, model: EncoderWithHeads) -> dict[str, Any]:
         plan, step = self._plan, self._state.step

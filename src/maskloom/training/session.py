@@ -57,9 +57,10 @@ class TrainingSession:
     `evaluate` returns metrics of the current weights; `memory` is a JSON-able dictionary that is saved with every
     checkpoint and restored on resume (the best score so far, say). With several `ranks` each runs its own session;
     they stop together, and only the first logs, speaks and saves. Where `settings.keep_best` says so, the checkpoint
-    whose metrics have the highest `score` is kept beside the newest. `run_id` tells this run's checkpoints from others.
-    Before its last step a session ends when the first rank's `is_enough` says so after an evaluation, or when the time
-    of `settings.minutes` is used up; the clock then also tells the learning rate.
+    whose metrics have the highest `score` is kept beside the newest, and so are the last `num_averaged` that were
+    planned. `run_id` tells this run's checkpoints from others. Before its last step a session ends when the first
+    rank's `is_enough` says so after an evaluation, or when the time of `settings.minutes` is used up; the clock then
+    also tells the learning rate.
     """
 
     state: TrainState
@@ -79,6 +80,7 @@ class TrainingSession:
     score: Callable[[dict[str, float]], float] | None = None
     run_id: str | None = None
     is_enough: Callable[[], bool] | None = None
+    num_averaged: int = 0
     budget: TimeBudget | None = field(default=None, init=False)
     _found_precision: str | None = field(default=None, init=False)
     _evaluation_is_due: bool = field(default=False, init=False)
@@ -366,7 +368,16 @@ class TrainingSession:
 
     def _pinned(self) -> list[int]:
         """Return the steps whose checkpoints are kept whatever comes after."""
-        return [self.memory["kept"]["step"]] if "kept" in self.memory else []
+        best = [self.memory["kept"]["step"]] if "kept" in self.memory else []
+        return best + self.averaged_steps()
+
+    def averaged_steps(self) -> list[int]:
+        """Return the last steps so far at which a checkpoint was planned, in order; saves for a signal are not."""
+        every, step = self.settings.save_every, self.state.step
+        if not self.num_averaged or not every:
+            return []
+        planned = [*range(every, step + 1, every), *([step] if step % every and self._is_over() else [])]
+        return planned[-self.num_averaged :]
 
     def _saves(self) -> Saves:
         """Return what saves this rank's state: its shard, or, by the first rank alone, what all of them have."""

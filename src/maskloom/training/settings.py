@@ -165,9 +165,7 @@ class FinetuneTraining(TrainingSection):
         if self.minutes is not None:
             steps = MOST_STEPS
         own = FinetuneTraining.model_fields.keys() - TrainingSection.model_fields.keys()
-        kept = max(self.keep_checkpoints, self.average_checkpoints)
-        told = self.model_dump(exclude={"steps", "keep_checkpoints", *own})
-        counted = TrainingSection(steps=steps, keep_checkpoints=kept, **told)
+        counted = TrainingSection(steps=steps, **self.model_dump(exclude={"steps", *own}))
         if (warmup := counted.resolved_warmup_steps()) > steps:
             raise ConfigError(f"training.warmup_steps = {warmup}: {num_examples} examples give {steps} steps")
         if self.extensions and (at := self.extensions[-1].at) >= steps:

@@ -3,8 +3,11 @@
 import pytest
 
 from maskloom.config import PretrainRecipe
+from maskloom.models.architectures import config_of
 from maskloom.reproduce.experiments import EXPERIMENTS, Trend, above, below, beyond
+from maskloom.reproduce.probes import Probe
 from maskloom.reproduce.running import Plan
+from maskloom.runs.finetune import LabelledFiles
 
 SCORES = {"a": {"x": [3.0, 4.0, 5.0], "y": [1.0, 1.0, 1.0]}, "b": {"x": [1.0, 1.0, 1.0], "y": [1.0, 2.0, 0.0]}}
 
@@ -43,6 +46,11 @@ def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale)
     plan = Plan(experiment, scale, range(2), tmp_path, tmp_path, {}, {})
     assert {arm.model for arm in experiment.arms} == (set(experiment.models) or {""})  # "": from nothing
     assert len({arm.name for arm in experiment.arms}) == len(experiment.arms)
+    if not experiment.models:  # each arm is a recipe of its own, also where a scale has a size that another changes to
+        recipes = [
+            plan.finetuning(arm, Probe("multi30k", "seq2seq", LabelledFiles("", "")), 0) for arm in experiment.arms
+        ]
+        assert len({repr((config_of(recipe.model, vocab_size=100), recipe.seq2seq)) for recipe in recipes}) == 14
     for model in experiment.models:
         recipe = plan.pretraining(model, 1)
         assert isinstance(recipe, PretrainRecipe)

@@ -50,8 +50,8 @@ class PublishedFormat:
     with the `same_name` the class says which one a file holds. Models with `token_heads` alone have no pooler. `prefix`
     stands before the encoder's names where there are heads; files that `are_transposed` have the matrices of rows
     marked so with rows and columns exchanged. `other_type` returns how transformers names a configuration with heads,
-    if not by the usual type. A file may lack `optional` rows. Of heads that are `unseen`, as the tensors of models
-    without them are no others, the classes named say whether a file holds them.
+    if not by the usual type. A file may lack `optional` rows. Heads that are `unseen` add no
+    tensors of their own, so the class names in config.json say whether a file holds them.
     """
 
     name: str

@@ -209,7 +209,7 @@ def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
         rows=[f"text {number} ({length})" for number, length in enumerate(lengths, start=1)],
         columns=[str(place) for place in range(1, width + 1)],
     )
-    note = "A cell is a token of the source or prompt. Where there is none a batch is padded, and nobody sees that."
+    note = "A cell is a token of the source or prompt. Empty cells are padding of the batch, which no token sees."
     return [*charts, Chart("Padding", svg, note)]
 
 

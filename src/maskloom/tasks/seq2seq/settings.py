@@ -29,8 +29,8 @@ class Seq2SeqSection(Section):
     )
     source_first: bool = key(
         False,
-        "Only what a BART has new learns, its positions and the matrix of the first self-attention: the first of two "
-        "steps of translation.",
+        "Train only a BART's new source encoder, its positions and its first self-attention's input matrix: the first "
+        "of two steps of translation.",
     )
     target_suffix: Annotated[str, Field(pattern=SUFFIX)] | None = key(
         None, 'Suffix of the file of targets beside a file of sources, line by line: "en" for train.de and train.en.'
