@@ -46,8 +46,9 @@ class PretrainRecipe(Section):
     seed: int = key(0, "Seed of weights, sampling, masks and dropout.", ge=0, lt=2**32)
     objective: Annotated[str, row_of("objective")] = key(
         "masked_lm",
-        "What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it; by a decoder "
-        "denoising, the text of a noised one (BART); span_corruption, its missing spans (T5).",
+        "What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it; carried_lm, the same "
+        "by a recurrent network whose state goes on from batch to batch; by a decoder denoising, the text of a noised "
+        "one (BART); span_corruption, its missing spans (T5).",
     )
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()

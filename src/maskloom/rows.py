@@ -21,7 +21,7 @@ _MODULES = {
 }
 # Rows whose names are known before their module, and with it torch, is imported.
 _USUAL = {
-    "model.architecture": ("bert", "gpt", "transformer", "marian", "bart", "t5"),
+    "model.architecture": ("bert", "gpt", "transformer", "marian", "bart", "t5", "rnn", "lstm", "gru"),
     "training.optimizer": ("adamw", "bert_adam"),
     "training.schedule": ("linear", "google", "cosine", "inverse_sqrt", "constant"),
 }

@@ -68,6 +68,10 @@ SMALL = {
         "intermediate_size": 37,
         "max_position_embeddings": 41,
     },
+    **{
+        name: {"vocab_size": 99, "hidden_size": 38, "num_hidden_layers": 3, "max_position_embeddings": 41}
+        for name in ("rnn", "lstm", "gru")
+    },
 }
 
 
@@ -81,6 +85,13 @@ OPTIONS = {
     "bart scaled": {"scale_embedding": True, "activation_dropout": 0.1, "decoder_start_token_id": 0},
     "transformer restricted": {"attention_neighborhood": 3},
     "transformer pre_norm": {"pre_norm": True, "learned_positions": True},
+    "rnn sigmoid": {"nonlinearity": "sigmoid", "pooling": "max"},
+    "rnn causal": {"causal": True, "pooling": "mean"},
+    "lstm causal": {"causal": True, "pooling": "attention", "attention_energy": "bilinear", "attention_query": "c"},
+    "lstm c": {"pooling": "attention", "attention_energy": "dot", "attention_query": "c"},
+    "lstm h": {"pooling": "attention", "attention_energy": "scaled_dot", "attention_query": "h"},
+    "gru causal": {"causal": True, "reset": "before", "pooling": "sum"},
+    "gru learned": {"pooling": "attention", "attention_energy": "mlp", "attention_query": "learned"},
     "t5 gated": {"gated": True, "hidden_act": "gelu_new", "tie_word_embeddings": False},
 }
 

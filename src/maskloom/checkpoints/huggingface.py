@@ -15,6 +15,7 @@ from maskloom.checkpoints.published.bart import BART_FORMAT, MARIAN_FORMAT
 from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
+from maskloom.checkpoints.published.recurrent import recurrent_format
 from maskloom.checkpoints.published.t5 import T5_FORMAT
 from maskloom.checkpoints.published.transformer import TRANSFORMER_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
@@ -43,6 +44,7 @@ FORMATS = {
     "marian": MARIAN_FORMAT,
     "bart": BART_FORMAT,
     "t5": T5_FORMAT,
+    **{name: recurrent_format(name.upper()) for name in ("rnn", "lstm", "gru")},
 }
 """How architectures are published, by the names of their rows."""
 

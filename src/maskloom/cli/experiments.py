@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,17 @@ from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
 ExperimentName = Literal[
-    "table5", "table6", "table7", "table8", "figure1", "figure4", "transformer-table1", "transformer-table3", "budget"
+    "table5",
+    "table6",
+    "table7",
+    "table8",
+    "figure1",
+    "figure4",
+    "transformer-table1",
+    "transformer-table3",
+    "budget",
+    "rnn-gradients",
+    "rnn-attention",
 ]
 
 _SEEDS, _MINUTES = 3, 60.0
@@ -52,19 +63,17 @@ def reproduce(
     """Repeat an experiment of the BERT or the Transformer paper at a scale, and say which of its trends show.
 
     `budget` compares what recipes make of as many minutes: ours, the paper's made smaller, and models from elsewhere.
+    `rnn-gradients` and `rnn-attention` show what recurrent networks forget.
     """
     if experiment != "budget" and (minutes is not None or beside):
         raise UsageError(f"{experiment}: --minutes and --beside are for budget")
     if experiment == "budget" and scale != "tiny":
         raise UsageError("budget: its scale are --minutes; leave --scale out")
-    if experiment in ("figure1", "transformer-table1"):
+    if experiment in ("figure1", "transformer-table1", "rnn-gradients", "rnn-attention"):
         if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
-            raise UsageError(f"{experiment} measures random weights: leave out {_NOT_OF_RANDOM_WEIGHTS}")
-        from maskloom.reproduce.layer_costs import transformer_table_1
-        from maskloom.reproduce.who_sees_whom import figure_1
-
-        measure = figure_1 if experiment == "figure1" else transformer_table_1
-        show(measure(out), as_json, lines=lambda result: result["lines"])
+            what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"
+            raise UsageError(f"{experiment} {what}: leave out {_NOT_OF_RANDOM_WEIGHTS}")
+        show(_pages()[experiment](out), as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running
     from maskloom.reproduce.experiments import Budget
@@ -79,6 +88,20 @@ def reproduce(
         experiment, out=out, scale=chosen, repeats=running.Repeats(seeds, jobs), **where, progress=terminal_progress()
     )
     show(result, as_json, lines=summary_lines)
+
+
+def _pages() -> dict[str, Callable[[Path], dict[str, Any]]]:
+    """Return what is measured without a corpus and told by a page."""
+    from maskloom.reproduce.layer_costs import transformer_table_1
+    from maskloom.reproduce.recurrent import rnn_attention, rnn_gradients
+    from maskloom.reproduce.who_sees_whom import figure_1
+
+    return {
+        "figure1": figure_1,
+        "transformer-table1": transformer_table_1,
+        "rnn-gradients": rnn_gradients,
+        "rnn-attention": rnn_attention,
+    }
 
 
 def _by_recipe(overrides: list[str]) -> dict[str, list[str]]:

@@ -13,7 +13,6 @@ from maskloom.errors import DataError
 from maskloom.generation.search import Choice, Continuation, DecodingStep, Generation, found_by
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
-from maskloom.layers.cross_attention import CrossAttention, PaddedMemory
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
@@ -72,8 +71,7 @@ class SourceDecoder:
         self._room, self._device = room, hidden.device
         self._single: SequenceLayout | None = None  # of one token a target
         self._num_heads = model.config.num_attention_heads
-        attentions = (cast(CrossAttention, layer.cross_attention) for layer in head.layers)
-        self._memories = [PaddedMemory.of(attention, hidden, layout) for attention in attentions]
+        self._memories = head.memories(hidden, layout)
         self._sources = np.arange(layout.num_sequences)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:

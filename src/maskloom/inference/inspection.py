@@ -36,7 +36,7 @@ class AttentionMap:
 class Inspection:
     """What a model made of the prompt or source `ids`: the text that it `found`, in `steps`, and its attention.
 
-    `maps` are "encoder", "decoder" and "cross" of a model with a decoder, else "self".
+    `maps` are "encoder", "decoder" and "cross" of a model with a decoder, else "self", as far as it has attention.
     """
 
     ids: list[int]
@@ -60,28 +60,34 @@ def inspect(predictor: Predictor, ids: Sequence[int], settings: Generation | Non
 
 def _maps_of_reader(predictor: Predictor, ids: list[int], found: Continuation) -> dict[str, AttentionMap]:
     encoder, read = predictor.model.encoder, [*ids, *found.token_ids]
-    with _recorded(layer.attention for layer in encoder.layers) as probabilities:
+    with _recorded(_parts_of(encoder.layers, "attention")) as probabilities:
         _encoded(predictor, read)
-    return {CAUSAL: AttentionMap(torch.stack(probabilities), read, read)}
+    return {CAUSAL: AttentionMap(torch.stack(probabilities), read, read)} if probabilities else {}
 
 
 def _maps_of_writer(predictor: Predictor, ids: list[int], found: Continuation) -> dict[str, AttentionMap]:
     model, (*begin, end) = predictor.model, predictor.target_marks
     head = cast(TransformerDecoder, model.heads["decoder"])
     *read, last = [*begin, *found.token_ids, *([end] if found.is_ended else [])]
-    with _recorded(layer.attention for layer in model.encoder.layers) as inside:
+    with _recorded(_parts_of(model.encoder.layers, "attention")) as inside:
         hidden, source = _encoded(predictor, ids)
     layout = SequenceLayout.from_lengths([len(read)], predictor.device)
     with (
-        _recorded(layer.attention for layer in head.layers) as written,
-        _recorded(layer.cross_attention for layer in head.layers) as across,
+        _recorded(_parts_of(head.layers, "attention")) as written,
+        _recorded([*_parts_of(head.layers, "cross_attention"), *_parts_of([head], "attention")]) as across,
     ):
         head(torch.tensor(read, device=predictor.device), layout, hidden, source)
+    kinds = [(CROSS, across, [*read[1:], last], ids), (ENCODER, inside, ids, ids), (DECODER, written, read, read)]
     return {
-        CROSS: AttentionMap(torch.stack(across)[:, :, : len(read)], [*read[1:], last], ids),
-        ENCODER: AttentionMap(torch.stack(inside), ids, ids),
-        DECODER: AttentionMap(torch.stack(written), read, read),
+        kind: AttentionMap(torch.stack(found)[:, :, : len(queries)], queries, keys)
+        for kind, found, queries, keys in kinds
+        if found
     }
+
+
+def _parts_of(layers: Iterable[nn.Module], name: str) -> list[Any]:
+    """Return the parts of that name, which layers of a recurrent network have not."""
+    return [part for layer in layers if (part := getattr(layer, name, None)) is not None]
 
 
 def _encoded(predictor: Predictor, ids: list[int]) -> tuple[Tensor, SequenceLayout]:

@@ -104,17 +104,24 @@ class PastTokens:
         return max(0, self.longest - 1 - self._reach) if self.mask is None else 0
 
 
-class KeyValues:
-    """The keys and values of one layer, `kept` (sequences, room, 2 hidden), empty before the first tokens."""
+class Kept:
+    """What a layer has `kept` of the tokens before, with a row for each sequence; empty before the first tokens."""
 
-    def __init__(self, past: PastTokens) -> None:
-        self.past = past
-        self.kept = past.lengths.new_empty(0)
+    def __init__(self, kept: Tensor) -> None:
+        self.kept = kept
 
     @property
     def is_empty(self) -> bool:
         """Whether no token has been seen."""
         return self.kept.numel() == 0
+
+
+class KeyValues(Kept):
+    """The keys and values of one layer, `kept` (sequences, room, 2 hidden)."""
+
+    def __init__(self, past: PastTokens) -> None:
+        super().__init__(past.lengths.new_empty(0))
+        self.past = past
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
         """Keep the keys and values of the first tokens, (tokens, 3 hidden)."""

@@ -50,6 +50,18 @@ class WordPositionEmbeddings(nn.Module):
         return self.dropout(self.word(token_ids) + self.position(position_ids))
 
 
+class WordEmbeddings(nn.Module):
+    """Word embeddings alone: (tokens,) ids to (tokens, hidden)."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.word = _table(vocab_size, hidden_size)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return the vector of every token."""
+        return self.word(token_ids)
+
+
 def _table(num_rows: int, num_columns: int) -> nn.Embedding:
     """Return a trainable table whose values `initialize` or a file sets.
 

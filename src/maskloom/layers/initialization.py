@@ -30,7 +30,7 @@ RULES: InitialRules = {
     nn.LayerNorm: constants(weight=1.0, bias=0.0),
     nn.RMSNorm: constants(weight=1.0),
     ScalarMix: constants(weights=0.0, scale=1.0),
-    nn.LSTM: _as_torch_does,
+    nn.RNNBase: _as_torch_does,
 }
 """The rules of modules that no architecture has its own rule for; other modules have none."""
 

@@ -26,29 +26,60 @@ class TokenPooler(nn.Module):
     def __init__(self, hidden_size: int, *, reads: Reads = "first", activation: Activation = torch.tanh) -> None:
         super().__init__()
         self.dense = nn.Linear(hidden_size, hidden_size)
-        self.reads, self._activation = reads, activation
+        self.reads: Reads = reads
+        self._activation = activation
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return one pooled vector per sequence."""
         if layout.num_tokens == 0:
             return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
-        positions = layout.first_positions if self.reads == "first" else layout.last_positions
-        read = hidden.index_select(0, positions)
-        if self.reads == "ends":
-            half = hidden.shape[1] // 2
-            read = torch.cat([read[:, :half], hidden.index_select(0, layout.first_positions)[:, half:]], dim=1)
-        pooled = self._activation(self.dense(read))
-        if layout.has_empty_sequences:
-            pooled = pooled * (layout.lengths > 0).unsqueeze(1)
-        return pooled
+        return _without_empty(self._activation(self.dense(_read(hidden, layout, self.reads))), layout)
 
 
 class LastToken(nn.Module):
-    """The last token's vector: (tokens, hidden) to (sequences, hidden); zeros for an empty sequence."""
+    """The last token's vector, or both "ends" as `TokenPooler` reads them: (tokens, hidden) to (sequences, hidden).
+
+    An empty sequence pools to zeros.
+    """
+
+    def __init__(self, reads: Reads = "last") -> None:
+        super().__init__()
+        self.reads: Reads = reads
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return one vector per sequence."""
         if layout.num_tokens == 0:
             return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
-        last = hidden.index_select(0, layout.last_positions)
-        return last * (layout.lengths > 0).unsqueeze(1) if layout.has_empty_sequences else last
+        return _without_empty(_read(hidden, layout, self.reads), layout)
+
+
+def _read(hidden: Tensor, layout: SequenceLayout, reads: Reads) -> Tensor:
+    read = hidden.index_select(0, layout.first_positions if reads == "first" else layout.last_positions)
+    if reads == "ends":
+        half = hidden.shape[1] // 2
+        read = torch.cat([read[:, :half], hidden.index_select(0, layout.first_positions)[:, half:]], dim=1)
+    return read
+
+
+def _without_empty(pooled: Tensor, layout: SequenceLayout) -> Tensor:
+    return pooled * (layout.lengths > 0).unsqueeze(1) if layout.has_empty_sequences else pooled
+
+
+class OverTokens(nn.Module):
+    """The "max", "mean" or "sum" of the tokens of each sequence: (tokens, hidden) to (sequences, hidden).
+
+    An empty sequence pools to zeros.
+    """
+
+    def __init__(self, kind: Literal["max", "mean", "sum"]) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return one vector per sequence."""
+        rows = torch.repeat_interleave(layout.lengths, output_size=layout.num_tokens)
+        zeros = hidden.new_zeros(layout.num_sequences, hidden.shape[1])
+        if self.kind == "max":
+            return zeros.scatter_reduce(0, rows.unsqueeze(1).expand_as(hidden), hidden, "amax", include_self=False)
+        summed = zeros.index_add(0, rows, hidden)
+        return summed / layout.lengths.clamp(min=1).unsqueeze(1) if self.kind == "mean" else summed

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from maskloom.layers.attention import KeyValues
+from maskloom.layers.attention import Kept, KeyValues
 from maskloom.layers.cross_attention import Memory
 from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -32,16 +33,45 @@ def residual(
     return hidden if pre_norm else norm(hidden)
 
 
-class TransformerLayer(nn.Module):
-    """Attention, then feed-forward, each with a `residual` and a norm of its own, which `norm` makes.
+class Recomputable(nn.Module):
+    """A layer that may be computed again: one that `recomputes` keeps its input alone for the backward pass.
 
-    A decoder's layer has `cross_attention` to a memory between them (Vaswani et al. 2017, 3.1). Blocks map (tokens,
-    hidden) to the same. A layer that `recomputes` keeps its input alone and is computed again in the backward pass,
-    with the same dropout draws (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost). Adapters, one a
-    block, are set from outside.
+    It is computed with the same dropout draws (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost).
     """
 
     recomputes = False
+
+    def forward(
+        self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: Memory | None = None
+    ) -> Tensor:
+        """Return the next hidden state of every token; `past` has what is kept of those before, and gets more."""
+        if past is not None or not (self.recomputes and torch.is_grad_enabled()):
+            return self.computed(hidden, layout, past, memory)
+        draws = current_draws()
+        place = 0 if draws is None else draws.place
+        return checkpoint(  # pyright: ignore[reportReturnType]
+            self._computed_with, draws, place, hidden, layout, memory, use_reentrant=False
+        )
+
+    def _computed_with(
+        self, draws: RowDraws | None, place: int, hidden: Tensor, layout: SequenceLayout, memory: Memory | None
+    ) -> Tensor:
+        """Return what the layer gives with the draws from a place on, the same ones when it is computed again."""
+        with drawing(draws):
+            if draws is not None:
+                draws.place = place
+            return self.computed(hidden, layout, None, memory)
+
+    def computed(self, hidden: Tensor, layout: SequenceLayout, past: Any = None, memory: Any = None) -> Tensor:
+        """Return the next hidden state of every token, as `forward` does."""
+        raise NotImplementedError
+
+
+class TransformerLayer(Recomputable):
+    """Attention, then feed-forward, each with a `residual` and a norm of its own, which `norm` makes.
+
+    Both blocks map (tokens, hidden) to the same. Adapters, one a block, are set from outside.
+    """
 
     def __init__(
         self,
@@ -68,30 +98,10 @@ class TransformerLayer(nn.Module):
         self.cross_attention_adapter: nn.Module | None = None
         self.feed_forward_adapter: nn.Module | None = None
 
-    def forward(
+    def computed(
         self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None, memory: Memory | None = None
     ) -> Tensor:
         """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
-        if past is not None or not (self.recomputes and torch.is_grad_enabled()):
-            return self._computed(hidden, layout, past, memory)
-        draws = current_draws()
-        place = 0 if draws is None else draws.place
-        return checkpoint(  # pyright: ignore[reportReturnType]
-            self._computed_with, draws, place, hidden, layout, memory, use_reentrant=False
-        )
-
-    def _computed_with(
-        self, draws: RowDraws | None, place: int, hidden: Tensor, layout: SequenceLayout, memory: Memory | None
-    ) -> Tensor:
-        """Return what the layer gives with the draws from a place on, the same ones when it is computed again."""
-        with drawing(draws):
-            if draws is not None:
-                draws.place = place
-            return self._computed(hidden, layout, None, memory)
-
-    def _computed(
-        self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None, memory: Memory | None
-    ) -> Tensor:
         blocks = [(lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter)]
         if self.has_memory:
             norm, adapter = self.cross_attention_layer_norm, self.cross_attention_adapter

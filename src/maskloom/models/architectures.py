@@ -12,6 +12,7 @@ from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
 from maskloom.models.marian_config import MARIAN_MODEL_TYPES, MarianConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
+from maskloom.models.recurrent_config import RECURRENT_SIZES, GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.models.t5_config import T5_MODEL_TYPES, T5_SIZES, T5Config
 from maskloom.models.transformer_config import TRANSFORMER_MODEL_TYPES, TRANSFORMER_SIZES, TransformerConfig
 from maskloom.rows import Rows
@@ -32,7 +33,7 @@ class Architecture:
     `sizes` has the keys of its configuration at each size that a recipe can name. `initial` has rules for the initial
     weights of its own types of modules, `layers.initialization.RULES` those of all others. Modules of the types in
     `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias, or be a deep one.
-    With `has_decoder` the encoder makes the head "decoder".
+    With `has_decoder` the encoder makes the head "decoder"; one that `has_state` carries it from batch to batch.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Architecture:
     has_classifier_bias: bool = True
     has_deep_classifier: bool = False
     has_decoder: bool = False
+    has_state: bool = False
 
 
 def _bert(config: BertConfig) -> Encoder:
@@ -77,6 +79,26 @@ def _t5(config: T5Config) -> Encoder:
     from maskloom.models.t5 import T5
 
     return T5(config)
+
+
+def _recurrent(config: RecurrentConfig) -> Encoder:
+    from maskloom.models.recurrent import Recurrent
+
+    return Recurrent(config)
+
+
+def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Architecture:
+    return Architecture(
+        name=name,
+        paper=paper,
+        config_type=config_type,
+        build=_recurrent,
+        model_types=config_type.required_values["model_type"],
+        vocabulary_head="lm",
+        sizes=RECURRENT_SIZES,
+        has_decoder=True,
+        has_state=True,
+    )
 
 
 ARCHITECTURES: Rows[Architecture] = Rows(
@@ -140,6 +162,11 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             vocabulary_head="mlm",
             sizes=T5_SIZES,
             has_decoder=True,
+        ),
+        "rnn": _of_cells("rnn", "Elman 1990, Finding Structure in Time", RnnConfig),
+        "lstm": _of_cells("lstm", "Hochreiter and Schmidhuber 1997, Long Short-Term Memory", LstmConfig),
+        "gru": _of_cells(
+            "gru", "Cho et al. 2014, Learning Phrase Representations using RNN Encoder-Decoder", GruConfig
         ),
     },
 )

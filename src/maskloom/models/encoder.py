@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.errors import ConfigError
-from maskloom.layers.attention import KeyValues, SelfAttention
+from maskloom.layers.attention import Kept, SelfAttention
 from maskloom.layers.copies import to_device
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import InitialRules
@@ -82,6 +82,10 @@ class Encoder(nn.Module):
         """Return what the layer on top makes of tokens and their vectors, (tokens, hidden)."""
         return cast(nn.Module, self.top)(hidden, layout)
 
+    def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None) -> Tensor:
+        """Return the pooled vectors, (sequences, hidden), of those of tokens; `past` is what layers kept."""
+        return self.pooler(hidden, layout)
+
     @staticmethod
     def transformer_layers(
         config: ModelConfig, *, pre_norm: bool = False, gated: bool = False, activation_dropout: float = 0.0
@@ -123,11 +127,11 @@ class Encoder(nn.Module):
         layout: SequenceLayout,
         *,
         keep_hidden_states: bool = False,
-        past: Sequence[KeyValues] | None = None,
+        past: Sequence[Kept] | None = None,
     ) -> EncoderOutput:
         """Encode packed sequences: ids and segments (tokens,) to vectors (tokens, hidden) and (sequences, hidden).
 
-        `past` has the keys and values of the tokens before these, one of each layer; those of these are added to them.
+        `past` has what each layer kept of the tokens before these, such as keys and values; it gets that of these too.
         Raises ValueError for a layout of another number of tokens or a sequence beyond max_position_embeddings.
         """
         if token_ids.shape != (layout.num_tokens,) or segment_ids.shape != (layout.num_tokens,):
@@ -155,7 +159,7 @@ class Encoder(nn.Module):
             hidden = states[-1] = self.topped(token_ids, hidden, layout)
         return EncoderOutput(
             last_hidden_state=hidden,
-            pooled=self.pooler(hidden, layout),
+            pooled=self.pooled(hidden, layout, past),
             hidden_states=tuple(states) if keep_hidden_states else None,
         )
 

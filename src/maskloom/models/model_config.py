@@ -36,7 +36,9 @@ class ModelSection(Section):
     """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
 
     architecture: Annotated[str, row_of("model.architecture")] = key(
-        "bert", "Kind of encoder: bert or gpt; with a decoder transformer, marian, bart or t5."
+        "bert",
+        "Kind of encoder: bert or gpt; with a decoder transformer, marian, bart or t5; recurrent networks rnn, lstm or "
+        "gru.",
     )
     size: SizeName = key("mini", "Published size: layers, hidden size, heads.")
     config: dict[str, Any] = key(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import KeyValues, SelfAttention
-from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory
-from maskloom.layers.dropout import Dropout, current_draws, drawing
+from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory, PaddedMemory
+from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.initialization import InitialRules, initialize
@@ -24,7 +22,7 @@ from maskloom.layers.positions import sinusoids
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
-from maskloom.layers.vocabulary_loss import vocabulary_loss
+from maskloom.models.decoder import TiedDecoder
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
 from maskloom.models.transformer_config import TransformerConfig
@@ -143,22 +141,15 @@ class Transformer(Encoder):
         return TransformerDecoder(self)
 
 
-class TransformerDecoder(nn.Module):
+class TransformerDecoder(TiedDecoder):
     """A decoder on the output of an encoder, with its word embeddings at both ends (3.1, 3.4).
 
-    It has the sizes of the encoder's configuration. `decoder` is the encoder's own word-embedding parameter, which
-    embeds the tokens of targets and predicts the next ones, with a `bias` (1, vocabulary) where there is one.
+    It has the sizes of the encoder's configuration.
     """
 
-    bias: nn.Parameter | None
-    neighborhood = 0
-
     def __init__(self, encoder: Encoder) -> None:
-        super().__init__()
+        super().__init__(encoder)
         config, size = encoder.config, encoder.config.hidden_size
-        self.decoder = encoder.word_embeddings
-        self.register_parameter("bias", None)
-        self.max_length = config.max_position_embeddings
         self.neighborhood = getattr(config, "attention_neighborhood", 0)
         learned = getattr(config, "learned_positions", False)
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
@@ -186,11 +177,7 @@ class TransformerDecoder(nn.Module):
 
         `hidden` (source tokens, hidden) is the encoder's output. Raises ValueError for targets beyond the positions.
         """
-        if layout.max_position >= self.max_length:
-            raise ValueError(f"a target of {layout.max_position + 1} tokens exceeds the {self.max_length} positions")
-        draws = current_draws()
-        lengths = np.asarray(layout.sizes)
-        with nullcontext() if draws is None else drawing(draws.for_targets(lengths)):
+        with self.reading(layout):
             layout = self.placed(layout)
             rows = layout.filled_up(self.embedded(token_ids, layout))
             memory = PackedMemory(hidden, AttentionLayout(layout, source))
@@ -207,6 +194,10 @@ class TransformerDecoder(nn.Module):
         vectors = self.positions.added(F.embedding(token_ids, self.decoder), layout)
         return self.dropout(self.layer_norm(vectors))
 
+    def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[Any]:
+        """Return what each layer attends to in all steps of decoding, of sources' vectors (source tokens, hidden)."""
+        return [PaddedMemory.of(cast(CrossAttention, layer.cross_attention), hidden, layout) for layer in self.layers]
+
     def step(
         self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[Memory], past: Sequence[KeyValues]
     ) -> Tensor:
@@ -218,22 +209,3 @@ class TransformerDecoder(nn.Module):
         for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
             rows = layer(rows, layout, key_values, memory)
         return self.final_norm(rows)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return the vocabulary logits, (tokens, vocabulary)."""
-        return F.linear(hidden, self.decoder, self._bias)
-
-    def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Return the summed cross-entropy against labels (tokens,), in nats, with label smoothing (5.4)."""
-        return vocabulary_loss(hidden, self.decoder, self._bias, labels, smoothing=smoothing)
-
-    @property
-    def _bias(self) -> Tensor | None:
-        return None if self.bias is None else self.bias[0]
-
-    @torch.no_grad()
-    def resize(self, vocab_size: int) -> None:
-        """Keep the first values of a bias and start new ones at 0; the word embeddings are the encoder's to resize."""
-        if self.bias is not None:
-            values = F.pad(self.bias, (0, vocab_size - self.bias.shape[1]))  # fewer are cut off
-            self.bias = nn.Parameter(values, requires_grad=self.bias.requires_grad)

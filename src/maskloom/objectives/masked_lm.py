@@ -15,6 +15,7 @@ from maskloom.data.batch import PackedBatch, PretrainingBatch
 from maskloom.errors import ConfigError
 from maskloom.layers.copies import to_device
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.encoder import EncoderOutput
 from maskloom.models.heads import LanguageModelHead, MaskedLMHead
 from maskloom.objectives.objective import TaskObjective, encode_batch
 
@@ -75,9 +76,13 @@ class MaskedLanguageModeling:
         """Return the vectors at the predictions, (predictions, hidden), and those of sequences, (sequences, hidden)."""
         if self.pair_part and batch.nsp_labels is None:
             raise ValueError(f"{self.pair_part} needs a batch with labels of pairs; this batch has none")
-        output = encode_batch(model, batch)
-        positions = to_device(batch.mlm_positions, output.last_hidden_state.device)
-        return output.last_hidden_state.index_select(0, positions), output.pooled
+        return vectors_at(batch.mlm_positions, encode_batch(model, batch))
+
+
+def vectors_at(positions: np.ndarray, output: EncoderOutput) -> tuple[Tensor, Tensor]:
+    """Return the vectors of tokens at some positions, (positions, hidden), and those of sequences."""
+    hidden = output.last_hidden_state
+    return hidden.index_select(0, to_device(positions, hidden.device)), output.pooled
 
 
 def required_vocabulary_head(model: EncoderWithHeads) -> MaskedLMHead | LanguageModelHead:
@@ -116,8 +121,8 @@ class WithLanguageModel:
         output = encode_batch(model, batch)
         loss = self.objective.loss_sum_of(self.objective.head_logits(model, output, batch), batch)
         positions, labels, weights = _next_tokens(batch)
-        device = output.last_hidden_state.device
-        hidden = output.last_hidden_state.index_select(0, to_device(positions, device))
+        hidden, _ = vectors_at(positions, output)
+        device = hidden.device
         head = required_vocabulary_head(model)
         lm = head.loss_sum(hidden, to_device(labels, device), to_device(weights * self.weight, device))
         return {self.objective.name: loss, "lm": lm}

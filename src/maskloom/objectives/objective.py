@@ -6,6 +6,7 @@ That of a task offers more: the outputs that are scored and decoded, from the sa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from maskloom.data.batch import BothOrdersBatch
+from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
@@ -49,14 +51,17 @@ def model_device(model: torch.nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def encode_batch(model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False) -> EncoderOutput:
-    """Run the encoder over the packed tokens of a batch."""
+def encode_batch(
+    model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False, past: Sequence[Kept] | None = None
+) -> EncoderOutput:
+    """Run the encoder over the packed tokens of a batch; `past` has what its layers kept of the tokens before."""
     device = model_device(model)
     return model.encoder.encode_packed(
         to_device(batch.token_ids, device),
         to_device(batch.segment_ids, device),
         SequenceLayout.from_lengths(batch.lengths, device),
         keep_hidden_states=keep_hidden_states,
+        past=past,
     )
 
 

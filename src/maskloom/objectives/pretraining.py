@@ -20,7 +20,7 @@ from maskloom.data.settings import (
     SpanCorruptionData,
     SpanCorruptionSection,
 )
-from maskloom.data.streams.running_text import RunningText
+from maskloom.data.streams.running_text import Contiguous, RunningText
 from maskloom.data.streams.sentence_pairs import Passages, SentencePairs
 from maskloom.objectives.reference import TokenFrequencies
 from maskloom.rows import Rows
@@ -46,11 +46,23 @@ def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: Pretrainin
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
 
 
+def contiguous(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, size: int) -> Stream:
+    """Return running text whose rows go on where those of the batch before ended."""
+    return Contiguous(corpus, documents, data, seed=seed, batch_size=size)
+
+
 def language_modeling(part: str, data: PretrainingData) -> SummedObjective:
     """Return the loss over the vocabulary with what is told of pairs of texts, where they tell anything."""
     from maskloom.objectives.masked_lm import MaskedLanguageModeling  # torch
 
     return MaskedLanguageModeling(part, data.pair_task)
+
+
+def carried(part: str, data: PretrainingData) -> SummedObjective:
+    """Return the loss over the vocabulary with state from batch to batch."""
+    from maskloom.objectives.carried_lm import CarriedLanguageModeling  # torch
+
+    return CarriedLanguageModeling(part, None)
 
 
 def restoring(part: str, data: PretrainingData) -> SummedObjective:
@@ -80,7 +92,8 @@ class Pretraining:
     recipe's section under the name of the objective. `defaults` are other defaults of keys of [data]; the keys `unread`
     mean nothing here, and a recipe that sets one is refused. `needs` are roles of special tokens that a vocabulary must
     have. One that `is_causal` trains left-to-right models, one that `has_decoder` encoders with their decoder, on
-    single texts. `names` are what people call its loss, and the tokens that it is of.
+    single texts, and one that `has_state` recurrent networks, whose state goes on from batch to batch. `names` are what
+    people call its loss, and the tokens that it is of.
     """
 
     part: str
@@ -88,6 +101,7 @@ class Pretraining:
     stream: Callable[[Corpus, np.ndarray | None, PretrainingData, int, int], Stream] = sentences
     is_causal: bool = False
     has_decoder: bool = False
+    has_state: bool = False
     section: type[Section] | None = None
     data: type[PretrainingData] = PretrainingData
     objective: Callable[[str, Any], SummedObjective] = language_modeling
@@ -100,7 +114,7 @@ class Pretraining:
 
     def reads_running_text(self, corpus: Corpus) -> bool:
         """Tell whether rows of a corpus are running text, in which no sentence begins or ends a row."""
-        return self.stream is left_to_right and not corpus.tokenizer.has_segments
+        return self.stream is contiguous or (self.stream is left_to_right and not corpus.tokenizer.has_segments)
 
     def loader(
         self,
@@ -126,20 +140,19 @@ _RESTORING: dict[str, Any] = {
     "reference": None,
     "defaults": {"next_sentence": False, "short_seq_prob": 0.0},
 }
+_LEFT_TO_RIGHT: dict[str, Any] = {
+    "is_causal": True,
+    "names": ("language-model", "Next tokens"),
+    "reference": partial(TokenFrequencies, tells_text=True),
+    "defaults": {"next_sentence": False},
+    "unread": (*_UNMASKED, "whole_word_masking"),
+}
 PRETRAINING = Rows(
     "objective",
     {
         "masked_lm": Pretraining("mlm", Masking, needs=("mask",), names=("masked-LM", "Masked tokens")),
-        "causal_lm": Pretraining(
-            "lm",
-            NextTokens,
-            left_to_right,
-            is_causal=True,
-            names=("language-model", "Next tokens"),
-            reference=partial(TokenFrequencies, tells_text=True),
-            defaults={"next_sentence": False},
-            unread=(*_UNMASKED, "whole_word_masking"),
-        ),
+        "causal_lm": Pretraining("lm", NextTokens, left_to_right, **_LEFT_TO_RIGHT),
+        "carried_lm": Pretraining("lm", NextTokens, contiguous, **_LEFT_TO_RIGHT, has_state=True, objective=carried),
         "denoising": Pretraining(
             "denoising",
             Denoising,

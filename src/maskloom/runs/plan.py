@@ -208,6 +208,8 @@ def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float
     num_projections = 3 if getattr(config, "gated", False) else 2
     projections = 4 * hidden**2 + num_projections * hidden * config.intermediate_size
     block = 2 * length * projections + 4 * length**2 * hidden
+    if (weights := getattr(config, "weights_of_layer", None)) is not None:  # of a recurrent network
+        block = 2 * length * weights
     written = account.predictions_per_instance
     head = 2 * written * (hidden**2 + hidden * config.vocab_size)
     if has_decoder:

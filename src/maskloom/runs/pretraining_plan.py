@@ -111,6 +111,10 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
         known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_decoder)
         needs = f"objective = {recipe.objective!r} trains a decoder, and a {architecture_of(config).name} has none"
         raise ConfigError(f"{needs}; model.architecture is one of {known}; leave it out for a transformer")
+    if PRETRAINING[recipe.objective].has_state and not architecture_of(config).has_state:
+        known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_state)
+        needs = f"objective = {recipe.objective!r} carries state, and a {architecture_of(config).name} has none"
+        raise ConfigError(f"{needs}; model.architecture is one of {known}")
     if config.is_causal != PRETRAINING[recipe.objective].is_causal:
         kind = "a left-to-right" if config.is_causal else "a bidirectional"
         hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""

@@ -3,8 +3,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from maskloom.layers.recurrent import BiLSTM, time_order
+from maskloom.layers.attention import Kept
+from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, time_order, unrolled
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -79,3 +81,94 @@ def test_lengths_are_not_asked_of_the_device(monkeypatch):
     layout = SequenceLayout.from_lengths([3, 7, 1])
     monkeypatch.setattr(torch.Tensor, "cpu", lambda _: pytest.fail("a GPU would be waited for"))
     assert BiLSTM(6, 8).eval()(torch.randn(11, 6), layout).shape == (11, 8)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("name", CELLS)
+def test_a_layer_reads_each_sequence_by_itself(name, bidirectional):
+    layer = RecurrentLayer(name, 8, bidirectional=bidirectional, dropout=0.0)
+    lengths = [3, 0, 7, 1, 7]
+    x = torch.randn(sum(lengths), 8)
+    together = run(layer, x, lengths).split(lengths)
+    for part, length, found in zip(x.split(lengths), lengths, together, strict=True):
+        torch.testing.assert_close(found, run(layer, part, [length]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_text_in_two_parts_with_its_state_is_the_whole_text(name):
+    layer, past = RecurrentLayer(name, 6, bidirectional=False, dropout=0.0), Kept(torch.empty(0))
+    x = torch.randn(2, 9, 6)
+    whole = run(layer, x.flatten(0, 1), [9, 9]).view(2, 9, 6)
+    first = layer(x[:, :4].flatten(0, 1), SequenceLayout.from_lengths([4, 4]), past)
+    assert past.kept.shape == (2, CELLS[name].num_parts, 6)
+    assert torch.equal(past.kept[:, 0], first.view(2, 4, 6)[:, -1])
+    second = layer(x[:, 4:].flatten(0, 1), SequenceLayout.from_lengths([5, 5]), past)
+    found = torch.cat([first.view(2, 4, 6), second.view(2, 5, 6)], 1)
+    torch.testing.assert_close(found, whole, rtol=0, atol=1e-6)
+    kept = past.kept
+    layer(x[:0, 0], SequenceLayout.from_lengths([0, 0]), past)
+    assert torch.equal(past.kept, kept)
+
+
+def test_weights_are_shared_by_all_steps():
+    cell = CELLS["elman_tanh"]
+    rnn, x = nn.RNN(3, 4).double(), torch.randn(5, 3, dtype=torch.float64)
+    copies = [nn.RNN(3, 4).double() for _ in x]
+    for copied in copies:
+        copied.load_state_dict(rnn.state_dict())
+    state = apart = (torch.zeros(1, 4, dtype=torch.float64),)
+    outputs, _ = unrolled(cell, rnn, x, np.ones(5, dtype=np.int64), state)
+    outputs[-1].sum().backward()
+    for vector, copied in zip(x, copies, strict=True):
+        apart = cell.step(copied, vector[None] @ copied.weight_ih_l0.T + copied.bias_ih_l0, apart)
+    apart[0].sum().backward()
+    summed = sum(copied.weight_hh_l0.grad for copied in copies)
+    torch.testing.assert_close(rnn.weight_hh_l0.grad, summed, rtol=0, atol=1e-12)
+
+
+def gated(**gates):
+    """Return an LSTM with gates held at what a bias makes of them, and the sequence that it reads."""
+    rnn = nn.LSTM(3, 2).double()
+    with torch.no_grad():
+        for name, value in gates.items():
+            rows = slice(2 * "ifgo".index(name), 2 * "ifgo".index(name) + 2)
+            rnn.weight_ih_l0[rows] = rnn.weight_hh_l0[rows] = rnn.bias_hh_l0[rows] = 0.0
+            rnn.bias_ih_l0[rows] = value
+    return rnn, torch.randn(6, 3, dtype=torch.float64)
+
+
+def read(rnn, x, h, c):
+    return unrolled(CELLS["lstm"], rnn, x, np.ones(len(x), dtype=np.int64), (h, c))
+
+
+def test_gates_keep_delete_write_and_show_the_memory():
+    h, c = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[0.7, -3.0]], dtype=torch.float64)
+    _, (_, kept) = read(*gated(i=-40.0, f=40.0), h, c)
+    torch.testing.assert_close(kept, c)
+    _, (_, deleted) = read(*gated(i=-40.0, f=-40.0), h, c)
+    assert deleted.abs().max() < 1e-12
+    rnn, x = gated(i=40.0, f=-40.0)
+    _, (_, written) = read(rnn, x, h, c)
+    assert written.abs().max() < 1.0  # the candidate of the last step alone
+    shown, (_, memory) = read(*gated(i=-40.0, f=40.0, o=40.0), h, c)
+    torch.testing.assert_close(shown, memory.tanh().expand(6, 2))
+    hidden, _ = read(*gated(i=-40.0, f=40.0, o=-40.0), h, c)
+    assert hidden.abs().max() < 1e-12
+
+
+def test_with_gates_held_the_gradient_of_the_memory_is_the_product_of_forget_gates():
+    rnn, x = gated(i=0.3, f=1.1, o=0.0, g=0.5)
+    c = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
+    _, (_, last) = read(rnn, x, torch.zeros(1, 2, dtype=torch.float64), c)
+    (gradient,) = torch.autograd.grad(last.sum(), c)
+    expected = torch.tensor(1.1, dtype=torch.float64).sigmoid() ** len(x)
+    torch.testing.assert_close(gradient, expected.expand(1, 2))
+
+
+def test_dropout_falls_on_the_inputs_and_in_training_alone():
+    layer, x = RecurrentLayer("gru", 4, bidirectional=True, dropout=0.5), torch.randn(5, 4)
+    assert not torch.equal(run(layer, x, [5]), run(layer, x, [5]))
+    layer.eval()
+    assert torch.equal(run(layer, x, [5]), run(layer, x, [5]))
+    with pytest.raises(ValueError, match="hidden size 5: two directions share it"):
+        RecurrentLayer("gru", 5, bidirectional=True, dropout=0.0)

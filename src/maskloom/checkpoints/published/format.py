@@ -73,6 +73,21 @@ class PublishedFormat:
     other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 
 
+def own_classes(family: str, pretraining: Mapping[tuple[str, ...], str]) -> list[tuple[tuple[str, ...], str]]:
+    """Return the class names of an architecture that no other program has; `pretraining` has those of its own heads."""
+    names = {
+        ("decoder",): "ForSeq2Seq",
+        ("tagger", "crf"): "CrfForTokenClassification",
+        **pretraining,
+        ("classifier",): "ForSequenceClassification",
+        ("tagger",): "ForTokenClassification",
+        ("choice",): "ForMultipleChoice",
+        ("span",): "ForQuestionAnswering",
+        (): "Model",
+    }
+    return [(heads, f"Maskloom{family}{name}") for heads, name in names.items()]
+
+
 def plain_rows(ours: str, theirs: str = "", part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
     """Return the rows of weight and bias, or a part of them; the names are ours unless there are others."""
     ends = ("weight", "bias")

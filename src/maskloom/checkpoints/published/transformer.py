@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, mlm_rows, plain_rows
+from maskloom.checkpoints.published.format import (
+    OWN_HEADS,
+    PublishedFormat,
+    TensorName,
+    mlm_rows,
+    own_classes,
+    plain_rows,
+)
 from maskloom.models.transformer_config import TransformerConfig
 
 _BLOCKS = ("attention.qkv", "attention.output", "attention_layer_norm")
@@ -43,23 +50,12 @@ def _rows(config: TransformerConfig, heads: Sequence[str], *, has_pooler: bool =
     return [*rows, *(row for head in heads if head != "decoder" for row in _HEADS[head])]
 
 
-_CLASSES = {
-    ("decoder",): "MaskloomTransformerForSeq2Seq",
-    ("tagger", "crf"): "MaskloomTransformerCrfForTokenClassification",
-    ("mlm",): "MaskloomTransformerForMaskedLM",
-    ("classifier",): "MaskloomTransformerForSequenceClassification",
-    ("tagger",): "MaskloomTransformerForTokenClassification",
-    ("choice",): "MaskloomTransformerForMultipleChoice",
-    ("span",): "MaskloomTransformerForQuestionAnswering",
-    (): "MaskloomTransformerModel",
-}
-
 TRANSFORMER_FORMAT = PublishedFormat(
     name="Transformer",
     prefix="",
     rows=_rows,
     heads=_HEADS,
-    class_names=lambda config: [*_CLASSES.items()],
+    class_names=lambda config: own_classes("Transformer", {("mlm",): "ForMaskedLM"}),
     tied_copies=lambda config: {},
     is_ignored=lambda name: False,
     canonical=lambda name, rows: (name, False),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from maskloom.inference.inspection import (
 )
 from maskloom.inference.predictor import Predictor
 from maskloom.inference.results import GeneratedText
+from maskloom.models.decoder import TiedDecoder
 from maskloom.runs.charts import heat_map, page_template, visible
 from maskloom.runs.first_look import check_page
 from maskloom.runs.reading_defaults import reading_of_sources
@@ -77,13 +78,14 @@ def generation_report(
         for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))
     ]
     shown = [predictor.shown(one.found) for one in found]
-    config, across = predictor.model.config, found[0].maps.get(CROSS)
+    config = predictor.model.config
+    decoder = [cast(TiedDecoder, predictor.model.heads["decoder"])] if predictor.writer else []
     content = page_template("runs/report/generation.html").render(
         title=visible(model),
         facts=[
             ("architecture", type(predictor.model.encoder).__name__),
             ("layers", str(config.num_hidden_layers)),
-            *([("layers of the decoder", str(len(across.probabilities)))] if across else []),
+            *[("layers of the decoder", str(len(part.layers))) for part in decoder],
             ("heads", str(config.num_attention_heads)),
             ("search" if found[0].settings.beam else "draws", _how(found[0].settings)),
         ],
@@ -93,7 +95,7 @@ def generation_report(
         ],
         masks=_masks(predictor, found),
         positions=_positions(predictor),
-        most_choices=1 + max(len(attention.probabilities) for attention in found[0].maps.values()),
+        most_choices=1 + max((len(attention.probabilities) for attention in found[0].maps.values()), default=0),
     )
     with output_file(target, "w") as file:
         file.write(content)

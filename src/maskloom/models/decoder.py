@@ -1,0 +1,60 @@
+"""What every decoder here shares: the word embeddings of its encoder, logits and a loss."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.layers.dropout import current_draws, drawing
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.vocabulary_loss import vocabulary_loss
+from maskloom.models.encoder import Encoder
+
+
+class TiedDecoder(nn.Module):
+    """A decoder on the output of an encoder, whose word embeddings it has at both ends.
+
+    `decoder` is the encoder's own word-embedding parameter, which embeds the tokens of targets and predicts the next
+    ones, with a `bias` (1, vocabulary) where there is one. Targets have at most `max_length` tokens. Where attention is
+    restricted, a token sees its `neighborhood`.
+    """
+
+    neighborhood = 0
+    bias: nn.Parameter | None
+    layers: nn.ModuleList
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.decoder = encoder.word_embeddings
+        self.register_parameter("bias", None)
+        self.max_length = encoder.config.max_position_embeddings
+
+    def reading(self, layout: SequenceLayout) -> AbstractContextManager[Any]:
+        """Let dropout draw for targets within; raises ValueError for one that is too long."""
+        if layout.max_position >= self.max_length:
+            raise ValueError(f"a target of {layout.max_position + 1} tokens exceeds the {self.max_length} positions")
+        draws = current_draws()
+        return nullcontext() if draws is None else drawing(draws.for_targets(layout.sizes))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the vocabulary logits, (tokens, vocabulary)."""
+        return F.linear(hidden, self.decoder, self._bias)
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Return the summed cross-entropy against labels (tokens,), in nats, with label smoothing (5.4)."""
+        return vocabulary_loss(hidden, self.decoder, self._bias, labels, smoothing=smoothing)
+
+    @property
+    def _bias(self) -> Tensor | None:
+        return None if self.bias is None else self.bias[0]
+
+    @torch.no_grad()
+    def resize(self, vocab_size: int) -> None:
+        """Keep the first values of a bias and start new ones at 0; the word embeddings are the encoder's to resize."""
+        if self.bias is not None:
+            values = F.pad(self.bias, (0, vocab_size - self.bias.shape[1]))  # fewer are cut off
+            self.bias = nn.Parameter(values, requires_grad=self.bias.requires_grad)

@@ -1,0 +1,200 @@
+"""Recurrent networks as encoders, and their decoder (Bahdanau et al. 2015; Luong et al. 2015)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.layers.attention import Kept
+from maskloom.layers.embeddings import WordEmbeddings
+from maskloom.layers.energies import Energy, EnergyAttention
+from maskloom.layers.general_attention import AttentionLayout
+from maskloom.layers.initialization import InitialRules, initialize
+from maskloom.layers.pooling import LastToken, OverTokens
+from maskloom.layers.recurrent import RecurrentLayer
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.decoder import TiedDecoder
+from maskloom.models.encoder import Encoder, EncoderOutput
+from maskloom.models.recurrent_config import LstmConfig, RecurrentConfig
+
+
+def _fill(
+    module: nn.Module, name: str, values: Tensor, generator: torch.Generator, *, forget_bias: float = 0.0
+) -> None:
+    """Fill weights as torch does, biases with 0, and those of an LSTM's forget gates with a bias of their own."""
+    size: int = module.hidden_size  # pyright: ignore[reportAssignmentType]
+    if not name.startswith("bias"):
+        values.uniform_(-1 / math.sqrt(size), 1 / math.sqrt(size), generator=generator)
+        return
+    values.zero_()
+    if isinstance(module, nn.LSTM) and name.startswith("bias_ih"):
+        values[size : 2 * size] = forget_bias
+
+
+class AttentionPooling(nn.Module):
+    """What attention reads of the tokens of each sequence: (tokens, hidden) to (sequences, hidden).
+
+    Its query is learned, or comes with each sequence. An empty sequence pools to zeros.
+    """
+
+    def __init__(self, energy: Energy, hidden_size: int, *, is_learned: bool) -> None:
+        super().__init__()
+        self.attention = EnergyAttention(energy, hidden_size)
+        self.query = nn.Parameter(torch.empty(1, hidden_size)) if is_learned else None
+
+    def forward(self, hidden: Tensor, layout: SequenceLayout, queries: Tensor | None = None) -> Tensor:
+        """Return one vector per sequence, of `queries` (sequences, hidden) where there is no learned one."""
+        given = self.query if queries is None else queries
+        queries = cast(Tensor, given).expand(layout.num_sequences, -1)
+        single = SequenceLayout.from_lengths(np.ones(layout.num_sequences, dtype=np.int64), hidden.device)
+        return self.attention(queries, hidden, AttentionLayout(single, layout))
+
+
+class Recurrent(Encoder):
+    """Word embeddings and recurrent layers, each of which reads the states of the one below."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config, size = config, config.hidden_size
+        self.embeddings = WordEmbeddings(config.vocab_size, size)
+        self.layers = recurrent_layers(config, bidirectional=not config.causal)
+        self.final_norm = nn.Identity()
+        self.last = LastToken("last" if config.causal else "ends")
+        self._query = config.attention_query if config.pooling == "attention" else None
+        if config.pooling == "attention":
+            self.pooler = AttentionPooling(config.attention_energy, size, is_learned=self._query == "learned")
+        else:
+            self.pooler = self.last if config.pooling == "last" else OverTokens(config.pooling)
+        forget_bias = config.forget_bias if isinstance(config, LstmConfig) else 0.0
+        self.initial_rules: InitialRules = {nn.RNNBase: partial(_fill, forget_bias=forget_bias)}
+        initialize(self, std=config.initializer_range, rules=self.initial_rules)
+
+    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return word embeddings; segments are ignored."""
+        return self.embeddings(token_ids)
+
+    def encode_packed(
+        self,
+        token_ids: Tensor,
+        segment_ids: Tensor,
+        layout: SequenceLayout,
+        *,
+        keep_hidden_states: bool = False,
+        past: Sequence[Kept] | None = None,
+    ) -> EncoderOutput:
+        """Encode packed sequences as `Encoder` does; `past` has the states of each layer, empty before the first."""
+        if past is None and self._query == "c":
+            past = [Kept(token_ids.new_empty(0)) for _ in self.layers]
+        return super().encode_packed(token_ids, segment_ids, layout, keep_hidden_states=keep_hidden_states, past=past)
+
+    def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None) -> Tensor:
+        """Return the pooled vectors, (sequences, hidden), of those of tokens; `past` is what layers kept."""
+        if self._query == "h":
+            return self.pooler(hidden, layout, self.last(hidden, layout))
+        if self._query == "c":
+            kept = cast("Sequence[Kept]", past)[-1]
+            queries = hidden.new_zeros(layout.num_sequences, hidden.shape[1]) if kept.is_empty else kept.kept[:, 1]
+            return self.pooler(hidden, layout, queries)
+        return self.pooler(hidden, layout)
+
+    def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
+        """Return the state of each layer before a text, (sequences, parts, hidden)."""
+        layer, word = cast(RecurrentLayer, self.layers[0]), self.word_embeddings
+        return tuple(word.new_zeros(num_sequences, *layer.state_shape) for _ in self.layers)
+
+    def new_decoder(self) -> RecurrentDecoder:
+        """Return a decoder of the same sizes."""
+        return RecurrentDecoder(self)
+
+
+def recurrent_layers(config: RecurrentConfig, *, bidirectional: bool) -> nn.ModuleList:
+    """Return the layers of a configuration."""
+    size, dropout = config.hidden_size, config.hidden_dropout_prob
+    return nn.ModuleList(
+        RecurrentLayer(config.cell, size, bidirectional=bidirectional, dropout=dropout)
+        for _ in range(config.num_hidden_layers)
+    )
+
+
+@dataclass(frozen=True)
+class SourceMemory:
+    """What all steps of decoding read: first states (sequences, parts, hidden) of each layer, and padded sources.
+
+    `sources` is (sequences, source, hidden), `is_real` (sequences, source).
+    """
+
+    first: tuple[Tensor, ...]
+    sources: Tensor
+    is_real: Tensor
+
+    def taken(self, rows: Tensor) -> SourceMemory:
+        """Return those sequences, in this order; one may come several times."""
+        first = tuple(state.index_select(0, rows) for state in self.first)
+        return SourceMemory(first, self.sources.index_select(0, rows), self.is_real.index_select(0, rows))
+
+
+class RecurrentDecoder(TiedDecoder):
+    """Recurrent layers that start from the encoder's last state, with attention to its output or without.
+
+    Each layer starts from tanh(W s) of the state s at the ends of the source (Bahdanau et al. 2015, A.2.2). With
+    attention, what is read with h as the query is joined to it, and tanh(W [context; h]) predicts the next word (Luong
+    et al. 2015, equation 5); their input feeding is left out, so that training takes all tokens of a layer at once.
+    """
+
+    def __init__(self, encoder: Recurrent) -> None:
+        super().__init__(encoder)
+        config, size = cast(RecurrentConfig, encoder.config), encoder.config.hidden_size
+        self.layers = recurrent_layers(config, bidirectional=False)
+        self.state_shape = cast(RecurrentLayer, self.layers[0]).state_shape
+        self.last = encoder.last
+        self.start = nn.Linear(size, len(self.layers) * self.state_shape[0] * size)
+        energy = config.decoder_attention
+        self.attention = None if energy == "none" else EnergyAttention(energy, size)
+        self.combine = None if energy == "none" else nn.Linear(2 * size, size)
+
+    def forward(self, token_ids: Tensor, layout: SequenceLayout, hidden: Tensor, source: SequenceLayout) -> Tensor:
+        """Return the vectors from which next tokens are predicted: target ids (tokens,) to (tokens, hidden).
+
+        `hidden` (source tokens, hidden) is the encoder's output. Raises ValueError for targets beyond `max_length`.
+        """
+        with self.reading(layout):
+            rows = F.embedding(token_ids, self.decoder)
+            for layer, state in zip(self.layers, self._first(hidden, source), strict=True):
+                rows = layer(rows, layout, Kept(state))
+            if self.attention is None:
+                return rows
+            return self._joined(self.attention(rows, hidden, AttentionLayout(layout, source)), rows)
+
+    def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[SourceMemory]:
+        """Return what all steps of decoding read of sources, whose vectors are `hidden` (source tokens, hidden)."""
+        is_real = torch.arange(layout.max_length, device=hidden.device) < layout.lengths.unsqueeze(1)
+        return [SourceMemory(self._first(hidden, layout), layout.padded(hidden, layout.max_length), is_real)]
+
+    def step(
+        self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[SourceMemory], past: Sequence[Kept]
+    ) -> Tensor:
+        """Return the vectors of tokens after those in `past`, which gets them too: (tokens,) to (tokens, hidden)."""
+        (memory,), rows = memories, F.embedding(token_ids, self.decoder)
+        for layer, kept, first in zip(self.layers, past, memory.first, strict=True):
+            kept.kept = first if kept.is_empty else kept.kept
+            rows = layer(rows, layout, kept)
+        return rows if self.attention is None else self._joined(self._weights(rows, memory) @ memory.sources, rows)
+
+    def _weights(self, rows: Tensor, memory: SourceMemory) -> Tensor:
+        attention = cast(EnergyAttention, self.attention)
+        return attention.weights(rows.unsqueeze(1), memory.sources, memory.is_real.unsqueeze(1))
+
+    def _joined(self, context: Tensor, rows: Tensor) -> Tensor:
+        return cast(nn.Linear, self.combine)(torch.cat([context.view_as(rows), rows], 1)).tanh()
+
+    def _first(self, hidden: Tensor, source: SequenceLayout) -> tuple[Tensor, ...]:
+        states = self.start(self.last(hidden, source)).tanh()
+        return states.view(source.num_sequences, len(self.layers), *self.state_shape).unbind(1)

@@ -1,0 +1,117 @@
+"""The configurations of recurrent networks, in keys of our own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from maskloom.models.model_config import Fraction, ModelConfig
+
+RECURRENT_SIZES = {
+    name: {"num_hidden_layers": layers, "hidden_size": hidden}
+    for name, layers, hidden in (
+        ("tiny", 1, 128),
+        ("mini", 2, 256),
+        ("small", 2, 512),
+        ("medium", 2, 650),
+        ("large", 2, 1500),
+    )
+}
+"""Medium and large are those of Zaremba et al. 2014."""
+
+
+class RecurrentConfig(ModelConfig):
+    """Sizes and constants of a recurrent network, frozen.
+
+    It reads both ways, each direction with half of the hidden size, or with `causal` from left to right alone. A
+    sequence's vector is by `pooling` the last state ("last", of both ends), the maximum, mean or sum of its tokens, or
+    what attention reads: by one of four energies, with the last h or c as query or a learned one. A decoder attends by
+    the energy `decoder_attention`, or with "none" has the last state of the encoder alone.
+    """
+
+    hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 256
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 1
+    num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 1
+    attention_probs_dropout_prob: Fraction = 0.0
+    initializer_range: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] = 0.1
+    causal: bool = False
+    pooling: Literal["last", "max", "mean", "sum", "attention"] = "last"
+    attention_energy: Literal["dot", "scaled_dot", "mlp", "bilinear"] = "mlp"
+    attention_query: Literal["h", "c", "learned"] = "learned"
+    decoder_attention: Literal["none", "dot", "scaled_dot", "mlp", "bilinear"] = "dot"
+
+    model_type: ClassVar[str] = ""
+
+    @model_validator(mode="after")
+    def _is_recurrent(self) -> Self:
+        if self.hidden_size % 2 and not self.causal:
+            raise ValueError(f"hidden_size {self.hidden_size}: two directions share it, so it must be even")
+        if self.num_attention_heads != 1 or self.attention_probs_dropout_prob != 0.0:
+            raise ValueError("num_attention_heads, attention_probs_dropout_prob: a recurrent network has neither")
+        if self.attention_query == "c" and self.cell != "lstm":
+            raise ValueError("attention_query 'c': only an LSTM has this state")
+        return self
+
+    @property
+    def cell(self) -> str:
+        """The name of the cell, as `layers.recurrent.CELLS` has it."""
+        raise NotImplementedError
+
+    @property
+    def weights_of_layer(self) -> int:
+        """The number of weights that each token is multiplied with in a layer."""
+        num_gates, num_ways = {"lstm": 4, "gru": 3, "gru_before": 3}.get(self.cell, 1), 1 if self.causal else 2
+        width = self.hidden_size // num_ways
+        return num_ways * num_gates * width * (self.hidden_size + width)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it reads from left to right alone."""
+        return self.causal
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json."""
+        return {"model_type": self.model_type, **self.model_dump()}
+
+
+class RnnConfig(RecurrentConfig):
+    """Elman's network, with the `nonlinearity` of its cells."""
+
+    nonlinearity: Literal["tanh", "sigmoid"] = "tanh"
+
+    model_type: ClassVar[str] = "maskloom_rnn"
+    required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
+
+    @property
+    def cell(self) -> str:
+        """Elman's cell."""
+        return f"elman_{self.nonlinearity}"
+
+
+class LstmConfig(RecurrentConfig):
+    """An LSTM. The bias of its forget gates starts at `forget_bias`, so that memory is kept at first."""
+
+    forget_bias: Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)] = 1.0
+
+    model_type: ClassVar[str] = "maskloom_lstm"
+    required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
+
+    @property
+    def cell(self) -> str:
+        """The LSTM's."""
+        return "lstm"
+
+
+class GruConfig(RecurrentConfig):
+    """A GRU. Its reset gate acts "after" the product with the state, as torch's does, or "before" it, as Cho's."""
+
+    reset: Literal["after", "before"] = "after"
+
+    model_type: ClassVar[str] = "maskloom_gru"
+    required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
+
+    @property
+    def cell(self) -> str:
+        """The GRU's."""
+        return "gru" if self.reset == "after" else "gru_before"

@@ -1,0 +1,34 @@
+"""Language modelling by truncated back-propagation: the state of a recurrent network goes on from batch to batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import Tensor
+
+from maskloom.layers.attention import Kept
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.recurrent import Recurrent
+from maskloom.objectives.carrying import Carry
+from maskloom.objectives.masked_lm import MaskedLanguageModeling, vectors_at
+from maskloom.objectives.objective import encode_batch
+
+
+@dataclass(frozen=True)
+class CarriedLanguageModeling(MaskedLanguageModeling):
+    """Cross-entropy of every next token, where a row begins in the state that the row before it ended in.
+
+    Gradients end where the row begins (Williams and Peng 1990; Mikolov et al. 2010). Raises ConfigError for an encoder
+    that has no such state.
+    """
+
+    def first_carry(self, model: EncoderWithHeads, num_sequences: int) -> Carry:
+        """Return the states before a text, one of each layer."""
+        return cast(Recurrent, model.encoder).first_state(num_sequences)
+
+    def _vectors(self, model: EncoderWithHeads, batch: Any) -> tuple[Tensor, Tensor]:
+        past = [Kept(state) for state in batch.carry]
+        output = encode_batch(model, batch, past=past)
+        batch.after = tuple(kept.kept.detach() for kept in past)
+        return vectors_at(batch.mlm_positions, output)

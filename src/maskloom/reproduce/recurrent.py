@@ -1,0 +1,230 @@
+"""What recurrent networks forget: gradients over time (Bengio et al. 1994), and sentences crammed into one vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.errors import ConfigError
+from maskloom.generation.search import Generation
+from maskloom.generation.sources import decode_sources
+from maskloom.layers.recurrent import elman
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.recurrent import RecurrentDecoder
+from maskloom.models.recurrent_config import GruConfig, LstmConfig, RecurrentConfig, RnnConfig
+from maskloom.runs.charts import Line, heat_map, line_chart, page_template
+from maskloom.runs.report.page import NUM_COLOURS, Chart
+from maskloom.system.files import write_json, write_text
+
+_UNITS, _STEPS_BACK, _RATE, _BATCH = 32, 50, 3e-3, 32
+_BEGIN, _END, _DIGITS = 10, 11, 10
+# Of the first token of a text: networks that read it to its end.
+_MEMORIES: dict[str, Callable[..., RecurrentConfig]] = {
+    "Elman, sigmoid": lambda **sizes: RnnConfig(**sizes, nonlinearity="sigmoid"),
+    "Elman, tanh": RnnConfig,
+    "LSTM, forget bias 1": LstmConfig,
+    "LSTM, forget bias 5": lambda **sizes: LstmConfig(**sizes, forget_bias=5.0),
+    "GRU": GruConfig,
+}
+
+_READERS: dict[str, Literal["none", "dot"]] = {"without attention": "none", "with attention": "dot"}
+
+
+def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num_steps: int) -> list[float]:
+    """Return the largest singular value of the derivative of h at step T by h so many steps before, from 0 on.
+
+    The recurrent matrix is `radius` times an orthogonal one; inputs are drawn from a normal of 0.1.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rnn = nn.RNN(_UNITS, _UNITS).double().requires_grad_(False)
+    drawn = torch.randn(_UNITS, _UNITS, dtype=torch.float64, generator=generator)
+    cast(Tensor, rnn.weight_hh_l0).copy_(radius * torch.linalg.qr(drawn).Q)
+    step, h, jacobians = elman(activation), torch.zeros(1, _UNITS, dtype=torch.float64), list[Tensor]()
+    for _ in range(num_steps):
+        inputs = 0.1 * torch.randn(1, _UNITS, dtype=torch.float64, generator=generator)
+
+        def next_h(before: Tensor, inputs: Tensor = inputs) -> Tensor:
+            return step(rnn, inputs, (before,))[0]
+
+        jacobians.append(cast(Tensor, torch.autograd.functional.jacobian(next_h, h)).view(_UNITS, _UNITS))
+        h = next_h(h)
+    product, norms = torch.eye(_UNITS, dtype=torch.float64), [1.0]
+    for jacobian in reversed(jacobians):
+        product = product @ jacobian
+        norms.append(float(torch.linalg.matrix_norm(product, 2)))
+    return norms
+
+
+def _trained(
+    model: EncoderWithHeads, losses: Iterator[Tensor], num_steps: int, is_done: Callable[[], bool] = lambda: False
+) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        next(losses).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if is_done():
+            return
+
+
+def first_token_accuracy(config: RecurrentConfig, length: int, *, num_steps: int) -> float:
+    """Train a network to tell the first of `length` tokens at the end, and return its accuracy on 512 new texts."""
+    model, generator = build_model(config, ("classifier",), 2, seed=0), torch.Generator().manual_seed(0)
+    recent = [0.0] * 20
+
+    def answers(number: int) -> tuple[Tensor, Tensor]:
+        ids = torch.randint(2, config.vocab_size, (number, length), generator=generator)
+        ids[:, 0] = torch.randint(0, 2, (number,), generator=generator)
+        return model.heads["classifier"](model.encoder(ids).pooled), ids[:, 0]
+
+    def losses() -> Iterator[Tensor]:
+        while True:
+            logits, labels = answers(_BATCH)
+            recent[:] = [*recent[1:], float((logits.argmax(1) == labels).float().mean())]
+            yield F.cross_entropy(logits, labels)
+
+    _trained(model, losses(), num_steps, lambda: min(recent) > 0.99)
+    with torch.no_grad():
+        logits, labels = answers(512)
+    return float((logits.argmax(1) == labels).float().mean())
+
+
+def rnn_gradients(
+    out: str | Path, *, lengths: Sequence[int] = (5, 10, 20, 50, 100), num_steps: int = 400
+) -> dict[str, Any]:
+    """Measure what is left of gradients over time, and which networks remember a first token; write a page."""
+    kinds = {"linear": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
+    norms = {
+        f"{name}, {radius:g}": gradient_norms(activation, radius, num_steps=_STEPS_BACK)
+        for name, activation in kinds.items()
+        for radius in (0.5, 1.0, 1.5)
+    }
+    slopes = {name: math.log10(max(values[-1], 1e-300)) / _STEPS_BACK for name, values in norms.items()}
+    sizes = {"vocab_size": 10, "hidden_size": _UNITS, "causal": True, "initializer_range": 0.5}
+    accuracies = {
+        name: {length: first_token_accuracy(make(**sizes), length, num_steps=num_steps) for length in lengths}
+        for name, make in _MEMORIES.items()
+    }
+    by_kind = {kind: {name: norms[name] for name in norms if name.startswith(kind)} for kind in kinds}
+    charts = [
+        Chart(
+            f"{kind}: the norm of a gradient by the steps that it goes back, for radii of the recurrent matrix",
+            _lines(
+                {
+                    name: {at: math.log10(max(value, 1e-30)) for at, value in enumerate(row)}
+                    for name, row in rows.items()
+                },
+                "steps back",
+                "log10 of the norm",
+            ),
+        )
+        for kind, rows in by_kind.items()
+    ]
+    charts.append(Chart("which networks tell the first token", _lines(accuracies, "tokens", "accuracy", share=True)))
+    lines = [f"{name}: the norm changes by 10^{slope:.3f} a step" for name, slope in slopes.items()]
+    lines += [f"{name}: {_told(row)}" for name, row in accuracies.items()]
+    about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
+    found = {"norms": norms, "slopes": slopes, "accuracies": accuracies}
+    return _written(Path(out), "rnn-gradients", "What recurrent networks forget", about, charts, found, lines)
+
+
+def reversal_accuracy(
+    attention: Literal["none", "dot"], lengths: Sequence[int], *, num_steps: int
+) -> tuple[dict[int, float], list[list[float]] | None]:
+    """Train a GRU to write digits backwards; return exact matches by length, and what one target reads."""
+    config = GruConfig(
+        vocab_size=12,
+        hidden_size=64,
+        initializer_range=0.5,
+        hidden_dropout_prob=0.0,
+        decoder_attention=attention,
+    )
+    model, generator = build_model(config, ("decoder",), seed=0), torch.Generator().manual_seed(0)
+    head = cast(RecurrentDecoder, model.heads["decoder"])
+
+    def sources(length: int, number: int) -> tuple[Tensor, Tensor, SequenceLayout]:
+        digits, layout = torch.randint(0, _DIGITS, (number, length), generator=generator), [length] * number
+        source = SequenceLayout.from_lengths(layout)
+        ids = digits.flatten()
+        return digits, model.encoder.encode_packed(ids, torch.zeros_like(ids), source).last_hidden_state, source
+
+    def written(digits: Tensor) -> tuple[Tensor, Tensor, SequenceLayout]:
+        mark = torch.full((len(digits), 1), _BEGIN)
+        read = torch.cat([mark, digits.flip(1)], 1)
+        labels = torch.cat([digits.flip(1), torch.full_like(mark, _END)], 1).flatten()
+        return read.flatten(), labels, SequenceLayout.from_lengths([read.shape[1]] * len(digits))
+
+    def losses() -> Iterator[Tensor]:
+        while True:
+            length = int(torch.randint(1, max(lengths) + 1, (1,), generator=generator))
+            digits, hidden, source = sources(length, 2 * _BATCH)
+            read, labels, target = written(digits)
+            yield head.loss_sum(head(read, target, hidden, source), labels) / len(labels)
+
+    _trained(model, losses(), num_steps)
+    with torch.no_grad():
+        accuracies = {}
+        for length in lengths:
+            digits, hidden, source = sources(length, 100)
+            settings = Generation(max_tokens=length + 1, temperature=0.0)
+            texts = decode_sources(model, hidden, source, settings, begin=[_BEGIN], end=_END)
+            right = [text.token_ids == row for text, row in zip(texts, digits.flip(1).tolist(), strict=True)]
+            accuracies[length] = sum(right) / len(right)
+        if (reader := head.attention) is None:
+            return accuracies, None
+        digits, hidden, source = sources(max(lengths), 1)
+        read, _, target = written(digits)
+        seen = list[Tensor]()
+        handle = reader.register_forward_pre_hook(lambda _, given: seen.append(reader.probabilities(*given)))
+        head(read, target, hidden, source)
+        handle.remove()
+    return accuracies, seen[0][0].tolist()
+
+
+def rnn_attention(
+    out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20), num_steps: int = 2000
+) -> dict[str, Any]:
+    """Compare a GRU that crams digits into one vector with one that attends to them; write a page."""
+    found = {name: reversal_accuracy(attention, lengths, num_steps=num_steps) for name, attention in _READERS.items()}
+    accuracies = {name: row for name, (row, _) in found.items()}
+    charts = [Chart("digits written backwards without a fault", _lines(accuracies, "digits", "exact", share=True))]
+    maps = {name: weights for name, (_, weights) in found.items() if weights is not None}
+    charts += [
+        Chart("what each token of a target reads of its source", heat_map(weights, name="attention"))
+        for weights in maps.values()
+    ]
+    lines = [f"{name}: {_told(row)}" for name, row in accuracies.items()]
+    about = (
+        f"GRUs of 64 units, trained for {num_steps} steps on 1 to {max(lengths)} digits; 100 new texts of each length."
+    )
+    content = {"accuracies": accuracies, "attention": maps}
+    return _written(Path(out), "rnn-attention", "A sentence crammed into one vector", about, charts, content, lines)
+
+
+def _told(row: Mapping[int, float]) -> str:
+    return ", ".join(f"{value:.2f} at {length}" for length, value in row.items())
+
+
+def _lines(rows: Mapping[str, Mapping[int, float]], x_name: str, y_name: str, *, share: bool = False) -> str:
+    lines = [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]
+    return line_chart(lines, x_name=x_name, y_name=y_name, as_percent=share)
+
+
+def _written(
+    out: Path, name: str, title: str, about: str, charts: list[Chart], found: dict[str, Any], lines: list[str]
+) -> dict[str, Any]:
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / f"{name}.json", found)
+    page = page_template("reproduce/report.html").render(title=title, about=about, charts=charts)
+    write_text(out / f"{name}.html", page)
+    return {**found, "lines": [*lines, f"page: {out / f'{name}.html'}"]}

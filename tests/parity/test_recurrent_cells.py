@@ -1,0 +1,128 @@
+"""Recurrent layers on packed tokens against torch's modules and float64 loops, with all gradients."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from maskloom.layers.attention import Kept
+from maskloom.layers.recurrent import CELLS, RecurrentLayer, time_order, unrolled
+from maskloom.layers.sequence_layout import SequenceLayout
+
+LENGTHS = [4, 9, 0, 1, 9, 6]
+TORCHS = [name for name, cell in CELLS.items() if cell.kernel]
+
+
+def layer_of(name, *, bidirectional, size=8):
+    torch.manual_seed(0)
+    return RecurrentLayer(name, size, bidirectional=bidirectional, dropout=0.0).double()
+
+
+def vectors(size=8):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(sum(LENGTHS), size, generator=generator, dtype=torch.float64, requires_grad=True)
+
+
+def gradients(loss, *tensors):
+    return torch.autograd.grad(loss, tensors)
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_our_equations_equal_torchs_cells_with_all_gradients(name):
+    rnn = CELLS[name].module(5, 7).double()
+    order, _, batch_sizes = time_order(np.array(LENGTHS))
+    x = vectors(5)
+    state = tuple(torch.randn(batch_sizes[0], 7, dtype=torch.float64) for _ in range(CELLS[name].num_parts))
+    state = tuple(part.requires_grad_() for part in state)
+    ours, last = unrolled(CELLS[name], rnn, x[order], batch_sizes, state)
+    packed = nn.utils.rnn.PackedSequence(x[order], torch.from_numpy(batch_sizes))
+    first = tuple(part.unsqueeze(0) for part in state)
+    theirs, end = rnn(packed, first if len(first) > 1 else first[0])
+    end = end if isinstance(end, tuple) else (end,)
+    torch.testing.assert_close(ours, theirs.data, rtol=0, atol=1e-12)
+    for part, other in zip(last, end, strict=True):
+        torch.testing.assert_close(part, other[0], rtol=0, atol=1e-12)
+    inputs = (x, *state, *rnn.parameters())
+    mine = gradients((ours**2).sum() + sum(part.sum() for part in last), *inputs)
+    other = gradients((theirs.data**2).sum() + sum(part.sum() for part in end), *inputs)
+    for one, two in zip(mine, other, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("name", TORCHS)
+def test_a_layer_equals_torchs_module_on_each_sequence(name, bidirectional):
+    ours = layer_of(name, bidirectional=bidirectional)
+    width = 4 if bidirectional else 8
+    theirs = CELLS[name].module(8, width, bidirectional=bidirectional).double()
+    with torch.no_grad():
+        for parameter, value in ours.forwards.named_parameters():
+            getattr(theirs, parameter).copy_(value)
+        for parameter, value in ours.backwards.named_parameters() if bidirectional else ():
+            getattr(theirs, f"{parameter}_reverse").copy_(value)
+    x, past = vectors(), Kept(torch.empty(0))
+    found = ours(x, SequenceLayout.from_lengths(LENGTHS), past)
+    parts = [part for part in x.split(LENGTHS) if len(part)]
+    alone = [theirs(part) for part in parts]
+    expected = torch.cat([output for output, _ in alone])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for row, (_, last) in zip([0, 1, 3, 4, 5], alone, strict=True):
+        last = last if isinstance(last, tuple) else (last,)
+        torch.testing.assert_close(past.kept[row], torch.stack([part.flatten() for part in last]), rtol=0, atol=1e-12)
+    assert not past.kept[2].any()
+    with torch.no_grad():  # by torch's kernels
+        torch.testing.assert_close(ours(x, SequenceLayout.from_lengths(LENGTHS)), found, rtol=0, atol=1e-12)
+    mine = gradients((found**2).sum(), x, *ours.parameters())
+    other = gradients((expected**2).sum(), x, *theirs.parameters())
+    assert len(mine) == len(other)
+    for one, two in zip(mine, other, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def elman_loop(x, h, w, u, b, c):
+    return sigmoid(w @ x + b + u @ h + c)
+
+
+def cho_loop(x, h, w, u, b, c):
+    size = len(h)
+    part = {gate: slice(at * size, (at + 1) * size) for at, gate in enumerate("rzn")}
+    r, z = (sigmoid(w[part[gate]] @ x + b[part[gate]] + u[part[gate]] @ h + c[part[gate]]) for gate in "rz")
+    n = np.tanh(w[part["n"]] @ x + b[part["n"]] + u[part["n"]] @ (r * h) + c[part["n"]])
+    return z * h + (1 - z) * n
+
+
+@pytest.mark.parametrize(("name", "loop"), [("elman_sigmoid", elman_loop), ("gru_before", cho_loop)])
+def test_cells_that_torch_has_not_equal_a_loop(name, loop):
+    layer, x = layer_of(name, bidirectional=True), vectors()
+    found = layer(x, SequenceLayout.from_lengths(LENGTHS)).detach().numpy()
+    rows = []
+    for part in x.detach().split(LENGTHS):
+        ways = []
+        for rnn, sequence in ((layer.forwards, part.numpy()), (layer.backwards, part.numpy()[::-1])):
+            weights = [
+                getattr(rnn, f"{kind}_l0").detach().numpy() for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            ]
+            h, outputs = np.zeros(4), []
+            for vector in sequence:
+                h = loop(vector, h, *weights)
+                outputs.append(h)
+            ways.append(outputs if rnn is layer.forwards else outputs[::-1])
+        rows += [np.concatenate(pair) for pair in zip(*ways, strict=True)]
+    np.testing.assert_allclose(found, np.stack(rows), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["elman_sigmoid", "gru_before"])
+def test_their_gradients_are_those_of_differences(name):
+    layer = layer_of(name, bidirectional=False, size=3)
+    layout = SequenceLayout.from_lengths([3, 1])
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    names = [parameter for parameter, _ in layer.named_parameters()]
+
+    def run(vectors, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (vectors, layout))
+
+    assert torch.autograd.gradcheck(run, (x, *layer.parameters()))

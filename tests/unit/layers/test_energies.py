@@ -1,0 +1,75 @@
+import math
+
+import pytest
+import torch
+
+from maskloom.layers.energies import EnergyAttention
+from maskloom.layers.general_attention import AttentionLayout
+from maskloom.layers.sequence_layout import SequenceLayout
+
+QUERIES, KEYS = [2, 0, 1, 1], [5, 3, 0, 12]
+
+
+def attention(energy, size=6):
+    torch.manual_seed(0)
+    return EnergyAttention(energy, size).double()
+
+
+def texts(size=6):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(sum(lengths), size, dtype=torch.float64, generator=generator) for lengths in (QUERIES, KEYS)]
+
+
+def layout():
+    return AttentionLayout(SequenceLayout.from_lengths(QUERIES), SequenceLayout.from_lengths(KEYS))
+
+
+def energy_of(module, q, k):
+    if module.energy == "mlp":
+        return module.score.weight[0] @ torch.tanh(module.query.weight @ q + module.key.weight @ k + module.key.bias)
+    if module.energy == "bilinear":
+        return (module.query.weight @ q) @ k
+    return q @ k / (math.sqrt(len(k)) if module.energy == "scaled_dot" else 1.0)
+
+
+@pytest.mark.parametrize("energy", ["dot", "scaled_dot", "mlp", "bilinear"])
+def test_attention_equals_a_loop_and_no_key_gives_zeros(energy):
+    module, (queries, keys) = attention(energy), texts()
+    found = module(queries, keys, layout())
+    expected = []
+    for own, read in zip(queries.split(QUERIES), keys.split(KEYS), strict=True):
+        for q in own:
+            if not len(read):
+                expected.append(torch.zeros_like(q))
+                continue
+            weights = torch.stack([energy_of(module, q, k) for k in read]).softmax(0)
+            assert float(weights.detach().sum()) == pytest.approx(1.0)
+            expected.append(weights @ read)
+    torch.testing.assert_close(found, torch.stack(expected), rtol=0, atol=1e-12)
+
+
+def test_bilinear_with_the_identity_is_the_dot_product_and_scaled_dot_is_torchs():
+    queries, keys = texts()
+    bilinear = attention("bilinear")
+    torch.nn.init.eye_(bilinear.query.weight)
+    dot = attention("dot")(queries, keys, layout())
+    torch.testing.assert_close(bilinear(queries, keys, layout()), dot, rtol=0, atol=1e-12)
+    scaled = attention("scaled_dot")(queries, keys, layout())
+    assert (scaled - dot).abs().max() > 1e-3
+    theirs = torch.nn.functional.scaled_dot_product_attention(queries[:2], keys[:5], keys[:5])
+    torch.testing.assert_close(scaled[:2], theirs, rtol=0, atol=1e-12)
+
+
+def test_padded_keys_are_not_read():
+    module, (queries, keys) = attention("mlp"), texts()
+    allowed = torch.tensor([[[True, True, False]], [[False, False, False]]])
+    read = module.weights(queries[:2, None], keys[:6].view(2, 3, 6), allowed)
+    assert read[0, 0, 2] == 0
+    assert float(read[0].detach().sum()) == pytest.approx(1.0)
+    assert not read[1].any()
+
+
+def test_gradients_are_those_of_differences():
+    module, (queries, keys) = attention("mlp", 3), texts(3)
+    plan = layout()
+    assert torch.autograd.gradcheck(lambda q, k: module(q, k, plan), (queries.requires_grad_(), keys.requires_grad_()))

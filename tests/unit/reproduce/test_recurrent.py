@@ -1,0 +1,61 @@
+import itertools
+import json
+import math
+
+import pytest
+import torch
+
+from maskloom.errors import ConfigError
+from maskloom.models.recurrent_config import GruConfig
+from maskloom.reproduce.recurrent import (
+    first_token_accuracy,
+    gradient_norms,
+    reversal_accuracy,
+    rnn_attention,
+    rnn_gradients,
+)
+
+
+@pytest.mark.parametrize("radius", [0.5, 1.0, 1.5])
+def test_of_a_linear_cell_the_slope_is_the_logarithm_of_the_radius(radius):
+    norms = gradient_norms(lambda x: x, radius, num_steps=10)
+    for steps, norm in enumerate(norms):
+        assert math.log(norm) == pytest.approx(steps * math.log(radius), abs=1e-9)
+
+
+def test_tanh_and_sigmoid_cells_lose_more():
+    for radius in (0.5, 1.0):
+        tanh = gradient_norms(torch.tanh, radius, num_steps=10)
+        sigmoid = gradient_norms(torch.sigmoid, radius, num_steps=10)
+        assert tanh[10] < radius**10
+        assert all(later <= radius / 4 * norm * (1 + 1e-9) for norm, later in itertools.pairwise(sigmoid))
+
+
+def test_a_gru_remembers_a_first_token():
+    config = GruConfig(vocab_size=10, hidden_size=32, causal=True, initializer_range=0.5)
+    assert first_token_accuracy(config, 5, num_steps=200) > 0.95
+    assert first_token_accuracy(config, 5, num_steps=0) < 0.7
+
+
+def test_the_map_of_attention_is_that_of_a_target(tmp_path):
+    accuracies, weights = reversal_accuracy("dot", (1, 3), num_steps=2)
+    assert list(accuracies) == [1, 3]
+    assert [len(row) for row in weights] == [3] * 4
+    assert all(sum(row) == pytest.approx(1.0) for row in weights)
+    assert reversal_accuracy("none", (2,), num_steps=1)[1] is None
+
+
+def test_both_write_numbers_and_a_page(tmp_path):
+    result = rnn_gradients(tmp_path, lengths=(2,), num_steps=1)
+    found = json.loads((tmp_path / "rnn-gradients.json").read_text())
+    assert found["slopes"]["linear, 1.5"] == pytest.approx(math.log10(1.5))
+    assert set(found["accuracies"]) == {
+        "Elman, sigmoid", "Elman, tanh", "LSTM, forget bias 1", "LSTM, forget bias 5", "GRU",
+    }  # fmt: skip
+    assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 4
+    assert result["lines"][-1].endswith("rnn-gradients.html")
+    rnn_attention(tmp_path, lengths=(2,), num_steps=1)
+    assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 2
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
+        rnn_attention(tmp_path / "file", lengths=(1,), num_steps=1)
