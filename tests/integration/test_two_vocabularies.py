@@ -170,7 +170,7 @@ def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
     with pytest.raises(ConfigError, match=r"seq2seq.source_layers: it is for a new encoder of sources"):
         train(data, tmp_path / "run", bart, steps=1, recipe={"seq2seq.source_layers": 3})
     layers = {**SIZE, "seq2seq.source_layers": 2}
-    with pytest.raises(ConfigError, match=r"seq2seq.source_layers = 2: only a BART has"):
+    with pytest.raises(ConfigError, match=r"seq2seq.source_layers = 2: only a BART \(model"):
         train(data, tmp_path / "run", data / "en", steps=1, source_vocab=data / "de", recipe=layers)
     with pytest.raises(ConfigError, match="task = 'single'"):
         maskloom.finetune(
