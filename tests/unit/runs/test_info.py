@@ -47,5 +47,5 @@ def test_the_sizes_of_every_architecture_are_said_by_the_same_names(name, tmp_pa
     save_model(model, tmp_path)
     found = describe_folder(tmp_path)
     sizes = (found["hidden_size"], found["num_hidden_layers"], found["num_attention_heads"], found["vocab_size"])
-    assert sizes == (128, 2, 2, 50)
+    assert sizes == (128, config.num_hidden_layers, config.num_attention_heads, 50)
     assert found["parameters"]["all"] == sum(parameter.numel() for parameter in model.parameters())
