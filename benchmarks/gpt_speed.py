@@ -285,12 +285,18 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
         lines += ["", f"Losses of both sides before timing differ by at most {max(differences):.1e} nats."]
     if checks:
         lines += ["", f"Tokens that both sides give alike: {'; '.join(checks)}."]
-    machine = machine_name()
-    command = " ".join(["python", "benchmarks/gpt_speed.py", *sys.argv[1:]])
-    lines += ["", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
+    write_files(path, lines, results, load, summary_rows(results))
+
+
+def write_files(
+    path: Path, lines: list[str], results: list[dict[str, Any]], load: float, summary: list[dict[str, str]]
+) -> None:
+    """Write a page, with the machine and the command at its end, and its figures as JSON."""
+    machine, command = machine_name(), " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    lines = [*lines, "", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
     path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
     content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
-    content["summary"] = summary_rows(results)
+    content["summary"] = summary
     path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print("\n".join(lines))
 

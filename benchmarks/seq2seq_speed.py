@@ -15,8 +15,6 @@ with its cache; both must give the same tokens. Rates are tokens of targets per 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -29,7 +27,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 import torch
-from gpt_speed import NUM_THREADS, machine_name
+from gpt_speed import NUM_THREADS, write_files
 from rounds import in_turn, order_said, quiet_load, reached
 from surroundings import data_folder
 from torch import nn
@@ -361,13 +359,7 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
         lines += ["", f"Losses of both BARTs before timing differ by at most {max(differences):.1e} nats."]
     if equal := [f"{100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result]:
         lines += ["", f"Decoded tokens that both sides give alike, row by row: {', '.join(equal)}."]
-    machine, command = machine_name(), " ".join(["python", "benchmarks/seq2seq_speed.py", *sys.argv[1:]])
-    lines += ["", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
-    path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
-    content = {"command": command, "machine": machine, "load": load, "results": results, "cores": os.cpu_count()}
-    content["summary"] = summary_rows(results)
-    path.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(lines))
+    write_files(path, lines, results, load, summary_rows(results))
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ def _score_rows(primary: str, scores: dict[str, float], reference: float | None)
 
 def _figure(name: str, value: float, scores: Collection[str]) -> str:
     """Return a score in decimals, or in percent where its name among the others says so."""
+    if name in ("bleu", "chrf"):
+        return f"{value:.2f}"  # points, as people write them
     return f"{value:.2f} %" if is_percent(name, scores) else f"{value:.4f}"
 
 
