@@ -58,10 +58,10 @@ def test_wrong_use_is_refused(monkeypatch):
     whole = builtins.__import__
 
     def without(*names):
-        def importing(name, *rest):
+        def importing(name, *rest, **more):
             if name.partition(".")[0] in names:
                 raise ImportError(name)
-            return whole(name, *rest)
+            return whole(name, *rest, **more)
 
         return importing
 
