@@ -13,7 +13,9 @@ from maskloom.errors import DataError
 from maskloom.generation.search import Choice, Continuation, DecodingStep, Generation, found_by
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
+from maskloom.layers.decoding import Step, next_token_step
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
 
@@ -72,7 +74,9 @@ class SourceDecoder:
         self._single: SequenceLayout | None = None  # of one token a target
         self._num_heads = model.config.num_attention_heads
         self._memories = head.memories(hidden, layout)
-        self._sources = np.arange(layout.num_sequences)
+        self._steps = list[Step]()
+        self._sources = np.arange(layout.num_sequences)  # of the targets
+        self._read = self._sources  # of the memories, each for as many targets that stand together
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read as many first tokens of every target, and return the logits of what follows: (sequences, vocabulary)."""
@@ -89,6 +93,8 @@ class SourceDecoder:
         """Add a token to every target, (sequences,), and return the logits of what follows."""
         if self._single is None or self._single.num_sequences != len(token_ids):
             self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
+            rows = self._head.decoder.index_select(0, token_ids)
+            self._steps = [next_token_step(cast(TransformerLayer, layer), rows) for layer in self._head.layers]
         layout = replace(self._single, position_ids=self._past.lengths, max_position=self._past.longest)
         self._past.add_token()
         return self._logits(token_ids, layout)
@@ -96,12 +102,16 @@ class SourceDecoder:
     def take(self, rows: np.ndarray) -> None:
         """Keep these targets, in this order; one may come several times."""
         self._past.take(rows)
-        sources = self._sources[rows]
-        if not np.array_equal(sources, self._sources):  # else candidates changed places within their source
-            kept = to_device(rows, self._device)
+        self._sources = self._sources[rows]
+        read = np.unique(self._sources)
+        if not np.array_equal(np.repeat(read, len(rows) // len(read)), self._sources):
+            read = self._sources  # as many each, in another order or number
+        if not np.array_equal(read, self._read):
+            kept = to_device(np.searchsorted(self._read, read), self._device)
             self._memories = [memory.taken(kept) for memory in self._memories]
-            self._sources = sources
+            self._read = read
 
     def _logits(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        hidden = self._head.step(token_ids, layout, self._memories, self._past.layers)
+        layers = self._steps or self._head.layers
+        hidden = self._head.step(token_ids, layout, self._memories, self._past.layers, layers)
         return self._head.logits(hidden).float()

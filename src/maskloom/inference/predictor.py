@@ -174,6 +174,8 @@ class Predictor(TaskModel):
             pack_for_inference(model.encoder, decodes=model.config.is_causal)
             if model.config.is_causal and model.vocabulary_head is not None:
                 pack_for_inference(model.vocabulary_head, decodes=True)
+            if "decoder" in model.heads:
+                pack_for_inference(model.heads["decoder"], decodes=True)
         return cls(
             model,
             tokenizer,

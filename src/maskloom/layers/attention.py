@@ -16,6 +16,8 @@ from maskloom.layers.processor.packed_attention import packed_attention, prefers
 from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 
+_MORE = 8  # places that a cache gets at least when it is full
+
 
 class SelfAttention(nn.Module):
     """Attention within sequences: (tokens, hidden) to (tokens, hidden), each token over its own sequence only.
@@ -82,6 +84,8 @@ class PastTokens:
 
     def take(self, rows: np.ndarray) -> None:
         """Keep these sequences, in this order; one may come several times."""
+        if np.array_equal(rows, np.arange(len(self._sizes))):
+            return
         kept, self._sizes = to_device(rows, self.lengths.device), self._sizes[rows]
         self.lengths = self.lengths.index_select(0, kept)
         for layer in self.layers:
@@ -117,7 +121,7 @@ class Kept:
 
 
 class KeyValues(Kept):
-    """The keys and values of one layer, `kept` (sequences, room, 2 hidden)."""
+    """The keys and values of one layer, `kept` (sequences, places, 2 hidden), of which there come to be more."""
 
     def __init__(self, past: PastTokens) -> None:
         super().__init__(past.lengths.new_empty(0))
@@ -125,7 +129,7 @@ class KeyValues(Kept):
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
         """Keep the keys and values of the first tokens, (tokens, 3 hidden)."""
-        self.kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :], self.past.room)
+        self.kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :], layout.max_length)
 
     def attend(self, qkv: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
         """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).
@@ -134,6 +138,9 @@ class KeyValues(Kept):
         Letters: n sequences, s the longest of them, h heads, d size of a head.
         """
         past, number, hidden_size = self.past, len(qkv), qkv.shape[1] // 3
+        if past.longest > (num_places := self.kept.shape[1]):
+            more = min(max(_MORE, num_places // 4), past.room - num_places)
+            self.kept = F.pad(self.kept, (0, 0, 0, more))
         if past.mask is None:
             self.kept[:, past.longest - 1] = qkv[:, hidden_size:]
         else:

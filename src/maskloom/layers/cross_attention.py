@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.general_attention import AttentionLayout, attend_between
+from maskloom.layers.processor.grouped_attention import paired_attention, prefers_paired
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
 
@@ -63,9 +64,12 @@ class PackedMemory:
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
         """Return the context of every token of the targets."""
-        keys, values = attention.key_value(self.hidden).chunk(2, 1)
+        key_values, num_heads = attention.key_value(self.hidden), attention.num_heads
         dropout = attention.dropout if attention.training else 0.0
-        return attend_between(queries, keys, values, self.layout, attention.num_heads, dropout=dropout)
+        if prefers_paired(queries, self.layout, dropout):
+            return paired_attention(queries, key_values, self.layout, num_heads, dropout)
+        keys, values = key_values.chunk(2, 1)
+        return attend_between(queries, keys, values, self.layout, num_heads, dropout=dropout)
 
 
 @dataclass(frozen=True)
@@ -90,10 +94,10 @@ class PaddedMemory:
         return cls(keys, values, None if layout.sizes.min() == longest else mask)
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
-        """Return the context of the newest token of every sequence."""
-        q_nhsd = queries.view(len(queries), attention.num_heads, 1, -1)
+        """Return the context of the newest token of every target, of which as many stand together for each source."""
+        q_nhsd = queries.view(len(self.keys), -1, attention.num_heads, self.keys.shape[3]).transpose(1, 2)
         context = F.scaled_dot_product_attention(q_nhsd, self.keys, self.values, attn_mask=self.mask)
-        return context.reshape(len(queries), -1)
+        return context.transpose(1, 2).reshape(len(queries), -1)
 
     def taken(self, rows: Tensor) -> PaddedMemory:
         """Return those sequences, in this order; one may come several times."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from maskloom.layers.activations import Activation
 from maskloom.layers.attention import KeyValues, SelfAttention
+from maskloom.layers.cross_attention import CrossAttention, Memory
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.processor.matrix_products import Dense
@@ -23,9 +24,10 @@ from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 
-Step = Callable[[Tensor, SequenceLayout, KeyValues], Tensor]
+Step = Callable[[Tensor, SequenceLayout, KeyValues, Memory | None], Tensor]
 
 _KNOWN_PARTS = Counter({TransformerLayer: 1, SelfAttention: 1, FeedForward: 1, Dense: 4, nn.LayerNorm: 2, Dropout: 1})
+_WITH_MEMORY = _KNOWN_PARTS + Counter({CrossAttention: 1, Dense: 3, nn.LayerNorm: 1})
 
 
 def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
@@ -33,20 +35,37 @@ def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
 
     It holds as long as the layer is not changed. A layer with other parts, or in training, is its own step.
     """
-    if layer.training or Counter(map(type, layer.modules())) != _KNOWN_PARTS:
+    if layer.training or Counter(map(type, layer.modules())) not in (_KNOWN_PARTS, _WITH_MEMORY):
         return layer
     attention, feed_forward = cast(SelfAttention, layer.attention), cast(FeedForward, layer.feed_forward)
     qkv, output, down = (_product(part, rows) for part in (attention.qkv, attention.output, feed_forward.down))
     up = _product(feed_forward.up, rows, feed_forward.activation)
     norm_1, norm_2 = (_norm(part) for part in (layer.attention_layer_norm, layer.feed_forward_layer_norm))
+    read_source = _reading(layer, rows) if layer.has_memory else None
 
-    def pre_norm(hidden: Tensor, layout: SequenceLayout, past: KeyValues) -> Tensor:
+    def pre_norm(hidden: Tensor, layout: SequenceLayout, past: KeyValues, memory: Memory | None = None) -> Tensor:
         hidden = hidden + output(past.attend(rotated(qkv(norm_1(hidden)), layout)))
+        hidden = hidden if read_source is None else read_source(hidden, memory)
         return hidden + down(up(norm_2(hidden)))
 
-    def post_norm(hidden: Tensor, layout: SequenceLayout, past: KeyValues) -> Tensor:
+    def post_norm(hidden: Tensor, layout: SequenceLayout, past: KeyValues, memory: Memory | None = None) -> Tensor:
         hidden = norm_1(hidden + output(past.attend(rotated(qkv(hidden), layout))))
+        hidden = hidden if read_source is None else read_source(hidden, memory)
         return norm_2(hidden + down(up(hidden)))
+
+    return pre_norm if layer.pre_norm else post_norm
+
+
+def _reading(layer: TransformerLayer, rows: Tensor) -> Callable[[Tensor, Memory | None], Tensor]:
+    """Return what a layer does with its memory."""
+    attention, norm = cast(CrossAttention, layer.cross_attention), _norm(layer.cross_attention_layer_norm)
+    query, output = (_product(part, rows) for part in (attention.query, attention.output))
+
+    def pre_norm(hidden: Tensor, memory: Memory | None) -> Tensor:
+        return hidden + output(cast(Memory, memory).attend(attention, query(norm(hidden))))
+
+    def post_norm(hidden: Tensor, memory: Memory | None) -> Tensor:
+        return norm(hidden + output(cast(Memory, memory).attend(attention, query(hidden))))
 
     return pre_norm if layer.pre_norm else post_norm
 

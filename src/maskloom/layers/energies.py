@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from maskloom.layers.general_attention import AttentionLayout
+from maskloom.layers.general_attention import AttentionLayout, masked_softmax
 
 Energy = Literal["dot", "scaled_dot", "mlp", "bilinear"]
 
@@ -39,22 +39,20 @@ class EnergyAttention(nn.Module):
         scores = queries @ keys.transpose(1, 2)
         return scores / math.sqrt(keys.shape[2]) if self.energy == "scaled_dot" else scores
 
-    def weights(self, queries: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
+    def weights(self, queries: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
         """Return what each query reads of each key, (n, queries, keys), where it is `allowed` to."""
-        scores = self.scores(queries, keys)
-        return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1) * allowed
+        return masked_softmax(self.scores(queries, keys), allowed)
 
     def probabilities(self, queries: Tensor, keys: Tensor, layout: AttentionLayout) -> Tensor:
         """Return those of a single pair of texts, (1, queries, keys), for people to look at."""
-        return self.weights(queries[None], keys[None], layout.groups[0].allowed[:, 0])
+        return self.weights(queries[None], keys[None], layout.groups[0].allowed)
 
     def forward(self, queries: Tensor, keys: Tensor, layout: AttentionLayout) -> Tensor:
         """Return the context of every query."""
-        indices, contexts = [queries.new_zeros(0, dtype=torch.int64)], [queries[:0]]
+        if not layout.groups:
+            return torch.zeros_like(queries)
+        q_slots, k_slots, contexts = layout.queries.filled_from(queries), layout.keys.filled_from(keys), list[Tensor]()
         for group in layout.groups:
-            own = keys[group.key_tokens]
-            read = self.weights(queries[group.query_tokens], own, group.allowed[:, 0])
-            indices.append(group.context_rows)
-            contexts.append((read @ own).flatten(0, 1))
-        result = queries.new_zeros(layout.num_rows + 1, queries.shape[1])
-        return result.index_copy(0, torch.cat(indices), torch.cat(contexts))[: len(queries)]
+            own, allowed = group.keys_of(k_slots), None if group.allowed is None else group.allowed[:, 0]
+            contexts.append((self.weights(group.queries_of(q_slots), own, allowed) @ own).flatten(0, 1))
+        return layout.queries.read_by_tokens(torch.cat(contexts))

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
-from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.sequence_layout import SequenceLayout, Slots
 
 # Lengths up to the first are one group, then each that is at most so many times as long as the shortest.
-_SHORT, _RATIO = 8, 9 / 8
+_SHORT, _RATIO = 16, 5 / 4
 
 
 class Past(NamedTuple):
@@ -34,20 +34,35 @@ class Past(NamedTuple):
 class PairedGroup:
     """Sequences of near-equal lengths, n of them, with q queries and k keys at most.
 
-    `sequences` (n,) numbers them; `query_tokens` (n, q) and `key_tokens` (n, k) are their indices in the packed arrays,
-    `context_rows` (n q,) those of the results, a row more than there are behind the last query of a sequence. `allowed`
-    (n, 1, q, past + k) is True where a query may attend.
+    `sequences` (n,) numbers them; their slots begin at `first_query` and `first_key`. `allowed` (n, 1, q or 1,
+    past + k) is True where a query may attend, None for everywhere.
     """
 
     sequences: Tensor
-    query_tokens: Tensor
-    key_tokens: Tensor
-    context_rows: Tensor
-    allowed: Tensor
+    num_queries: int
+    num_keys: int
+    first_query: int
+    first_key: int
+    allowed: Tensor | None
+
+    def queries_of(self, slots: Tensor) -> Tensor:
+        """Return this group's queries, (slots, features) to (n, q, features)."""
+        number = len(self.sequences)
+        part = slots.narrow(0, self.first_query, number * self.num_queries)
+        return part.view(number, self.num_queries, *slots.shape[1:])
+
+    def keys_of(self, slots: Tensor) -> Tensor:
+        """Return this group's keys, (slots, features) to (n, k, features)."""
+        number = len(self.sequences)
+        return slots.narrow(0, self.first_key, number * self.num_keys).view(number, self.num_keys, *slots.shape[1:])
 
 
 class AttentionLayout:
-    """Which keys the queries of a batch may attend to, made once and shared by all layers."""
+    """Which keys the queries of a batch may attend to, made once and shared by all layers.
+
+    `queries` and `keys` are the slots of either, in the order of the groups; where `has_keyless` some sequence has
+    queries that may attend to nothing.
+    """
 
     def __init__(
         self,
@@ -66,37 +81,59 @@ class AttentionLayout:
         """
         if causal and keys is not None:
             raise ValueError("causal attention is for the keys of the same tokens")
-        num_queries = queries.sizes
-        num_keys = num_queries if keys is None else keys.sizes
-        if len(num_keys) != len(num_queries):
-            raise ValueError(f"{len(num_queries)} sequences of queries, {len(num_keys)} of keys")
-        query_starts, key_starts = (np.cumsum(lengths) - lengths for lengths in (num_queries, num_keys))
-        self.num_rows = queries.num_rows
+        keys = queries if keys is None else keys
+        if len(keys.sizes) != len(queries.sizes):
+            raise ValueError(f"{len(queries.sizes)} sequences of queries, {len(keys.sizes)} of keys")
         self.groups: list[PairedGroup] = []
-        for members in _near_equal(num_queries, num_keys):
-            query_positions = np.arange(num_queries[members].max())
-            key_positions = np.arange(num_keys[members].max())
-            is_query = query_positions < num_queries[members, None]
-            is_key = key_positions < num_keys[members, None]
-            may = np.ones((len(members), len(query_positions), past + len(key_positions)), dtype=bool)
-            may[:, :, past:] = is_key[:, None]
+        query_places, key_places = _Places(queries), _Places(keys)
+        has_keyless = allowed is not None
+        for members in _near_equal(queries.sizes, keys.sizes) if queries.num_tokens else []:
+            first_query, is_query = query_places.add(members)
+            first_key, is_key = key_places.add(members)
+            may = np.ones((len(members), 1, past + is_key.shape[1]), dtype=bool)
+            may[:, 0, past:] = is_key
+            has_keyless |= not may.any(2).all()
             if causal:
-                may[:, :, past:] &= key_positions <= query_positions[:, None]
+                before = np.tri(is_query.shape[1], is_key.shape[1], dtype=bool)
+                may = may & np.pad(before, ((0, 0), (past, 0)), constant_values=True)
             if allowed is not None:
+                may = np.repeat(may, is_query.shape[1] // may.shape[1], 1)
                 for mask, sequence in zip(may, members, strict=True):
-                    shape = (int(num_queries[sequence]), past + int(num_keys[sequence]))
+                    shape = (int(queries.sizes[sequence]), past + int(keys.sizes[sequence]))
                     if allowed[sequence].shape != shape:
                         raise ValueError(f"the mask of sequence {sequence} is not of shape {shape}")
                     mask[: shape[0], : shape[1]] &= allowed[sequence]
-            query_tokens = query_starts[members, None] + query_positions
-            tensors = (
-                members,
-                np.where(is_query, query_tokens, 0),
-                np.where(is_key, key_starts[members, None] + key_positions, 0),
-                np.where(is_query, query_tokens, self.num_rows).ravel(),
-                may[:, None],
-            )
-            self.groups.append(PairedGroup(*(to_device(array, queries.lengths.device) for array in tensors)))
+            device = queries.lengths.device
+            mask = None if may.all() else to_device(may[:, None], device)
+            shape = (is_query.shape[1], is_key.shape[1], first_query, first_key)
+            self.groups.append(PairedGroup(to_device(members, device), *shape, mask))
+        self.queries, self.keys, self.has_keyless = query_places.slots(), key_places.slots(), has_keyless
+
+
+class _Places:
+    """Collects the slots of a text's tokens group by group."""
+
+    def __init__(self, layout: SequenceLayout) -> None:
+        self._layout, self._starts = layout, np.cumsum(layout.sizes) - layout.sizes
+        self._tokens, self._is_real, self._number = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)], 0
+
+    def add(self, members: np.ndarray) -> tuple[int, np.ndarray]:
+        """Add a group; return its first slot and which of its slots hold a token, (sequences, longest)."""
+        first, sizes = self._number, self._layout.sizes[members, None]
+        positions = np.arange(sizes.max())
+        is_real = positions < sizes
+        self._tokens.append(np.where(is_real, self._starts[members, None] + positions, 0).ravel())
+        self._is_real.append(is_real.ravel())
+        self._number += is_real.size
+        return first, is_real
+
+    def slots(self) -> Slots:
+        """Return the slots of all groups."""
+        tokens, is_real = np.concatenate(self._tokens), np.concatenate(self._is_real)
+        slots = np.zeros(self._layout.num_rows, dtype=np.int64)  # of rows that fill up: any
+        slots[tokens[is_real]] = np.flatnonzero(is_real)
+        arrays = (tokens, slots, np.flatnonzero(~is_real))
+        return Slots(*(to_device(array, self._layout.lengths.device) for array in arrays), self._layout.num_tokens)
 
 
 ScoreBias = Callable[[Tensor, PairedGroup], Tensor]
@@ -119,38 +156,46 @@ def attend_between(
     Shapes: (queries, hidden), twice (keys, hidden), to (queries, hidden). A query that may attend to nothing gets
     zeros. Whoever wants scores of another scale multiplies the queries.
     """
+    if not layout.groups:
+        return values.new_zeros(len(queries), values.shape[1])
     is_keyed = dropout > 0.0 and queries.device.type == "cpu" and not torch.compiler.is_compiling()
     drawn = next_keys(len(queries)) if is_keyed else None
-    indices, contexts = [queries.new_zeros(0, dtype=torch.int64)], [values.new_zeros(0, values.shape[1])]
+    q_slots, k_slots, v_slots = (
+        slots.filled_from(part)
+        for part, slots in ((queries, layout.queries), (keys, layout.keys), (values, layout.keys))
+    )
+    contexts = []
     for group in layout.groups:
-        q, k, v = (
-            part[tokens].unflatten(-1, (num_heads, -1)).transpose(1, 2)
-            for part, tokens in ((queries, group.query_tokens), (keys, group.key_tokens), (values, group.key_tokens))
-        )
+        parts = (group.queries_of(q_slots), group.keys_of(k_slots), group.keys_of(v_slots))
+        q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts)
         if past is not None:
             k = torch.cat([past.keys[group.sequences], k], 2)
             v = torch.cat([past.values[group.sequences], v], 2)
         scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
         if bias is not None:
             scores = scores + bias(q, group)
-        lowest = torch.finfo(scores.dtype).min  # and not minus infinity, whose softmax over nothing is not a number
-        probabilities = torch.softmax(scores.masked_fill(~group.allowed, lowest), -1) * group.allowed
+        probabilities = masked_softmax(scores, group.allowed)
         if drawn is not None:
-            row_keys = head_keys(drawn[0][group.query_tokens], num_heads)
+            row_keys = head_keys(group.queries_of(drawn[0][layout.queries.tokens]), num_heads)
             probabilities = probabilities * dropout_factors(probabilities, dropout, row_keys, drawn[1])
         elif dropout > 0.0:
             probabilities = F.dropout(probabilities, dropout)
-        indices.append(group.context_rows)
         contexts.append((probabilities @ v).transpose(1, 2).flatten(0, 1).flatten(1))
-    result = values.new_zeros(layout.num_rows + 1, values.shape[1])
-    return result.index_copy(0, torch.cat(indices), torch.cat(contexts))[: len(queries)]
+    return layout.queries.read_by_tokens(torch.cat(contexts))
+
+
+def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return the softmax over what is allowed, zeros where nothing is."""
+    if allowed is None:
+        return scores.softmax(-1)
+    lowest = torch.finfo(scores.dtype).min  # and not minus infinity, whose softmax over nothing is not a number
+    return scores.masked_fill(~allowed, lowest).softmax(-1) * allowed
 
 
 def _near_equal(num_queries: np.ndarray, num_keys: np.ndarray) -> list[np.ndarray]:
-    """Return the sequences that have a query, in groups of near-equal numbers of queries and of keys."""
+    """Return the sequences in groups of near-equal numbers of queries and of keys."""
     steps = [
         np.ceil(np.log(np.maximum(lengths, _SHORT) / _SHORT) / math.log(_RATIO)) for lengths in (num_queries, num_keys)
     ]
-    _, numbers = np.unique(np.stack(steps, 1)[num_queries > 0], axis=0, return_inverse=True)
-    filled = np.flatnonzero(num_queries > 0)
-    return [filled[numbers == number] for number in range(numbers.max(initial=-1) + 1)]
+    _, numbers = np.unique(np.stack(steps, 1), axis=0, return_inverse=True)
+    return [np.flatnonzero(numbers == number) for number in range(numbers.max(initial=-1) + 1)]

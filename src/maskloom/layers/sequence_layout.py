@@ -229,6 +229,27 @@ class SequenceLayout:
         )
 
 
+@dataclass(frozen=True)
+class Slots:
+    """Another order of packed tokens, with padding between them: `tokens` (slots,) and back `slots` (rows,).
+
+    A slot of `padding` names any token; rows behind the `num_tokens` name any slot.
+    """
+
+    tokens: Tensor
+    slots: Tensor
+    padding: Tensor
+    num_tokens: int
+
+    def filled_from(self, packed: Tensor) -> Tensor:
+        """Bring (rows, features) into this order; padding may not send back gradients."""
+        return _ToSlots.apply(packed, self.tokens, self.slots, self.num_tokens)  # pyright: ignore[reportReturnType]
+
+    def read_by_tokens(self, slots: Tensor) -> Tensor:
+        """Bring (slots, features) back into packed order."""
+        return _FromSlots.apply(slots, self.tokens, self.slots, self.padding)  # pyright: ignore[reportReturnType]
+
+
 class _ToSlots(torch.autograd.Function):
     """Gather by slot. Its gradient is a gather too, because attention sends none to padding slots."""
 

@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.dropout import current_draws, drawing
+from maskloom.layers.processor.matrix_products import Packable, product
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.encoder import Encoder
 
 
-class TiedDecoder(nn.Module):
+class TiedDecoder(Packable):
     """A decoder on the output of an encoder, whose word embeddings it has at both ends.
 
     `decoder` is the encoder's own word-embedding parameter, which embeds the tokens of targets and predicts the next
@@ -24,7 +25,7 @@ class TiedDecoder(nn.Module):
     """
 
     neighborhood = 0
-    bias: nn.Parameter | None
+    bias: nn.Parameter | None  # pyright: ignore[reportIncompatibleVariableOverride]
     layers: nn.ModuleList
 
     def __init__(self, encoder: Encoder) -> None:
@@ -42,7 +43,14 @@ class TiedDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits, (tokens, vocabulary)."""
-        return F.linear(hidden, self.decoder, self._bias)
+        if self._is_packed_for(hidden):
+            return self._packed_product(hidden)
+        return (F.linear if torch.is_grad_enabled() else product)(hidden, self.decoder, self._bias)
+
+    @property
+    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The word embeddings."""
+        return self.decoder
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy against labels (tokens,), in nats, with label smoothing (5.4)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -179,18 +179,24 @@ class RecurrentDecoder(TiedDecoder):
         return [SourceMemory(self._first(hidden, layout), layout.padded(hidden, layout.max_length), is_real)]
 
     def step(
-        self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[SourceMemory], past: Sequence[Kept]
+        self,
+        token_ids: Tensor,
+        layout: SequenceLayout,
+        memories: Sequence[SourceMemory],
+        past: Sequence[Kept],
+        layers: Iterable[Callable[..., Tensor]],
     ) -> Tensor:
         """Return the vectors of tokens after those in `past`, which gets them too: (tokens,) to (tokens, hidden)."""
         (memory,), rows = memories, F.embedding(token_ids, self.decoder)
-        for layer, kept, first in zip(self.layers, past, memory.first, strict=True):
+        for layer, kept, first in zip(layers, past, memory.first, strict=True):
             kept.kept = first if kept.is_empty else kept.kept
             rows = layer(rows, layout, kept)
         return rows if self.attention is None else self._joined(self._weights(rows, memory) @ memory.sources, rows)
 
     def _weights(self, rows: Tensor, memory: SourceMemory) -> Tensor:
         attention = cast(EnergyAttention, self.attention)
-        return attention.weights(rows.unsqueeze(1), memory.sources, memory.is_real.unsqueeze(1))
+        queries = rows.view(len(memory.sources), -1, rows.shape[1])
+        return attention.weights(queries, memory.sources, memory.is_real.unsqueeze(1))
 
     def _joined(self, context: Tensor, rows: Tensor) -> Tensor:
         return cast(nn.Linear, self.combine)(torch.cat([context.view_as(rows), rows], 1)).tanh()

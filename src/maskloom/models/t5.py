@@ -94,6 +94,7 @@ class T5Decoder(TransformerDecoder):
         nn.Module.__init__(self)
         config = cast(T5Config, encoder.config)
         self.decoder = encoder.word_embeddings
+        self.register_parameter("bias", None)
         self.max_length = config.max_position_embeddings
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.relative_bias = _relative_bias(config, causal=True)
@@ -128,7 +129,12 @@ class T5Decoder(TransformerDecoder):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits, (tokens, vocabulary)."""
-        return F.linear(*self._read(hidden))
+        return super().logits(hidden * hidden.shape[1] ** -0.5) if self.output is None else self.output(hidden)
+
+    def pack(self) -> None:
+        """Keep what predicts a second time."""
+        if self.output is None:
+            super().pack()
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy against labels (tokens,), in nats."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -199,13 +199,18 @@ class TransformerDecoder(TiedDecoder):
         return [PaddedMemory.of(cast(CrossAttention, layer.cross_attention), hidden, layout) for layer in self.layers]
 
     def step(
-        self, token_ids: Tensor, layout: SequenceLayout, memories: Sequence[Memory], past: Sequence[KeyValues]
+        self,
+        token_ids: Tensor,
+        layout: SequenceLayout,
+        memories: Sequence[Memory],
+        past: Sequence[KeyValues],
+        layers: Iterable[Callable[..., Tensor]],
     ) -> Tensor:
         """Return the vectors of tokens after those in `past`, which gets them too: (tokens,) to (tokens, hidden).
 
-        `memories` and `past` have one for each layer.
+        `memories`, `past` and `layers`, or what computes the same, have one for each layer.
         """
         layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout)
-        for layer, memory, key_values in zip(self.layers, memories, past, strict=True):
+        for layer, memory, key_values in zip(layers, memories, past, strict=True):
             rows = layer(rows, layout, key_values, memory)
         return self.final_norm(rows)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Decoder, Generation, continue_texts
+from maskloom.generation.search import Decoder, Generation, continue_texts, largest_of
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -177,3 +177,13 @@ def test_wrong_settings_are_named(values):
 def test_a_search_draws_nothing():
     with pytest.raises(ConfigError, match="beam = 2 beside temperature, top_k: a search draws nothing"):
         Generation(beam=2, temperature=0.5, top_k=4)
+
+
+@pytest.mark.parametrize("width", [600, 1000, 4096])
+def test_the_largest_of_blocks_are_the_largest_of_all(width):
+    values = torch.randn(7, width, generator=torch.Generator().manual_seed(2))
+    values[3, -1] = 9.0  # where no block is whole
+    values[4, 64:70] = 9.0 - torch.arange(6)
+    (found, places), expected = largest_of(values, 3), values.topk(3)
+    assert torch.equal(found, expected.values)
+    assert torch.equal(places, expected.indices)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,6 +109,27 @@ def test_a_cache_changes_no_logits(keys):
         decoder = SourceDecoder(model, memory, source, 5)
         steps = [decoder.start([[BEGIN]] * 3), *(decoder.step(ids[:, place]) for place in range(1, 5))]
     torch.testing.assert_close(torch.stack(steps, 1), whole, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("orders", [[[0, 0, 1, 1, 2, 2], [1, 0, 3, 3, 5, 4], [4, 5]], [[2, 1, 1, 0], [0, 3]], [[1, 2]]])
+@torch.no_grad()
+def test_targets_read_their_own_sources_in_whatever_order_and_number_they_are_kept(orders):
+    model, lengths = make(), [5, 1, 9]
+    memory, source = encoded(model, lengths)
+    decoder, texts, sources = SourceDecoder(model, memory, source, 14), [[BEGIN]] * 3, np.arange(3)
+    decoder.start([[BEGIN]] * 3)
+    for token in range(12):  # beyond what a cache has at first
+        if orders and token % 3 == 0:
+            rows = np.array(orders.pop(0))
+            decoder.take(rows)
+            texts, sources = [texts[row] for row in rows], sources[rows]
+        texts = [[*text, 3 + (token + place) % 7] for place, text in enumerate(texts)]
+        found = decoder.step(torch.tensor([text[-1] for text in texts]))
+    for logits, text, number in zip(found, texts, sources, strict=True):
+        layout, head = SequenceLayout.from_lengths([len(text)]), model.heads["decoder"]
+        own = (memory.split(lengths)[number], SequenceLayout.from_lengths([lengths[number]]))
+        whole = head.logits(head(torch.tensor(text), layout, *own))
+        torch.testing.assert_close(logits, whole[-1], atol=1e-5, rtol=0)
 
 
 def test_a_search_in_a_batch_finds_what_one_alone_finds():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
+from maskloom.layers.general_attention import AttentionLayout, PairedGroup
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
 
 
@@ -29,6 +31,37 @@ def grouped_attention(
     )
 
 
+def prefers_paired(queries: Tensor, layout: AttentionLayout, dropout: float) -> bool:
+    """Tell whether `paired_attention` takes a batch: with dropout, on a processor, where every query has a key."""
+    return (
+        dropout > 0.0
+        and queries.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and bool(layout.groups)
+        and not layout.has_keyless
+    )
+
+
+def paired_attention(
+    queries: Tensor, key_values: Tensor, layout: AttentionLayout, num_heads: int, dropout: float
+) -> Tensor:
+    """Return dropout(softmax(q k / sqrt(d))) v, as `grouped_attention` does, of queries to the keys of another text.
+
+    Shapes: (queries, hidden) and (keys, 2 hidden) to (queries, hidden).
+    """
+    keys, dither = next_keys(len(queries))
+    contexts = _PairedAttention.apply(
+        layout.queries.filled_from(queries),
+        layout.keys.filled_from(key_values),
+        layout.groups,
+        num_heads,
+        dropout,
+        keys[layout.queries.tokens],
+        dither,
+    )
+    return layout.queries.read_by_tokens(contexts)  # pyright: ignore[reportArgumentType]
+
+
 class _GroupedAttention(torch.autograd.Function):
     """Letters: n sequences of a group, s its length, h heads, d size of a head."""
 
@@ -46,14 +79,12 @@ class _GroupedAttention(torch.autograd.Function):
         contexts = slots.new_empty(slots.shape[0], slots.shape[1] // 3)
         kept: list[Tensor] = []
         for group in groups:
-            q, k, v = _by_head(slots, group, 3, num_heads)
-            q.mul_(1.0 / math.sqrt(q.shape[-1]))
-            probabilities = _probabilities(q, k, group, num_heads, causal=causal)
-            group_keys = keys.narrow(0, group.first_slot, group.num_slots).view(group.num_sequences, group.length)
-            factors = dropout_factors(probabilities, dropout, head_keys(group_keys, num_heads), dither)
-            context = torch.bmm(probabilities * factors, v)
-            _store(contexts, group, context.unsqueeze(0), num_heads)
-            kept += [q, k, v, probabilities, factors, context]
+            q, k, v = _by_head(_rows(slots, group), 3, num_heads)
+            excluded = _excluded(group, q.dtype, causal=causal)
+            group_keys = head_keys(_rows(keys, group), num_heads)
+            parts = _attended(q, k, v, excluded, dropout, group_keys, dither)
+            _store(_rows(contexts, group), parts[-1].unsqueeze(0), num_heads)
+            kept += parts
         ctx.groups, ctx.num_heads = groups, num_heads
         ctx.save_for_backward(*kept)
         return contexts
@@ -64,41 +95,105 @@ class _GroupedAttention(torch.autograd.Function):
         kept = ctx.saved_tensors
         result = gradient.new_empty(gradient.shape[0], 3 * gradient.shape[1])
         for number, group in enumerate(ctx.groups):
-            q, k, v, probabilities, factors, context = kept[6 * number : 6 * number + 6]
-            (d_context,) = _by_head(gradient, group, 1, ctx.num_heads)
-            d_qkv = torch.empty((3, *q.shape), dtype=q.dtype)
-            torch.bmm((probabilities * factors).transpose(1, 2), d_context, out=d_qkv[2])
-            d_scores = torch.bmm(d_context, v.transpose(1, 2)).mul_(factors)
-            d_scores.sub_((d_context * context).sum(-1, keepdim=True)).mul_(probabilities)
-            torch.bmm(d_scores, k, out=d_qkv[0])
-            torch.bmm(d_scores.transpose(1, 2), q, out=d_qkv[1])
-            d_qkv[0].mul_(1.0 / math.sqrt(q.shape[-1]))
-            _store(result, group, d_qkv, ctx.num_heads)
+            (d_context,) = _by_head(_rows(gradient, group), 1, ctx.num_heads)
+            d_qkv = d_context.new_empty((3, *d_context.shape))
+            _gradients(kept[6 * number : 6 * number + 6], d_context, *d_qkv)
+            _store(_rows(result, group), d_qkv, ctx.num_heads)
         return result, None, None, None, None, None, None
 
 
-def _by_head(slots: Tensor, group: LengthGroup, num_parts: int, num_heads: int) -> Tensor:
-    """Copy a group's rows (n s, parts h d) into (parts, n h, s, d)."""
-    rows = slots.narrow(0, group.first_slot, group.num_slots)
-    split = rows.view(group.num_sequences, group.length, num_parts, num_heads, -1).permute(2, 0, 3, 1, 4)
+class _PairedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        queries: Tensor,
+        key_values: Tensor,
+        groups: Sequence[PairedGroup],
+        num_heads: int,
+        dropout: float,
+        keys: Tensor,
+        dither: float,
+    ) -> Tensor:
+        contexts = torch.empty_like(queries)
+        kept: list[Tensor] = []
+        for group in groups:
+            (q,) = _by_head(group.queries_of(queries), 1, num_heads)
+            k, v = _by_head(group.keys_of(key_values), 2, num_heads)
+            excluded = None
+            if (allowed := group.allowed) is not None:
+                excluded = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill_(~allowed, -math.inf)
+            group_keys = head_keys(group.queries_of(keys), num_heads)
+            parts = _attended(q, k, v, excluded, dropout, group_keys, dither)
+            _store(group.queries_of(contexts), parts[-1].unsqueeze(0), num_heads)
+            kept += parts
+        ctx.groups, ctx.num_heads = groups, num_heads
+        ctx.shape = key_values.shape
+        ctx.save_for_backward(*kept)
+        return contexts
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept = ctx.saved_tensors
+        d_queries, d_key_values = torch.empty_like(gradient), gradient.new_empty(ctx.shape)
+        for number, group in enumerate(ctx.groups):
+            own = kept[6 * number : 6 * number + 6]
+            (d_context,) = _by_head(group.queries_of(gradient), 1, ctx.num_heads)
+            d_q, d_kv = torch.empty_like(d_context), d_context.new_empty((2, *own[1].shape))
+            _gradients(own, d_context, d_q, *d_kv)
+            _store(group.queries_of(d_queries), d_q.unsqueeze(0), ctx.num_heads)
+            _store(group.keys_of(d_key_values), d_kv, ctx.num_heads)
+        return d_queries, d_key_values, None, None, None, None, None
+
+
+def _attended(
+    q: Tensor, k: Tensor, v: Tensor, excluded: Tensor | None, dropout: float, keys: Tensor, dither: float
+) -> list[Tensor]:
+    """Return what the gradient needs, the context last; `q` is divided by sqrt(d) in place.
+
+    `excluded` (n or 1, 1, queries, keys) is minus infinity where a query may not attend.
+    """
+    q.mul_(1.0 / math.sqrt(q.shape[-1]))
+    scores = torch.bmm(q, k.transpose(1, 2))
+    if excluded is not None:
+        scores.view(*keys.shape, -1).add_(excluded)
+    probabilities = torch.softmax(scores, -1, out=scores)
+    factors = dropout_factors(probabilities, dropout, keys, dither)
+    return [q, k, v, probabilities, factors, torch.bmm(probabilities * factors, v)]
+
+
+def _gradients(kept: Sequence[Tensor], d_context: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> None:
+    """Fill the gradients of queries, keys and values."""
+    q, k, v, probabilities, factors, context = kept
+    torch.bmm((probabilities * factors).transpose(1, 2), d_context, out=d_v)
+    d_scores = torch.bmm(d_context, v.transpose(1, 2)).mul_(factors)
+    d_scores.sub_((d_context * context).sum(-1, keepdim=True)).mul_(probabilities)
+    torch.bmm(d_scores, k, out=d_q)
+    torch.bmm(d_scores.transpose(1, 2), q, out=d_k)
+    d_q.mul_(1.0 / math.sqrt(q.shape[-1]))
+
+
+def _rows(slots: Tensor, group: LengthGroup) -> Tensor:
+    """Return a group's part of slots, (n, s, ...)."""
+    part = slots.narrow(0, group.first_slot, group.num_slots)
+    return part.view(group.num_sequences, group.length, *slots.shape[1:])
+
+
+def _by_head(rows: Tensor, num_parts: int, num_heads: int) -> Tensor:
+    """Copy a group's rows (n, s, parts h d) into (parts, n h, s, d)."""
+    split = rows.view(*rows.shape[:2], num_parts, num_heads, -1).permute(2, 0, 3, 1, 4)
     return split.clone(memory_format=torch.contiguous_format).flatten(1, 2)
 
 
-def _store(slots: Tensor, group: LengthGroup, values: Tensor, num_heads: int) -> None:
-    """Copy (parts, n h, s, d) into a group's rows (n s, parts h d)."""
-    num_parts, _, length, size = values.shape
-    rows = slots.narrow(0, group.first_slot, group.num_slots)
-    shape = (group.num_sequences, length, num_parts, num_heads, size)
-    rows.view(shape).copy_(values.view(num_parts, group.num_sequences, num_heads, length, size).permute(1, 3, 0, 2, 4))
+def _store(rows: Tensor, values: Tensor, num_heads: int) -> None:
+    """Copy (parts, n h, s, d) into a group's rows (n, s, parts h d)."""
+    split = values.view(len(values), -1, num_heads, *values.shape[2:]).permute(1, 3, 0, 2, 4)
+    rows.view(split.shape).copy_(split)
 
 
-def _probabilities(q: Tensor, k: Tensor, group: LengthGroup, num_heads: int, *, causal: bool) -> Tensor:
-    """Return softmax(q k) over the keys that a query may attend to: (n h, s, s)."""
-    scores = torch.bmm(q, k.transpose(1, 2))
+def _excluded(group: LengthGroup, dtype: torch.dtype, *, causal: bool) -> Tensor | None:
+    """Return minus infinity where a query may not attend, (n or 1, 1, s or 1, s), None where all may."""
     allowed = group.mask(causal=causal)
     if causal and allowed is None:
-        scores.add_(torch.full((group.length, group.length), -math.inf, dtype=scores.dtype).triu_(1))
-    elif allowed is not None:
-        excluded = torch.zeros(allowed.shape, dtype=scores.dtype).masked_fill_(~allowed, -math.inf)
-        scores.view(group.num_sequences, num_heads, group.length, group.length).add_(excluded)
-    return torch.softmax(scores, -1, out=scores)
+        return torch.full((group.length, group.length), -math.inf, dtype=dtype).triu_(1)
+    return None if allowed is None else torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -math.inf)

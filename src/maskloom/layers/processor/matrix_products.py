@@ -166,6 +166,10 @@ class Packable(nn.Module):
     bias: Tensor | None
     weight: Tensor
 
+    @property
+    def _bias(self) -> Tensor | None:
+        return self.bias
+
     def pack(self) -> None:
         """Keep the weight a second time, for use without gradients, as long as it is not changed."""
         packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
@@ -193,7 +197,7 @@ class Packable(nn.Module):
         assert self._packed is not None
         num_rows, x = len(x), _filled_up(x)
         _find_room(x.shape, self._packed[1].shape, activation)
-        result = torch.ops.mkldnn._linear_pointwise(x, self._packed[0], self.bias, activation, [], form)
+        result = torch.ops.mkldnn._linear_pointwise(x, self._packed[0], self._bias, activation, [], form)
         return result[:num_rows]
 
 

@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from maskloom.layers.attention import attend
+from maskloom.layers.dropout import RowDraws, drawing
+from maskloom.layers.general_attention import AttentionLayout, attend_between
 from maskloom.layers.processor import grouped_attention as module
-from maskloom.layers.processor.grouped_attention import grouped_attention
+from maskloom.layers.processor.grouped_attention import grouped_attention, paired_attention, prefers_paired
 from maskloom.layers.sequence_layout import SequenceLayout
 
 MIXES = [[4], [3, 3], [5, 4, 1], [2, 9, 9, 17, 3, 8], [1, 40, 0, 33, 2]]
@@ -72,3 +74,31 @@ def test_dropout_on_probabilities_keeps_their_mean():
     with torch.no_grad():
         mean = torch.stack([attend(qkv, layout, 2, 0.1) for _ in range(2000)]).mean(0)
         torch.testing.assert_close(mean, attend(qkv, layout, 2, 0.0), rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("num_keys", [[4, 2], [5, 30]])
+def test_queries_of_another_text_read_as_the_plain_computation_does_with_the_same_dropout(num_keys):
+    num_queries = [9, 3]
+    queries, key_values = packed(num_queries, 2 * 4), packed(num_keys, 2 * 2 * 4)
+    layout = AttentionLayout(*map(SequenceLayout.from_lengths, (num_queries, num_keys)))
+    found = []
+    for paired in (True, False):
+        with drawing(RowDraws(5, 0, np.array(num_queries))):
+            if paired:
+                assert prefers_paired(queries, layout, 0.4)
+                context = paired_attention(queries, key_values, layout, 2, 0.4)
+            else:
+                context = attend_between(queries, *key_values.chunk(2, 1), layout, 2, dropout=0.4)
+        found.append((context, *torch.autograd.grad(context.sin().sum(), (queries, key_values))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_where_a_query_has_nothing_to_read_the_plain_computation_serves():
+    def layout(num_queries, num_keys):
+        return AttentionLayout(*map(SequenceLayout.from_lengths, (num_queries, num_keys)))
+
+    queries = packed([3, 2], 8)
+    assert prefers_paired(queries, layout([3, 2], [1, 4]), 0.1)
+    assert not prefers_paired(queries, layout([3, 2], [0, 4]), 0.1)
+    assert not prefers_paired(queries, layout([3, 2], [1, 4]), 0.0)
