@@ -107,7 +107,7 @@ class SourceDecoder:
         if not np.array_equal(np.repeat(read, len(rows) // len(read)), self._sources):
             read = self._sources  # as many each, in another order or number
         if not np.array_equal(read, self._read):
-            kept = to_device(np.searchsorted(self._read, read), self._device)
+            kept = to_device((self._read == read[:, None]).argmax(1), self._device)
             self._memories = [memory.taken(kept) for memory in self._memories]
             self._read = read
 
