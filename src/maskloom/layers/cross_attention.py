@@ -66,7 +66,7 @@ class PackedMemory:
         """Return the context of every token of the targets."""
         key_values, num_heads = attention.key_value(self.hidden), attention.num_heads
         dropout = attention.dropout if attention.training else 0.0
-        if prefers_paired(queries, self.layout, dropout):
+        if prefers_paired(queries, self.layout):
             return paired_attention(queries, key_values, self.layout, num_heads, dropout)
         keys, values = key_values.chunk(2, 1)
         return attend_between(queries, keys, values, self.layout, num_heads, dropout=dropout)

@@ -243,7 +243,8 @@ class Slots:
 
     def filled_from(self, packed: Tensor) -> Tensor:
         """Bring (rows, features) into this order; padding may not send back gradients."""
-        return _ToSlots.apply(packed, self.tokens, self.slots, self.num_tokens)  # pyright: ignore[reportReturnType]
+        slots = self.slots[: len(packed)]  # rows that fill up may be absent
+        return _ToSlots.apply(packed, self.tokens, slots, self.num_tokens)  # pyright: ignore[reportReturnType]
 
     def read_by_tokens(self, slots: Tensor) -> Tensor:
         """Bring (slots, features) back into packed order."""

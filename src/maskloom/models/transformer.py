@@ -180,7 +180,7 @@ class TransformerDecoder(TiedDecoder):
         with self.reading(layout):
             layout = self.placed(layout)
             rows = layout.filled_up(self.embedded(token_ids, layout))
-            memory = PackedMemory(hidden, AttentionLayout(layout, source))
+            memory = PackedMemory(source.filled_up(hidden), AttentionLayout(layout, source))
             for layer in self.layers:
                 rows = layer(rows, layout, memory=memory)
             return self.final_norm(rows[: layout.num_tokens])

@@ -134,7 +134,7 @@ def test_targets_of_unequal_length_have_a_cache_too():
         rows = layer(rows, placed, key_values, packed)
     past.add_token()
     memories = [PaddedMemory.of(layer.cross_attention, memory, source) for layer in head.layers]
-    found = head.logits(head.step(last, SequenceLayout.from_lengths([1, 1]), memories, past.layers))
+    found = head.logits(head.step(last, SequenceLayout.from_lengths([1, 1]), memories, past.layers, head.layers))
     for row, (text, part) in enumerate(zip(texts, memory.split([5, 7]), strict=True)):
         whole, length = torch.tensor([*text, int(last[row])]), SequenceLayout.from_lengths([len(text) + 1])
         alone = head.logits(head(whole, length, part, SequenceLayout.from_lengths([len(part)])))

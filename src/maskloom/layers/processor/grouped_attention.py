@@ -23,7 +23,7 @@ def grouped_attention(
     writes its part of one result and of one gradient, and the softmax's gradient takes its row sums from the context:
     sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient.
     """
-    keys, dither = next_keys(layout.num_tokens)
+    keys, dither = _keys(layout.num_tokens, dropout)
     if layout.slot_tokens is not None:
         keys = keys[layout.slot_tokens]
     return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
@@ -31,10 +31,10 @@ def grouped_attention(
     )
 
 
-def prefers_paired(queries: Tensor, layout: AttentionLayout, dropout: float) -> bool:
-    """Tell whether `paired_attention` takes a batch: with dropout, on a processor, where every query has a key."""
+def prefers_paired(queries: Tensor, layout: AttentionLayout) -> bool:
+    """Tell whether `paired_attention` takes a batch: in training on a processor, where every query has a key."""
     return (
-        dropout > 0.0
+        torch.is_grad_enabled()
         and queries.device.type == "cpu"
         and not torch.compiler.is_compiling()
         and bool(layout.groups)
@@ -49,7 +49,7 @@ def paired_attention(
 
     Shapes: (queries, hidden) and (keys, 2 hidden) to (queries, hidden).
     """
-    keys, dither = next_keys(len(queries))
+    keys, dither = _keys(len(queries), dropout)
     contexts = _PairedAttention.apply(
         layout.queries.filled_from(queries),
         layout.keys.filled_from(key_values),
@@ -60,6 +60,10 @@ def paired_attention(
         dither,
     )
     return layout.queries.read_by_tokens(contexts)  # pyright: ignore[reportArgumentType]
+
+
+def _keys(num_rows: int, dropout: float) -> tuple[Tensor, float]:
+    return next_keys(num_rows) if dropout else (torch.zeros(num_rows, dtype=torch.int32), 0.0)
 
 
 class _GroupedAttention(torch.autograd.Function):
@@ -93,11 +97,12 @@ class _GroupedAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = ctx.saved_tensors
+        size = len(kept) // max(1, len(ctx.groups))
         result = gradient.new_empty(gradient.shape[0], 3 * gradient.shape[1])
         for number, group in enumerate(ctx.groups):
             (d_context,) = _by_head(_rows(gradient, group), 1, ctx.num_heads)
             d_qkv = d_context.new_empty((3, *d_context.shape))
-            _gradients(kept[6 * number : 6 * number + 6], d_context, *d_qkv)
+            _gradients(kept[size * number : size * (number + 1)], d_context, *d_qkv)
             _store(_rows(result, group), d_qkv, ctx.num_heads)
         return result, None, None, None, None, None, None
 
@@ -135,9 +140,10 @@ class _PairedAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept = ctx.saved_tensors
+        size = len(kept) // max(1, len(ctx.groups))
         d_queries, d_key_values = torch.empty_like(gradient), gradient.new_empty(ctx.shape)
         for number, group in enumerate(ctx.groups):
-            own = kept[6 * number : 6 * number + 6]
+            own = kept[size * number : size * (number + 1)]
             (d_context,) = _by_head(group.queries_of(gradient), 1, ctx.num_heads)
             d_q, d_kv = torch.empty_like(d_context), d_context.new_empty((2, *own[1].shape))
             _gradients(own, d_context, d_q, *d_kv)
@@ -158,15 +164,20 @@ def _attended(
     if excluded is not None:
         scores.view(*keys.shape, -1).add_(excluded)
     probabilities = torch.softmax(scores, -1, out=scores)
+    if not dropout:
+        return [q, k, v, probabilities, torch.bmm(probabilities, v)]
     factors = dropout_factors(probabilities, dropout, keys, dither)
     return [q, k, v, probabilities, factors, torch.bmm(probabilities * factors, v)]
 
 
 def _gradients(kept: Sequence[Tensor], d_context: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> None:
     """Fill the gradients of queries, keys and values."""
-    q, k, v, probabilities, factors, context = kept
-    torch.bmm((probabilities * factors).transpose(1, 2), d_context, out=d_v)
-    d_scores = torch.bmm(d_context, v.transpose(1, 2)).mul_(factors)
+    q, k, v, probabilities, *factors, context = kept
+    thinned = probabilities * factors[0] if factors else probabilities
+    torch.bmm(thinned.transpose(1, 2), d_context, out=d_v)
+    d_scores = torch.bmm(d_context, v.transpose(1, 2))
+    if factors:
+        d_scores.mul_(factors[0])
     d_scores.sub_((d_context * context).sum(-1, keepdim=True)).mul_(probabilities)
     torch.bmm(d_scores, k, out=d_q)
     torch.bmm(d_scores.transpose(1, 2), q, out=d_k)

@@ -35,9 +35,7 @@ _ROOM_OF_KERNEL = 33 << 20
 _SMALLEST_PACKED = 1 << 13
 _SMALLEST_DECODING = 1 << 19  # smaller ones stay in a cache, where MKL reads them as fast
 
-# Numbers of a weight below which MKL makes its gradient faster, and rows below which hardly any product is oneDNN's.
-_SMALLEST_GRADIENT = 1 << 20
-_FEWEST_ROWS = 1 << 10
+_FEWEST_ROWS = 1 << 10  # fewer are hardly ever multiplied by oneDNN
 
 # oneDNN's names for the forms of GELU.
 _FORMS_OF_GELU = {ACTIVATIONS["gelu"]: "none", ACTIVATIONS["gelu_new"]: "tanh"}
@@ -45,20 +43,33 @@ _FORMS_OF_GELU = {ACTIVATIONS["gelu"]: "none", ACTIVATIONS["gelu_new"]: "tanh"}
 _ONEDNN_WINS = frozenset({"AuthenticAMD"})
 
 
-def _maker(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Return who made the processor, in its own word (GenuineIntel, AuthenticAMD), or "" where nothing tells."""
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, int]:
+    """Return who made the processor, in its own word (GenuineIntel, AuthenticAMD), and its family, or "" and 0."""
     try:
         with cpuinfo.open(encoding="ascii", errors="replace") as file:
             lines = file.read(1 << 12).splitlines()
     except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+        return "", 0
+    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
+    family = told.get("cpu family", "")
+    return told.get("vendor_id", ""), int(family) if family.isdecimal() else 0
 
 
+def _smallest_gradient(maker: str, family: int) -> int:
+    """Return the numbers of a weight below which MKL makes its gradient faster.
+
+    Families of AMD from 26 on (Zen 5) have 512-bit units of full width; oneDNN reaches 1.2 to 2.2 times MKL's rate with
+    weights of 2^14 to 2^20 there, and loses to it on earlier ones (benchmarks/README.md).
+    """
+    return 1 << 14 if maker == "AuthenticAMD" and family >= 26 else 1 << 20
+
+
+_MAKER, _FAMILY = _processor()
+_SMALLEST_GRADIENT = _smallest_gradient(_MAKER, _FAMILY)
 _given = os.environ.get("MASKLOOM_PRODUCTS")
 if _given not in (None, "onednn", "mkl"):
     raise ConfigError(f"MASKLOOM_PRODUCTS={_given!r} is neither 'onednn' nor 'mkl'")
-_library: Literal["onednn", "mkl"] = _given or ("onednn" if _maker() in _ONEDNN_WINS else "mkl")
+_library: Literal["onednn", "mkl"] = _given or ("onednn" if _MAKER in _ONEDNN_WINS else "mkl")
 
 
 @contextmanager
@@ -85,7 +96,7 @@ def library_of_products() -> str:
     """Return in words which library makes the fp32 products of the processor."""
     if not _has_wide_kernels():
         return "torch's own choice: no AVX-512"
-    reason = f"MASKLOOM_PRODUCTS={_given}" if _given else f"measured to be faster on {_maker() or 'this processor'}"
+    reason = f"MASKLOOM_PRODUCTS={_given}" if _given else f"measured to be faster on {_MAKER or 'this processor'}"
     return f"{'MKL' if _library == 'mkl' else 'oneDNN for large ones, else MKL'}: {reason}"
 
 

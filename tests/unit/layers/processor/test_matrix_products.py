@@ -73,6 +73,7 @@ def test_few_row_counts_reach_onednn(monkeypatch):
     if not matrix_products._has_wide_kernels():
         pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
     monkeypatch.setattr(matrix_products, "_library", "onednn")
+    monkeypatch.setattr(matrix_products, "_SMALLEST_GRADIENT", 1 << 20)
     seen = set()
     multiply = torch.ops.mkldnn._linear_pointwise
 
@@ -193,18 +194,28 @@ def test_nothing_goes_to_onednn_where_products_are_left_to_mkl():
 
 
 @pytest.mark.parametrize(
-    ("text", "maker"),
-    [("processor\t: 0\nvendor_id\t: GenuineIntel\n", "GenuineIntel"), ("CPU implementer : 0x41\n", ""), (None, "")],
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\n\nvendor_id\t: Other\n", ("GenuineIntel", 6)),
+        ("CPU implementer : 0x41\n", ("", 0)),
+        ("vendor_id : AuthenticAMD\ncpu family : ?\n", ("AuthenticAMD", 0)),
+        (None, ("", 0)),
+    ],
 )
-def test_the_maker_is_read_from_the_system(tmp_path, text, maker):
+def test_the_processor_is_read_from_the_system(tmp_path, text, expected):
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
-    assert matrix_products._maker(path) == maker
+    assert matrix_products._processor(path) == expected
+
+
+def test_smaller_gradients_are_onednns_where_it_was_measured_to_be_faster():
+    smallest = matrix_products._smallest_gradient
+    assert smallest("AuthenticAMD", 26) < smallest("AuthenticAMD", 25) == smallest("GenuineIntel", 26)
 
 
 def test_by_default_the_maker_decides():
-    program = "from maskloom.layers.processor import matrix_products as m; print(m._library, m._maker())"
+    program = "from maskloom.layers.processor import matrix_products as m; print(m._library, m._MAKER)"
     environment = {name: value for name, value in os.environ.items() if name != "MASKLOOM_PRODUCTS"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     library, _, maker = done.stdout.strip().partition(" ")
