@@ -426,14 +426,14 @@ class _Search:
         return likeliest / settings.norm(self._num_steps) <= worst
 
 
-def largest_of(values: Tensor, number: int) -> tuple[Tensor, Tensor]:
+def largest_of(values: Tensor, number: int) -> Sequence[Tensor]:
     """Return the largest values of each row, sorted, and their places: (rows, width) to (rows, number) twice.
 
     On a processor only the blocks with the largest maxima are looked through: a maximum costs far less than an order.
     """
     num_whole = values.shape[1] - values.shape[1] % _BLOCK
     if values.device.type != "cpu" or num_whole < 4 * number * _BLOCK:
-        return tuple(values.topk(number))
+        return torch.topk(values, number)
     maxima = values[:, :num_whole].unflatten(1, (-1, _BLOCK)).amax(2)
     blocks = maxima.topk(number).indices.unsqueeze(2) * _BLOCK + torch.arange(_BLOCK)
     rest = torch.arange(num_whole, values.shape[1]).expand(len(values), -1)

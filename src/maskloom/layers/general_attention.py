@@ -132,8 +132,9 @@ class _Places:
         tokens, is_real = np.concatenate(self._tokens), np.concatenate(self._is_real)
         slots = np.zeros(self._layout.num_rows, dtype=np.int64)  # of rows that fill up: any
         slots[tokens[is_real]] = np.flatnonzero(is_real)
-        arrays = (tokens, slots, np.flatnonzero(~is_real))
-        return Slots(*(to_device(array, self._layout.lengths.device) for array in arrays), self._layout.num_tokens)
+        device = self._layout.lengths.device
+        padding = to_device(np.flatnonzero(~is_real), device)
+        return Slots(to_device(tokens, device), to_device(slots, device), padding, self._layout.num_tokens)
 
 
 ScoreBias = Callable[[Tensor, PairedGroup], Tensor]

@@ -25,7 +25,7 @@ class TiedDecoder(Packable):
     """
 
     neighborhood = 0
-    bias: nn.Parameter | None  # pyright: ignore[reportIncompatibleVariableOverride]
+    bias: nn.Parameter | None  # pyright: ignore
     layers: nn.ModuleList
 
     def __init__(self, encoder: Encoder) -> None:

@@ -35,7 +35,7 @@ _ROOM_OF_KERNEL = 33 << 20
 _SMALLEST_PACKED = 1 << 13
 _SMALLEST_DECODING = 1 << 19  # smaller ones stay in a cache, where MKL reads them as fast
 
-_FEWEST_ROWS = 1 << 10  # fewer are hardly ever multiplied by oneDNN
+_FEWEST_ROWS = 1 << 9  # fewer are hardly ever multiplied by oneDNN
 
 # oneDNN's names for the forms of GELU.
 _FORMS_OF_GELU = {ACTIVATIONS["gelu"]: "none", ACTIVATIONS["gelu_new"]: "tanh"}
