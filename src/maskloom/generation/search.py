@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -231,7 +232,8 @@ class Choice:
             return logits
         if banned := [(row, token) for row, text in enumerate(texts) for token in self._banned(text.token_ids)]:
             logits[to_device(np.array(banned), logits.device).unbind(1)] = -math.inf
-        if self.end is not None:  # where nothing else may follow, a text ends
+        most = max(Counter(row for row, _ in banned).values(), default=0) + len(self.never)
+        if self.end is not None and most >= logits.shape[1]:  # where nothing else may follow, a text ends
             logits[:, self.end].masked_fill_((logits == -math.inf).all(1), 0.0)
         return logits
 
@@ -353,11 +355,11 @@ def _searched(
     going, logits = list(searches), decoder.start(prompts)
     while going:
         texts = [text for search in going for text in search.going]
-        largest, log_probabilities = logits.amax(1), choose.log_probabilities(logits, texts)
+        log_probabilities = choose.log_probabilities(logits, texts)
         so_far = to_device(np.array([text.log_probability for text in texts]), logits.device)
         number = min(2 * width, log_probabilities.shape[1])  # as many may end the text as stay
         best, places = largest_of(log_probabilities, number)
-        read = choose.read(largest, best.double() + so_far.unsqueeze(1), places)
+        read = choose.read(best[:, 0], best.double() + so_far.unsqueeze(1), places)
         values, tokens = [row[:number] for row in read], [[*map(int, row[number:])] for row in read]
         first, rows, taken = 0, list[int](), list[int]()
         for search in going:

@@ -71,7 +71,10 @@ def _reading(layer: TransformerLayer, rows: Tensor) -> Callable[[Tensor, Memory 
 
 
 def _product(part: Dense, rows: Tensor, activation: Activation | None = None) -> Callable[[Tensor], Tensor]:
-    if part.goes_to_onednn(rows.new_empty(len(rows), part.weight.shape[1])):
+    like = rows.new_empty(len(rows), part.weight.shape[1])
+    if activation is None and part.is_packed_for(like):
+        return part.packed_product
+    if part.goes_to_onednn(like):
         return part if activation is None else partial(part.activated, activation=activation)
     product = partial(F.linear, weight=part.weight, bias=part.bias)
     return product if activation is None else lambda x: activation(product(x))

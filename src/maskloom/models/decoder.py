@@ -25,7 +25,7 @@ class TiedDecoder(Packable):
     """
 
     neighborhood = 0
-    bias: nn.Parameter | None  # pyright: ignore
+    bias: nn.Parameter | None  # pyright: ignore[reportIncompatibleVariableOverride]
     layers: nn.ModuleList
 
     def __init__(self, encoder: Encoder) -> None:
@@ -43,8 +43,8 @@ class TiedDecoder(Packable):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits, (tokens, vocabulary)."""
-        if self._is_packed_for(hidden):
-            return self._packed_product(hidden)
+        if self.is_packed_for(hidden):
+            return self.packed_product(hidden)
         return (F.linear if torch.is_grad_enabled() else product)(hidden, self.decoder, self._bias)
 
     @property
@@ -65,4 +65,5 @@ class TiedDecoder(Packable):
         """Keep the first values of a bias and start new ones at 0; the word embeddings are the encoder's to resize."""
         if self.bias is not None:
             values = F.pad(self.bias, (0, vocab_size - self.bias.shape[1]))  # fewer are cut off
-            self.bias = nn.Parameter(values, requires_grad=self.bias.requires_grad)
+            kept = nn.Parameter(values, requires_grad=self.bias.requires_grad)
+            self.bias = kept  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -76,7 +76,7 @@ class LanguageModelHead(Packable):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits."""
-        return self._packed_product(hidden) if self._is_packed_for(hidden) else F.linear(hidden, self.decoder)
+        return self.packed_product(hidden) if self.is_packed_for(hidden) else F.linear(hidden, self.decoder)
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the summed cross-entropy of the predictions against labels (predictions,), in nats."""

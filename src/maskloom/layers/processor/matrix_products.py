@@ -190,7 +190,8 @@ class Packable(nn.Module):
         """Leave the packed weight out of copies and pickles, which torch cannot make of it."""
         return {**self.__dict__, "_packed": None}
 
-    def _is_packed_for(self, x: Tensor) -> bool:
+    def is_packed_for(self, x: Tensor) -> bool:
+        """Tell whether such rows are multiplied with the packed weight."""
         return (
             self._packed is not None
             and not torch.is_grad_enabled()
@@ -204,7 +205,8 @@ class Packable(nn.Module):
             and not torch.is_autocast_enabled("cpu")
         )
 
-    def _packed_product(self, x: Tensor, activation: str = "none", form: str = "") -> Tensor:
+    def packed_product(self, x: Tensor, activation: str = "none", form: str = "") -> Tensor:
+        """Return the product of rows that it `is_packed_for`, and what an activation of oneDNN's makes of it."""
         assert self._packed is not None
         num_rows, x = len(x), _filled_up(x)
         _find_room(x.shape, self._packed[1].shape, activation)
@@ -222,18 +224,18 @@ class Dense(nn.Linear, Packable):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the transformed rows."""
-        if self._is_packed_for(input):
-            return self._packed_product(input)
+        if self.is_packed_for(input):
+            return self.packed_product(input)
         return dense(input, self.weight, self.bias)
 
     def goes_to_onednn(self, input: Tensor) -> bool:
         """Tell whether the product of such rows is oneDNN's, by packed weights or not."""
-        return self._is_packed_for(input) or prefers_onednn(input, self.weight.shape[0])
+        return self.is_packed_for(input) or prefers_onednn(input, self.weight.shape[0])
 
     def activated(self, input: Tensor, activation: Activation) -> Tensor:
         """Return the activation of the transformed rows, in one pass where the weight is packed and it is GELU."""
-        form = _FORMS_OF_GELU.get(activation) if self._is_packed_for(input) else None
-        return activation(self(input)) if form is None else self._packed_product(input, "gelu", form)
+        form = _FORMS_OF_GELU.get(activation) if self.is_packed_for(input) else None
+        return activation(self(input)) if form is None else self.packed_product(input, "gelu", form)
 
 
 def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:

@@ -128,7 +128,7 @@ def test_a_packed_weight_gives_the_values_of_linear(packed, rows, name):
     x = torch.randn(rows, 96)
     expected = F.linear(x, packed.weight, packed.bias).detach()
     with torch.no_grad():
-        assert packed._is_packed_for(x) == (rows > 0)
+        assert packed.is_packed_for(x) == (rows > 0)
         torch.testing.assert_close(packed(x), expected, rtol=1e-4, atol=1e-4)
         activated = packed.activated(x, ACTIVATIONS[name])
     torch.testing.assert_close(activated, ACTIVATIONS[name](expected), rtol=1e-4, atol=1e-4)
@@ -136,21 +136,21 @@ def test_a_packed_weight_gives_the_values_of_linear(packed, rows, name):
 
 def test_a_packed_weight_is_left_aside_once_the_weight_changes_or_learns(packed):
     x = torch.randn(5, 96)
-    assert not packed._is_packed_for(x)  # with gradients
+    assert not packed.is_packed_for(x)  # with gradients
     with torch.no_grad():
-        assert packed._is_packed_for(x)
+        assert packed.is_packed_for(x)
         for changed in (lambda: packed.weight.mul_(2.0), lambda: setattr(packed, "weight", torch.nn.Parameter(x))):
             packed.pack()
-            assert packed._is_packed_for(x)
+            assert packed.is_packed_for(x)
             changed()
-            assert not packed._is_packed_for(x)
+            assert not packed.is_packed_for(x)
 
 
 def test_a_layer_with_a_packed_weight_can_be_copied(packed):
     copied = copy.deepcopy(packed)
     x = torch.randn(5, 96)
     with torch.no_grad():
-        assert not copied._is_packed_for(x)
+        assert not copied.is_packed_for(x)
         torch.testing.assert_close(copied(x), packed(x), rtol=1e-4, atol=1e-4)
 
 
@@ -172,9 +172,9 @@ def test_a_model_that_decodes_takes_packed_weights_for_some_rows_beside_mkl(rows
         head = LanguageModelHead(large.weight)
         pack_for_inference(torch.nn.Sequential(small, large, head), decodes=True)
         assert small._packed is None
-        assert head._is_packed_for(x) == (4 <= rows <= 32)
+        assert head.is_packed_for(x) == (4 <= rows <= 32)
         torch.testing.assert_close(head(x), F.linear(x, large.weight), rtol=1e-4, atol=1e-3)
-        assert large._is_packed_for(x) == (4 <= rows <= 32)
+        assert large.is_packed_for(x) == (4 <= rows <= 32)
         torch.testing.assert_close(large(x), F.linear(x, large.weight), rtol=1e-4, atol=1e-3)
 
 
