@@ -83,6 +83,7 @@ OPTIONS = {
     "bert causal with all": {"causal": True, "pre_norm": True, "gated": True, "rotary": True, **PAIRED},
     "gpt pre_norm": {"pre_norm": True},
     "bart scaled": {"scale_embedding": True, "activation_dropout": 0.1, "decoder_start_token_id": 0},
+    "transformer narrow keys": {"key_size": 3, "num_hidden_layers": 2},
     "transformer restricted": {"attention_neighborhood": 3},
     "transformer pre_norm": {"pre_norm": True, "learned_positions": True},
     "rnn sigmoid": {"nonlinearity": "sigmoid", "pooling": "max"},

@@ -9,6 +9,7 @@ from pydoc_data.topics import topics
 import pytest
 import torch
 
+from maskloom.checkpoints.huggingface import load_model
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError
 from maskloom.reproduce.experiments import Budget
@@ -176,12 +177,18 @@ def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(
     how = {"repeats": Repeats(1), "tasks": tmp_path / "tasks"}
     result = reproduce("transformer-table3", out=tmp_path / "out", overrides=short, **how)
     changed = {name: load_recipe(FinetuneRecipe, tmp_path / "out" / "finetuned" / f"{name}-0-multi30k" / "recipe.toml")
-               for name in ("the-model", "more-layers", "label-smoothing-0-2")}  # fmt: skip
+               for name in ("the-model", "more-layers", "label-smoothing-0-2", "big")}  # fmt: skip
     assert changed["the-model"].training.epochs == 1.0
     assert changed["more-layers"].model.config["num_hidden_layers"] == 4
     assert changed["label-smoothing-0-2"].seq2seq.label_smoothing == 0.2
-    assert len(result["scores"]) == 14
-    assert re.search(r"\| one head \| \d.* \| h 1 24.9 \|", (tmp_path / "out" / "table.md").read_text())
+    assert len(result["scores"]) == 20
+    assert changed["big"].model.config["num_attention_heads"] == 8
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| parameters, millions (the paper) |" in table
+    assert re.search(r"\| one head \| \d.* \| \d\.\d\d \(65\) \| h 1 24.9 \|", table)
+    assert result["parameters"]["half the key size"] < result["parameters"]["the model"]
+    model, _ = load_model(tmp_path / "out" / "finetuned" / "the-model-0-multi30k" / "model")
+    assert result["parameters"]["the model"] == sum(map(torch.numel, model.parameters()))
     with pytest.raises(ConfigError, match=r"needs translations, --tasks FOLDER with multi30k/train\.de"):
         reproduce("transformer-table3", out=tmp_path / "none")
     with pytest.raises(ConfigError, match="nothing is pre-trained; leave out --corpus"):

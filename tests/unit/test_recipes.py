@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.models.architectures import config_of
 from maskloom.tasks.kinds import KINDS
+from maskloom.training.optimizers import make_schedule
 
 RECIPES = sorted(Path(str(files("maskloom"))).glob("recipes/*.toml"))
 
@@ -29,7 +31,9 @@ def test_recipes_hold_known_keys(path):
 
 
 def test_recipes_as_published_differ_from_the_best_in_optimiser_and_schedule_alone():
-    published = [path for path in RECIPES if path.stem.endswith("-as-published") and "bert" not in path.stem]
+    published = [
+        path for path in RECIPES if path.stem.endswith("-as-published") and path.stem[:4] not in ("bert", "tran")
+    ]
     assert len(published) == 4
     for path in published:
         best = load_recipe(FinetuneRecipe, path.with_stem(path.stem.removesuffix("-as-published")))
@@ -55,3 +59,19 @@ def test_bert_is_pre_trained_as_in_the_paper():
     training = base.training
     assert (training.batch_size, training.learning_rate, training.warmup_steps) == (256, 1e-4, 10_000)
     assert (training.adam_beta1, training.adam_beta2, training.weight_decay) == (0.9, 0.999, 0.01)
+
+
+@pytest.mark.parametrize(("size", "steps", "dropout", "number"), [("base", 100_000, 0.1, 5), ("big", 300_000, 0.3, 20)])
+def test_the_transformer_is_trained_as_in_the_paper(size, steps, dropout, number):
+    recipe = load_recipe(
+        FinetuneRecipe, next(path for path in RECIPES if path.stem == f"transformer-{size}-as-published")
+    )
+    config, training = config_of(recipe.model, vocab_size=37_000), recipe.training
+    assert (config.hidden_dropout_prob, recipe.seq2seq.label_smoothing) == (dropout, 0.1)
+    assert (recipe.seq2seq.beam, recipe.seq2seq.length_penalty) == (4, 0.6)
+    assert (training.steps, training.average_checkpoints, training.weight_decay) == (steps, number, 0)
+    assert (training.adam_beta1, training.adam_beta2, training.adam_epsilon) == (0.9, 0.98, 1e-9)
+    factor = make_schedule(training.schedule, warmup_steps=training.warmup_steps, steps=steps)
+    for step in (1, 100, 3_999, 4_000, 4_001, steps):  # equation 3
+        rate = config.hidden_size**-0.5 * min(step**-0.5, step * 4_000**-1.5)
+        assert training.learning_rate * factor(step) == pytest.approx(rate, rel=1e-6)

@@ -41,7 +41,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
         """Return the projected context of every token; with `past` it attends to the tokens before it there too."""
-        qkv, dropout = rotated(self.qkv(hidden), layout), self.dropout if self.training else 0.0
+        qkv, dropout = rotated(self.projected(hidden), layout), self.dropout if self.training else 0.0
         if past is None or past.is_empty:
             context = attend(qkv, layout, self.num_heads, dropout, causal=self.causal)
             if past is not None:
@@ -50,9 +50,13 @@ class SelfAttention(nn.Module):
             context = past.attend(qkv)
         return self.output(context)
 
+    def projected(self, hidden: Tensor) -> Tensor:
+        """Return queries, keys and values, (tokens, 3 hidden)."""
+        return self.qkv(hidden)
+
     def probabilities(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
         """Return the attention probabilities of one sequence, (heads, tokens, tokens), for display."""
-        tokens = rotated(self.qkv(hidden), layout)[: layout.num_tokens]
+        tokens = rotated(self.projected(hidden), layout)[: layout.num_tokens]
         queries, keys, _ = tokens.unflatten(1, (3, self.num_heads, -1)).permute(1, 2, 0, 3)
         scores = queries @ keys.transpose(1, 2) / math.sqrt(queries.shape[2])
         allowed = torch.ones_like(scores, dtype=torch.bool)

@@ -48,9 +48,13 @@ class CrossAttention(nn.Module):
         """Return the query of every token, (tokens, hidden)."""
         return self.query(hidden)
 
+    def keys_values(self, hidden: Tensor) -> Tensor:
+        """Return the key and the value of every token, (tokens, 2 hidden)."""
+        return self.key_value(hidden)
+
     def probabilities(self, hidden: Tensor, memory: PackedMemory) -> Tensor:
         """Return the attention probabilities of one pair of texts, (heads, tokens, source tokens), for display."""
-        keys, _ = self.key_value(memory.hidden).chunk(2, 1)
+        keys, _ = self.keys_values(memory.hidden).chunk(2, 1)
         q, k = (part.unflatten(1, (self.num_heads, -1)).transpose(0, 1) for part in (self.queries(hidden), keys))
         return (q @ k.transpose(1, 2) / math.sqrt(q.shape[2])).softmax(-1)
 
@@ -64,7 +68,7 @@ class PackedMemory:
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
         """Return the context of every token of the targets."""
-        key_values, num_heads = attention.key_value(self.hidden), attention.num_heads
+        key_values, num_heads = attention.keys_values(self.hidden), attention.num_heads
         dropout = attention.dropout if attention.training else 0.0
         if prefers_paired(queries, self.layout):
             return paired_attention(queries, key_values, self.layout, num_heads, dropout)
@@ -87,7 +91,7 @@ class PaddedMemory:
     def of(cls, attention: CrossAttention, hidden: Tensor, layout: SequenceLayout) -> PaddedMemory:
         """Return the keys and values of packed sources, (source tokens, hidden)."""
         number, longest = layout.num_sequences, layout.max_length
-        padded = layout.padded(attention.key_value(hidden), longest)
+        padded = layout.padded(attention.keys_values(hidden), longest)
         keys, values = padded.view(number, longest, 2 * attention.num_heads, -1).transpose(1, 2).chunk(2, 1)
         positions = torch.arange(longest, device=hidden.device)
         mask = (positions < layout.lengths.unsqueeze(1))[:, None, None]

@@ -16,6 +16,7 @@ from maskloom.layers.attention import Kept, SelfAttention
 from maskloom.layers.copies import to_device
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import InitialRules
+from maskloom.layers.narrow_attention import NarrowSelfAttention
 from maskloom.layers.rotary import rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
@@ -92,9 +93,11 @@ class Encoder(nn.Module):
     ) -> nn.ModuleList:
         """Return the `layers` of a configuration: self-attention, causal where that is, and feed-forward."""
         block = GatedFeedForward if gated else FeedForward
+        key_size = getattr(config, "key_size", None)
+        attention = partial(NarrowSelfAttention, key_size=key_size) if key_size else SelfAttention
         return nn.ModuleList(
             TransformerLayer(
-                SelfAttention(
+                attention(
                     config.hidden_size,
                     config.num_attention_heads,
                     config.attention_probs_dropout_prob,

@@ -17,6 +17,7 @@ from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.initialization import InitialRules, initialize
+from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowDense, NarrowSelfAttention
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.processor.matrix_products import Dense
@@ -33,9 +34,12 @@ def _uniform(module: nn.Module, name: str, values: Tensor, generator: torch.Gene
     if name == "bias":
         values.zero_()
         return
-    rows = values.shape[0] // module.num_joined  # pyright: ignore[reportOperatorIssue]
-    bound = math.sqrt(6.0 / (rows + values.shape[1]))
-    values.uniform_(-bound, bound, generator=generator)
+    widths = (
+        cast(Any, module).widths if isinstance(module, NarrowDense) else len(values) // cast(Any, module).num_joined
+    )
+    for part in values.split(widths):
+        bound = math.sqrt(6.0 / sum(part.shape))
+        part.uniform_(-bound, bound, generator=generator)
 
 
 def _scaled(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
@@ -157,16 +161,20 @@ class TransformerDecoder(TiedDecoder):
         self.dropout = Dropout(config.hidden_dropout_prob)
         pre_norm, num_heads = bool(getattr(config, "pre_norm", False)), config.num_attention_heads
         attention_dropout = config.attention_probs_dropout_prob
+        attention, cross_attention = SelfAttention, CrossAttention
+        if key_size := getattr(config, "key_size", None):
+            attention = partial(NarrowSelfAttention, key_size=key_size)
+            cross_attention = partial(NarrowCrossAttention, key_size=key_size)
         self.layers = nn.ModuleList(
             TransformerLayer(
-                SelfAttention(size, num_heads, attention_dropout, causal=True),
+                attention(size, num_heads, attention_dropout, causal=True),
                 FeedForward(
                     size, config.intermediate_size, config.hidden_act, getattr(config, "activation_dropout", 0.0)
                 ),
                 norm=partial(nn.LayerNorm, size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
-                cross_attention=CrossAttention(size, num_heads, attention_dropout),
+                cross_attention=cross_attention(size, num_heads, attention_dropout),
             )
             for _ in range(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
         )

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from maskloom.errors import ConfigError
-from maskloom.models.model_config import SIZES, Fraction, ModelConfig
+from maskloom.models.model_config import SIZES, Fraction, ModelConfig, Width
 
 TRANSFORMER_MODEL_TYPES = ("maskloom_transformer", "maskloom_transformer_crf")
 TRANSFORMER_SIZES = {
@@ -26,8 +26,9 @@ TRANSFORMER_SIZES = {
 class TransformerConfig(ModelConfig):
     """Sizes and constants of an encoder and a decoder, frozen; the defaults are the paper's base.
 
-    Both have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Norms stand after the blocks,
-    as in the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
+    Both have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. A head has its share of the
+    hidden size; with a smaller `key_size`, the paper's d_k, that is for values alone. Norms stand after the blocks, as
+    in the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
     max_position_embeddings rows in place of sinusoids. With an `attention_neighborhood` of r, self-attention is
     restricted to r tokens on either side, in the decoder to r before (section 4 of the paper); 0 is all. With
     `source_vocab_size` the encoder reads another vocabulary than the decoder, with word embeddings of its own.
@@ -38,6 +39,7 @@ class TransformerConfig(ModelConfig):
     num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 6
     num_decoder_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
     num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 8
+    key_size: Width | None = None
     intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 2_048
     hidden_act: str = "relu"
     attention_probs_dropout_prob: Fraction = 0.0
@@ -54,6 +56,12 @@ class TransformerConfig(ModelConfig):
     def _has_sinusoids(self) -> Self:
         if self.hidden_size % 2 and not self.learned_positions:
             raise ValueError(f"hidden_size {self.hidden_size}: sinusoidal positions need an even one")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        if self.key_size is not None and self.key_size > (share := self.hidden_size // self.num_attention_heads):
+            raise ValueError(f"key_size {self.key_size} is above {share}, what a head has of hidden_size")
         return self
 
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:

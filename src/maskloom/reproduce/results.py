@@ -36,6 +36,8 @@ def write_results(
     heads = [_MEASURES.get(column) or f"{names[column]}, {metrics[column]}" for column in columns]
     results = {**results, "title": experiment.title, "trends": verdicts, "columns": dict(names)}
     write_json(out / "results.json", results)
+    if any(arm.millions for arm in experiment.arms):
+        heads.append("parameters, millions (the paper)")
     headers = ["", *heads, *(["the paper"] if any(arm.paper for arm in experiment.arms) else [])]
     rows = [row[: len(headers)] for row in table_rows(experiment, results, columns)]
     write_text(out / "table.md", _markdown(experiment, results, headers, rows))
@@ -59,8 +61,10 @@ def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list
     for arm in experiment.arms:
         found = results["scores"].get(arm.name, {})
         paper = ", ".join(f"{name} {value:g}" for name, value in arm.paper.items()) or "–"
+        counted = [f"{results['parameters'][arm.name] / 1e6:.2f} ({arm.millions:g})"] if found and arm.millions else []
         if found:
-            rows.append([arm.name, *(_spread(found.get(column), _DIGITS.get(column, 1)) for column in columns), paper])
+            spreads = [_spread(found.get(column), _DIGITS.get(column, 1)) for column in columns]
+            rows.append([arm.name, *spreads, *counted, paper])
     references = results["references"]
     if references:
         constants = [f"{references[column]:.1f}" if column in references else "–" for column in columns]

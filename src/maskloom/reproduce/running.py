@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from maskloom.checkpoints.safetensors_format import read_header
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.manifest import read_manifest
 from maskloom.errors import ConfigError
@@ -295,6 +296,7 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
         "scores": scores,
         "references": {role: one["reference"] for role, one in of_roles if one["reference"] is not None},
         "metrics": {role: one["metric"] for role, one in of_roles},
+        "parameters": {arm.name: found[_stage_of(arm, role, seed)].get("parameters") for arm, role, seed in jobs},
     }
 
 
@@ -386,7 +388,8 @@ def _finetuned(
     result = _resumed(finetune, recipe, folder, model=model, data=probe.files, progress=progress)
     for bulky in ("restarts", "features"):
         shutil.rmtree(folder / bulky, ignore_errors=True)
-    return _in_percent(result["best"], result["metric"])
+    weights = read_header(folder / "model" / "model.safetensors").values()
+    return {**_in_percent(result["best"], result["metric"]), "parameters": sum(prod(one.shape) for one in weights)}
 
 
 def _in_percent(best: Mapping[str, Any], metric: str) -> dict[str, Any]:

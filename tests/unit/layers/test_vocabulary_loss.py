@@ -15,8 +15,11 @@ def example(num_rows, hidden_size, vocab_size, dtype=torch.float32, scale=1.0):
     return (hidden, decoder, bias), torch.randint(vocab_size, (num_rows,), generator=generator)
 
 
-def plain(hidden, decoder, bias, labels):
-    return F.cross_entropy(F.linear(hidden, decoder, bias), labels, reduction="sum")
+def plain(hidden, decoder, bias, labels, weights=None, smoothing=0.0):
+    logits = F.linear(hidden, decoder, bias)
+    if weights is None:
+        return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    return (F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights).sum()
 
 
 class Repeatable(torch.autograd.Function):
@@ -49,10 +52,16 @@ def test_gradcheck(monkeypatch, num_logits):
     [((7, 6, 13), 10**6), ((7, 6, 13), 13 * 3), ((96, 64, 6000), 10**6), ((300, 64, 3000), 3000 * 100)],
 )
 @pytest.mark.parametrize("factor", [1.0, -0.37])
-def test_values_and_gradients_are_those_of_the_plain_computation(monkeypatch, shape, num_logits, factor):
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_values_and_gradients_are_those_of_the_plain_computation(
+    monkeypatch, shape, num_logits, factor, is_weighted, smoothing
+):
     monkeypatch.setattr(module, "_NUM_LOGITS", num_logits)
     parameters, labels = example(*shape, scale=0.3)
-    ours, expected = vocabulary_loss(*parameters, labels), plain(*parameters, labels)
+    weights = torch.rand(len(labels), generator=torch.Generator().manual_seed(0)) * 2 if is_weighted else None
+    ours = vocabulary_loss(*parameters, labels, weights, smoothing=smoothing)
+    expected = plain(*parameters, labels, weights, smoothing)
     torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
     gradients = (torch.autograd.grad(factor * loss, parameters) for loss in (ours, expected))
     for gradient, wanted in zip(*gradients, strict=True):
@@ -61,20 +70,38 @@ def test_values_and_gradients_are_those_of_the_plain_computation(monkeypatch, sh
 
 
 @pytest.mark.parametrize("num_logits", [1, 40, 10**6])
-def test_a_bias_may_be_absent_and_terms_may_be_weighted(monkeypatch, num_logits):
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_a_bias_may_be_absent_and_terms_may_be_weighted(monkeypatch, num_logits, smoothing):
     monkeypatch.setattr(module, "_NUM_LOGITS", num_logits)
     (hidden, decoder, _), labels = example(7, 3, 11)
     weights = torch.tensor([1.0, 0.0, 0.5, 2.0, 1.0, 0.25, 3.0])
-    found = vocabulary_loss(hidden, decoder, None, labels, weights)
-    expected = (F.cross_entropy(F.linear(hidden, decoder), labels, reduction="none") * weights).sum()
+    found = vocabulary_loss(hidden, decoder, None, labels, weights, smoothing=smoothing)
+    expected = plain(hidden, decoder, None, labels, weights, smoothing)
     assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
     gradients = [torch.autograd.grad(loss, (hidden, decoder)) for loss in (found, expected)]
     for ours, theirs in zip(*gradients, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-6)
     with torch.no_grad():
-        assert float(vocabulary_loss(hidden, decoder, None, labels, weights)) == pytest.approx(
-            float(expected), rel=1e-6
-        )
+        unlearned = vocabulary_loss(hidden, decoder, None, labels, weights, smoothing=smoothing)
+        assert float(unlearned) == pytest.approx(float(expected), rel=1e-6)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_smoothing_is_that_of_torch_and_after_conversion_that_of_other_programs(learns):
+    """Trap: e / V on every word is not e / (V - 1) on every word but the label."""
+    epsilon, num_words = 0.1, 11
+    (hidden, decoder, bias), labels = example(7, 3, num_words, torch.float64)
+    logs = torch.log_softmax(F.linear(hidden, decoder, bias), 1).detach()
+    of_labels, of_all = logs.gather(1, labels[:, None]).sum(), logs.sum()
+    # Tensor2Tensor and fairseq: 1 - e for the label, e / (V - 1) for each of the others
+    others = -((1 - epsilon) * of_labels + epsilon / (num_words - 1) * (of_all - of_labels))
+    ours = -((1 - epsilon) * of_labels + epsilon / num_words * of_all)
+    with torch.set_grad_enabled(learns):
+        for smoothing, expected in ((epsilon, ours), (epsilon * num_words / (num_words - 1), others)):
+            found = vocabulary_loss(hidden, decoder, bias, labels, smoothing=smoothing)
+            torch.testing.assert_close(found.double(), expected, rtol=1e-12 if learns else 1e-6, atol=0)
+    torch.testing.assert_close(ours, plain(hidden, decoder, bias, labels, smoothing=epsilon).detach())
+    assert abs(float((ours - others) / ours)) > 1e-3
 
 
 def test_a_label_that_is_all_but_impossible_has_a_finite_loss():

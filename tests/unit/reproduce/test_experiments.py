@@ -1,9 +1,11 @@
 """Trends are decided by a stated test, and the rows of every experiment fit together."""
 
 import pytest
+import torch
 
 from maskloom.config import PretrainRecipe
 from maskloom.models.architectures import config_of
+from maskloom.models.assembled import build_model
 from maskloom.reproduce.experiments import EXPERIMENTS, Trend, above, below, beyond
 from maskloom.reproduce.probes import Probe
 from maskloom.reproduce.running import Plan
@@ -50,7 +52,7 @@ def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale)
         recipes = [
             plan.finetuning(arm, Probe("multi30k", "seq2seq", LabelledFiles("", "")), 0) for arm in experiment.arms
         ]
-        assert len({repr((config_of(recipe.model, vocab_size=100), recipe.seq2seq)) for recipe in recipes}) == 14
+        assert len({repr((config_of(recipe.model, vocab_size=100), recipe.seq2seq)) for recipe in recipes}) == 20
     for model in experiment.models:
         recipe = plan.pretraining(model, 1)
         assert isinstance(recipe, PretrainRecipe)
@@ -59,6 +61,27 @@ def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale)
     for trend in experiment.trends:  # equal scores, and each claim finds its own
         verdict = trend.verdict({arm.name: scored for arm in experiment.arms})["verdict"]
         assert verdict == ("shown" if "within one BLEU" in trend.claim else "not shown")
+
+
+@pytest.mark.parametrize("scale", ["tiny", "one-gpu", "paper"])
+def test_table_3_changes_one_thing_at_a_time_and_has_the_papers_parameters(tmp_path, scale):
+    plan = Plan(EXPERIMENTS["transformer-table3"](scale), scale, range(1), tmp_path, tmp_path, {}, {})
+    files = Probe("multi30k", "seq2seq", LabelledFiles("", ""))
+    configs = [
+        (arm, config_of(plan.finetuning(arm, files, 0).model, vocab_size=36_000 if arm.name == "big" else 41_000))
+        for arm in plan.experiment.arms
+    ]
+    base = configs[0][1]
+    for arm, config in configs:
+        changed = [key for key, value in config if value != getattr(base, key) and key != "vocab_size"]
+        assert len(changed) == {"the model": 0, "no label smoothing": 0, "label smoothing 0.2": 0, "big": 4}.get(
+            arm.name, 1
+        )
+        if scale == "paper":
+            with torch.device("meta"):
+                count = sum(part.numel() for part in build_model(config, ("decoder",)).parameters())
+            if not config.learned_positions:
+                assert count / 1e6 == pytest.approx(arm.millions, rel=0.015)  # the paper rounds to millions
 
 
 def test_the_models_of_table_5_read_the_same_pairs(tmp_path):

@@ -1,0 +1,65 @@
+"""Attention whose queries and keys have smaller heads than its values (Vaswani et al. 2017, Table 3, rows B)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskloom.layers.attention import SelfAttention
+from maskloom.layers.cross_attention import CrossAttention
+from maskloom.layers.processor.matrix_products import Dense
+
+
+class NarrowDense(Dense):
+    """Projections to `num_narrow` parts of heads of `key_size`, and one of the hidden size behind them if `has_values`.
+
+    All start as if apart, as the `widths` of the parts say.
+    """
+
+    def __init__(self, hidden_size: int, narrow: int, num_narrow: int, *, has_values: bool) -> None:
+        self.widths = [narrow] * num_narrow + [hidden_size] * has_values
+        super().__init__(hidden_size, sum(self.widths))
+
+
+class NarrowSelfAttention(SelfAttention):
+    """Self-attention with queries and keys of `key_size` in each head: (tokens, hidden) to (tokens, hidden)."""
+
+    def __init__(
+        self, hidden_size: int, num_heads: int, dropout: float, *, key_size: int, causal: bool = False
+    ) -> None:
+        super().__init__(hidden_size, num_heads, dropout, causal=causal)
+        self.key_size = key_size
+        self.qkv = NarrowDense(hidden_size, num_heads * key_size, 2, has_values=True)
+
+    def projected(self, hidden: Tensor) -> Tensor:
+        """Return queries, keys and values, (tokens, 3 hidden)."""
+        return _filled(self.qkv(hidden), 2 * self.num_heads, self.key_size, hidden.shape[1] // self.num_heads)
+
+
+class NarrowCrossAttention(CrossAttention):
+    """Attention to another text with queries and keys of `key_size` in each head."""
+
+    def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, key_size: int) -> None:
+        super().__init__(hidden_size, num_heads, dropout)
+        self.key_size = key_size
+        self.query = NarrowDense(hidden_size, num_heads * key_size, 1, has_values=False)
+        self.key_value = NarrowDense(hidden_size, num_heads * key_size, 1, has_values=True)
+
+    def queries(self, hidden: Tensor) -> Tensor:
+        """Return the query of every token, (tokens, hidden)."""
+        return _filled(self.query(hidden), self.num_heads, self.key_size, hidden.shape[1] // self.num_heads)
+
+    def keys_values(self, hidden: Tensor) -> Tensor:
+        """Return the key and the value of every token, (tokens, 2 hidden)."""
+        return _filled(self.key_value(hidden), self.num_heads, self.key_size, hidden.shape[1] // self.num_heads)
+
+
+def _filled(rows: Tensor, num_narrow: int, key_size: int, size: int) -> Tensor:
+    """Return rows in which each of the first heads, of `key_size`, has zeros behind it, up to the `size` of all others.
+
+    What is there is scaled by (size / key_size)^(1/4), as scores, divided by sqrt(size), are to be by sqrt(key_size).
+    """
+    narrow, values = rows.tensor_split([num_narrow * key_size], 1)
+    heads = narrow.unflatten(1, (num_narrow, key_size)) * (size / key_size) ** 0.25
+    return torch.cat([F.pad(heads, (0, size - key_size)).flatten(1), values], 1)
