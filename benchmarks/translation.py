@@ -10,6 +10,9 @@ evaluations on dev included. Variations of the model are compared by `maskloom r
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import itertools
 import json
 import platform
 import resource
@@ -26,8 +29,11 @@ from surroundings import data_folder, processor
 _TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 _SIZE = 6000
 _PAPER = {"base": (27.3, 38.1), "big": (28.4, 41.8)}
+_KILLED = "the recipe, killed three times and resumed"
+_KILLS = (0.2, 0.5, 0.8)  # of the time of the run that nothing stops
 _RUNS: dict[str, tuple[str, ...]] = {
     "the recipe": (),
+    _KILLED: (),
     "mean of the last 3 checkpoints": ("training.average_checkpoints=3",),
 }
 
@@ -70,17 +76,41 @@ def make(out: Path, name: str, changes: Sequence[str], seed: int) -> dict[str, A
     sets = [part for setting in settings for part in ("--set", setting)]
     files = ("--vocab", str(out / "vocab"), "--train", str(out / "train.de"), "--dev", str(out / "val.de"))
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    resumed = ["--resume"] if (folder / "recipe.toml").exists() else []
-    command("finetune", "--recipe", "translation", *files, "--out", str(folder), *sets, *resumed)
+    training = ["finetune", "--recipe", "translation", *files, "--out", str(folder), *sets]
+    kills = []
+    if name == _KILLED:
+        (whole,) = (run["wall_seconds"] for run in finished(out) if (run["name"], run["seed"]) == ("the recipe", seed))
+        kills = [whole * (after - before) for before, after in itertools.pairwise((0.0, *_KILLS))]
+    for seconds in kills:
+        kill(training + resumed(folder), seconds)
+    command(*training, *resumed(folder))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall = time.perf_counter() - began
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     best = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["best"]["scores"]
     scores = {
         test: json.loads(command("evaluate", "--model", str(folder), "--data", str(out / f"{test}.de"), "--json"))
         for test in _TESTS
     }
-    seconds = {"wall_seconds": time.perf_counter() - began, "cpu_seconds": cpu}
-    return {"name": name, "seed": seed, "changes": list(changes), "dev": best, "scores": scores, **seconds}
+    for found in scores.values():
+        found["data"]["path"] = Path(found["data"]["path"]).name
+    weights = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+    found = {"name": name, "seed": seed, "changes": list(changes), "dev": best, "scores": scores}
+    return {**found, "wall_seconds": wall, "cpu_seconds": cpu, "kills": len(kills), "sha256": weights}
+
+
+def resumed(folder: Path) -> list[str]:
+    """Return what makes a command go on with a run that was begun."""
+    return ["--resume"] if (folder / "recipe.toml").exists() else []
+
+
+def kill(arguments: Sequence[str], seconds: float) -> None:
+    """Run maskloom and kill it, by SIGKILL, after so many seconds."""
+    process = subprocess.Popen([sys.executable, "-m", "maskloom", *arguments], stdout=subprocess.DEVNULL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        raise SystemExit(f"the run ended with {process.wait(seconds)} before it was killed")
+    process.kill()
+    process.wait()
 
 
 def command(*arguments: str) -> str:
@@ -119,7 +149,13 @@ def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
             spread([run["cpu_seconds"] / 60 for run in same]),
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    same = {run["seed"]: run["sha256"] for run in runs if run["name"] == "the recipe"}
+    killed = [run for run in runs if run["kills"]]
+    equal = sum(run["sha256"] == same[run["seed"]] for run in killed)
     lines += [
+        "",
+        f"Runs killed by SIGKILL, {len(_KILLS)} times each, and resumed: {len(killed)}. Of these {equal} ended with the",
+        "weights of the run that nothing stopped, bit for bit.",
         "",
         "The paper's own (Vaswani et al. 2017, Table 2), on newstest2014: BLEU of tokenised text, not comparable.",
         "",
