@@ -154,8 +154,8 @@ def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
     equal = sum(run["sha256"] == same[run["seed"]] for run in killed)
     lines += [
         "",
-        f"Runs killed by SIGKILL, {len(_KILLS)} times each, and resumed: {len(killed)}. Of these {equal} ended with the",
-        "weights of the run that nothing stopped, bit for bit.",
+        f"Runs killed by SIGKILL, {len(_KILLS)} times each, and resumed: {len(killed)}. Of these {equal} ended with",
+        "the weights of the run that nothing stopped, bit for bit.",
         "",
         "The paper's own (Vaswani et al. 2017, Table 2), on newstest2014: BLEU of tokenised text, not comparable.",
         "",
