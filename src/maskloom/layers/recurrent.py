@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
+from maskloom.layers.processor.matrix_products import dense
 from maskloom.layers.recurrent_passes import (
     ElmanPass,
     GruBeforePass,
@@ -59,16 +60,12 @@ def read(
     """
     if vectors.is_cuda and cell.kernel is not None:
         return _by_kernel(cell.kernel, ways, vectors, at, first)
-    of_inputs, of_states, bias, state_bias = (torch.cat(parts) for parts in zip(*ways, strict=True))
-    shape = (len(ways), -1, of_states.shape[1])
-    return recurrence(
-        cell.steps,
-        at,
-        F.linear(vectors, of_inputs, bias),
-        of_states.view(shape),
-        state_bias.view(len(ways), -1),
-        first,
+    of_inputs, of_state, bias, state_bias = (
+        torch.cat([way[number] for way in ways]) if len(ways) > 1 else ways[0][number] for number in range(4)
     )
+    weight = of_state.view(len(ways), -1, of_state.shape[1])
+    inputs = dense(vectors, of_inputs, bias)
+    return recurrence(cell.steps, at, inputs, weight, state_bias.view(len(ways), -1), first)
 
 
 def _by_kernel(
@@ -78,13 +75,14 @@ def _by_kernel(
     at: TimeOrder,
     first: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    outputs, last, sizes = list[Tensor](), list[Tensor](), torch.from_numpy(at.batch_sizes)
+    outputs, last, sizes, device = list[Tensor](), list[Tensor](), torch.from_numpy(at.batch_sizes), vectors.device
     firsts = first.transpose(0, 1).chunk(len(ways), 2)
-    for weights, state, tokens, places in zip(ways, firsts, at.tokens, at.places, strict=True):
-        by_time, parts = vectors.index_select(0, to_device(tokens, vectors.device)), list(state.unsqueeze(1).contiguous())
-        state = parts if len(parts) > 1 else parts[0]
-        output, *ends = kernel(by_time, sizes, state, list(weights), True, 1, 0.0, torch.is_grad_enabled(), False)
-        outputs.append(output.index_select(0, to_device(places, vectors.device)))
+    for weights, parts, tokens, places in zip(ways, firsts, at.tokens, at.places, strict=True):
+        by_time = vectors.index_select(0, to_device(tokens, device))
+        state = [part.unsqueeze(0).contiguous() for part in parts]
+        state = state if len(state) > 1 else state[0]
+        output, *ends = kernel(by_time, sizes, state, weights, True, 1, 0.0, torch.is_grad_enabled(), False)
+        outputs.append(output.index_select(0, to_device(places, device)))
         last.append(torch.cat(ends).transpose(0, 1))
     return torch.cat(outputs, 1), torch.cat(last, 2)
 
@@ -109,20 +107,32 @@ class RecurrentLayer(Recomputable):
         self.backwards = self.cell.module(hidden_size, width) if bidirectional else None
         self.dropout = Dropout(dropout)
 
-    def computed(
+    def forward(
         self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: object = None
     ) -> Tensor:
         """Return h at every token; `past` has the state before the first one, zeros where empty, and gets the last."""
-        vectors, sizes = self.dropout(hidden[: layout.num_tokens]), layout.sizes
-        kept = vectors.new_zeros(len(sizes), *self.state_shape) if past is None or past.is_empty else past.kept
-        if layout.num_tokens:
-            ways = [rnn.all_weights[0] for rnn in (self.forwards, self.backwards) if rnn is not None]
-            at = TimeOrder(sizes, hidden.device, num_ways=len(ways))
-            vectors, last = read(self.cell, ways, vectors, at, kept.index_select(0, at.going))
-            kept = kept.index_copy(0, at.going, last.to(kept.dtype))
+        state = hidden.new_zeros(layout.num_sequences, *self.state_shape)
+        if past is not None and not past.is_empty:
+            state = past.kept
+        vectors, state = super().forward(hidden, layout, None, state)  # pyright: ignore[reportArgumentType]
         if past is not None:
-            past.kept = kept
+            past.kept = state
         return vectors
+
+    def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, hidden: Tensor, layout: SequenceLayout, past: None = None, memory: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return h at every token and the last states, of those before the first token in `memory`."""
+        vectors, state = self.dropout(hidden[: layout.num_tokens]), cast(Tensor, memory)
+        if not layout.num_tokens:
+            return vectors, state
+        ways = [rnn.all_weights[0] for rnn in (self.forwards, self.backwards) if rnn is not None]
+        at = TimeOrder(layout.sizes, hidden.device, num_ways=len(ways))
+        vectors, last = read(self.cell, ways, vectors, at, state.index_select(0, at.going))
+        return vectors, state.index_copy(0, at.going, last.to(state.dtype))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile nothing: torch would compile anew for the lengths of every batch."""
 
 
 class BiLSTM(nn.Module):

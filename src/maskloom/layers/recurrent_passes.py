@@ -17,6 +17,8 @@ from torch.autograd.function import once_differentiable
 
 from maskloom.layers.copies import to_device
 
+Tensors = Sequence[Tensor]
+
 _sigmoid_slope, _tanh_slope = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward  # x y (1 - y), x (1 - y^2)
 
 
@@ -34,7 +36,7 @@ class TimeOrder:
         mirrored = np.repeat(2 * np.cumsum(lengths) - lengths - 1, lengths) - np.arange(len(order))
         self.tokens = np.stack([order, mirrored[order]][:num_ways])
         self.places = np.stack([places, places[mirrored]][:num_ways])
-        first, self.device = int(self.batch_sizes[0]), device
+        first = int(self.batch_sizes[0])
         ranked = np.argsort(-lengths, kind="stable")[:first]
         self.sizes = [first, *self.batch_sizes.tolist()]
         self.going = to_device(ranked, device)
@@ -88,13 +90,11 @@ class Pass(Protocol):
     states that come from outside, adds those of later steps, and so ends with those of the first states.
     """
 
-    def forward(
-        self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor], sizes: list[int]
-    ) -> tuple[Tensor, ...]: ...
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
 
-    def backward(
-        self, weight: Tensor, states: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor], at: TimeOrder
-    ) -> Gradients: ...
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
 
 
 def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
@@ -103,42 +103,35 @@ def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Ten
     return [block[:, :size] for block, size in zip(blocks, sizes[1:], strict=False)], blocks[1:]
 
 
-def _of_weights(grads: Tensor, read: Tensor) -> Tensor:
-    return grads.transpose(1, 2) @ read
-
-
 class ElmanPass:
     """h = activation(W x + U h + b), the activation being tanh or sigmoid (Elman 1990)."""
 
     def __init__(self, *, is_tanh: bool) -> None:
         self._is_tanh = is_tanh
 
-    def forward(
-        self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor], sizes: list[int]
-    ) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
         activation, transposed = torch.tanh if self._is_tanh else torch.sigmoid, weight.transpose(1, 2)
         inputs += bias.unsqueeze(1)
         for rows, before, after in zip(inputs.split(sizes[1:], 1), *_steps(states[0], sizes), strict=True):
             activation(rows.baddbmm_(before, transposed), out=after)
         return ()
 
-    def backward(
-        self, weight: Tensor, states: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor], at: TimeOrder
-    ) -> Gradients:
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
         h = states[0][:, at.sizes[0] :]
         inputs = 1 - h * h if self._is_tanh else h * (1 - h)
         steps = [*zip(inputs.split(at.sizes[1:], 1), *_steps(grads[0], at.sizes), strict=True)]
         for rows, before, after in reversed(steps):
             before.baddbmm_(rows.mul_(after), weight)
-        return Gradients(inputs, _of_weights(inputs, states[0].index_select(1, at.before)), inputs.sum(1))
+        return Gradients(inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1))
 
 
 class LstmPass:
     """c = f c + i tanh(g), h = o tanh(c); gates in the order i, f, g, o (Gers et al. 2000)."""
 
-    def forward(
-        self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor], sizes: list[int]
-    ) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
         inputs += bias.unsqueeze(1)
         size, transposed = weight.shape[2], weight.transpose(1, 2)
         tanhs = torch.empty_like(states[1][:, sizes[0] :])
@@ -154,9 +147,8 @@ class LstmPass:
             torch.mul(o, torch.tanh(c_1, out=tanh), out=h_1)
         return inputs, tanhs
 
-    def backward(
-        self, weight: Tensor, states: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor], at: TimeOrder
-    ) -> Gradients:
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
         (gates, tanhs), size = kept, weight.shape[2]
         i, f, g, o = gates.chunk(4, 2)
         inputs = torch.empty_like(gates)
@@ -176,15 +168,14 @@ class LstmPass:
             by_c.mul_(c_1.unsqueeze(2))
             c_0.addcmul_(c_1, f_1)
             h_0.baddbmm_(rows, weight)
-        return Gradients(inputs, _of_weights(inputs, states[0].index_select(1, at.before)), inputs.sum(1))
+        return Gradients(inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1))
 
 
 class GruPass:
     """h = z h + (1 - z) tanh(W x + r (U h + b)), gates in the order r, z, n, the reset after the product."""
 
-    def forward(
-        self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor], sizes: list[int]
-    ) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
         size, transposed = weight.shape[2], weight.transpose(1, 2)
         news, of_gates = inputs[..., 2 * size :].clone(), inputs[..., : 2 * size]
         inputs[..., 2 * size :] = 0
@@ -196,9 +187,8 @@ class GruPass:
             torch.lerp(new.addcmul_(r, product).tanh_(), before, z, out=after)
         return inputs, news
 
-    def backward(
-        self, weight: Tensor, states: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor], at: TimeOrder
-    ) -> Gradients:
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
         (gates, news), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
         r, z, product = gates.chunk(3, 2)
         products, slope = torch.empty_like(gates), _tanh_slope(1 - z, news)
@@ -213,15 +203,14 @@ class GruPass:
             h_0.addcmul_(h_1, z_1).baddbmm_(rows, weight)
         inputs = products.clone()
         torch.mul(slope, grads[0][:, at.sizes[0] :], out=inputs[..., 2 * size :])
-        return Gradients(inputs, _of_weights(products, before), products.sum(1))
+        return Gradients(inputs, products.transpose(1, 2) @ before, products.sum(1))
 
 
 class GruBeforePass:
     """h = z h + (1 - z) tanh(W x + U (r h) + b), the reset before the product (Cho et al. 2014, equations 5 to 8)."""
 
-    def forward(
-        self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Sequence[Tensor], sizes: list[int]
-    ) -> tuple[Tensor, ...]:
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
         inputs += bias.unsqueeze(1)
         size = weight.shape[2]
         of_gates, of_new = weight.transpose(1, 2).split([2 * size, size], 2)
@@ -233,9 +222,8 @@ class GruBeforePass:
             torch.lerp(new, before, z, out=after)
         return inputs, left
 
-    def backward(
-        self, weight: Tensor, states: Sequence[Tensor], kept: Sequence[Tensor], grads: Sequence[Tensor], at: TimeOrder
-    ) -> Gradients:
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
         (gates, left), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
         r, z, new = gates.chunk(3, 2)
         inputs = torch.empty_like(gates)
@@ -252,7 +240,7 @@ class GruBeforePass:
             rest = candidate @ of_new
             reset.mul_(rest)
             h_0.addcmul_(h_1, z_1).addcmul_(rest, r_1).baddbmm_(rows, of_gates)
-        found = [_of_weights(inputs[..., : 2 * size], before), _of_weights(d_new, left)]
+        found = [inputs[..., : 2 * size].transpose(1, 2) @ before, d_new.transpose(1, 2) @ left]
         return Gradients(inputs, torch.cat(found, 1), inputs.sum(1))
 
 

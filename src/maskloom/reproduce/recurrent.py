@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import decode_sources
-from maskloom.layers.recurrent import elman
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent import RecurrentDecoder
@@ -46,12 +45,13 @@ def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num
     rnn = nn.RNN(_UNITS, _UNITS).double().requires_grad_(False)
     drawn = torch.randn(_UNITS, _UNITS, dtype=torch.float64, generator=generator)
     cast(Tensor, rnn.weight_hh_l0).copy_(radius * torch.linalg.qr(drawn).Q)
-    step, h, jacobians = elman(activation), torch.zeros(1, _UNITS, dtype=torch.float64), list[Tensor]()
+    weights = cast(Tensor, rnn.weight_hh_l0), cast(Tensor, rnn.bias_hh_l0)
+    h, jacobians = torch.zeros(1, _UNITS, dtype=torch.float64), list[Tensor]()
     for _ in range(num_steps):
         inputs = 0.1 * torch.randn(1, _UNITS, dtype=torch.float64, generator=generator)
 
         def next_h(before: Tensor, inputs: Tensor = inputs) -> Tensor:
-            return step(rnn, inputs, (before,))[0]
+            return activation(inputs + F.linear(before, *weights))
 
         jacobians.append(cast(Tensor, torch.autograd.functional.jacobian(next_h, h)).view(_UNITS, _UNITS))
         h = next_h(h)
