@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
@@ -152,8 +154,8 @@ class BiLSTM(nn.Module):
             output_size // 2,
             num_layers=num_layers,
             bidirectional=True,
+            dropout=dropout if num_layers > 1 else 0.0,
         )
-        self.dropout = Dropout(dropout)
 
     def forward(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
         """Read packed vectors (tokens, inputs), each sequence by itself; ValueError for a layout of other tokens."""
@@ -161,9 +163,16 @@ class BiLSTM(nn.Module):
             raise ValueError(f"{len(vectors)} vectors do not fit a layout of {layout.num_tokens} tokens")
         if not layout.num_tokens:
             return vectors.new_zeros((0, self.output_size))
-        at = TimeOrder(layout.sizes, vectors.device, num_ways=2)
-        first = vectors.new_zeros(at.sizes[0], 2, self.output_size)
+        at, device = TimeOrder(layout.sizes, vectors.device, num_ways=2), vectors.device
+        order, places = to_device(at.tokens[0], device), to_device(at.places[0], device)
+        if vectors.is_cuda:
+            by_time = vectors.index_select(0, order)
+            outputs, _ = self.lstm(PackedSequence(by_time, torch.from_numpy(at.batch_sizes)))
+            return outputs.data.index_select(0, places)
+        first, weights = vectors.new_zeros(at.sizes[0], 2, self.output_size), self.lstm.all_weights
         for number in range(self.lstm.num_layers):
-            ways = self.lstm.all_weights[2 * number : 2 * number + 2]
-            vectors, _ = read(CELLS["lstm"], ways, vectors if number == 0 else self.dropout(vectors), at, first)
+            if number and self.lstm.dropout:  # which torch's kernel draws in the order of time
+                by_time = F.dropout(vectors.index_select(0, order), self.lstm.dropout, self.training)
+                vectors = by_time.index_select(0, places)
+            vectors, _ = read(CELLS["lstm"], weights[2 * number : 2 * number + 2], vectors, at, first)
         return vectors

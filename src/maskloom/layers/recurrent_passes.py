@@ -92,9 +92,11 @@ class Pass(Protocol):
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
         """Fill the states."""
+        ...
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
         """Return gradients."""
+        ...
 
 
 def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
