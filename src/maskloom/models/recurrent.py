@@ -23,20 +23,20 @@ from maskloom.layers.recurrent import RecurrentLayer
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.decoder import TiedDecoder
 from maskloom.models.encoder import Encoder, EncoderOutput
-from maskloom.models.recurrent_config import LstmConfig, RecurrentConfig
+from maskloom.models.recurrent_config import RecurrentConfig
 
 
 def _fill(
     module: nn.Module, name: str, values: Tensor, generator: torch.Generator, *, forget_bias: float = 0.0
 ) -> None:
-    """Fill weights as torch does, biases with 0, and those of an LSTM's forget gates with a bias of their own."""
+    """Fill weights as torch does, biases with 0, and those of the gates that keep memory with a bias of their own."""
     size: int = module.hidden_size  # pyright: ignore[reportAssignmentType]
     if not name.startswith("bias"):
         values.uniform_(-1 / math.sqrt(size), 1 / math.sqrt(size), generator=generator)
         return
     values.zero_()
-    if isinstance(module, nn.LSTM) and name.startswith("bias_ih"):
-        values[size : 2 * size] = forget_bias
+    if name.startswith("bias_ih"):
+        values[size : 2 * size] = forget_bias  # the second gate of an LSTM and of a GRU; Elman's cells have none
 
 
 class AttentionPooling(nn.Module):
@@ -73,7 +73,7 @@ class Recurrent(Encoder):
             self.pooler = AttentionPooling(config.attention_energy, size, is_learned=self._query == "learned")
         else:
             self.pooler = self.last if config.pooling == "last" else OverTokens(config.pooling)
-        forget_bias = config.forget_bias if isinstance(config, LstmConfig) else 0.0
+        forget_bias = getattr(config, "forget_bias", 0.0)
         self.initial_rules: InitialRules = {nn.RNNBase: partial(_fill, forget_bias=forget_bias)}
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import Fraction, ModelConfig
 
+GateBias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 RECURRENT_SIZES = {
     name: {"num_hidden_layers": layers, "hidden_size": hidden}
     for name, layers, hidden in (
@@ -92,7 +93,7 @@ class RnnConfig(RecurrentConfig):
 class LstmConfig(RecurrentConfig):
     """An LSTM. The bias of its forget gates starts at `forget_bias`, so that memory is kept at first."""
 
-    forget_bias: Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)] = 1.0
+    forget_bias: GateBias = 1.0
 
     model_type: ClassVar[str] = "maskloom_lstm"
     required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
@@ -104,9 +105,13 @@ class LstmConfig(RecurrentConfig):
 
 
 class GruConfig(RecurrentConfig):
-    """A GRU. Its reset gate acts "after" the product with the state, as torch's does, or "before" it, as Cho's."""
+    """A GRU. Its reset gate acts "after" the product with the state, as torch's does, or "before" it, as Cho's.
+
+    The bias of its update gates, which keep memory as an LSTM's forget gates do, starts at `forget_bias`.
+    """
 
     reset: Literal["after", "before"] = "after"
+    forget_bias: GateBias = 0.0
 
     model_type: ClassVar[str] = "maskloom_gru"
     required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}

@@ -31,6 +31,7 @@ _MEMORIES: dict[str, Callable[..., RecurrentConfig]] = {
     "LSTM, forget bias 1": LstmConfig,
     "LSTM, forget bias 5": lambda **sizes: LstmConfig(**sizes, forget_bias=5.0),
     "GRU": GruConfig,
+    "GRU, forget bias 5": lambda **sizes: GruConfig(**sizes, forget_bias=5.0),
 }
 
 _READERS: dict[str, Literal["none", "dot"]] = {"without attention": "none", "with attention": "dot"}
@@ -92,13 +93,14 @@ def first_token_accuracy(config: RecurrentConfig, length: int, *, num_steps: int
             yield F.cross_entropy(logits, labels)
 
     _trained(model, losses(), num_steps, lambda: min(recent) > 0.99)
+    model.eval()
     with torch.no_grad():
         logits, labels = answers(512)
     return float((logits.argmax(1) == labels).float().mean())
 
 
 def rnn_gradients(
-    out: str | Path, *, lengths: Sequence[int] = (5, 10, 20, 50, 100), num_steps: int = 400
+    out: str | Path, *, lengths: Sequence[int] = (5, 10, 20, 50, 100, 200), num_steps: int = 400
 ) -> dict[str, Any]:
     """Measure what is left of gradients over time, and which networks remember a first token; write a page."""
     kinds = {"linear": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
@@ -108,7 +110,8 @@ def rnn_gradients(
         for radius in (0.5, 1.0, 1.5)
     }
     slopes = {name: math.log10(max(values[-1], 1e-300)) / _STEPS_BACK for name, values in norms.items()}
-    sizes = {"vocab_size": 10, "hidden_size": _UNITS, "causal": True, "initializer_range": 0.5}
+    sizes = {"vocab_size": 10, "hidden_size": _UNITS, "initializer_range": 0.5}
+    sizes |= {"causal": True, "hidden_dropout_prob": 0.0}
     accuracies = {
         name: {length: first_token_accuracy(make(**sizes), length, num_steps=num_steps) for length in lengths}
         for name, make in _MEMORIES.items()

@@ -61,9 +61,10 @@ def test_pooling_with_a_constant_query_does_not_see_the_order(pooling):
     torch.testing.assert_close(one, other)
 
 
-def test_the_forget_bias_is_where_an_lstm_starts():
+@pytest.mark.parametrize("config_type", [LstmConfig, GruConfig])
+def test_the_forget_bias_is_where_gates_start(config_type):
     for bias in (1.0, -2.5):
-        layer = encoder(forget_bias=bias).layers[1]
+        layer = encoder(config_type, forget_bias=bias).layers[1]
         for rnn in (layer.forwards, layer.backwards):
             assert rnn.bias_ih_l0[6:12].tolist() == [bias] * 6
             assert not rnn.bias_ih_l0[:6].any()

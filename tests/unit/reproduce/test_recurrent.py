@@ -31,10 +31,13 @@ def test_tanh_and_sigmoid_cells_lose_more():
         assert all(later <= radius / 4 * norm * (1 + 1e-9) for norm, later in itertools.pairwise(sigmoid))
 
 
-def test_a_gru_remembers_a_first_token():
-    config = GruConfig(vocab_size=10, hidden_size=32, causal=True, initializer_range=0.5)
-    assert first_token_accuracy(config, 5, num_steps=200) > 0.95
-    assert first_token_accuracy(config, 5, num_steps=0) < 0.7
+def test_a_gru_whose_gates_begin_open_remembers_the_first_of_a_hundred_tokens():
+    sizes = {"vocab_size": 10, "hidden_size": 32, "causal": True, "initializer_range": 0.5}
+    for bias, length, num_steps in ((0.0, 5, 200), (5.0, 100, 150)):
+        config = GruConfig(**sizes, hidden_dropout_prob=0.0, forget_bias=bias)
+        assert first_token_accuracy(config, length, num_steps=num_steps) > 0.95
+        assert first_token_accuracy(config, length, num_steps=0) < 0.7
+    assert first_token_accuracy(GruConfig(**sizes), 100, num_steps=150) < 0.7
 
 
 def test_the_map_of_attention_is_that_of_a_target(tmp_path):
@@ -50,7 +53,7 @@ def test_both_write_numbers_and_a_page(tmp_path):
     found = json.loads((tmp_path / "rnn-gradients.json").read_text())
     assert found["slopes"]["linear, 1.5"] == pytest.approx(math.log10(1.5))
     assert set(found["accuracies"]) == {
-        "Elman, sigmoid", "Elman, tanh", "LSTM, forget bias 1", "LSTM, forget bias 5", "GRU",
+        "Elman, sigmoid", "Elman, tanh", "LSTM, forget bias 1", "LSTM, forget bias 5", "GRU", "GRU, forget bias 5",
     }  # fmt: skip
     assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 4
     assert result["lines"][-1].endswith("rnn-gradients.html")
