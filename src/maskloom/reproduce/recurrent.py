@@ -24,6 +24,7 @@ from maskloom.system.files import write_json, write_text
 
 _UNITS, _STEPS_BACK, _RATE, _BATCH = 32, 50, 3e-3, 32
 _BEGIN, _END, _DIGITS = 10, 11, 10
+_MOST_TRAINED = 20  # digits of a text to write backwards; longer ones are new in their length too
 # Of the first token of a text: networks that read it to its end.
 _MEMORIES: dict[str, Callable[..., RecurrentConfig]] = {
     "Elman, sigmoid": lambda **sizes: RnnConfig(**sizes, nonlinearity="sigmoid"),
@@ -34,7 +35,14 @@ _MEMORIES: dict[str, Callable[..., RecurrentConfig]] = {
     "GRU, forget bias 5": lambda **sizes: GruConfig(**sizes, forget_bias=5.0),
 }
 
-_READERS: dict[str, Literal["none", "dot"]] = {"without attention": "none", "with attention": "dot"}
+Reader = Literal["none", "dot", "scaled_dot", "mlp", "bilinear"]
+_READERS: dict[str, Reader] = {
+    "without attention": "none",
+    "dot": "dot",
+    "scaled dot": "scaled_dot",
+    "MLP": "mlp",
+    "bilinear": "bilinear",
+}
 
 
 def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num_steps: int) -> list[float]:
@@ -140,10 +148,10 @@ def rnn_gradients(
 
 
 def reversal_accuracy(
-    attention: Literal["none", "dot"], lengths: Sequence[int], *, num_steps: int
+    attention: Reader, lengths: Sequence[int], *, num_steps: int
 ) -> tuple[dict[int, float], list[list[float]] | None]:
-    """Train a GRU to write digits backwards; return exact matches by length, and what one target reads."""
-    config = GruConfig(
+    """Train an LSTM to write digits backwards; return exact matches by length, and what one target reads."""
+    config = LstmConfig(
         vocab_size=12,
         hidden_size=64,
         initializer_range=0.5,
@@ -151,7 +159,7 @@ def reversal_accuracy(
         decoder_attention=attention,
     )
     model, generator = build_model(config, ("decoder",), seed=0), torch.Generator().manual_seed(0)
-    head = cast(RecurrentDecoder, model.heads["decoder"])
+    head, longest = cast(RecurrentDecoder, model.heads["decoder"]), min(max(lengths), _MOST_TRAINED)
 
     def sources(length: int, number: int) -> tuple[Tensor, Tensor, SequenceLayout]:
         digits, layout = torch.randint(0, _DIGITS, (number, length), generator=generator), [length] * number
@@ -167,7 +175,7 @@ def reversal_accuracy(
 
     def losses() -> Iterator[Tensor]:
         while True:
-            length = int(torch.randint(1, max(lengths) + 1, (1,), generator=generator))
+            length = int(torch.randint(1, longest + 1, (1,), generator=generator))
             digits, hidden, source = sources(length, 2 * _BATCH)
             read, labels, target = written(digits)
             yield head.loss_sum(head(read, target, hidden, source), labels) / len(labels)
@@ -183,7 +191,7 @@ def reversal_accuracy(
             accuracies[length] = sum(right) / len(right)
         if (reader := head.attention) is None:
             return accuracies, None
-        digits, hidden, source = sources(max(lengths), 1)
+        digits, hidden, source = sources(longest, 1)
         read, _, target = written(digits)
         seen = list[Tensor]()
         handle = reader.register_forward_pre_hook(lambda _, given: seen.append(reader.probabilities(*given)))
@@ -192,23 +200,30 @@ def reversal_accuracy(
     return accuracies, seen[0][0].tolist()
 
 
+def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
+    """Return the share that targets read within a place of the digit that they write, of (targets + end, sources)."""
+    rows = [row[max(0, len(row) - 2 - at) : len(row) + 1 - at] for at, row in enumerate(weights[:-1])]
+    return sum(map(sum, rows)) / len(rows)
+
+
 def rnn_attention(
-    out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20), num_steps: int = 2000
+    out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40), num_steps: int = 2000
 ) -> dict[str, Any]:
-    """Compare a GRU that crams digits into one vector with one that attends to them; write a page."""
-    found = {name: reversal_accuracy(attention, lengths, num_steps=num_steps) for name, attention in _READERS.items()}
+    """Compare an LSTM that crams digits into one vector with those that attend to them; write a page."""
+    found = {name: reversal_accuracy(reader, lengths, num_steps=num_steps) for name, reader in _READERS.items()}
     accuracies = {name: row for name, (row, _) in found.items()}
     charts = [Chart("digits written backwards without a fault", _lines(accuracies, "digits", "exact", share=True))]
     maps = {name: weights for name, (_, weights) in found.items() if weights is not None}
     charts += [
-        Chart("what each token of a target reads of its source", heat_map(weights, name="attention"))
-        for weights in maps.values()
+        Chart(f"{name}: what each token of a target reads of its source", heat_map(weights, name="attention"))
+        for name, weights in maps.items()
     ]
+    shares = {name: on_antidiagonal(weights) for name, weights in maps.items()}
     lines = [f"{name}: {_told(row)}" for name, row in accuracies.items()]
-    about = (
-        f"GRUs of 64 units, trained for {num_steps} steps on 1 to {max(lengths)} digits; 100 new texts of each length."
-    )
-    content = {"accuracies": accuracies, "attention": maps}
+    lines += [f"{name}: {share:.2f} is read within a place of the digit" for name, share in shares.items()]
+    most = min(max(lengths), _MOST_TRAINED)
+    about = f"LSTMs of 64 units, trained for {num_steps} steps on 1 to {most} digits; 100 new texts of each length."
+    content = {"accuracies": accuracies, "attention": maps, "on_antidiagonal": shares}
     return _written(Path(out), "rnn-attention", "A sentence crammed into one vector", about, charts, content, lines)
 
 

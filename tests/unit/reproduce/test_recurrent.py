@@ -10,6 +10,7 @@ from maskloom.models.recurrent_config import GruConfig
 from maskloom.reproduce.recurrent import (
     first_token_accuracy,
     gradient_norms,
+    on_antidiagonal,
     reversal_accuracy,
     rnn_attention,
     rnn_gradients,
@@ -48,6 +49,13 @@ def test_the_map_of_attention_is_that_of_a_target(tmp_path):
     assert reversal_accuracy("none", (2,), num_steps=1)[1] is None
 
 
+def test_the_share_on_the_antidiagonal_counts_a_place_on_either_side():
+    exact = [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.25] * 4]
+    assert on_antidiagonal(exact) == 1.0
+    assert on_antidiagonal([[0.25] * 4] * 5) == pytest.approx((0.5 + 0.75 + 0.75 + 0.5) / 4)
+    assert on_antidiagonal([row[::-1] for row in exact[:4]] + exact[4:]) == 0.5
+
+
 def test_both_write_numbers_and_a_page(tmp_path):
     result = rnn_gradients(tmp_path, lengths=(2,), num_steps=1)
     found = json.loads((tmp_path / "rnn-gradients.json").read_text())
@@ -58,7 +66,7 @@ def test_both_write_numbers_and_a_page(tmp_path):
     assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 4
     assert result["lines"][-1].endswith("rnn-gradients.html")
     rnn_attention(tmp_path, lengths=(2,), num_steps=1)
-    assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 2
+    assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 5
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
         rnn_attention(tmp_path / "file", lengths=(1,), num_steps=1)
