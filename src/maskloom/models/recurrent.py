@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import Kept
+from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.energies import Energy, EnergyAttention
 from maskloom.layers.general_attention import AttentionLayout
@@ -59,14 +60,18 @@ class AttentionPooling(nn.Module):
 
 
 class Recurrent(Encoder):
-    """Word embeddings and recurrent layers, each of which reads the states of the one below."""
+    """Word embeddings and recurrent layers, each of which reads the states of the one below.
+
+    Dropout falls on what a layer reads, and on what the last one of a left-to-right network gives, by which the next
+    word is predicted (Zaremba et al. 2014, 3.1); other networks leave that to their heads.
+    """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config, size = config, config.hidden_size
         self.embeddings = WordEmbeddings(config.vocab_size, size)
         self.layers = recurrent_layers(config, bidirectional=not config.causal)
-        self.final_norm = nn.Identity()
+        self.final_norm = Dropout(config.hidden_dropout_prob) if config.causal else nn.Identity()
         self.last = LastToken("last" if config.causal else "ends")
         self._query = config.attention_query if config.pooling == "attention" else None
         if config.pooling == "attention":
@@ -154,6 +159,7 @@ class RecurrentDecoder(TiedDecoder):
         config, size = cast(RecurrentConfig, encoder.config), encoder.config.hidden_size
         self.layers = recurrent_layers(config, bidirectional=False)
         self.state_shape = cast(RecurrentLayer, self.layers[0]).state_shape
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.last = encoder.last
         self.start = nn.Linear(size, len(self.layers) * self.state_shape[0] * size)
         energy = config.decoder_attention
@@ -169,9 +175,9 @@ class RecurrentDecoder(TiedDecoder):
             rows = F.embedding(token_ids, self.decoder)
             for layer, state in zip(self.layers, self._first(hidden, source), strict=True):
                 rows = layer(rows, layout, Kept(state))
-            if self.attention is None:
-                return rows
-            return self._joined(self.attention(rows, hidden, AttentionLayout(layout, source)), rows)
+            if self.attention is not None:
+                rows = self._joined(self.attention(rows, hidden, AttentionLayout(layout, source)), rows)
+            return self.dropout(rows)
 
     def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[SourceMemory]:
         """Return what all steps of decoding read of sources, whose vectors are `hidden` (source tokens, hidden)."""

@@ -50,6 +50,12 @@ class RecurrentConfig(ModelConfig):
             raise ValueError(f"hidden_size {self.hidden_size}: two directions share it, so it must be even")
         if self.num_attention_heads != 1 or self.attention_probs_dropout_prob != 0.0:
             raise ValueError("num_attention_heads, attention_probs_dropout_prob: a recurrent network has neither")
+        usual = type(self).model_fields
+        unread = [name for name in ("hidden_act", "layer_norm_eps") if getattr(self, name) != usual[name].default]
+        if self.intermediate_size not in (usual["intermediate_size"].default, 4 * self.hidden_size):
+            unread.append("intermediate_size")
+        if unread:
+            raise ValueError(f"{', '.join(unread)}: a recurrent network has no feed-forward blocks and no norms")
         if self.attention_query == "c" and self.cell != "lstm":
             raise ValueError("attention_query 'c': only an LSTM has this state")
         return self
