@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from maskloom.layers.attention import Kept
-from maskloom.layers.recurrent import CELLS, RecurrentLayer, read
+from maskloom.layers.recurrent import CELLS, RecurrentLayer, read, read_by_kernel
 from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
 
@@ -73,6 +73,22 @@ def test_a_layer_equals_torchs_module_on_each_sequence(name, bidirectional):
     mine = gradients((found**2).sum(), x, *ours.parameters())
     other = gradients((expected**2).sum(), x, *theirs.parameters())
     assert len(mine) == len(other)
+    for one, two in zip(mine, other, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("name", TORCHS)
+def test_torchs_kernels_which_cuda_gets_give_the_same(name, bidirectional):
+    layer, x = layer_of(name, bidirectional=bidirectional), vectors()
+    ways = [rnn.all_weights[0] for rnn in (layer.forwards, layer.backwards) if rnn is not None]
+    at = TimeOrder(np.array(LENGTHS), x.device, num_ways=len(ways))
+    first = torch.randn(at.sizes[0], *layer.state_shape, dtype=torch.float64, requires_grad=True)
+    ours, theirs = read(CELLS[name], ways, x, at, first), read_by_kernel(CELLS[name].kernel, ways, x, at, first)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    inputs = (x, first, *layer.parameters())
+    mine, other = (gradients(sum(part.sum() for part in both), *inputs) for both in (ours, theirs))
     for one, two in zip(mine, other, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
 

@@ -61,7 +61,7 @@ def read(
     size), as are the last ones. On CUDA the steps are torch's where it has them.
     """
     if vectors.is_cuda and cell.kernel is not None:
-        return _by_kernel(cell.kernel, ways, vectors, at, first)
+        return read_by_kernel(cell.kernel, ways, vectors, at, first)
     of_inputs, of_state, bias, state_bias = (
         torch.cat([way[number] for way in ways]) if len(ways) > 1 else ways[0][number] for number in range(4)
     )
@@ -70,13 +70,14 @@ def read(
     return recurrence(cell.steps, at, inputs, weight, state_bias.view(len(ways), -1), first)
 
 
-def _by_kernel(
+def read_by_kernel(
     kernel: Callable[..., tuple[Tensor, ...]],
     ways: Sequence[Sequence[Tensor]],
     vectors: Tensor,
     at: TimeOrder,
     first: Tensor,
 ) -> tuple[Tensor, Tensor]:
+    """Return the same by a function of torch, one way after the other."""
     outputs, last, sizes, device = list[Tensor](), list[Tensor](), torch.from_numpy(at.batch_sizes), vectors.device
     firsts = first.transpose(0, 1).chunk(len(ways), 2)
     for weights, parts, tokens, places in zip(ways, firsts, at.tokens, at.places, strict=True):
