@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import decode_sources
+from maskloom.layers.recurrent import RecurrentLayer
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent import RecurrentDecoder
@@ -84,8 +85,8 @@ def _trained(
             return
 
 
-def first_token_accuracy(config: RecurrentConfig, length: int, *, num_steps: int) -> float:
-    """Train a network to tell the first of `length` tokens at the end, and return its accuracy on 512 new texts."""
+def first_token_network(config: RecurrentConfig, length: int, *, num_steps: int) -> tuple[EncoderWithHeads, float]:
+    """Train a network to tell the first of `length` tokens at the end; return it and its accuracy on 512 new texts."""
     model, generator = build_model(config, ("classifier",), 2, seed=0), torch.Generator().manual_seed(0)
     recent = [0.0] * 20
 
@@ -104,7 +105,20 @@ def first_token_accuracy(config: RecurrentConfig, length: int, *, num_steps: int
     model.eval()
     with torch.no_grad():
         logits, labels = answers(512)
-    return float((logits.argmax(1) == labels).float().mean())
+    return model, float((logits.argmax(1) == labels).float().mean())
+
+
+@torch.no_grad()
+def gate_shares(model: EncoderWithHeads, length: int) -> dict[str, dict[float, float]]:
+    """Return which share of the gates of an LSTM, on random texts, is in each tenth from 0 to 1, by its middle."""
+    ids = torch.randint(2, model.config.vocab_size, (64, length), generator=torch.Generator().manual_seed(1))
+    read, h = cast("tuple[Tensor, Tensor]", model.encoder(ids, keep_hidden_states=True).hidden_states)
+    weight, recurrent, bias, more = cast(RecurrentLayer, model.encoder.layers[0]).forwards.all_weights[0]
+    before = F.pad(h, (0, 0, 1, 0))[:, :-1]
+    i, f, _, o = (F.linear(read, weight, bias) + F.linear(before, recurrent, more)).sigmoid().chunk(4, 2)
+    found = {"input": i, "forget": f, "output": o}
+    counts = {name: torch.histc(values, 10, 0.0, 1.0) / values.numel() for name, values in found.items()}
+    return {name: {(2 * at + 1) / 20: share for at, share in enumerate(row.tolist())} for name, row in counts.items()}
 
 
 def rnn_gradients(
@@ -120,10 +134,12 @@ def rnn_gradients(
     slopes = {name: math.log10(max(values[-1], 1e-300)) / _STEPS_BACK for name, values in norms.items()}
     sizes = {"vocab_size": 10, "hidden_size": _UNITS, "initializer_range": 0.5}
     sizes |= {"causal": True, "hidden_dropout_prob": 0.0}
-    accuracies = {
-        name: {length: first_token_accuracy(make(**sizes), length, num_steps=num_steps) for length in lengths}
-        for name, make in _MEMORIES.items()
-    }
+    accuracies, gates = dict[str, dict[int, float]](), dict[str, dict[str, dict[float, float]]]()
+    for name, make in _MEMORIES.items():
+        found = {length: first_token_network(make(**sizes), length, num_steps=num_steps) for length in lengths}
+        accuracies[name] = {length: accuracy for length, (_, accuracy) in found.items()}
+        if name.startswith("LSTM"):
+            gates[name] = gate_shares(found[lengths[-1]][0], lengths[-1])
     by_kind = {kind: {name: norms[name] for name in norms if name.startswith(kind)} for kind in kinds}
     charts = [
         Chart(
@@ -140,11 +156,15 @@ def rnn_gradients(
         for kind, rows in by_kind.items()
     ]
     charts.append(Chart("which networks tell the first token", _lines(accuracies, "tokens", "accuracy", share=True)))
+    charts += [
+        Chart(f"{name}: which gates are how far open", _lines(row, "value of a gate", "share", share=True))
+        for name, row in gates.items()
+    ]
     lines = [f"{name}: the norm changes by 10^{slope:.3f} a step" for name, slope in slopes.items()]
     lines += [f"{name}: {_told(row)}" for name, row in accuracies.items()]
     about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
-    found = {"norms": norms, "slopes": slopes, "accuracies": accuracies}
-    return _written(Path(out), "rnn-gradients", "What recurrent networks forget", about, charts, found, lines)
+    content = {"norms": norms, "slopes": slopes, "accuracies": accuracies, "gates": gates}
+    return _written(Path(out), "rnn-gradients", "What recurrent networks forget", about, charts, content, lines)
 
 
 def reversal_accuracy(
@@ -231,7 +251,13 @@ def _told(row: Mapping[int, float]) -> str:
     return ", ".join(f"{value:.2f} at {length}" for length, value in row.items())
 
 
-def _lines(rows: Mapping[str, Mapping[int, float]], x_name: str, y_name: str, *, share: bool = False) -> str:
+def _lines(
+    rows: Mapping[str, Mapping[Any, float]],
+    x_name: str,
+    y_name: str,
+    *,
+    share: bool = False,
+) -> str:
     lines = [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]
     return line_chart(lines, x_name=x_name, y_name=y_name, as_percent=share)
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from maskloom.errors import ConfigError
-from maskloom.models.recurrent_config import GruConfig
+from maskloom.models.assembled import build_model
+from maskloom.models.recurrent_config import GruConfig, LstmConfig
 from maskloom.reproduce.recurrent import (
-    first_token_accuracy,
+    first_token_network,
+    gate_shares,
     gradient_norms,
     on_antidiagonal,
     reversal_accuracy,
@@ -36,9 +38,17 @@ def test_a_gru_whose_gates_begin_open_remembers_the_first_of_a_hundred_tokens():
     sizes = {"vocab_size": 10, "hidden_size": 32, "causal": True, "initializer_range": 0.5}
     for bias, length, num_steps in ((0.0, 5, 200), (5.0, 100, 150)):
         config = GruConfig(**sizes, hidden_dropout_prob=0.0, forget_bias=bias)
-        assert first_token_accuracy(config, length, num_steps=num_steps) > 0.95
-        assert first_token_accuracy(config, length, num_steps=0) < 0.7
-    assert first_token_accuracy(GruConfig(**sizes), 100, num_steps=150) < 0.7
+        assert first_token_network(config, length, num_steps=num_steps)[1] > 0.95
+        assert first_token_network(config, length, num_steps=0)[1] < 0.7
+    assert first_token_network(GruConfig(**sizes), 100, num_steps=150)[1] < 0.7
+
+
+def test_gates_are_counted_by_tenths():
+    config = LstmConfig(vocab_size=10, hidden_size=8, causal=True, forget_bias=40.0)
+    shares = gate_shares(build_model(config, ("classifier",), 2, seed=0).eval(), 6)
+    assert shares["forget"][0.95] == 1.0
+    assert all(sum(row.values()) == pytest.approx(1.0) and len(row) == 10 for row in shares.values())
+    assert shares["input"][0.45] + shares["input"][0.55] > 0.5
 
 
 def test_the_map_of_attention_is_that_of_a_target(tmp_path):
@@ -63,7 +73,7 @@ def test_both_write_numbers_and_a_page(tmp_path):
     assert set(found["accuracies"]) == {
         "Elman, sigmoid", "Elman, tanh", "LSTM, forget bias 1", "LSTM, forget bias 5", "GRU", "GRU, forget bias 5",
     }  # fmt: skip
-    assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 4
+    assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 6
     assert result["lines"][-1].endswith("rnn-gradients.html")
     rnn_attention(tmp_path, lengths=(2,), num_steps=1)
     assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 5
