@@ -251,13 +251,7 @@ def _told(row: Mapping[int, float]) -> str:
     return ", ".join(f"{value:.2f} at {length}" for length, value in row.items())
 
 
-def _lines(
-    rows: Mapping[str, Mapping[Any, float]],
-    x_name: str,
-    y_name: str,
-    *,
-    share: bool = False,
-) -> str:
+def _lines(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str, *, share: bool = False) -> str:
     lines = [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]
     return line_chart(lines, x_name=x_name, y_name=y_name, as_percent=share)
 
