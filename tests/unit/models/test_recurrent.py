@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -103,6 +105,10 @@ def test_every_key_changes_what_is_computed():
     assert not torch.equal(plain, encoder(GruConfig, reset="before")(batch()[0][None]).pooled)
     tanh, sigmoid = (encoder(RnnConfig, nonlinearity=kind)(batch()[0][None]).pooled for kind in ("tanh", "sigmoid"))
     assert tanh.min() < 0 < sigmoid.min()
+    poolings = [{"pooling": pooling} for pooling in POOLINGS[:-1]]
+    poolings += [{"pooling": "attention", "attention_energy": energy} for energy in ENERGIES]
+    found = [encoder(**keys)(batch()[0][None]).pooled for keys in poolings]
+    assert not any(torch.allclose(one, other) for one, other in itertools.combinations(found, 2))
 
 
 @pytest.mark.parametrize(
