@@ -146,6 +146,13 @@ def test_recomputation_changes_no_gradient():
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
+def test_nothing_is_compiled_where_every_batch_has_steps_of_its_own():
+    model = build_model(GruConfig(**SMALL), ("classifier",), 2, seed=1)
+    plain = model.encoder.encode_packed(*batch()).pooled
+    prepare_blocks(model, recompute=False, compile_=True)
+    assert torch.equal(model.encoder.encode_packed(*batch()).pooled, plain)
+
+
 ATTENTIONS = ["none", *ENERGIES]
 
 
