@@ -147,7 +147,7 @@ def test_recomputation_changes_no_gradient():
 
 
 def test_nothing_is_compiled_where_every_batch_has_steps_of_its_own():
-    model = build_model(GruConfig(**SMALL), ("classifier",), 2, seed=1)
+    model = build_model(GruConfig(**SMALL), ("classifier",), 2, seed=1).eval()
     plain = model.encoder.encode_packed(*batch()).pooled
     prepare_blocks(model, recompute=False, compile_=True)
     assert torch.equal(model.encoder.encode_packed(*batch()).pooled, plain)
