@@ -76,11 +76,13 @@ def _trained(
     model: EncoderWithHeads, losses: Iterator[Tensor], num_steps: int, is_done: Callable[[], bool] = lambda: False
 ) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, max(1, num_steps))
     for _ in range(num_steps):
         optimizer.zero_grad()
         next(losses).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         if is_done():
             return
 
@@ -227,7 +229,7 @@ def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
 
 
 def rnn_attention(
-    out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40), num_steps: int = 2000
+    out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40), num_steps: int = 3000
 ) -> dict[str, Any]:
     """Compare an LSTM that crams digits into one vector with those that attend to them; write a page."""
     found = {name: reversal_accuracy(reader, lengths, num_steps=num_steps) for name, reader in _READERS.items()}
