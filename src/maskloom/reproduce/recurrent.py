@@ -73,10 +73,16 @@ def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num
 
 
 def _trained(
-    model: EncoderWithHeads, losses: Iterator[Tensor], num_steps: int, is_done: Callable[[], bool] = lambda: False
+    model: EncoderWithHeads,
+    losses: Iterator[Tensor],
+    num_steps: int,
+    is_done: Callable[[], bool] = lambda: False,
+    *,
+    last_rate: float = 1.0,
 ) -> None:
+    """Train at a rate that ends at `last_rate` of what it begins with."""
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, max(1, num_steps))
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last_rate, max(1, num_steps))
     for _ in range(num_steps):
         optimizer.zero_grad()
         next(losses).backward()
@@ -202,7 +208,7 @@ def reversal_accuracy(
             read, labels, target = written(digits)
             yield head.loss_sum(head(read, target, hidden, source), labels) / len(labels)
 
-    _trained(model, losses(), num_steps)
+    _trained(model, losses(), num_steps, last_rate=0.05)
     with torch.no_grad():
         accuracies = {}
         for length in lengths:
