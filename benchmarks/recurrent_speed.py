@@ -244,6 +244,22 @@ def _ratios(result: dict[str, Any]) -> list[float]:
     return [a / b for a, b in zip(result["rates"][OURS], result["rates"][PEER], strict=True)]
 
 
+def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows for the README's table."""
+    rows: dict[str, list[tuple[str, str]]] = {}
+    for result in results:
+        task, width = result["what"].split(", width ")
+        rows.setdefault(task, []).append((width, f"{statistics.median(_ratios(result)):.2f}"))
+    return [
+        {
+            "job": f"LSTM {task} training, width {' / '.join(width for width, _ in found)}",
+            "beside": "torch's LSTM on packed sequences",
+            "result": f"{' / '.join(ratio for _, ratio in found)} times the tokens per second",
+        }
+        for task, found in rows.items()
+    ]
+
+
 def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
     """Write PATH.md and PATH.json."""
     lines = [
@@ -254,7 +270,6 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
         f"| model | tokens a text: mean, most | {OURS} | {PEER} | ratio | at least {AIM} |",
         "|---|---|---|---|---|---|",
     ]
-    summary = []
     for result in results:
         ratios, (mean, most) = _ratios(result), result["lengths"]
         middle = statistics.median(ratios)
@@ -263,12 +278,10 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
             f"| {result['what']} | {mean:.0f}, {most} | {ours:,.0f} | {peer:,.0f} | "
             f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {'yes' if middle >= AIM else 'no'} |"
         )
-        job, times = f"LSTM {result['what']}: training", f"{middle:.2f} times the tokens per second"
-        summary.append({"job": job, "beside": "torch's LSTM on packed sequences", "result": times})
-    if os.environ.get("MASKLOOM_BENCH_BUSY"):
-        lines += ["", "Other programs ran at the same time."]
+    if is_busy := bool(os.environ.get("MASKLOOM_BENCH_BUSY")):
+        lines += ["", "Other programs ran at the same time, so the README quotes nothing of this."]
     lines += ["", f"Losses of both sides before timing differ by at most {max(r['difference'] for r in results):.1e}."]
-    write_files(path, lines, results, load, summary)
+    write_files(path, lines, results, load, [] if is_busy else summary_rows(results))
 
 
 if __name__ == "__main__":
