@@ -26,6 +26,7 @@ PAGES = (
     "gpt_speed",
     "gpt_speed_intel",
     "seq2seq_speed",
+    "recurrent_speed",
     "corpus_building",
     "vocabulary_training",
     "encoding",

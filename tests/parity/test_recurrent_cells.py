@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from maskloom.layers.attention import Kept
-from maskloom.layers.recurrent import CELLS, RecurrentLayer, time_order, unrolled
+from maskloom.layers.recurrent import CELLS, RecurrentLayer, read, read_by_kernel
+from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
 
 LENGTHS = [4, 9, 0, 1, 9, 6]
@@ -30,20 +31,17 @@ def gradients(loss, *tensors):
 @pytest.mark.parametrize("name", TORCHS)
 def test_our_equations_equal_torchs_cells_with_all_gradients(name):
     rnn = CELLS[name].module(5, 7).double()
-    order, _, batch_sizes = time_order(np.array(LENGTHS))
-    x = vectors(5)
-    state = tuple(torch.randn(batch_sizes[0], 7, dtype=torch.float64) for _ in range(CELLS[name].num_parts))
-    state = tuple(part.requires_grad_() for part in state)
-    ours, last = unrolled(CELLS[name], rnn, x[order], batch_sizes, state)
-    packed = nn.utils.rnn.PackedSequence(x[order], torch.from_numpy(batch_sizes))
-    first = tuple(part.unsqueeze(0) for part in state)
+    at, x = TimeOrder(np.array(LENGTHS), torch.device("cpu")), vectors(5)
+    state = torch.randn(at.sizes[0], CELLS[name].num_parts, 7, dtype=torch.float64, requires_grad=True)
+    ours, last = read(CELLS[name], rnn.all_weights, x, at, state)
+    packed = nn.utils.rnn.PackedSequence(x[at.tokens[0]], torch.from_numpy(at.batch_sizes))
+    first = tuple(part.unsqueeze(0) for part in state.unbind(1))
     theirs, end = rnn(packed, first if len(first) > 1 else first[0])
     end = end if isinstance(end, tuple) else (end,)
-    torch.testing.assert_close(ours, theirs.data, rtol=0, atol=1e-12)
-    for part, other in zip(last, end, strict=True):
-        torch.testing.assert_close(part, other[0], rtol=0, atol=1e-12)
-    inputs = (x, *state, *rnn.parameters())
-    mine = gradients((ours**2).sum() + sum(part.sum() for part in last), *inputs)
+    torch.testing.assert_close(ours, theirs.data[at.places[0]], rtol=0, atol=1e-12)
+    torch.testing.assert_close(last, torch.cat(end).transpose(0, 1), rtol=0, atol=1e-12)
+    inputs = (x, state, *rnn.parameters())
+    mine = gradients((ours**2).sum() + last.sum(), *inputs)
     other = gradients((theirs.data**2).sum() + sum(part.sum() for part in end), *inputs)
     for one, two in zip(mine, other, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
@@ -70,11 +68,27 @@ def test_a_layer_equals_torchs_module_on_each_sequence(name, bidirectional):
         last = last if isinstance(last, tuple) else (last,)
         torch.testing.assert_close(past.kept[row], torch.stack([part.flatten() for part in last]), rtol=0, atol=1e-12)
     assert not past.kept[2].any()
-    with torch.no_grad():  # by torch's kernels
+    with torch.no_grad():
         torch.testing.assert_close(ours(x, SequenceLayout.from_lengths(LENGTHS)), found, rtol=0, atol=1e-12)
     mine = gradients((found**2).sum(), x, *ours.parameters())
     other = gradients((expected**2).sum(), x, *theirs.parameters())
     assert len(mine) == len(other)
+    for one, two in zip(mine, other, strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("name", TORCHS)
+def test_torchs_kernels_which_cuda_gets_give_the_same(name, bidirectional):
+    layer, x = layer_of(name, bidirectional=bidirectional), vectors()
+    ways = [rnn.all_weights[0] for rnn in (layer.forwards, layer.backwards) if rnn is not None]
+    at = TimeOrder(np.array(LENGTHS), x.device, num_ways=len(ways))
+    first = torch.randn(at.sizes[0], *layer.state_shape, dtype=torch.float64, requires_grad=True)
+    ours, theirs = read(CELLS[name], ways, x, at, first), read_by_kernel(CELLS[name].kernel, ways, x, at, first)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    inputs = (x, first, *layer.parameters())
+    mine, other = (gradients(sum(part.sum() for part in both), *inputs) for both in (ours, theirs))
     for one, two in zip(mine, other, strict=True):
         torch.testing.assert_close(one, two, rtol=0, atol=1e-10)
 
@@ -113,16 +127,3 @@ def test_cells_that_torch_has_not_equal_a_loop(name, loop):
             ways.append(outputs if rnn is layer.forwards else outputs[::-1])
         rows += [np.concatenate(pair) for pair in zip(*ways, strict=True)]
     np.testing.assert_allclose(found, np.stack(rows), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["elman_sigmoid", "gru_before"])
-def test_their_gradients_are_those_of_differences(name):
-    layer = layer_of(name, bidirectional=False, size=3)
-    layout = SequenceLayout.from_lengths([3, 1])
-    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    names = [parameter for parameter, _ in layer.named_parameters()]
-
-    def run(vectors, *values):
-        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (vectors, layout))
-
-    assert torch.autograd.gradcheck(run, (x, *layer.parameters()))

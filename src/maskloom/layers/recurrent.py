@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,85 +14,80 @@ from torch.nn.utils.rnn import PackedSequence
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
+from maskloom.layers.processor.matrix_products import dense
+from maskloom.layers.recurrent_passes import (
+    ElmanPass,
+    GruBeforePass,
+    GruPass,
+    LstmPass,
+    Pass,
+    TimeOrder,
+    recurrence,
+)
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import Recomputable
-
-State = tuple[Tensor, ...]
-"""The state of a cell, each part (sequences, size): h first, then c of an LSTM."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """A recurrent cell, whose parameters are laid out as those of torch's `module`.
 
-    `step` takes a module, the products of inputs and weights with their bias (sequences, gates) and the state before,
-    and returns the next one. A `kernel` of torch does the same with all steps of packed sequences.
+    `steps` are its passes, and `kernel` torch's function of the same, if it has one. A state has `num_parts`: h first,
+    then c of an LSTM.
     """
 
     module: Callable[[int, int], nn.RNNBase]
-    step: Callable[[nn.RNNBase, Tensor, State], State]
+    steps: Pass
     kernel: Callable[..., tuple[Tensor, ...]] | None = None
     num_parts: int = 1
 
 
-def _weights(rnn: nn.RNNBase) -> tuple[Tensor, Tensor]:
-    return rnn.weight_hh_l0, rnn.bias_hh_l0  # pyright: ignore[reportReturnType]
-
-
-def elman(activation: Callable[[Tensor], Tensor]) -> Callable[[nn.RNNBase, Tensor, State], State]:
-    """h = activation(W x + U h + b)."""
-    return lambda rnn, inputs, state: (activation(inputs + F.linear(state[0], *_weights(rnn))),)
-
-
-def _lstm(rnn: nn.RNNBase, inputs: Tensor, state: State) -> State:
-    """c = f c + i tanh(g), h = o tanh(c); gates in the order i, f, g, o (Gers et al. 2000)."""
-    i, f, g, o = (inputs + F.linear(state[0], *_weights(rnn))).chunk(4, 1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def _gru(rnn: nn.RNNBase, inputs: Tensor, state: State) -> State:
-    """h = z h + (1 - z) tanh(W x + r (U h + b)), the reset after the product."""
-    (r, z, n), (h_r, h_z, h_n) = inputs.chunk(3, 1), F.linear(state[0], *_weights(rnn)).chunk(3, 1)
-    z, n = (z + h_z).sigmoid(), (n + (r + h_r).sigmoid() * h_n).tanh()
-    return (z * state[0] + (1 - z) * n,)
-
-
-def _gru_before(rnn: nn.RNNBase, inputs: Tensor, state: State) -> State:
-    """h = z h + (1 - z) tanh(W x + U (r h) + b), the reset before the product (Cho et al. 2014, equations 5 to 8)."""
-    (h,), (weight, bias), size = state, _weights(rnn), 2 * rnn.hidden_size
-    r, z = (inputs[:, :size] + F.linear(h, weight[:size], bias[:size])).sigmoid().chunk(2, 1)
-    n = (inputs[:, size:] + F.linear(r * h, weight[size:], bias[size:])).tanh()
-    return (z * h + (1 - z) * n,)
-
-
 CELLS = {
-    "elman_tanh": Cell(nn.RNN, elman(torch.tanh), torch.rnn_tanh),
-    "elman_sigmoid": Cell(nn.RNN, elman(torch.sigmoid)),
-    "lstm": Cell(nn.LSTM, _lstm, torch.lstm, num_parts=2),
-    "gru": Cell(nn.GRU, _gru, torch.gru),
-    "gru_before": Cell(nn.GRU, _gru_before),
+    "elman_tanh": Cell(nn.RNN, ElmanPass(is_tanh=True), torch.rnn_tanh),
+    "elman_sigmoid": Cell(nn.RNN, ElmanPass(is_tanh=False)),
+    "lstm": Cell(nn.LSTM, LstmPass(), torch.lstm, num_parts=2),
+    "gru": Cell(nn.GRU, GruPass(), torch.gru),
+    "gru_before": Cell(nn.GRU, GruBeforePass()),
 }
 """The cells by name."""
 
 
-def unrolled(
-    cell: Cell, rnn: nn.RNNBase, by_time: Tensor, batch_sizes: np.ndarray, state: State
-) -> tuple[Tensor, State]:
-    """Run a cell over vectors in the order of time, (tokens, inputs), longest sequence first.
+def read(
+    cell: Cell, ways: Sequence[Sequence[Tensor]], vectors: Tensor, at: TimeOrder, first: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return h at every token, (tokens, ways size), and the last states of sequences that have any.
 
-    Returns h at every token and the last state of every sequence, in the same orders.
+    `ways` has the weights of each way of reading in torch's order, `first` the states before, (sequences, parts, ways
+    size), as are the last ones. On CUDA the steps are torch's where it has them.
     """
-    inputs = F.linear(by_time, rnn.weight_ih_l0, rnn.bias_ih_l0)  # pyright: ignore[reportArgumentType]
-    outputs, ended = list[Tensor](), list[State]()
-    for rows in inputs.split(batch_sizes.tolist()):
-        if len(rows) < len(state[0]):
-            ended.append(tuple(part[len(rows) :] for part in state))
-            state = tuple(part[: len(rows)] for part in state)
-        state = cell.step(rnn, rows, state)
-        outputs.append(state[0])
-    ended.append(state)
-    return torch.cat(outputs), tuple(torch.cat(parts) for parts in zip(*reversed(ended), strict=True))
+    if vectors.is_cuda and cell.kernel is not None:
+        return read_by_kernel(cell.kernel, ways, vectors, at, first)
+    of_inputs, of_state, bias, state_bias = (
+        torch.cat([way[number] for way in ways]) if len(ways) > 1 else ways[0][number] for number in range(4)
+    )
+    weight = of_state.view(len(ways), -1, of_state.shape[1])
+    inputs = dense(vectors, of_inputs, bias)
+    return recurrence(cell.steps, at, inputs, weight, state_bias.view(len(ways), -1), first)
+
+
+def read_by_kernel(
+    kernel: Callable[..., tuple[Tensor, ...]],
+    ways: Sequence[Sequence[Tensor]],
+    vectors: Tensor,
+    at: TimeOrder,
+    first: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return the same by a function of torch, one way after the other."""
+    outputs, last, sizes, device = list[Tensor](), list[Tensor](), torch.from_numpy(at.batch_sizes), vectors.device
+    firsts = first.transpose(0, 1).chunk(len(ways), 2)
+    for weights, parts, tokens, places in zip(ways, firsts, at.tokens, at.places, strict=True):
+        by_time = vectors.index_select(0, to_device(tokens, device))
+        state = [part.unsqueeze(0).contiguous() for part in parts]
+        state = state if len(state) > 1 else state[0]
+        output, *ends = kernel(by_time, sizes, state, weights, True, 1, 0.0, torch.is_grad_enabled(), False)
+        outputs.append(output.index_select(0, to_device(places, device)))
+        last.append(torch.cat(ends).transpose(0, 1))
+    return torch.cat(outputs, 1), torch.cat(last, 2)
 
 
 class RecurrentLayer(Recomputable):
@@ -115,40 +110,32 @@ class RecurrentLayer(Recomputable):
         self.backwards = self.cell.module(hidden_size, width) if bidirectional else None
         self.dropout = Dropout(dropout)
 
-    def computed(
+    def forward(
         self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: object = None
     ) -> Tensor:
         """Return h at every token; `past` has the state before the first one, zeros where empty, and gets the last."""
-        vectors, sizes = self.dropout(hidden[: layout.num_tokens]), layout.sizes
-        kept = vectors.new_zeros(len(sizes), *self.state_shape) if past is None or past.is_empty else past.kept
-        if layout.num_tokens:
-            order, places, batch_sizes = time_order(sizes)
-            ranked = np.argsort(-sizes, kind="stable")[: batch_sizes[0]]
-            mirrored = np.repeat(2 * np.cumsum(sizes) - sizes - 1, sizes) - np.arange(len(order))
-            going, device = to_device(ranked, hidden.device), hidden.device
-            read, outputs, last = kept.index_select(0, going), list[Tensor](), list[Tensor]()
-            ways = [(self.forwards, order, places), (self.backwards, mirrored[order], places[mirrored])]
-            for (rnn, taken, back), first in zip(ways, read.chunk(1 if self.backwards is None else 2, 2), strict=False):
-                by_time = vectors.index_select(0, to_device(taken, device))
-                output, state = self._run(rnn, by_time, batch_sizes, tuple(first.unbind(1)))
-                outputs.append(output.index_select(0, to_device(back, device)))
-                last.append(torch.stack(state, 1))
-            vectors = torch.cat(outputs, 1)
-            kept = kept.index_copy(0, going, torch.cat(last, 2).to(kept.dtype))
+        state = hidden.new_zeros(layout.num_sequences, *self.state_shape)
+        if past is not None and not past.is_empty:
+            state = past.kept
+        vectors, state = super().forward(hidden, layout, None, state)  # pyright: ignore[reportArgumentType]
         if past is not None:
-            past.kept = kept
+            past.kept = state
         return vectors
 
-    def _run(self, rnn: nn.RNNBase, by_time: Tensor, batch_sizes: np.ndarray, state: State) -> tuple[Tensor, State]:
-        # on processors torch's backward pass fills an array of all tokens with zeros at every step
-        is_fast = by_time.is_cuda or (by_time.device.type == "cpu" and not torch.is_grad_enabled())
-        if (kernel := self.cell.kernel) is None or not is_fast:
-            return unrolled(self.cell, rnn, by_time, batch_sizes, state)
-        parts = [part.unsqueeze(0).contiguous() for part in state]
-        flat = [rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0]
-        steps, first = torch.from_numpy(batch_sizes), parts if len(parts) > 1 else parts[0]
-        output, *last = kernel(by_time, steps, first, flat, True, 1, 0.0, self.training, False)
-        return output, tuple(part[0] for part in last)
+    def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, hidden: Tensor, layout: SequenceLayout, past: None = None, memory: Any = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return h at every token and the last states, of those before the first token in `memory`."""
+        vectors, state = self.dropout(hidden[: layout.num_tokens]), cast(Tensor, memory)
+        if not layout.num_tokens:
+            return vectors, state
+        ways = [rnn.all_weights[0] for rnn in (self.forwards, self.backwards) if rnn is not None]
+        at = TimeOrder(layout.sizes, hidden.device, num_ways=len(ways))
+        vectors, last = read(self.cell, ways, vectors, at, state.index_select(0, at.going))
+        return vectors, state.index_copy(0, at.going, last.to(state.dtype))
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile nothing: torch would compile anew for the lengths of every batch."""
 
 
 class BiLSTM(nn.Module):
@@ -177,21 +164,16 @@ class BiLSTM(nn.Module):
             raise ValueError(f"{len(vectors)} vectors do not fit a layout of {layout.num_tokens} tokens")
         if not layout.num_tokens:
             return vectors.new_zeros((0, self.output_size))
-        order, indices, batch_sizes = time_order(layout.sizes)
-        by_time = vectors.index_select(0, to_device(order, vectors.device))
-        outputs, _ = self.lstm(PackedSequence(by_time, torch.from_numpy(batch_sizes)))
-        return outputs.data.index_select(0, to_device(indices, vectors.device))
-
-
-def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return how packed tokens are reordered step by step, longest sequence first, as recurrent layers read them.
-
-    The first array names the token at each place of the new order, the second the place of each token, both (tokens,);
-    the third counts the sequences that are still going at each step, (steps,). Empty sequences have no part.
-    """
-    lengths = np.asarray(lengths, dtype=np.int64)
-    ranks = np.empty(len(lengths), dtype=np.int64)
-    ranks[np.argsort(-lengths, kind="stable")] = np.arange(len(lengths))
-    steps = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    order = np.lexsort((np.repeat(ranks, lengths), steps))
-    return order, np.argsort(order), np.bincount(steps)
+        at, device = TimeOrder(layout.sizes, vectors.device, num_ways=2), vectors.device
+        order, places = to_device(at.tokens[0], device), to_device(at.places[0], device)
+        if vectors.is_cuda:
+            by_time = vectors.index_select(0, order)
+            outputs, _ = self.lstm(PackedSequence(by_time, torch.from_numpy(at.batch_sizes)))
+            return outputs.data.index_select(0, places)
+        first, weights = vectors.new_zeros(at.sizes[0], 2, self.output_size), self.lstm.all_weights
+        for number in range(self.lstm.num_layers):
+            if number and self.lstm.dropout:  # which torch's kernel draws in the order of time
+                by_time = F.dropout(vectors.index_select(0, order), self.lstm.dropout, self.training)
+                vectors = by_time.index_select(0, places)
+            vectors, _ = read(CELLS["lstm"], weights[2 * number : 2 * number + 2], vectors, at, first)
+        return vectors

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.attention import Kept
+from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.energies import Energy, EnergyAttention
 from maskloom.layers.general_attention import AttentionLayout
@@ -23,20 +24,20 @@ from maskloom.layers.recurrent import RecurrentLayer
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.decoder import TiedDecoder
 from maskloom.models.encoder import Encoder, EncoderOutput
-from maskloom.models.recurrent_config import LstmConfig, RecurrentConfig
+from maskloom.models.recurrent_config import RecurrentConfig
 
 
 def _fill(
     module: nn.Module, name: str, values: Tensor, generator: torch.Generator, *, forget_bias: float = 0.0
 ) -> None:
-    """Fill weights as torch does, biases with 0, and those of an LSTM's forget gates with a bias of their own."""
+    """Fill weights as torch does, biases with 0, and those of the gates that keep memory with a bias of their own."""
     size: int = module.hidden_size  # pyright: ignore[reportAssignmentType]
     if not name.startswith("bias"):
         values.uniform_(-1 / math.sqrt(size), 1 / math.sqrt(size), generator=generator)
         return
     values.zero_()
-    if isinstance(module, nn.LSTM) and name.startswith("bias_ih"):
-        values[size : 2 * size] = forget_bias
+    if name.startswith("bias_ih"):
+        values[size : 2 * size] = forget_bias  # the second gate of an LSTM and of a GRU; Elman's cells have none
 
 
 class AttentionPooling(nn.Module):
@@ -59,21 +60,25 @@ class AttentionPooling(nn.Module):
 
 
 class Recurrent(Encoder):
-    """Word embeddings and recurrent layers, each of which reads the states of the one below."""
+    """Word embeddings and recurrent layers, each of which reads the states of the one below.
+
+    Dropout falls on what a layer reads, and on what the last one of a left-to-right network gives, by which the next
+    word is predicted (Zaremba et al. 2014, 3.1); other networks leave that to their heads.
+    """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
         self.config, size = config, config.hidden_size
         self.embeddings = WordEmbeddings(config.vocab_size, size)
         self.layers = recurrent_layers(config, bidirectional=not config.causal)
-        self.final_norm = nn.Identity()
+        self.final_norm = Dropout(config.hidden_dropout_prob) if config.causal else nn.Identity()
         self.last = LastToken("last" if config.causal else "ends")
         self._query = config.attention_query if config.pooling == "attention" else None
         if config.pooling == "attention":
             self.pooler = AttentionPooling(config.attention_energy, size, is_learned=self._query == "learned")
         else:
             self.pooler = self.last if config.pooling == "last" else OverTokens(config.pooling)
-        forget_bias = config.forget_bias if isinstance(config, LstmConfig) else 0.0
+        forget_bias = getattr(config, "forget_bias", 0.0)
         self.initial_rules: InitialRules = {nn.RNNBase: partial(_fill, forget_bias=forget_bias)}
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
@@ -154,6 +159,7 @@ class RecurrentDecoder(TiedDecoder):
         config, size = cast(RecurrentConfig, encoder.config), encoder.config.hidden_size
         self.layers = recurrent_layers(config, bidirectional=False)
         self.state_shape = cast(RecurrentLayer, self.layers[0]).state_shape
+        self.dropout = Dropout(config.hidden_dropout_prob)
         self.last = encoder.last
         self.start = nn.Linear(size, len(self.layers) * self.state_shape[0] * size)
         energy = config.decoder_attention
@@ -169,9 +175,9 @@ class RecurrentDecoder(TiedDecoder):
             rows = F.embedding(token_ids, self.decoder)
             for layer, state in zip(self.layers, self._first(hidden, source), strict=True):
                 rows = layer(rows, layout, Kept(state))
-            if self.attention is None:
-                return rows
-            return self._joined(self.attention(rows, hidden, AttentionLayout(layout, source)), rows)
+            if self.attention is not None:
+                rows = self._joined(self.attention(rows, hidden, AttentionLayout(layout, source)), rows)
+            return self.dropout(rows)
 
     def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[SourceMemory]:
         """Return what all steps of decoding read of sources, whose vectors are `hidden` (source tokens, hidden)."""

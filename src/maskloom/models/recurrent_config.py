@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import Fraction, ModelConfig
 
+GateBias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 RECURRENT_SIZES = {
     name: {"num_hidden_layers": layers, "hidden_size": hidden}
     for name, layers, hidden in (
@@ -49,6 +50,12 @@ class RecurrentConfig(ModelConfig):
             raise ValueError(f"hidden_size {self.hidden_size}: two directions share it, so it must be even")
         if self.num_attention_heads != 1 or self.attention_probs_dropout_prob != 0.0:
             raise ValueError("num_attention_heads, attention_probs_dropout_prob: a recurrent network has neither")
+        usual = type(self).model_fields
+        unread = [name for name in ("hidden_act", "layer_norm_eps") if getattr(self, name) != usual[name].default]
+        if self.intermediate_size not in (usual["intermediate_size"].default, 4 * self.hidden_size):
+            unread.append("intermediate_size")
+        if unread:
+            raise ValueError(f"{', '.join(unread)}: a recurrent network has no feed-forward blocks and no norms")
         if self.attention_query == "c" and self.cell != "lstm":
             raise ValueError("attention_query 'c': only an LSTM has this state")
         return self
@@ -92,7 +99,7 @@ class RnnConfig(RecurrentConfig):
 class LstmConfig(RecurrentConfig):
     """An LSTM. The bias of its forget gates starts at `forget_bias`, so that memory is kept at first."""
 
-    forget_bias: Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)] = 1.0
+    forget_bias: GateBias = 1.0
 
     model_type: ClassVar[str] = "maskloom_lstm"
     required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
@@ -104,9 +111,13 @@ class LstmConfig(RecurrentConfig):
 
 
 class GruConfig(RecurrentConfig):
-    """A GRU. Its reset gate acts "after" the product with the state, as torch's does, or "before" it, as Cho's."""
+    """A GRU. Its reset gate acts "after" the product with the state, as torch's does, or "before" it, as Cho's.
+
+    The bias of its update gates, which keep memory as an LSTM's forget gates do, starts at `forget_bias`.
+    """
 
     reset: Literal["after", "before"] = "after"
+    forget_bias: GateBias = 0.0
 
     model_type: ClassVar[str] = "maskloom_gru"
     required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import decode_sources
-from maskloom.layers.recurrent import elman
+from maskloom.layers.recurrent import RecurrentLayer
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent import RecurrentDecoder
@@ -25,6 +25,7 @@ from maskloom.system.files import write_json, write_text
 
 _UNITS, _STEPS_BACK, _RATE, _BATCH = 32, 50, 3e-3, 32
 _BEGIN, _END, _DIGITS = 10, 11, 10
+_MOST_TRAINED = 20  # digits of a text to write backwards; longer ones are new in their length too
 # Of the first token of a text: networks that read it to its end.
 _MEMORIES: dict[str, Callable[..., RecurrentConfig]] = {
     "Elman, sigmoid": lambda **sizes: RnnConfig(**sizes, nonlinearity="sigmoid"),
@@ -32,9 +33,17 @@ _MEMORIES: dict[str, Callable[..., RecurrentConfig]] = {
     "LSTM, forget bias 1": LstmConfig,
     "LSTM, forget bias 5": lambda **sizes: LstmConfig(**sizes, forget_bias=5.0),
     "GRU": GruConfig,
+    "GRU, forget bias 5": lambda **sizes: GruConfig(**sizes, forget_bias=5.0),
 }
 
-_READERS: dict[str, Literal["none", "dot"]] = {"without attention": "none", "with attention": "dot"}
+Reader = Literal["none", "dot", "scaled_dot", "mlp", "bilinear"]
+_READERS: dict[str, Reader] = {
+    "without attention": "none",
+    "dot": "dot",
+    "scaled dot": "scaled_dot",
+    "MLP": "mlp",
+    "bilinear": "bilinear",
+}
 
 
 def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num_steps: int) -> list[float]:
@@ -46,12 +55,13 @@ def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num
     rnn = nn.RNN(_UNITS, _UNITS).double().requires_grad_(False)
     drawn = torch.randn(_UNITS, _UNITS, dtype=torch.float64, generator=generator)
     cast(Tensor, rnn.weight_hh_l0).copy_(radius * torch.linalg.qr(drawn).Q)
-    step, h, jacobians = elman(activation), torch.zeros(1, _UNITS, dtype=torch.float64), list[Tensor]()
+    weights = cast(Tensor, rnn.weight_hh_l0), cast(Tensor, rnn.bias_hh_l0)
+    h, jacobians = torch.zeros(1, _UNITS, dtype=torch.float64), list[Tensor]()
     for _ in range(num_steps):
         inputs = 0.1 * torch.randn(1, _UNITS, dtype=torch.float64, generator=generator)
 
         def next_h(before: Tensor, inputs: Tensor = inputs) -> Tensor:
-            return step(rnn, inputs, (before,))[0]
+            return activation(inputs + F.linear(before, *weights))
 
         jacobians.append(cast(Tensor, torch.autograd.functional.jacobian(next_h, h)).view(_UNITS, _UNITS))
         h = next_h(h)
@@ -63,20 +73,28 @@ def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num
 
 
 def _trained(
-    model: EncoderWithHeads, losses: Iterator[Tensor], num_steps: int, is_done: Callable[[], bool] = lambda: False
+    model: EncoderWithHeads,
+    losses: Iterator[Tensor],
+    num_steps: int,
+    is_done: Callable[[], bool] = lambda: False,
+    *,
+    last_rate: float = 1.0,
 ) -> None:
+    """Train at a rate that ends at `last_rate` of what it begins with."""
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last_rate, max(1, num_steps))
     for _ in range(num_steps):
         optimizer.zero_grad()
         next(losses).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        schedule.step()
         if is_done():
             return
 
 
-def first_token_accuracy(config: RecurrentConfig, length: int, *, num_steps: int) -> float:
-    """Train a network to tell the first of `length` tokens at the end, and return its accuracy on 512 new texts."""
+def first_token_network(config: RecurrentConfig, length: int, *, num_steps: int) -> tuple[EncoderWithHeads, float]:
+    """Train a network to tell the first of `length` tokens at the end; return it and its accuracy on 512 new texts."""
     model, generator = build_model(config, ("classifier",), 2, seed=0), torch.Generator().manual_seed(0)
     recent = [0.0] * 20
 
@@ -92,13 +110,27 @@ def first_token_accuracy(config: RecurrentConfig, length: int, *, num_steps: int
             yield F.cross_entropy(logits, labels)
 
     _trained(model, losses(), num_steps, lambda: min(recent) > 0.99)
+    model.eval()
     with torch.no_grad():
         logits, labels = answers(512)
-    return float((logits.argmax(1) == labels).float().mean())
+    return model, float((logits.argmax(1) == labels).float().mean())
+
+
+@torch.no_grad()
+def gate_shares(model: EncoderWithHeads, length: int) -> dict[str, dict[float, float]]:
+    """Return which share of the gates of an LSTM, on random texts, is in each tenth from 0 to 1, by its middle."""
+    ids = torch.randint(2, model.config.vocab_size, (64, length), generator=torch.Generator().manual_seed(1))
+    read, h = cast("tuple[Tensor, Tensor]", model.encoder(ids, keep_hidden_states=True).hidden_states)
+    weight, recurrent, bias, more = cast(RecurrentLayer, model.encoder.layers[0]).forwards.all_weights[0]
+    before = F.pad(h, (0, 0, 1, 0))[:, :-1]
+    i, f, _, o = (F.linear(read, weight, bias) + F.linear(before, recurrent, more)).sigmoid().chunk(4, 2)
+    found = {"input": i, "forget": f, "output": o}
+    counts = {name: torch.histc(values, 10, 0.0, 1.0) / values.numel() for name, values in found.items()}
+    return {name: {(2 * at + 1) / 20: share for at, share in enumerate(row.tolist())} for name, row in counts.items()}
 
 
 def rnn_gradients(
-    out: str | Path, *, lengths: Sequence[int] = (5, 10, 20, 50, 100), num_steps: int = 400
+    out: str | Path, *, lengths: Sequence[int] = (5, 10, 20, 50, 100, 200), num_steps: int = 400
 ) -> dict[str, Any]:
     """Measure what is left of gradients over time, and which networks remember a first token; write a page."""
     kinds = {"linear": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
@@ -108,11 +140,14 @@ def rnn_gradients(
         for radius in (0.5, 1.0, 1.5)
     }
     slopes = {name: math.log10(max(values[-1], 1e-300)) / _STEPS_BACK for name, values in norms.items()}
-    sizes = {"vocab_size": 10, "hidden_size": _UNITS, "causal": True, "initializer_range": 0.5}
-    accuracies = {
-        name: {length: first_token_accuracy(make(**sizes), length, num_steps=num_steps) for length in lengths}
-        for name, make in _MEMORIES.items()
-    }
+    sizes = {"vocab_size": 10, "hidden_size": _UNITS, "initializer_range": 0.5}
+    sizes |= {"causal": True, "hidden_dropout_prob": 0.0}
+    accuracies, gates = dict[str, dict[int, float]](), dict[str, dict[str, dict[float, float]]]()
+    for name, make in _MEMORIES.items():
+        found = {length: first_token_network(make(**sizes), length, num_steps=num_steps) for length in lengths}
+        accuracies[name] = {length: accuracy for length, (_, accuracy) in found.items()}
+        if name.startswith("LSTM"):
+            gates[name] = gate_shares(found[lengths[-1]][0], lengths[-1])
     by_kind = {kind: {name: norms[name] for name in norms if name.startswith(kind)} for kind in kinds}
     charts = [
         Chart(
@@ -129,18 +164,22 @@ def rnn_gradients(
         for kind, rows in by_kind.items()
     ]
     charts.append(Chart("which networks tell the first token", _lines(accuracies, "tokens", "accuracy", share=True)))
+    charts += [
+        Chart(f"{name}: which gates are how far open", _lines(row, "value of a gate", "share", share=True))
+        for name, row in gates.items()
+    ]
     lines = [f"{name}: the norm changes by 10^{slope:.3f} a step" for name, slope in slopes.items()]
     lines += [f"{name}: {_told(row)}" for name, row in accuracies.items()]
     about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
-    found = {"norms": norms, "slopes": slopes, "accuracies": accuracies}
-    return _written(Path(out), "rnn-gradients", "What recurrent networks forget", about, charts, found, lines)
+    content = {"norms": norms, "slopes": slopes, "accuracies": accuracies, "gates": gates}
+    return _written(Path(out), "rnn-gradients", "What recurrent networks forget", about, charts, content, lines)
 
 
 def reversal_accuracy(
-    attention: Literal["none", "dot"], lengths: Sequence[int], *, num_steps: int
+    attention: Reader, lengths: Sequence[int], *, num_steps: int
 ) -> tuple[dict[int, float], list[list[float]] | None]:
-    """Train a GRU to write digits backwards; return exact matches by length, and what one target reads."""
-    config = GruConfig(
+    """Train an LSTM to write digits backwards; return exact matches by length, and what one target reads."""
+    config = LstmConfig(
         vocab_size=12,
         hidden_size=64,
         initializer_range=0.5,
@@ -148,7 +187,7 @@ def reversal_accuracy(
         decoder_attention=attention,
     )
     model, generator = build_model(config, ("decoder",), seed=0), torch.Generator().manual_seed(0)
-    head = cast(RecurrentDecoder, model.heads["decoder"])
+    head, longest = cast(RecurrentDecoder, model.heads["decoder"]), min(max(lengths), _MOST_TRAINED)
 
     def sources(length: int, number: int) -> tuple[Tensor, Tensor, SequenceLayout]:
         digits, layout = torch.randint(0, _DIGITS, (number, length), generator=generator), [length] * number
@@ -164,12 +203,12 @@ def reversal_accuracy(
 
     def losses() -> Iterator[Tensor]:
         while True:
-            length = int(torch.randint(1, max(lengths) + 1, (1,), generator=generator))
+            length = int(torch.randint(1, longest + 1, (1,), generator=generator))
             digits, hidden, source = sources(length, 2 * _BATCH)
             read, labels, target = written(digits)
             yield head.loss_sum(head(read, target, hidden, source), labels) / len(labels)
 
-    _trained(model, losses(), num_steps)
+    _trained(model, losses(), num_steps, last_rate=0.05)
     with torch.no_grad():
         accuracies = {}
         for length in lengths:
@@ -180,7 +219,7 @@ def reversal_accuracy(
             accuracies[length] = sum(right) / len(right)
         if (reader := head.attention) is None:
             return accuracies, None
-        digits, hidden, source = sources(max(lengths), 1)
+        digits, hidden, source = sources(longest, 1)
         read, _, target = written(digits)
         seen = list[Tensor]()
         handle = reader.register_forward_pre_hook(lambda _, given: seen.append(reader.probabilities(*given)))
@@ -189,23 +228,30 @@ def reversal_accuracy(
     return accuracies, seen[0][0].tolist()
 
 
+def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
+    """Return the share that targets read within a place of the digit that they write, of (targets + end, sources)."""
+    rows = [row[max(0, len(row) - 2 - at) : len(row) + 1 - at] for at, row in enumerate(weights[:-1])]
+    return sum(map(sum, rows)) / len(rows)
+
+
 def rnn_attention(
-    out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20), num_steps: int = 2000
+    out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40), num_steps: int = 3000
 ) -> dict[str, Any]:
-    """Compare a GRU that crams digits into one vector with one that attends to them; write a page."""
-    found = {name: reversal_accuracy(attention, lengths, num_steps=num_steps) for name, attention in _READERS.items()}
+    """Compare an LSTM that crams digits into one vector with those that attend to them; write a page."""
+    found = {name: reversal_accuracy(reader, lengths, num_steps=num_steps) for name, reader in _READERS.items()}
     accuracies = {name: row for name, (row, _) in found.items()}
     charts = [Chart("digits written backwards without a fault", _lines(accuracies, "digits", "exact", share=True))]
     maps = {name: weights for name, (_, weights) in found.items() if weights is not None}
     charts += [
-        Chart("what each token of a target reads of its source", heat_map(weights, name="attention"))
-        for weights in maps.values()
+        Chart(f"{name}: what each token of a target reads of its source", heat_map(weights, name="attention"))
+        for name, weights in maps.items()
     ]
+    shares = {name: on_antidiagonal(weights) for name, weights in maps.items()}
     lines = [f"{name}: {_told(row)}" for name, row in accuracies.items()]
-    about = (
-        f"GRUs of 64 units, trained for {num_steps} steps on 1 to {max(lengths)} digits; 100 new texts of each length."
-    )
-    content = {"accuracies": accuracies, "attention": maps}
+    lines += [f"{name}: {share:.2f} is read within a place of the digit" for name, share in shares.items()]
+    most = min(max(lengths), _MOST_TRAINED)
+    about = f"LSTMs of 64 units, trained for {num_steps} steps on 1 to {most} digits; 100 new texts of each length."
+    content = {"accuracies": accuracies, "attention": maps, "on_antidiagonal": shares}
     return _written(Path(out), "rnn-attention", "A sentence crammed into one vector", about, charts, content, lines)
 
 
@@ -213,7 +259,7 @@ def _told(row: Mapping[int, float]) -> str:
     return ", ".join(f"{value:.2f} at {length}" for length, value in row.items())
 
 
-def _lines(rows: Mapping[str, Mapping[int, float]], x_name: str, y_name: str, *, share: bool = False) -> str:
+def _lines(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str, *, share: bool = False) -> str:
     lines = [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]
     return line_chart(lines, x_name=x_name, y_name=y_name, as_percent=share)
 

@@ -1,33 +1,16 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from maskloom.layers.attention import Kept
-from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, time_order, unrolled
+from maskloom.layers.recurrent import CELLS, BiLSTM, RecurrentLayer, read
+from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
 def run(module, vectors, lengths):
     return module(vectors, SequenceLayout.from_lengths(lengths))
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=8))
-def test_the_order_of_time_is_a_permutation_with_whole_steps(lengths):
-    order, places, batch_sizes = time_order(np.array(lengths))
-    tokens = [(step, sequence) for sequence, length in enumerate(lengths) for step in range(length)]
-    ranked = sorted(range(len(lengths)), key=lambda sequence: -lengths[sequence])
-    expected = [
-        tokens.index((step, sequence))
-        for step in range(max(lengths))
-        for sequence in ranked
-        if lengths[sequence] > step
-    ]
-    assert order.tolist() == expected
-    assert places[order].tolist() == list(range(len(tokens)))
-    assert batch_sizes.tolist() == [sum(length > step for length in lengths) for step in range(max(lengths))]
 
 
 @pytest.mark.parametrize("lengths", [[5], [3, 7, 1, 7], [0, 4, 0, 2], [1, 1, 1]])
@@ -110,19 +93,25 @@ def test_a_text_in_two_parts_with_its_state_is_the_whole_text(name):
     assert torch.equal(past.kept, kept)
 
 
+def in_one_way(name, rnn, x, *state):
+    """Return h at every token of one sequence and the last state, of the state before, each part (1, size)."""
+    outputs, last = read(
+        CELLS[name], rnn.all_weights, x, TimeOrder(np.array([len(x)]), x.device), torch.stack(state, 1)
+    )
+    return outputs, last.unbind(1)
+
+
 def test_weights_are_shared_by_all_steps():
-    cell = CELLS["elman_tanh"]
     rnn, x = nn.RNN(3, 4).double(), torch.randn(5, 3, dtype=torch.float64)
-    copies = [nn.RNN(3, 4).double() for _ in x]
+    copies = [nn.RNNCell(3, 4).double() for _ in x]
     for copied in copies:
-        copied.load_state_dict(rnn.state_dict())
-    state = apart = (torch.zeros(1, 4, dtype=torch.float64),)
-    outputs, _ = unrolled(cell, rnn, x, np.ones(5, dtype=np.int64), state)
-    outputs[-1].sum().backward()
+        copied.load_state_dict({name.removesuffix("_l0"): value for name, value in rnn.state_dict().items()})
+    state = apart = torch.zeros(1, 4, dtype=torch.float64)
+    in_one_way("elman_tanh", rnn, x, state)[0][-1].sum().backward()
     for vector, copied in zip(x, copies, strict=True):
-        apart = cell.step(copied, vector[None] @ copied.weight_ih_l0.T + copied.bias_ih_l0, apart)
-    apart[0].sum().backward()
-    summed = sum(copied.weight_hh_l0.grad for copied in copies)
+        apart = copied(vector[None], apart)
+    apart.sum().backward()
+    summed = sum(copied.weight_hh.grad for copied in copies)
     torch.testing.assert_close(rnn.weight_hh_l0.grad, summed, rtol=0, atol=1e-12)
 
 
@@ -137,29 +126,25 @@ def gated(**gates):
     return rnn, torch.randn(6, 3, dtype=torch.float64)
 
 
-def read(rnn, x, h, c):
-    return unrolled(CELLS["lstm"], rnn, x, np.ones(len(x), dtype=np.int64), (h, c))
-
-
 def test_gates_keep_delete_write_and_show_the_memory():
     h, c = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[0.7, -3.0]], dtype=torch.float64)
-    _, (_, kept) = read(*gated(i=-40.0, f=40.0), h, c)
+    _, (_, kept) = in_one_way("lstm", *gated(i=-40.0, f=40.0), h, c)
     torch.testing.assert_close(kept, c)
-    _, (_, deleted) = read(*gated(i=-40.0, f=-40.0), h, c)
+    _, (_, deleted) = in_one_way("lstm", *gated(i=-40.0, f=-40.0), h, c)
     assert deleted.abs().max() < 1e-12
     rnn, x = gated(i=40.0, f=-40.0)
-    _, (_, written) = read(rnn, x, h, c)
+    _, (_, written) = in_one_way("lstm", rnn, x, h, c)
     assert written.abs().max() < 1.0  # the candidate of the last step alone
-    shown, (_, memory) = read(*gated(i=-40.0, f=40.0, o=40.0), h, c)
+    shown, (_, memory) = in_one_way("lstm", *gated(i=-40.0, f=40.0, o=40.0), h, c)
     torch.testing.assert_close(shown, memory.tanh().expand(6, 2))
-    hidden, _ = read(*gated(i=-40.0, f=40.0, o=-40.0), h, c)
+    hidden, _ = in_one_way("lstm", *gated(i=-40.0, f=40.0, o=-40.0), h, c)
     assert hidden.abs().max() < 1e-12
 
 
 def test_with_gates_held_the_gradient_of_the_memory_is_the_product_of_forget_gates():
     rnn, x = gated(i=0.3, f=1.1, o=0.0, g=0.5)
     c = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
-    _, (_, last) = read(rnn, x, torch.zeros(1, 2, dtype=torch.float64), c)
+    _, (_, last) = in_one_way("lstm", rnn, x, torch.zeros(1, 2, dtype=torch.float64), c)
     (gradient,) = torch.autograd.grad(last.sum(), c)
     expected = torch.tensor(1.1, dtype=torch.float64).sigmoid() ** len(x)
     torch.testing.assert_close(gradient, expected.expand(1, 2))

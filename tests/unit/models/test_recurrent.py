@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -13,6 +15,8 @@ from maskloom.models.recurrent_config import GruConfig, LstmConfig, RnnConfig
 
 SMALL = {"vocab_size": 30, "hidden_size": 12, "num_hidden_layers": 2, "max_position_embeddings": 40}
 LENGTHS = [5, 1, 0, 9]
+POOLINGS = ["last", "max", "mean", "sum", "attention"]
+ENERGIES = ["dot", "scaled_dot", "mlp", "bilinear"]
 
 
 def encoder(config_type=LstmConfig, **keys):
@@ -52,6 +56,30 @@ def test_the_query_of_attention_is_the_last_state_or_learned(query):
     assert not nothing.pooled.any()
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("config_type", "keys"),
+    [
+        *((kind, {"pooling": pooling}) for kind in (RnnConfig, LstmConfig, GruConfig) for pooling in POOLINGS),
+        (GruConfig, {"reset": "before"}),
+        (RnnConfig, {"nonlinearity": "sigmoid"}),
+        *((LstmConfig, {"pooling": "attention", "attention_query": query}) for query in ("h", "c")),
+        *((GruConfig, {"pooling": "attention", "attention_energy": energy}) for energy in ENERGIES),
+    ],
+)
+def test_padding_changes_nothing(config_type, keys, causal):
+    model = encoder(config_type, **keys, causal=causal)
+    ids, mask = torch.randint(0, 30, (4, 9)), torch.zeros(4, 9)
+    mask[0, :9] = mask[1, :2] = mask[2, 3:7] = mask[3, 1:9:2] = 1  # none, behind, on both sides, and between
+    found = model(ids, attention_mask=mask)
+    for row, (own, real) in enumerate(zip(ids, mask.bool(), strict=True)):
+        alone = model(own[real][None])
+        torch.testing.assert_close(found.pooled[row], alone.pooled[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.last_hidden_state[row][real], alone.last_hidden_state[0], rtol=0, atol=1e-6)
+        assert not found.last_hidden_state[row][~real].any()
+
+
 @pytest.mark.parametrize("pooling", ["max", "mean", "sum", "attention"])
 def test_pooling_with_a_constant_query_does_not_see_the_order(pooling):
     model = encoder(pooling=pooling, attention_energy="mlp")
@@ -61,9 +89,10 @@ def test_pooling_with_a_constant_query_does_not_see_the_order(pooling):
     torch.testing.assert_close(one, other)
 
 
-def test_the_forget_bias_is_where_an_lstm_starts():
+@pytest.mark.parametrize("config_type", [LstmConfig, GruConfig])
+def test_the_forget_bias_is_where_gates_start(config_type):
     for bias in (1.0, -2.5):
-        layer = encoder(forget_bias=bias).layers[1]
+        layer = encoder(config_type, forget_bias=bias).layers[1]
         for rnn in (layer.forwards, layer.backwards):
             assert rnn.bias_ih_l0[6:12].tolist() == [bias] * 6
             assert not rnn.bias_ih_l0[:6].any()
@@ -76,6 +105,10 @@ def test_every_key_changes_what_is_computed():
     assert not torch.equal(plain, encoder(GruConfig, reset="before")(batch()[0][None]).pooled)
     tanh, sigmoid = (encoder(RnnConfig, nonlinearity=kind)(batch()[0][None]).pooled for kind in ("tanh", "sigmoid"))
     assert tanh.min() < 0 < sigmoid.min()
+    poolings = [{"pooling": pooling} for pooling in POOLINGS[:-1]]
+    poolings += [{"pooling": "attention", "attention_energy": energy} for energy in ENERGIES]
+    found = [encoder(**keys)(batch()[0][None]).pooled for keys in poolings]
+    assert not any(torch.allclose(one, other) for one, other in itertools.combinations(found, 2))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +117,8 @@ def test_every_key_changes_what_is_computed():
         ("lstm", {"hidden_size": 7}, "hidden_size 7: two directions share it, so it must be even"),
         ("gru", {"attention_query": "c"}, "attention_query 'c': only an LSTM has this state"),
         ("rnn", {"num_attention_heads": 2}, "a recurrent network has neither"),
+        ("lstm", {"hidden_act": "relu"}, "hidden_act: a recurrent network has no feed-forward blocks"),
+        ("gru", {"intermediate_size": 3, "layer_norm_eps": 0.5}, "layer_norm_eps, intermediate_size: a recurrent"),
         ("rnn", {"pooling": "first"}, "pooling = 'first'"),
         ("rnn", {"forget_bias": 1.0}, "unknown model key 'forget_bias'"),
     ],
@@ -111,7 +146,14 @@ def test_recomputation_changes_no_gradient():
     assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
 
 
-ATTENTIONS = ["none", "dot", "scaled_dot", "mlp", "bilinear"]
+def test_nothing_is_compiled_where_every_batch_has_steps_of_its_own():
+    model = build_model(GruConfig(**SMALL), ("classifier",), 2, seed=1).eval()
+    plain = model.encoder.encode_packed(*batch()).pooled
+    prepare_blocks(model, recompute=False, compile_=True)
+    assert torch.equal(model.encoder.encode_packed(*batch()).pooled, plain)
+
+
+ATTENTIONS = ["none", *ENERGIES]
 
 
 @torch.no_grad()
@@ -144,6 +186,19 @@ def test_gradients_reach_every_parameter_of_a_decoder(attention):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.any(), name
+
+
+@torch.no_grad()
+def test_dropout_falls_on_what_predicts_the_next_word():
+    for keys, thins in (({"causal": True}, True), ({"causal": True, "hidden_dropout_prob": 0.0}, False), ({}, False)):
+        found = encoder(**keys).train().encode_packed(*batch()).last_hidden_state
+        assert bool((found == 0).any()) == thins
+    for attention in ("none", "dot"):
+        model = build_model(LstmConfig(**SMALL, decoder_attention=attention), ("decoder",), seed=1)
+        target, source = SequenceLayout.from_lengths([20]), SequenceLayout.from_lengths([5])
+        given = (torch.arange(20), target, torch.randn(5, 12), source)
+        assert bool((model.train().heads["decoder"](*given) == 0).any())
+        assert not bool((model.eval().heads["decoder"](*given) == 0).any())
 
 
 def test_without_attention_a_decoder_knows_the_ends_of_a_source_alone():

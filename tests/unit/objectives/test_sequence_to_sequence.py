@@ -52,8 +52,8 @@ WITH_DECODER = pytest.mark.parametrize("name", [name for name, row in ARCHITECTU
 
 def make_small(name, dropout=0.0, heads=("decoder",)):
     sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 2}
-    sizes |= {} if ARCHITECTURES[name].has_state else {"num_attention_heads": 2}
-    more = {"intermediate_size": 20, "max_position_embeddings": 64, "hidden_dropout_prob": dropout}
+    sizes |= {} if ARCHITECTURES[name].has_state else {"num_attention_heads": 2, "intermediate_size": 20}
+    more = {"max_position_embeddings": 64, "hidden_dropout_prob": dropout}
     return build_model(ARCHITECTURES[name].config_type(**sizes, **more), heads, seed=0)
 
 

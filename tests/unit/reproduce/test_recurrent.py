@@ -6,10 +6,13 @@ import pytest
 import torch
 
 from maskloom.errors import ConfigError
-from maskloom.models.recurrent_config import GruConfig
+from maskloom.models.assembled import build_model
+from maskloom.models.recurrent_config import GruConfig, LstmConfig
 from maskloom.reproduce.recurrent import (
-    first_token_accuracy,
+    first_token_network,
+    gate_shares,
     gradient_norms,
+    on_antidiagonal,
     reversal_accuracy,
     rnn_attention,
     rnn_gradients,
@@ -31,10 +34,21 @@ def test_tanh_and_sigmoid_cells_lose_more():
         assert all(later <= radius / 4 * norm * (1 + 1e-9) for norm, later in itertools.pairwise(sigmoid))
 
 
-def test_a_gru_remembers_a_first_token():
-    config = GruConfig(vocab_size=10, hidden_size=32, causal=True, initializer_range=0.5)
-    assert first_token_accuracy(config, 5, num_steps=200) > 0.95
-    assert first_token_accuracy(config, 5, num_steps=0) < 0.7
+def test_a_gru_whose_gates_begin_open_remembers_the_first_of_a_hundred_tokens():
+    sizes = {"vocab_size": 10, "hidden_size": 32, "causal": True, "initializer_range": 0.5}
+    for bias, length, num_steps in ((0.0, 5, 200), (5.0, 100, 150)):
+        config = GruConfig(**sizes, hidden_dropout_prob=0.0, forget_bias=bias)
+        assert first_token_network(config, length, num_steps=num_steps)[1] > 0.95
+        assert first_token_network(config, length, num_steps=0)[1] < 0.7
+    assert first_token_network(GruConfig(**sizes), 100, num_steps=150)[1] < 0.7
+
+
+def test_gates_are_counted_by_tenths():
+    config = LstmConfig(vocab_size=10, hidden_size=8, causal=True, forget_bias=40.0)
+    shares = gate_shares(build_model(config, ("classifier",), 2, seed=0).eval(), 6)
+    assert shares["forget"][0.95] == 1.0
+    assert all(sum(row.values()) == pytest.approx(1.0) and len(row) == 10 for row in shares.values())
+    assert shares["input"][0.45] + shares["input"][0.55] > 0.5
 
 
 def test_the_map_of_attention_is_that_of_a_target(tmp_path):
@@ -45,17 +59,24 @@ def test_the_map_of_attention_is_that_of_a_target(tmp_path):
     assert reversal_accuracy("none", (2,), num_steps=1)[1] is None
 
 
+def test_the_share_on_the_antidiagonal_counts_a_place_on_either_side():
+    exact = [[0.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.25] * 4]
+    assert on_antidiagonal(exact) == 1.0
+    assert on_antidiagonal([[0.25] * 4] * 5) == pytest.approx((0.5 + 0.75 + 0.75 + 0.5) / 4)
+    assert on_antidiagonal([row[::-1] for row in exact[:4]] + exact[4:]) == 0.5
+
+
 def test_both_write_numbers_and_a_page(tmp_path):
     result = rnn_gradients(tmp_path, lengths=(2,), num_steps=1)
     found = json.loads((tmp_path / "rnn-gradients.json").read_text())
     assert found["slopes"]["linear, 1.5"] == pytest.approx(math.log10(1.5))
     assert set(found["accuracies"]) == {
-        "Elman, sigmoid", "Elman, tanh", "LSTM, forget bias 1", "LSTM, forget bias 5", "GRU",
+        "Elman, sigmoid", "Elman, tanh", "LSTM, forget bias 1", "LSTM, forget bias 5", "GRU", "GRU, forget bias 5",
     }  # fmt: skip
-    assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 4
+    assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 6
     assert result["lines"][-1].endswith("rnn-gradients.html")
     rnn_attention(tmp_path, lengths=(2,), num_steps=1)
-    assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 2
+    assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 5
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
         rnn_attention(tmp_path / "file", lengths=(1,), num_steps=1)

@@ -1,0 +1,286 @@
+"""Passes of recurrent cells over packed tokens in the order of time, with gradients by hand (Werbos 1990).
+
+Letters: n tokens, g rows of a cell's matrices, h its size, w ways of reading, of which two run in step. Autograd would
+record every operation of every step; here a step is one product and few operations in place, and what does not depend
+on the step before is computed for all tokens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from maskloom.layers.copies import to_device
+
+Tensors = Sequence[Tensor]
+
+_sigmoid_slope, _tanh_slope = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward  # x y (1 - y), x (1 - y^2)
+
+
+class TimeOrder:
+    """Where tokens stand in the order of time, longest sequence first, read forwards or in both ways at once.
+
+    `tokens` (w, n) names the token at each place, `places` (w, n) the place of each token, `going` (sequences,) the
+    sequences that have tokens, and `batch_sizes` (steps,) counts those still going at each step. States have a row for
+    each of these sequences and then one for each place; `before` (n,) has the row of the state that a place goes on
+    from, `last` (sequences,) the last of each sequence.
+    """
+
+    def __init__(self, lengths: np.ndarray, device: torch.device, *, num_ways: int = 1) -> None:
+        order, places, self.batch_sizes = time_order(lengths)
+        mirrored = np.repeat(2 * np.cumsum(lengths) - lengths - 1, lengths) - np.arange(len(order))
+        self.tokens = np.stack([order, mirrored[order]][:num_ways])
+        self.places = np.stack([places, places[mirrored]][:num_ways])
+        first = int(self.batch_sizes[0])
+        ranked = np.argsort(-lengths, kind="stable")[:first]
+        self.sizes = [first, *self.batch_sizes.tolist()]
+        self.going = to_device(ranked, device)
+        rows = first + np.arange(len(order))
+        self.before = to_device(rows - np.repeat(self.sizes[:-1], self.batch_sizes), device)
+        self.last = to_device(first + places[np.cumsum(lengths)[ranked] - 1], device)
+        ways = np.arange(num_ways)[:, None]
+        self._taken = to_device((self.tokens * num_ways + ways).ravel(), device)
+        self._back = to_device((self.places + ways * len(order)).T.ravel(), device)
+
+    def by_time(self, packed: Tensor) -> Tensor:
+        """Bring what each way has of packed tokens, (n, w size), into the order of time, (w, n, size)."""
+        rows = packed.reshape(self._taken.numel(), -1).index_select(0, self._taken)
+        return rows.view(-1, len(packed), rows.shape[1])
+
+    def packed(self, by_time: Tensor) -> Tensor:
+        """Bring (w, n, size) back: (n, w size)."""
+        return by_time.reshape(self._back.numel(), -1).index_select(0, self._back).view(by_time.shape[1], -1)
+
+
+def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return how packed tokens are reordered step by step, longest sequence first, as recurrent layers read them.
+
+    The first array names the token at each place of the new order, the second the place of each token, both (tokens,);
+    the third counts the sequences that are still going at each step, (steps,). Empty sequences have no part.
+    """
+    lengths = np.asarray(lengths, dtype=np.int64)
+    starts = (np.cumsum(lengths) - lengths)[np.argsort(-lengths, kind="stable")]
+    batch_sizes = np.bincount(lengths)[:0:-1].cumsum()[::-1].copy()  # how many are of 1 and more, 2 and more tokens
+    places = np.arange(int(lengths.sum()))
+    steps = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
+    order = starts[places - np.repeat(np.cumsum(batch_sizes) - batch_sizes, batch_sizes)] + steps
+    inverse = np.empty_like(order)
+    inverse[order] = places
+    return order, inverse, batch_sizes
+
+
+class Gradients(NamedTuple):
+    """Of the inputs (w, n, g), the recurrent weights (w, g, h) and their bias (w, g)."""
+
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor
+
+
+class Pass(Protocol):
+    """The steps of a cell.
+
+    `forward` gets products of inputs and weights (w, n, g), which it may overwrite, and states (w, sequences + n, h)
+    with the first ones, which it fills; it returns what `backward` needs besides them. That gets the gradients of
+    states that come from outside, adds those of later steps, and so ends with those of the first states.
+    """
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
+        ...
+
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
+        ...
+
+
+def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
+    """Return, for each step, the states that it goes on from and those that it ends in."""
+    blocks = states.split(sizes, 1)
+    return [block[:, :size] for block, size in zip(blocks, sizes[1:], strict=False)], blocks[1:]
+
+
+class ElmanPass:
+    """h = activation(W x + U h + b), the activation being tanh or sigmoid (Elman 1990)."""
+
+    def __init__(self, *, is_tanh: bool) -> None:
+        self._is_tanh = is_tanh
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
+        activation, transposed = torch.tanh if self._is_tanh else torch.sigmoid, weight.transpose(1, 2)
+        inputs += bias.unsqueeze(1)
+        for rows, before, after in zip(inputs.split(sizes[1:], 1), *_steps(states[0], sizes), strict=True):
+            activation(rows.baddbmm_(before, transposed), out=after)
+        return ()
+
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
+        h = states[0][:, at.sizes[0] :]
+        inputs = 1 - h * h if self._is_tanh else h * (1 - h)
+        steps = [*zip(inputs.split(at.sizes[1:], 1), *_steps(grads[0], at.sizes), strict=True)]
+        for rows, before, after in reversed(steps):
+            before.baddbmm_(rows.mul_(after), weight)
+        return Gradients(inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1))
+
+
+class LstmPass:
+    """c = f c + i tanh(g), h = o tanh(c); gates in the order i, f, g, o (Gers et al. 2000)."""
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
+        inputs += bias.unsqueeze(1)
+        size, transposed = weight.shape[2], weight.transpose(1, 2)
+        tanhs = torch.empty_like(states[1][:, sizes[0] :])
+        first = inputs[..., : 2 * size]
+        parts = [part.split(sizes[1:], 1) for part in (inputs, first, *inputs.chunk(4, 2), tanhs)]
+        (h, next_h), (c, next_c) = (_steps(state, sizes) for state in states)
+        for rows, gates, i, f, g, o, tanh, h_0, c_0, h_1, c_1 in zip(*parts, h, c, next_h, next_c, strict=True):
+            rows.baddbmm_(h_0, transposed)
+            gates.sigmoid_()
+            g.tanh_()
+            o.sigmoid_()
+            torch.mul(f, c_0, out=c_1).addcmul_(i, g)
+            torch.mul(o, torch.tanh(c_1, out=tanh), out=h_1)
+        return inputs, tanhs
+
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
+        (gates, tanhs), size = kept, weight.shape[2]
+        i, f, g, o = gates.chunk(4, 2)
+        inputs = torch.empty_like(gates)
+        d_i, d_f, d_g, d_o = inputs.chunk(4, 2)
+        _sigmoid_slope(g, i, grad_input=d_i)
+        _sigmoid_slope(states[1].index_select(1, at.before), f, grad_input=d_f)
+        _tanh_slope(i, g, grad_input=d_g)
+        _sigmoid_slope(tanhs, o, grad_input=d_o)
+        of_c = inputs[..., : 3 * size].unflatten(2, (3, size))
+        parts = [part.split(at.sizes[1:], 1) for part in (inputs, of_c, d_o, _tanh_slope(o, tanhs), f)]
+        (h, next_h), (c, next_c) = (_steps(grad, at.sizes) for grad in grads)
+        for rows, by_c, by_h, slope, f_1, h_0, c_0, h_1, c_1 in reversed(
+            [*zip(*parts, h, c, next_h, next_c, strict=True)]
+        ):
+            c_1.addcmul_(h_1, slope)
+            by_h.mul_(h_1)
+            by_c.mul_(c_1.unsqueeze(2))
+            c_0.addcmul_(c_1, f_1)
+            h_0.baddbmm_(rows, weight)
+        return Gradients(inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1))
+
+
+class GruPass:
+    """h = z h + (1 - z) tanh(W x + r (U h + b)), gates in the order r, z, n, the reset after the product."""
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
+        size, transposed = weight.shape[2], weight.transpose(1, 2)
+        news, of_gates = inputs[..., 2 * size :].clone(), inputs[..., : 2 * size]
+        inputs[..., 2 * size :] = 0
+        inputs += bias.unsqueeze(1)
+        parts = [part.split(sizes[1:], 1) for part in (inputs, of_gates, *inputs.chunk(3, 2), news)]
+        for rows, gates, r, z, product, new, before, after in zip(*parts, *_steps(states[0], sizes), strict=True):
+            rows.baddbmm_(before, transposed)
+            gates.sigmoid_()
+            torch.lerp(new.addcmul_(r, product).tanh_(), before, z, out=after)
+        return inputs, news
+
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
+        (gates, news), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
+        r, z, product = gates.chunk(3, 2)
+        products, slope = torch.empty_like(gates), _tanh_slope(1 - z, news)
+        d_r, d_z, d_product = products.chunk(3, 2)
+        _sigmoid_slope(slope * product, r, grad_input=d_r)
+        _sigmoid_slope(before - news, z, grad_input=d_z)
+        torch.mul(slope, r, out=d_product)
+        by_h = products.unflatten(2, (3, size))
+        parts = [part.split(at.sizes[1:], 1) for part in (products, by_h, z)]
+        for rows, by_gate, z_1, h_0, h_1 in reversed([*zip(*parts, *_steps(grads[0], at.sizes), strict=True)]):
+            by_gate.mul_(h_1.unsqueeze(2))
+            h_0.addcmul_(h_1, z_1).baddbmm_(rows, weight)
+        inputs = products.clone()
+        torch.mul(slope, grads[0][:, at.sizes[0] :], out=inputs[..., 2 * size :])
+        return Gradients(inputs, products.transpose(1, 2) @ before, products.sum(1))
+
+
+class GruBeforePass:
+    """h = z h + (1 - z) tanh(W x + U (r h) + b), the reset before the product (Cho et al. 2014, equations 5 to 8)."""
+
+    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
+        """Fill the states."""
+        inputs += bias.unsqueeze(1)
+        size = weight.shape[2]
+        of_gates, of_new = weight.transpose(1, 2).split([2 * size, size], 2)
+        left = torch.empty_like(states[0][:, sizes[0] :])
+        parts = [part.split(sizes[1:], 1) for part in (inputs[..., : 2 * size], *inputs.chunk(3, 2), left)]
+        for gates, r, z, new, rest, before, after in zip(*parts, *_steps(states[0], sizes), strict=True):
+            gates.baddbmm_(before, of_gates).sigmoid_()
+            new.baddbmm_(torch.mul(r, before, out=rest), of_new).tanh_()
+            torch.lerp(new, before, z, out=after)
+        return inputs, left
+
+    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
+        """Return gradients."""
+        (gates, left), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
+        r, z, new = gates.chunk(3, 2)
+        inputs = torch.empty_like(gates)
+        d_r, d_z, d_new = inputs.chunk(3, 2)
+        _sigmoid_slope(before, r, grad_input=d_r)
+        _sigmoid_slope(before - new, z, grad_input=d_z)
+        _tanh_slope(1 - z, new, grad_input=d_new)
+        of_gates, of_new = weight.split([2 * size, size], 1)
+        by_h = inputs[..., size:].unflatten(2, (2, size))
+        parts = [part.split(at.sizes[1:], 1) for part in (inputs[..., : 2 * size], by_h, d_r, d_new, r, z)]
+        steps = [*zip(*parts, *_steps(grads[0], at.sizes), strict=True)]
+        for rows, by_gate, reset, candidate, r_1, z_1, h_0, h_1 in reversed(steps):
+            by_gate.mul_(h_1.unsqueeze(2))
+            rest = candidate @ of_new
+            reset.mul_(rest)
+            h_0.addcmul_(h_1, z_1).addcmul_(rest, r_1).baddbmm_(rows, of_gates)
+        found = [inputs[..., : 2 * size].transpose(1, 2) @ before, d_new.transpose(1, 2) @ left]
+        return Gradients(inputs, torch.cat(found, 1), inputs.sum(1))
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, steps: Pass, at: TimeOrder, inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor):
+        by_time, number = at.by_time(inputs), at.sizes[0]
+        shape = (len(weight), number + len(inputs), weight.shape[2])
+        states = [by_time.new_empty(shape) for _ in range(first.shape[1])]
+        for state, part in zip(states, first.unbind(1), strict=True):
+            state[:, :number] = part.view(number, len(weight), -1).transpose(0, 1)
+        ctx.steps, ctx.at, ctx.num_parts = steps, at, len(states)
+        ctx.save_for_backward(weight, *states, *steps.forward(by_time, weight, bias, states, at.sizes))
+        last = [state.index_select(1, at.last).transpose(0, 1).flatten(1) for state in states]
+        return at.packed(states[0][:, number:]), torch.stack(last, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, d_outputs: Tensor, d_last: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (weight, *kept), at, number = ctx.saved_tensors, ctx.at, ctx.at.sizes[0]
+        states, kept = kept[: ctx.num_parts], kept[ctx.num_parts :]
+        grads = [torch.zeros_like(state) for state in states]
+        grads[0][:, number:] = at.by_time(d_outputs)
+        for grad, part in zip(grads, d_last.unbind(1), strict=True):
+            grad.index_add_(1, at.last, part.reshape(number, len(weight), -1).transpose(0, 1))
+        found = ctx.steps.backward(weight, states, kept, grads, at)
+        d_first = torch.stack([grad[:, :number].transpose(0, 1).flatten(1) for grad in grads], 1)
+        return None, None, at.packed(found.inputs), found.weight, found.bias, d_first
+
+
+def recurrence(
+    steps: Pass, at: TimeOrder, inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return h of packed tokens, (n, w h), and the last states of sequences that have any, (sequences, parts, w h).
+
+    `inputs` (n, w g) are products of inputs and weights with their bias, `weight` (w, g, h) and `bias` (w, g) those of
+    the state, and `first` the states before, of the shape of the last ones. Gradients cannot be differentiated again.
+    """
+    return _Recurrence.apply(  # pyright: ignore[reportReturnType]
+        steps, at, inputs.to(weight.dtype), weight, bias, first.to(weight.dtype)
+    )
