@@ -53,7 +53,12 @@ def test_words_are_turned_round(model, data, tmp_path, run):
     assert result["metric"] == "bleu"
     assert result["best"]["scores"]["exact_match"] > 90
     said = run("evaluate", "--model", out, "--data", data / "dev.src", "--json")
-    assert json.loads(said.splitlines()[0])["exact_match"] == result["best"]["scores"]["exact_match"]
+    scores = json.loads(said.splitlines()[0])
+    assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
+    stored = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["best"]["signatures"]
+    assert scores["signatures"] == stored == result["best"]["signatures"]
+    assert stored["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    assert stored["chrf"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0")
     run("predict", "--model", out, "--input", data / "dev.src", "--output", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

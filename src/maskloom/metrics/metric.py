@@ -11,7 +11,10 @@ from maskloom.errors import UsageError, not_one_of
 
 
 class Metric(Protocol):
-    """A score gathered over batches; `primary` names the entry of `compute()` by which models are compared."""
+    """A score gathered over batches; `primary` names the entry of `compute()` by which models are compared.
+
+    One that a library computes may also have `signatures()`, which say how, by the name of the score.
+    """
 
     @property
     def primary(self) -> str:

@@ -70,8 +70,7 @@ def evaluate(
     return {
         "metric": task.primary,
         **outcome.scores,
-        "reference": outcome.reference,
-        "degenerate": outcome.degenerate,
+        **outcome.as_dict(),
         **{name: metric.compute()["calibration_error"] for name, metric in errors.items()},
         "num_examples": source.report.num_kept,
         "data": {**source.report.as_dict(), **account, "max_length": predictor.max_length},

@@ -318,8 +318,7 @@ class _DevWatch:
             "step": step,
             "epoch": round(step * plan.settings.batch_size / len(plan.train), 2),
             "scores": outcome.scores,
-            "reference": outcome.reference,
-            "degenerate": outcome.degenerate,
+            **outcome.as_dict(),
         }
 
     def _keep(self, model: EncoderWithHeads, entry: dict[str, Any]) -> None:

@@ -96,11 +96,18 @@ class Evaluation:
     """Scores with the mean loss, what the score of no learning would be, and whether the outputs are degenerate.
 
     `reference` is the primary score of always giving the commonest answer, and None where there is no such thing.
+    `signatures` say how a library computed its scores, in its own words.
     """
 
     scores: dict[str, float]
     reference: float | None
     degenerate: str | None
+    signatures: dict[str, str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all but the scores as plain values; signatures only where there are any."""
+        told = {"reference": self.reference, "degenerate": self.degenerate}
+        return {**told, "signatures": self.signatures} if self.signatures else told
 
 
 OutputsOf = Callable[[EncodedData], ModelOutputs]
@@ -170,4 +177,4 @@ def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: Outputs
         degenerate = (
             f"{task.primary} {scores[task.primary]:.4f} is not above {reference:.4f}, the score of a constant answer"
         )
-    return Evaluation(scores, reference, degenerate)
+    return Evaluation(scores, reference, degenerate, getattr(metric, "signatures", dict)())
