@@ -55,6 +55,8 @@ def test_words_are_turned_round(model, data, tmp_path, run):
     said = run("evaluate", "--model", out, "--data", data / "dev.src", "--json")
     scores = json.loads(said.splitlines()[0])
     assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
+    assert scores["metric"] == "bleu"
+    assert 90 < scores["rouge2"] <= scores["rougeL"] <= scores["rouge1"] <= 100
     stored = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["best"]["signatures"]
     assert scores["signatures"] == stored == result["best"]["signatures"]
     assert stored["bleu"].startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")

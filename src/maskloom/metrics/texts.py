@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from maskloom.errors import ConfigError
@@ -17,7 +18,8 @@ class TextMetric:
     """BLEU (Papineni et al. 2002), chrF (Popović 2015), the share of equal texts, and ROUGE (Lin 2004), in percent.
 
     BLEU and chrF are those of sacrebleu with its defaults on texts as they are; `signatures` say which. ROUGE is the
-    mean F of rouge-score, with stems, computed where it decides. Raises ConfigError for a library that is absent.
+    mean F of rouge-score, with stems, and left out where that is absent and does not decide. Raises ConfigError for a
+    library that is absent.
     """
 
     def __init__(self, primary: str = "bleu") -> None:
@@ -30,8 +32,9 @@ class TextMetric:
         except ImportError:
             raise ConfigError(f"scores of texts need the package sacrebleu: {_INSTALL}") from None
         self._bleu, self._chrf = BLEU(force=True), CHRF()  # texts with blanks before full stops are scored all the same
-        if primary.startswith("rouge"):
-            _rouge_scorer()
+        self._rouge = _rouge_scorer()
+        if self._rouge is None and primary.startswith("rouge"):
+            raise ConfigError(f"ROUGE needs the package rouge-score: {_INSTALL}")
 
     def update(self, predictions: Sequence[str], targets: Sequence[str]) -> None:
         """Take in found texts and references, in one order. Raises ValueError where they differ in number."""
@@ -50,12 +53,9 @@ class TextMetric:
             "chrf": float(self._chrf.corpus_score(self._found, [self._references]).score),
             "exact_match": 100.0 * sum(found == reference for found, reference in pairs) / len(pairs),
         }
-        if self.primary.startswith("rouge"):
-            scorer = _rouge_scorer()
-            sums = Counter[str]()
-            for found, reference in pairs:
-                sums.update({name: score.fmeasure for name, score in scorer.score(reference, found).items()})
-            scores |= {name: 100.0 * total / len(pairs) for name, total in sums.items()}
+        if self._rouge is not None:
+            found = [self._rouge.score(reference, text) for text, reference in pairs]
+            scores |= {name: 100.0 * fmean(one[name].fmeasure for one in found) for name in found[0]}
         return scores
 
     def signatures(self) -> dict[str, str]:
@@ -79,5 +79,5 @@ def _rouge_scorer() -> Any:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
-        raise ConfigError(f"ROUGE needs the package rouge-score: {_INSTALL}") from None
+        return None
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
