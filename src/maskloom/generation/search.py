@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -82,13 +82,10 @@ class Generation:
                 f"beam = {self.beam} beside {', '.join(changed)}: a search draws nothing; give one of them"
             )
 
-    def changed_by(self, other: Generation) -> Generation:
-        """Return these settings with those of another that are not the defaults; one that draws ends a search."""
-        plain = Generation()
-        given = {name: value for name, value in vars(other).items() if value != getattr(plain, name)}
-        if {"temperature", "top_k", "top_p"} & given.keys():
-            given = {"beam": None, "length_penalty": None, **given}
-        return replace(self, **given)
+    def changed(self, given: Mapping[str, Any]) -> Generation:
+        """Return these settings with those that are given, by name; one of a draw ends a search."""
+        ended = {"beam": None, "length_penalty": None} if {"temperature", "top_k", "top_p"} & given.keys() else {}
+        return replace(self, **{**ended, **given})
 
     def score(self, text: Continuation) -> float:
         """Return what a search compares texts by; their end counts as a token."""

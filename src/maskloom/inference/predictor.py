@@ -302,17 +302,19 @@ class Predictor(TaskModel):
         return SpanFiller(self.model, self.tokenizer, self.max_length, self.batch_size, self.precision)
 
     def generate(
-        self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0
+        self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0, **given: Any
     ) -> list[GeneratedText]:
         """Continue each text, in order, or write what a model with a decoder makes of it.
 
-        `settings` say how long, and how tokens are drawn or searched; by default they are drawn. A decoder searches as
-        it was fine-tuned to, but for the settings that are not the usual ones. `first` is the number of the first one,
-        which keys its draws. Raises ConfigError for a model that reads both ways and has no decoder, DataError for a
-        prompt without a token and for one that fills the model's context.
+        `settings` say how long, and how tokens are drawn or searched. Without them a decoder searches as it was
+        fine-tuned to, and other models draw with the defaults of `Generation`. Fields of it that are `given` by name
+        change those alone. `first` is the number of the first prompt, which keys its draws. Raises ConfigError for a
+        model that reads both ways and has no decoder, DataError for a prompt without a token and for one that fills the
+        model's context.
         """
         if not isinstance(settings, Generation | None):
             raise ConfigError(f"settings {settings!r:.80}: a Generation is expected")
+        settings = self.generation(settings).changed(given)
         texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
         ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))], settings)
         return self.generate_from_ids(ids, settings, first)
@@ -348,11 +350,9 @@ class Predictor(TaskModel):
         objective = self.task.objective if self.task else None
         return objective if isinstance(objective, SequenceToSequence) else None
 
-    def generation(self, settings: Generation | None) -> Generation:
-        """Return how texts are made: by `settings`, and by those of its fine-tuning where a decoder writes."""
-        if self.writer is None:
-            return settings or Generation()
-        return self.writer.generation if settings is None else self.writer.generation.changed_by(settings)
+    def generation(self, settings: Generation | None = None) -> Generation:
+        """Return how texts are made: by `settings`, else as a decoder was fine-tuned to, else by the defaults."""
+        return settings or (self.writer.generation if self.writer else Generation())
 
     def generate_from_ids(
         self, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int

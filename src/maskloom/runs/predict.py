@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -223,7 +223,7 @@ def generate(
     model: str | Path,
     input: str | Path,
     output: str | Path,
-    settings: Generation | None,
+    given: Mapping[str, Any],
     *,
     reading: ReadingOptions | None = None,
     batch_size: int | None = None,
@@ -231,13 +231,15 @@ def generate(
 ) -> dict[str, Any]:
     """Write a .jsonl with a row for each prompt: `index`, `line`, `prompt`, and what `GeneratedText` has.
 
-    The output takes its name when it is complete. Raises ConfigError or DataError for a model that continues nothing, a
-    wrong file, and a prompt, by its line, that is empty or too long.
+    Those of `Generation` that are given change the model's own. The output takes its name when it is complete. Raises
+    ConfigError or DataError for a model that continues nothing, a wrong file, and a prompt, by its line, that is empty
+    or too long.
     """
     num_tokens = 0
 
     def continued(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[GeneratedText]:
         nonlocal num_tokens
+        settings = predictor.generation().changed(given)
         found = predictor.generate_from_ids(predictor.prompt_ids(texts, names, settings), settings, first)
         num_tokens += sum(text["num_tokens"] for text in found)
         return found

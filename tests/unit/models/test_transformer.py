@@ -236,8 +236,13 @@ def test_the_next_best_are_what_a_search_for_more_finds():
 
 def test_settings_that_are_given_change_others_and_a_draw_ends_a_search():
     own = Generation(max_tokens=20, beam=4, length_penalty=0.6)
-    assert own.changed_by(Generation(num_best=2)) == Generation(max_tokens=20, beam=4, length_penalty=0.6, num_best=2)
-    assert own.changed_by(Generation(top_p=0.5, seed=3)) == Generation(max_tokens=20, top_p=0.5, seed=3)
+    assert own.changed({}) == own
+    assert own.changed({"num_best": 2}) == Generation(max_tokens=20, beam=4, length_penalty=0.6, num_best=2)
+    for name in ("temperature", "top_p"):  # their usual values, too
+        assert own.changed({name: 1.0, "seed": 3}) == Generation(max_tokens=20, seed=3)
+    assert own.changed({"max_tokens": 64, "top_k": 9, "beam": None}) == Generation(top_k=9)
+    with pytest.raises(ConfigError, match="beam = 3 beside top_k"):
+        own.changed({"beam": 3, "top_k": 9})
 
 
 def test_a_search_ends_where_nothing_may_follow():

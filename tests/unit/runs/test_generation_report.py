@@ -6,15 +6,14 @@ import pytest
 from tests.unit.inference.generators import WORDS, generator_folder
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Generation
 from maskloom.runs.report.generation import generation_report
 
-SEARCH = Generation(max_tokens=4, beam=2, length_penalty=0.6)
+SEARCH = {"max_tokens": 4, "beam": 2, "length_penalty": 0.6}
 
 
-def page_of(folder, name, texts=("one two three", "four"), settings=SEARCH, words=WORDS):
+def page_of(folder, name, texts=("one two three", "four"), given=SEARCH, words=WORDS):
     model = generator_folder(folder / "model", name, words)
-    _, found = generation_report(model, texts, folder / "page.html", settings)
+    _, found = generation_report(model, texts, folder / "page.html", given)
     return (folder / "page.html").read_text(encoding="utf-8"), found
 
 
@@ -39,7 +38,7 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
 
 
 def test_a_gpt_is_shown_by_its_own_attention(tmp_path):
-    page, _ = page_of(tmp_path, "gpt", settings=Generation(max_tokens=4, seed=1))
+    page, _ = page_of(tmp_path, "gpt", given={"max_tokens": 4, "seed": 1})
     assert page.count("<h3>Self-attention</h3>") == 3  # of both texts and the masks
     assert "Cross-attention" not in page
     assert "A token sees itself and those before it." in page
@@ -59,7 +58,8 @@ def test_it_holds_all_and_loads_nothing(tmp_path):
 
 
 def test_what_is_too_long_is_cut_and_said(tmp_path):
-    page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], settings=Generation(60, beam=1, min_tokens=60))
+    long = {"max_tokens": 60, "beam": 1, "min_tokens": 60}
+    page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], given=long)
     assert "Shown are the first 48 tokens, of 60 rows and 62 columns." in page
     assert "Shown are the first 48 of 60 steps." in page
 
@@ -73,7 +73,7 @@ def test_a_file_gives_its_first_texts(tmp_path):
     assert "<h2>Text 3</h2>" in (tmp_path / "page.html").read_text(encoding="utf-8")
     path.write_text("one\n...\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.de, line 1: min_tokens 60: a target has at most 53 tokens, 50 more than"):
-        generation_report(model, path, tmp_path / "page.html", Generation(min_tokens=60))
+        generation_report(model, path, tmp_path / "page.html", {"min_tokens": 60})
 
 
 def test_a_wrong_page_is_refused_and_an_old_one_replaced(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -54,14 +54,15 @@ def generation_report(
     model: str | Path,
     texts: Sequence[str] | Path,
     page: str | Path,
-    settings: Generation | None,
+    given: Mapping[str, Any],
     *,
     reading: ReadingOptions | None = None,
 ) -> tuple[dict[str, Any], list[GeneratedText]]:
     """Write a page about what a model makes of texts, or of the first ones of a file; return what it is and these.
 
-    It shows attention, the steps of the search or the draws, masks, and the positions of the model, and loads nothing.
-    Raises ConfigError for a page that cannot be written, and the errors of `generate`.
+    Those of `Generation` that are given change the model's own. The page shows attention, the steps of the search or
+    the draws, masks, and the positions of the model, and loads nothing. Raises ConfigError for a page that cannot be
+    written, and the errors of `generate`.
     """
     target = Path(page)
     check_page(target, "--report")
@@ -73,6 +74,7 @@ def generation_report(
         texts, names = [row.text for row in rows], [f"{texts}, line {row.line}" for row in rows]
     else:
         names = [f"prompt {number}" for number in range(len(texts))]
+    settings = predictor.generation().changed(given)
     found = [
         inspect(predictor, ids, settings, number)
         for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))

@@ -1,0 +1,78 @@
+"""Settings of `maskloom generate` against those that a decoder was fine-tuned with."""
+
+import json
+
+import pytest
+from tests.unit.inference.generators import generator_folder
+
+import maskloom
+
+OWN = {"max_target_length": 128, "beam": 3, "min_tokens": 60, "no_repeat_ngram": 1, "length_penalty": 0.6}
+TEXT = " ".join(["one two three four five six seven eight"] * 4)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Write a Transformer that knows eight words and five marks."""
+    return generator_folder(tmp_path_factory.mktemp("model"), "transformer")
+
+
+def store(model, **settings):
+    """Store the settings of its fine-tuning beside the model."""
+    stored = {"kind": "seq2seq", "settings": {**OWN, **settings}}
+    (model / "maskloom.json").write_text(json.dumps(stored), encoding="utf-8")
+
+
+@pytest.fixture
+def generated(model, run):
+    def by(*flags, text=TEXT):
+        return json.loads(run("generate", "--model", model, "--prompt", text, *flags, "--json").splitlines()[-1])
+
+    return by
+
+
+def test_a_temperature_of_one_draws_in_place_of_the_search(model, generated):
+    store(model, no_repeat_ngram=0)
+    searched = generated()
+    one, other, again = (generated("--temperature", 1, "--seed", seed) for seed in (1, 2, 1))
+    assert one == again
+    assert len({text["text"] for text in (searched, one, other)}) == 3
+    predictor = maskloom.load(model)
+    assert predictor.generate([TEXT], temperature=1.0, seed=2)[0]["text"] == other["text"]
+    assert predictor.generate([TEXT])[0]["text"] == searched["text"]
+    assert generated("--top-p", 1, "--seed", 2)["text"] == other["text"]
+
+
+def test_usual_values_change_those_of_the_model(model, generated):
+    store(model, no_repeat_ngram=0, min_tokens=70)
+    assert generated()["num_tokens"] >= 70
+    assert generated("--min-tokens", 64, "--max-tokens", 64)["num_tokens"] == 64
+    assert generated("--min-tokens", 0)["num_tokens"] < 70
+    store(model, min_tokens=0)
+    assert generated()["num_tokens"] <= 13  # no token twice
+    assert generated("--no-repeat-ngram", 0, "--min-tokens", 40)["num_tokens"] >= 40
+    store(model, no_repeat_ngram=0, min_tokens=10)
+    (text,) = maskloom.load(model).generate([TEXT], min_tokens=0, max_tokens=4)
+    assert text["num_tokens"] <= 4
+
+
+def test_a_file_and_a_page_follow_the_same_settings(model, run, tmp_path):
+    store(model, no_repeat_ngram=0)
+    (tmp_path / "in.txt").write_text(f"{TEXT}\n", encoding="utf-8")
+    found = []
+    for seed in (1, 2):
+        files = ("--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl", "--report", tmp_path / "page.html")
+        run("generate", "--model", model, *files, "--temperature", 1, "--seed", seed)
+        found.append(json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))["text"])
+        assert f"temperature 1, top-p 1, seed {seed}" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert found[0] != found[1]
+
+
+def test_settings_that_do_not_go_together_are_refused(model, run):
+    store(model)
+    said = run("generate", "--model", model, "--prompt", TEXT, "--max-tokens", 20, code=3)
+    assert "min_tokens 60: it may not exceed max_tokens, 20" in said
+    said = run("generate", "--model", model, "--prompt", TEXT, "--temperature", 1, "--num-best", 2, code=3)
+    assert "num_best 2: give a beam of at least as many; it is 1" in said
+    with pytest.raises(TypeError, match="temprature"):
+        maskloom.load(model).generate([TEXT], temprature=1.0)
