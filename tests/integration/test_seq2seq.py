@@ -133,6 +133,17 @@ def test_targets_beside_other_files_are_found_by_their_suffix(model, data, tmp_p
     assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
 
 
+def test_cut_targets_are_counted_and_told(model, data, tmp_path, run):
+    out, result = model
+    assert result["data"]["train"]["num_truncated_targets"] == 0
+    rows = [{"source": "one two", "target": " ".join(["two one"] * times)} for times in (1, 8, 9)]
+    (tmp_path / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    account = json.loads(run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl", "--json").splitlines()[0])
+    assert account["data"]["num_truncated_targets"] == 2  # of 18 and 20 tokens, of which 16 are read
+    assert account["data"]["num_truncated_target_tokens"] == 2 + 4
+    assert "; 2 targets cut" in run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl")
+
+
 def test_a_model_is_trained_further_and_its_card_says_where_it_is_from(model, data, tmp_path):
     out, _ = model
     card = (out / "model" / "README.md").read_text(encoding="utf-8")

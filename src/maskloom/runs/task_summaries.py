@@ -140,6 +140,8 @@ def examples_text(account: dict[str, Any]) -> str:
         text += f"; {account['num_blank']:,} blank (first at line {account['first_blank_line']}), read as empty texts"
     if account.get("num_truncated_examples"):
         text += f"; {account['num_truncated_examples']:,} cut to {account['max_length']} tokens"
+    if account.get("num_truncated_targets"):
+        text += f"; {account['num_truncated_targets']:,} targets cut"
     if account.get("num_also_in_train"):
         text += f"; {account['num_also_in_train']:,} also in train"
     return "; ".join([text, *account.get("notes", ())])

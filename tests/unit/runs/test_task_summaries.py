@@ -63,6 +63,16 @@ def test_evaluation_in_lines():
     assert lines[:3] == ["f1          0.5000", "loss        0.2500", "degenerate  every prediction is the same class"]
 
 
+def test_cut_targets_are_told():
+    account = {**ACCOUNT, "num_truncated_targets": 1_002}
+    scores = {"metric": "bleu", "bleu": 3.0, "reference": None, "degenerate": None}
+    (*_, last) = evaluation_lines({**scores, "data": account})
+    assert last.endswith("3 cut to 32 tokens; 1,002 targets cut")
+    run = finetuned()
+    run["data"]["train"] = account
+    assert any("1,002 targets cut" in line for line in finetuning_lines(run) if line.startswith("train"))
+
+
 def test_official_scores_of_answers_are_marked_as_percent():
     answers = {"f1": 81.25, "exact_match": 72.5, "loss": 0.25}
     lines = evaluation_lines({**answers, "metric": "f1", "reference": None, "degenerate": None, "data": ACCOUNT})

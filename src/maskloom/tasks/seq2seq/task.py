@@ -100,8 +100,11 @@ class EncodedTargets:
 
     def account(self) -> dict[str, Any]:
         """Return what was cut, as plain values."""
-        targets = {} if self.targets is None else {"targets": self.targets.account()}
-        return {**self.sources.account(), **targets}
+        cut, targets = {}, self.targets
+        if targets is not None:
+            cut["num_truncated_targets"] = targets.num_truncated_examples
+            cut["num_truncated_target_tokens"] = targets.num_truncated_tokens
+        return {**self.sources.account(), **cut}
 
     def notes(self, path: Path) -> list[str]:
         """Say how many sources and targets were cut, where any were."""
