@@ -204,20 +204,21 @@ def test_decoding_gives_the_same_tokens(bos, more, tmp_path):
     ids, mask = padded()
     layout = SequenceLayout.from_lengths(mask.sum(1))
     hidden = model.encoder.encode_packed(ids[mask], torch.zeros_like(ids[mask]), layout).last_hidden_state
-    begin = [END] if bos is None else [END, bos]
+    num_begin = 1 if bos is None else 2
     for beam in (1, 4):
         settings = Generation(**{"max_tokens": 18, "beam": beam, "length_penalty": 0.0, **more})
-        found = decode_sources(model, hidden, layout, settings, begin=begin, end=END)
+        found = decode_sources(model, hidden, layout, settings, begin=[END], end=END)
         theirs = peer.generate(
             ids,
             attention_mask=mask.long(),
             do_sample=False,
             num_beams=beam,
-            max_length=len(begin) + 18,
-            min_length=len(begin) + more.get("min_tokens", 0),
+            max_length=num_begin + 18,
+            min_length=num_begin + more.get("min_tokens", 0),
             no_repeat_ngram_size=more.get("no_repeat_ngram", 0),
             length_penalty=0.0 if settings.length_penalty is not None else 1.0,
-            forced_eos_token_id=None,
         )
-        for text, tokens in zip(found, theirs[:, len(begin) :].tolist(), strict=True):
-            assert text.token_ids == (tokens[: tokens.index(END)] if END in tokens else tokens)
+        assert bos is None or set(theirs[:, 1].tolist()) == {bos}
+        for text, tokens in zip(found, theirs[:, num_begin:].tolist(), strict=True):
+            assert text.token_ids == tokens[: tokens.index(END)]
+            assert text.is_forced == (len(text.token_ids) == 17)  # all that the last step left

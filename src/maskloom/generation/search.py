@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -98,15 +98,22 @@ class Generation:
 
 @dataclass
 class Continuation:
-    """Tokens that follow a prompt, their log-probability together, in nats, and whether the model ended the text.
+    """Tokens that follow a prompt, their log-probability together, in nats, and whether the text has an end.
 
-    `others` are the next best of a search that is asked for several.
+    `is_forced` says that the end was all that the limit left. `others` are the next best of a search that is asked for
+    several.
     """
 
     token_ids: list[int] = field(default_factory=list)
     log_probability: float = 0.0
     is_ended: bool = False
     others: list[Continuation] = field(default_factory=list)
+    is_forced: bool = False
+
+    @property
+    def finish(self) -> Literal["end", "length"]:
+        """What ended the text: the model, or the limit."""
+        return "end" if self.is_ended and not self.is_forced else "length"
 
 
 @dataclass(frozen=True)
@@ -187,13 +194,21 @@ class StepDecoder(Protocol):
 
 @dataclass(frozen=True)
 class Choice:
-    """What a step may take, and how; `numbers` are those of the texts, and `steps` gets those of a single one."""
+    """What a step may take, and how; `numbers` are those of the texts, and `steps` gets those of a single one.
+
+    With `forces_end` a text's last step allows the end alone, unless the text would be too short; that costs nothing.
+    """
 
     end: int | None
     never: tuple[int, ...]
     settings: Generation
     numbers: list[int]
     steps: list[DecodingStep] | None = None
+    forces_end: bool = False
+
+    def must_end(self, text: Continuation, num_steps: int) -> bool:
+        """Tell whether a text of at most `num_steps` tokens has to end here."""
+        return self.forces_end and self.settings.min_tokens <= len(text.token_ids) == num_steps - 1
 
     def note(
         self,
@@ -210,27 +225,30 @@ class Choice:
         for place, (values, tokens) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
             others = [token for text, token in taken if text == place and token not in tokens]
             values += log_probabilities[place, others].tolist()
-            candidates.append(list(zip([*tokens, *others], values, strict=True)))
+            pairs = zip([*tokens, *others], values, strict=True)
+            candidates.append([(token, value) for token, value in pairs if value > -math.inf])
         kept = [replace(text, token_ids=[*text.token_ids]) for text in texts]
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 
-    def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
-        """Return those of every token after each text, (texts, vocabulary)."""
-        return self._allowed(torch.log_softmax(self._without_never(logits), -1), texts)
+    def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
+        """Return those of every token after each text, (texts, vocabulary); `limits` are the steps of each."""
+        return self._allowed(torch.log_softmax(self._without_never(logits), -1), texts, limits)
 
     def _without_never(self, logits: Tensor) -> Tensor:
         if self.never:
             logits.index_fill_(1, to_device(np.array(self.never), logits.device), -math.inf)
         return logits
 
-    def _allowed(self, logits: Tensor, texts: Sequence[Continuation]) -> Tensor:
+    def _allowed(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
         """Take away what a text may not go on with here; what is left keeps its probability."""
-        if not (self.settings.min_tokens or self.settings.no_repeat_ngram):
+        if last := [row for row, limited in enumerate(zip(texts, limits, strict=True)) if self.must_end(*limited)]:
+            logits.index_fill_(0, to_device(np.array(last), logits.device), -math.inf)
+        elif not (self.settings.min_tokens or self.settings.no_repeat_ngram):
             return logits
         if banned := [(row, token) for row, text in enumerate(texts) for token in self._banned(text.token_ids)]:
             logits[to_device(np.array(banned), logits.device).unbind(1)] = -math.inf
         most = max(Counter(row for row, _ in banned).values(), default=0) + len(self.never)
-        if self.end is not None and most >= logits.shape[1]:  # where nothing else may follow, a text ends
+        if self.end is not None and (last or most >= logits.shape[1]):  # where nothing else may follow, a text ends
             logits[:, self.end].masked_fill_((logits == -math.inf).all(1), 0.0)
         return logits
 
@@ -246,16 +264,16 @@ class Choice:
         return [row[1:] for row in rows]
 
     def taken(
-        self, logits: Tensor, rows: list[int], step: int, texts: Sequence[Continuation]
+        self, logits: Tensor, rows: list[int], step: int, texts: Sequence[Continuation], limits: Sequence[int]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the largest logit of each row, a token, and its log-probability."""
         if self.settings.temperature == 0.0:
-            logits = self._allowed(self._without_never(logits), texts)
+            logits = self._allowed(self._without_never(logits), texts, limits)
             # NumPy looks through them several times as fast
             tokens = torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
             largest = logits.gather(1, tokens.unsqueeze(1))
             return largest, tokens, -(logits - largest).exp_().sum(1).log_()
-        largest, log_probabilities = logits.amax(1), self.log_probabilities(logits, texts)
+        largest, log_probabilities = logits.amax(1), self.log_probabilities(logits, texts, limits)
         tokens = self._drawn(log_probabilities, rows, step)
         return largest, tokens, log_probabilities.gather(1, tokens.unsqueeze(1))
 
@@ -320,15 +338,15 @@ def _draw(
     found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
     logits = decoder.start(prompts)
     for step in range(max(num_steps)):
-        texts = [found[row] for row in rows]
-        seen = logits if choose.steps is None else choose.log_probabilities(logits, texts)
-        largest, tokens, values = choose.taken(logits, rows, step, texts)
+        texts, limits = [found[row] for row in rows], [num_steps[row] for row in rows]
+        seen = logits if choose.steps is None else choose.log_probabilities(logits, texts, limits)
+        largest, tokens, values = choose.taken(logits, rows, step, texts, limits)
         read, going = choose.read(largest, tokens, values), list[int]()
         choose.note(texts, seen, [(place, int(token)) for place, (token, _) in enumerate(read)], [])
         for place, (row, (token, value)) in enumerate(zip(rows, read, strict=True)):
             text = found[row]
             text.log_probability += value
-            text.is_ended = token == choose.end
+            text.is_ended, text.is_forced = token == choose.end, choose.must_end(text, num_steps[row])
             if not text.is_ended:
                 text.token_ids.append(int(token))
                 if len(text.token_ids) < num_steps[row]:
@@ -352,7 +370,8 @@ def _searched(
     going, logits = list(searches), decoder.start(prompts)
     while going:
         texts = [text for search in going for text in search.going]
-        log_probabilities = choose.log_probabilities(logits, texts)
+        limits = [search.num_steps for search in going for _ in search.going]
+        log_probabilities = choose.log_probabilities(logits, texts, limits)
         so_far = to_device(np.array([text.log_probability for text in texts]), logits.device)
         number = min(2 * width, log_probabilities.shape[1])  # as many may end the text as stay
         best, places = largest_of(log_probabilities, number)
@@ -378,7 +397,7 @@ class _Search:
     """The search for one prompt: the texts that go on, none when it is over, and those that have ended."""
 
     def __init__(self, choose: Choice, num_steps: int) -> None:
-        self._choose, self._num_steps, self._step = choose, num_steps, 0
+        self._choose, self.num_steps, self._step = choose, num_steps, 0
         self.going, self.ended = [Continuation()], list[Continuation]()
 
     def advance(self, scores: list[list[float]], tokens: list[list[int]]) -> list[tuple[int, int]]:
@@ -392,15 +411,16 @@ class _Search:
         candidates.sort()
         kept, ways = list[Continuation](), list[tuple[int, int]]()
         for place, (negative, source, token) in enumerate(candidates[: 2 * width]):
-            score, ids = -negative, self.going[source].token_ids
+            score, text = -negative, self.going[source]
             if token == end:
                 if place < width and score > -math.inf:
-                    self.ended.append(Continuation(ids, score, is_ended=True))
+                    is_forced = self._choose.must_end(text, self.num_steps)
+                    self.ended.append(Continuation(text.token_ids, score, is_ended=True, is_forced=is_forced))
             elif len(kept) < width and score > -math.inf:
-                kept.append(Continuation([*ids, token], score))
+                kept.append(Continuation([*text.token_ids, token], score))
                 ways.append((source, token))
         before, self.going, self._step = self.going, kept, self._step + 1
-        if kept and self._step < self._num_steps and not self._is_decided():
+        if kept and self._step < self.num_steps and not self._is_decided():
             return ways
         # where all that could follow is forbidden, what was going on ends
         self.ended += kept or ([] if self.ended else before)
@@ -422,7 +442,7 @@ class _Search:
             return False
         likeliest = max(text.log_probability for text in self.going)
         worst = sorted(map(settings.score, self.ended))[-settings.num_best]
-        return likeliest / settings.norm(self._num_steps) <= worst
+        return likeliest / settings.norm(self.num_steps) <= worst
 
 
 def largest_of(values: Tensor, number: int) -> Sequence[Tensor]:

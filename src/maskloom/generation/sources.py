@@ -48,16 +48,20 @@ def decode_sources(
 
     Draws are keyed by `numbers` of the sources, 0 and so on unless given. `steps` gets those of a single source.
 
-    A target begins with the tokens `begin`, which are not among its ids. It has at most `most_tokens`; DataError is
-    raised where it is to have more.
+    A target begins with the tokens `begin`, which are not among its ids; a configuration may force the one after the
+    first, and the end where a target comes to its limit. It has at most `most_tokens`; DataError is raised where it is
+    to have more.
     """
+    if (forced := getattr(model.config, "forced_bos_token_id", None)) is not None:
+        begin = [begin[0], forced, *begin[2:]]
     room = cast(TransformerDecoder, model.heads["decoder"]).max_length - len(begin)
     numbers = list(range(layout.num_sequences) if numbers is None else numbers)
     num_steps = [
         min(settings.max_tokens, most_tokens(length, settings.min_tokens, name=f"source {number}", room=room))
         for number, length in zip(numbers, layout.sizes.tolist(), strict=True)
     ]
-    choose = Choice(end, (), settings, numbers, steps)
+    forces_end = getattr(model.config, "forced_eos_token_id", None) == end
+    choose = Choice(end, (), settings, numbers, steps, forces_end)
     decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps))
     return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
 

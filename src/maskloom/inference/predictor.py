@@ -411,7 +411,7 @@ class Predictor(TaskModel):
             "text": self.text_of(found.token_ids),
             "num_tokens": len(found.token_ids),
             "log_probability": found.log_probability,
-            "finish": "end" if found.is_ended else "length",
+            "finish": found.finish,
         }
         if found.others:
             shown["others"] = [self.shown(other) for other in found.others]

@@ -86,5 +86,5 @@ class SpanFiller:
             "text": _BLANK.sub(lambda _: next(rest), text),
             "fillings": fillings,
             "log_probability": target.log_probability,
-            "finish": "end" if target.is_ended else "length",
+            "finish": target.finish,
         }

@@ -1,6 +1,7 @@
 """The Transformer: sizes, positions, leaks, and decoding with a cache."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from maskloom.layers.positions import sinusoids
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
+from maskloom.models.bart_config import BartConfig
 from maskloom.models.bert import BertConfig
 from maskloom.models.transformer_config import TransformerConfig
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
@@ -243,6 +245,29 @@ def test_settings_that_are_given_change_others_and_a_draw_ends_a_search():
     assert own.changed({"max_tokens": 64, "top_k": 9, "beam": None}) == Generation(top_k=9)
     with pytest.raises(ConfigError, match="beam = 3 beside top_k"):
         own.changed({"beam": 3, "top_k": 9})
+
+
+@pytest.mark.parametrize("how", [{"beam": 3}, {"temperature": 0.0}, {"temperature": 1.0}])
+@torch.inference_mode()
+def test_an_end_is_forced_at_the_limit_of_each_source_at_no_cost(how):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    found = {}
+    for forced in (None, END):
+        config = BartConfig(**sizes, vocab_size=40, initializer_range=0.5, forced_eos_token_id=forced)
+        model = build_model(config, ("decoder",), seed=0).eval()
+        model.heads["decoder"].bias.data[0, END] = -1e3  # it would never end
+        memory, source = encoded(model, [2, 9])
+        settings = Generation(max_tokens=56, **how)  # of the first source 52 at most
+        found[forced] = decode_sources(model, memory, source, settings, begin=[BEGIN], end=END)
+        least = replace(settings, min_tokens=6, max_tokens=6)  # more than what is forced
+        again = decode_sources(model, memory, source, least, begin=[BEGIN], end=END)
+        assert [(len(text.token_ids), text.finish) for text in again] == [(6, "length")] * 2
+    assert [(len(text.token_ids), text.is_ended) for text in found[None]] == [(52, False), (56, False)]
+    assert [(len(text.token_ids), text.is_ended) for text in found[END]] == [(51, True), (55, True)]
+    assert {text.finish for text in (*found[None], *found[END])} == {"length"}
+    for free, text in zip(found[None], found[END], strict=True):
+        assert text.log_probability > free.log_probability
+        assert "beam" in how or text.token_ids == free.token_ids[:-1]
 
 
 def test_a_search_ends_where_nothing_may_follow():

@@ -120,7 +120,7 @@ def _about(
     """Return what the page tells of a text; all maps and every head of the first one."""
     kinds = [kind for kind in one.maps if is_first or kind in (CROSS, CAUSAL)]
     score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
-    ended = "its own end" if one.found.is_ended else "the limit of tokens"
+    ended = "its own end" if one.found.finish == "end" else "the limit of tokens"
     ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
     return {
         "source": visible(text),
