@@ -68,6 +68,28 @@ def test_a_file_and_a_page_follow_the_same_settings(model, run, tmp_path):
     assert found[0] != found[1]
 
 
+def test_the_next_best_are_told_with_the_scores_that_rank_them(model, run, tmp_path):
+    store(model, no_repeat_ngram=0, min_tokens=0)
+    (tmp_path / "in.txt").write_text(f"{TEXT}\n", encoding="utf-8")
+    files = ("--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl")
+    orders = set()
+    for penalty in (0.0, 2.0):
+        run("generate", "--model", model, *files, "--beam", 6, "--num-best", 6, "--length-penalty", penalty)
+        best = json.loads((tmp_path / "out.jsonl").read_text(encoding="utf-8"))
+        texts = [best, *best["others"]]
+        scores = [text["score"] for text in texts]
+        assert len(texts) == 6
+        assert scores == sorted(scores, reverse=True)
+        for text in texts:
+            length = text["num_tokens"] + (text["finish"] == "end")
+            assert text["score"] == pytest.approx(text["log_probability"] / ((5 + length) / 6) ** penalty)
+        orders.add(tuple(text["text"] for text in texts))
+    assert len(orders) == 2
+    said = run("generate", "--model", model, "--prompt", TEXT, "--beam", 6, "--num-best", 6, "--length-penalty", 2)
+    assert said.splitlines()[-6:] == [text["text"] for text in texts]
+    assert "score" not in maskloom.load(model).generate([TEXT], temperature=0.0)[0]
+
+
 def test_settings_that_do_not_go_together_are_refused(model, run):
     store(model)
     said = run("generate", "--model", model, "--prompt", TEXT, "--max-tokens", 20, code=3)

@@ -358,7 +358,8 @@ class Predictor(TaskModel):
         self, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
     ) -> list[GeneratedText]:
         """Continue prompts that `prompt_ids` returned."""
-        return [self.shown(found) for found in self.continuations(prompts, settings, first)]
+        how = self.generation(settings)
+        return [self.shown(found, how) for found in self.continuations(prompts, how, first)]
 
     def continuations(
         self,
@@ -405,7 +406,7 @@ class Predictor(TaskModel):
         """Return tokens that were written as a text."""
         return self.tokenizer.decode(ids) if self.writer is None else readable(self.tokenizer.of_targets, ids)
 
-    def shown(self, found: Continuation) -> GeneratedText:
+    def shown(self, found: Continuation, settings: Generation) -> GeneratedText:
         """Return a text that was found as a person gets it."""
         shown: GeneratedText = {
             "text": self.text_of(found.token_ids),
@@ -413,8 +414,10 @@ class Predictor(TaskModel):
             "log_probability": found.log_probability,
             "finish": found.finish,
         }
+        if settings.beam is not None:
+            shown["score"] = settings.score(found)
         if found.others:
-            shown["others"] = [self.shown(other) for other in found.others]
+            shown["others"] = [self.shown(other, settings) for other in found.others]
         return shown
 
 

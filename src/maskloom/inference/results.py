@@ -64,14 +64,15 @@ class GeneratedText(TypedDict):
     """What follows a prompt.
 
     `text` is without the prompt, `num_tokens` counts its tokens, `log_probability` is that of all of them and of the
-    end, in nats, and `finish` says what ended it: the model's own "end", or the "length". `others` are the next best
-    of a search that was asked for several.
+    end, in nats, and `finish` says what ended it: the model's own "end", or the "length". `score` is what a search
+    ranked the text by, and `others` are the next best where several were asked for, by score.
     """
 
     text: str
     num_tokens: int
     log_probability: float
     finish: Literal["end", "length"]
+    score: NotRequired[float]
     others: NotRequired[list[GeneratedText]]
 
 

@@ -127,7 +127,7 @@ def test_steps_lead_to_the_text_that_was_found(predictor, settings):
         grown = [*last.texts[0].token_ids, last.taken[0][1]]
         assert grown == [*found.found.token_ids, *([end] if found.found.is_ended else [])]
     plain = predictor.generate([TEXT], settings)
-    assert plain == [predictor.shown(found.found)]
+    assert plain == [predictor.shown(found.found, settings)]
 
 
 def test_rows_of_cross_attention_are_the_tokens_that_are_written(tmp_path):

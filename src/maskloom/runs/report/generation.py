@@ -79,7 +79,7 @@ def generation_report(
         inspect(predictor, ids, settings, number)
         for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))
     ]
-    shown = [predictor.shown(one.found) for one in found]
+    shown = [predictor.shown(one.found, one.settings) for one in found]
     config = predictor.model.config
     decoder = [cast(TiedDecoder, predictor.model.heads["decoder"])] if predictor.writer else []
     content = page_template("runs/report/generation.html").render(
