@@ -162,13 +162,12 @@ class SourceTargetBatch(PackedBatch):
     marks: np.ndarray
 
     @classmethod
-    def of_sources(cls, sources: Sequence[Sequence[int]], marks: Sequence[int], first: int) -> Self:
-        """Return a batch of token ids without targets; the first source has the index `first`."""
+    def of_sources(cls, sources: Sequence[Sequence[int]], marks: Sequence[int], numbers: Sequence[int]) -> Self:
+        """Return a batch of token ids without targets; `numbers` are the indices of the sources."""
         ids = np.array([token for source in sources for token in source], dtype=np.int64)
         lengths, nothing = np.array([len(source) for source in sources], dtype=np.int64), np.zeros(0, np.int64)
-        indices = first + np.arange(len(sources))
         tiled = np.tile(np.array(marks, dtype=np.int64), (len(sources), 1))
-        return cls(ids, ids * 0, lengths, nothing, lengths * 0, None, indices, tiled)
+        return cls(ids, ids * 0, lengths, nothing, lengths * 0, None, np.array(numbers, dtype=np.int64), tiled)
 
     @property
     def num_tokens(self) -> int:

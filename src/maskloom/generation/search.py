@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, Protocol, cast
@@ -160,6 +160,21 @@ def continue_texts(
     numbers = list(range(len(prompts))) if numbers is None else list(numbers)
     choose = Choice(end, tuple(never), settings, numbers, steps)
     return found_by(Decoder(model, room), prompts, choose, num_steps)
+
+
+def made_by_length(
+    prompts: Sequence[Sequence[int]],
+    first: int,
+    size: int,
+    make: Callable[[list[Sequence[int]], list[int]], list[Continuation]],
+) -> list[Continuation]:
+    """Return what `make` makes of prompts, in their order; it gets `size` of similar length with their numbers."""
+    order, found = sorted(range(len(prompts)), key=lambda place: -len(prompts[place])), dict[int, Continuation]()
+    for start in range(0, len(order), size):
+        places = order[start : start + size]
+        made = make([prompts[place] for place in places], [first + place for place in places])
+        found |= zip(places, made, strict=True)
+    return [found[place] for place in range(len(prompts))]
 
 
 def found_by(

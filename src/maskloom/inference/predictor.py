@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, cast
@@ -16,11 +17,11 @@ from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, SentenceModules, read_modules
 from maskloom.data.batch import PackedBatch, SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Continuation, DecodingStep, Generation, continue_texts
+from maskloom.generation.search import Continuation, DecodingStep, Generation, continue_texts, made_by_length
 from maskloom.generation.sources import most_tokens
 from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
 from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
-from maskloom.inference.span_filling import SpanFiller
+from maskloom.inference.span_filling import PROMPTS_AT_ONCE, SpanFiller
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
@@ -41,7 +42,6 @@ from maskloom.text.tokenizer import Tokenizer
 _COUNTING = Lock()
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _MOST_LABELS = 1_000_000
-_PROMPTS_AT_ONCE = 16
 TextOrPair = str | tuple[str, str]
 
 
@@ -369,24 +369,21 @@ class Predictor(TaskModel):
         steps: list[DecodingStep] | None = None,
     ) -> list[Continuation]:
         """Return what follows prompts that `prompt_ids` returned; `steps` gets those of a single prompt."""
-        settings, size, found = self.generation(settings), self.batch_size or _PROMPTS_AT_ONCE, list[Continuation]()
-        for start in range(0, len(prompts), size):
-            some = prompts[start : start + size]
-            found += (self._written if self.writer else self._continued)(some, settings, first + start, steps)
-        return found
+        make = partial(self._written if self.writer else self._continued, self.generation(settings), steps)
+        return made_by_length(prompts, first, self.batch_size or PROMPTS_AT_ONCE, make)
 
     def _continued(
-        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int, steps: list[DecodingStep] | None
+        self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]
     ) -> list[Continuation]:
-        never, numbers = self.tokenizer.vocabulary.special_ids - {self.end_token}, range(first, first + len(prompts))
+        never = self.tokenizer.vocabulary.special_ids - {self.end_token}
         how = {"end": self.end_token, "never": sorted(never), "numbers": numbers, "steps": steps}
         return continue_texts(self.model, prompts, settings, **how)
 
     def _written(
-        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int, steps: list[DecodingStep] | None
+        self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]
     ) -> list[Continuation]:
         """Return what a decoder makes of sources."""
-        batch = SourceTargetBatch.of_sources(prompts, self.target_marks, first)
+        batch = SourceTargetBatch.of_sources(prompts, self.target_marks, numbers)
         with inference_in(self.precision, self.device):
             return SequenceToSequence(generation=settings).found(self.model, batch, steps)
 

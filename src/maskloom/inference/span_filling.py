@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from maskloom.data.batch import SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
-from maskloom.generation.search import Continuation, Generation
+from maskloom.generation.search import Continuation, Generation, made_by_length
 from maskloom.inference.results import FilledText
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import model_device
@@ -19,7 +19,7 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import sentinel
 
 _BLANK = re.compile(r"<(?:[XYZ]|extra_id_\d+)>")
-_TEXTS_AT_ONCE = 16
+PROMPTS_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,13 @@ class SpanFiller:
         """Return every text filled, in order; `first` is the number of the first, which keys its draws."""
         sources = [self.source_ids(*named) for named in zip(texts, names, strict=True)]
         marks, _ = target_marks(self.tokenizer, self.model.config.own_start)
-        size, found = self.batch_size or _TEXTS_AT_ONCE, list[Continuation]()
-        for start in range(0, len(sources), size):
-            batch = SourceTargetBatch.of_sources(sources[start : start + size], marks, first + start)
+
+        def make(some: list[Sequence[int]], numbers: list[int]) -> list[Continuation]:
+            batch = SourceTargetBatch.of_sources(some, marks, numbers)
             with inference_in(self.precision, model_device(self.model)):
-                found += SequenceToSequence(generation=settings).found(self.model, batch)
+                return SequenceToSequence(generation=settings).found(self.model, batch)
+
+        found = made_by_length(sources, first, self.batch_size or PROMPTS_AT_ONCE, make)
         return [self._filled(text, target) for text, target in zip(texts, found, strict=True)]
 
     def _filled(self, text: str, target: Continuation) -> FilledText:

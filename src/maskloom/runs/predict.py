@@ -216,7 +216,7 @@ def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-_PROMPTS_AT_ONCE = 64
+_PROMPTS_AT_ONCE = 256  # of which those of similar length are continued together
 
 
 def generate(

@@ -1,0 +1,48 @@
+"""Many prompts at once: which are continued together, and the order of what is returned."""
+
+import pytest
+from tests.unit.inference.generators import generator_folder
+
+from maskloom.data.batch import SourceTargetBatch
+from maskloom.generation.search import Continuation, Generation, made_by_length
+from maskloom.inference import Predictor
+
+LENGTHS = [3, 9, 1, 12, 2, 9, 30, 1, 4, 20]
+TEXTS = [" ".join((["one", "two", "three", "four"] * 8)[:length]) for length in LENGTHS]
+
+
+def test_prompts_of_similar_length_go_together_and_come_back_in_order():
+    batches = []
+
+    def make(prompts, numbers):
+        batches.append([len(prompt) for prompt in prompts])
+        return [Continuation([number]) for number in numbers]
+
+    found = made_by_length([[0] * length for length in LENGTHS], 7, 4, make)
+    assert [text.token_ids for text in found] == [[7 + place] for place in range(len(LENGTHS))]
+    assert batches == [[30, 20, 12, 9], [9, 4, 3, 2], [1, 1]]
+    assert made_by_length([], 0, 4, make) == []
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt"])
+def test_answers_depend_on_no_company(tmp_path, name):
+    folder, how = generator_folder(tmp_path, name), Generation(max_tokens=12, temperature=0.9, seed=4)
+    together = Predictor.load(folder, batch_size=3).generate(TEXTS, how, first=7)
+    alone = [Predictor.load(folder).generate([text], how, first=7 + place)[0] for place, text in enumerate(TEXTS)]
+    assert [text["text"] for text in together] == [text["text"] for text in alone]
+    assert len({text["text"] for text in together}) > len(TEXTS) / 2
+
+
+def test_blanks_are_filled_by_length_too(tmp_path, monkeypatch):
+    seen, real = [], SourceTargetBatch.of_sources.__func__
+
+    def of_sources(cls, sources, marks, numbers):
+        seen.append((max(map(len, sources)), list(numbers)))
+        return real(cls, sources, marks, numbers)
+
+    monkeypatch.setattr(SourceTargetBatch, "of_sources", classmethod(of_sources))
+    words = ["<extra_id_0>", "one", "two", "three", "four"]
+    predictor = Predictor.load(generator_folder(tmp_path, "t5", words), batch_size=2)
+    filled = predictor.fill_spans(["one <X>", "one two three four <X>", "<X> two", "two two two <X>"], first=5)
+    assert [text["text"].split()[0] for text in filled][:2] == ["one", "one"]
+    assert seen == [(7, [6, 8]), (4, [5, 7])]
