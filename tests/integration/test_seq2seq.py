@@ -144,6 +144,29 @@ def test_cut_targets_are_counted_and_told(model, data, tmp_path, run):
     assert "; 2 targets cut" in run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl")
 
 
+def test_several_targets_are_pairs_to_learn_from_and_references_to_score_against(model, data, tmp_path, run):
+    out, _ = model
+    rows = [
+        {"source": ["one", "two three"], "target": ["three one two", "three two one"]},
+        {"source": "four five", "target": ["five four"]},
+        {"source": "six one", "target": ["six one", "six six", "one six"]},
+    ]
+    (tmp_path / "several.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    scores = json.loads(run("evaluate", "--model", out, "--data", tmp_path / "several.jsonl", "--json").splitlines()[0])
+    found = [one["target"] for one in maskloom.load(out).predict(["one two three", "four five", "six one"])]
+    assert found == ["three two one", "five four", "one six"]
+    assert (scores["exact_match"], scores["rougeL"], scores["num_examples"]) == (100.0, 100.0, 3)
+    assert scores["signatures"]["chrf"].startswith("nrefs:var|")
+    recipe = {**LONGEST, "training.num_threads": 1, "training.batch_size": 6}
+    files = (out, tmp_path / "several.jsonl", tmp_path / "several.jsonl", tmp_path / "more")
+    result = maskloom.finetune(*files, task="seq2seq", recipe=recipe, epochs=2, max_length=16, progress=False)
+    assert result["best"]["step"] <= 2
+    assert result["last"]["step"] == 2  # six pairs an epoch
+    assert result["data"]["train"]["num_kept"] == 3
+    run("report", tmp_path / "more", "--out", tmp_path / "page.html")
+    assert "six one | six six | one six" in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
 def test_a_model_is_trained_further_and_its_card_says_where_it_is_from(model, data, tmp_path):
     out, _ = model
     card = (out / "model" / "README.md").read_text(encoding="utf-8")

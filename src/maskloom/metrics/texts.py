@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import chain, zip_longest
 from statistics import fmean
 from typing import Any
 
@@ -18,14 +19,15 @@ class TextMetric:
     """BLEU (Papineni et al. 2002), chrF (Popović 2015), the share of equal texts, and ROUGE (Lin 2004), in percent.
 
     BLEU and chrF are those of sacrebleu with its defaults on texts as they are; `signatures` say which. ROUGE is the
-    mean F of rouge-score, with stems, and left out where that is absent and does not decide. Raises ConfigError for a
-    library that is absent.
+    mean F of rouge-score, with stems, and left out where that is absent and does not decide. Of several references of
+    a text BLEU and chrF use all, as sacrebleu does, and the others the best. Raises ConfigError for a library that is
+    absent.
     """
 
     def __init__(self, primary: str = "bleu") -> None:
         self.primary = checked_primary(primary, TEXT_SCORES, "texts")
         self._found: list[str] = []
-        self._references: list[str] = []
+        self._references: list[tuple[str, ...]] = []
         try:
             from sacrebleu.metrics.bleu import BLEU
             from sacrebleu.metrics.chrf import CHRF
@@ -36,25 +38,26 @@ class TextMetric:
         if self._rouge is None and primary.startswith("rouge"):
             raise ConfigError(f"ROUGE needs the package rouge-score: {_INSTALL}")
 
-    def update(self, predictions: Sequence[str], targets: Sequence[str]) -> None:
-        """Take in found texts and references, in one order. Raises ValueError where they differ in number."""
+    def update(self, predictions: Sequence[str], targets: Sequence[str | Sequence[str]]) -> None:
+        """Take in found texts, and the reference or references of each; raises ValueError for unequal numbers."""
         if len(predictions) != len(targets):
             raise ValueError(f"texts: {len(predictions)} predictions, {len(targets)} references")
         self._found += predictions
-        self._references += targets
+        self._references += [(each,) if isinstance(each, str) else tuple(each) for each in targets]
 
     def compute(self) -> dict[str, float]:
         """Return every score of what was taken in. Raises ValueError when nothing was."""
         if not self._found:
             raise ValueError("texts: nothing to score")
         pairs = list(zip(self._found, self._references, strict=True))
+        columns: list[Any] = [*zip_longest(*self._references)]  # None where a text has fewer
         scores = {
-            "bleu": float(self._bleu.corpus_score(self._found, [self._references]).score),
-            "chrf": float(self._chrf.corpus_score(self._found, [self._references]).score),
-            "exact_match": 100.0 * sum(found == reference for found, reference in pairs) / len(pairs),
+            "bleu": float(self._bleu.corpus_score(self._found, columns).score),
+            "chrf": float(self._chrf.corpus_score(self._found, columns).score),
+            "exact_match": 100.0 * sum(text in references for text, references in pairs) / len(pairs),
         }
         if self._rouge is not None:
-            found = [self._rouge.score(reference, text) for text, reference in pairs]
+            found = [self._rouge.score_multi(references, text) for text, references in pairs]
             scores |= {name: 100.0 * fmean(one[name].fmeasure for one in found) for name in found[0]}
         return scores
 
@@ -66,7 +69,8 @@ class TextMetric:
         """Return the primary score of always giving the commonest reference."""
         if self.primary != "exact_match" or not self._references:
             return None
-        return 100.0 * Counter(self._references).most_common(1)[0][1] / len(self._references)
+        counts = Counter(chain.from_iterable(map(set, self._references)))
+        return 100.0 * max(counts.values()) / len(self._references)
 
     def degeneracy(self) -> str | None:
         """Say that all texts are alike, where references are not."""

@@ -22,7 +22,7 @@ CHARACTERS_AT_ONCE = 4 << 20
 class Example:
     """One record of a data file: text, an optional second text, and the label as it stands in the file.
 
-    `label` is None where the file has none; a number for regression; a tuple of names or ids for several labels.
+    `label` is None where the file has none; a number for regression; a tuple for several labels or targets.
     """
 
     text: str

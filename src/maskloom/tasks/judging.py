@@ -24,6 +24,12 @@ def judge_first_value(example: Any, prediction: dict[str, Any], target: Any, lab
     return Verdict(str(target), answer, float(answer != str(target)))
 
 
+def judge_text(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
+    """Judge a text by whether it is one of the targets."""
+    answer = prediction["target"]
+    return Verdict(" | ".join(target), answer, float(answer not in target))
+
+
 def judge_class(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
     """Judge the label of an example."""
     truth, answer = labels[int(target)], prediction["label"]

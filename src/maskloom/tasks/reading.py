@@ -117,7 +117,10 @@ def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: 
 
 
 def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) -> Example:
-    text = row_text(record.value(columns.text), f"{columns.text!r:.80}")
+    value, what = record.value(columns.text), f"{columns.text!r:.80}"
+    if kind == "seq2seq" and isinstance(value, list):  # of sentences
+        value = " ".join(row_text(part, f"a part of {what}", empty=None).strip() for part in value)
+    text = row_text(value, what)
     pair = None if columns.pair is None else row_text(record.value(columns.pair), f"{columns.pair!r:.80}")
     label = None
     if columns.label is not None:
@@ -131,7 +134,7 @@ def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) 
 def parse_label(
     value: Any, kind: Kind, label_range: tuple[float, float] | None = None
 ) -> str | float | tuple[str, ...]:
-    """Return the label of a field for a kind of task: a name, a finite number, a tuple of names, or a target.
+    """Return the label of a field for a kind of task: a name, a finite number, a tuple of names, or targets.
 
     White space around names is taken off. Raises ValueError (with the rule) for anything else.
     """
@@ -145,7 +148,11 @@ def parse_label(
         if len(set(names)) != len(names):
             raise BadRowError("a label appears twice", repr(value))
         return tuple(names)
-    return _name(value, *(("target", "text") if kind == "seq2seq" else ()))
+    if kind == "seq2seq":
+        items = value if value and isinstance(value, list) else [value]
+        targets = [_name(item, "target", "text") for item in items]
+        return tuple(targets) if len(targets) > 1 else targets[0]
+    return _name(value)
 
 
 def _name(value: Any, what: str = "label", form: str = "name") -> str:

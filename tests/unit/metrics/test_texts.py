@@ -32,6 +32,30 @@ def test_scores_are_those_of_the_libraries():
         assert scores[name] == pytest.approx(100 * sum(expected) / 3)
 
 
+def test_several_references_are_all_compared_with():
+    several = [(TRUE[0], "a man is sleeping on the couch ."), (TRUE[1],), (TRUE[2], "the house", "the red house")]
+    padded = [
+        TRUE,
+        ["a man is sleeping on the couch .", None, "the house"],
+        [None, None, "the red house"],
+    ]
+    metric = scored(FOUND, several)
+    scores, alone = metric.compute(), scored(FOUND, TRUE).compute()
+    assert scores["bleu"] == sacrebleu.corpus_bleu(FOUND, padded, force=True).score > alone["bleu"]
+    assert scores["chrf"] == sacrebleu.corpus_chrf(FOUND, padded).score > alone["chrf"]
+    assert scores["exact_match"] == pytest.approx(200 / 3)
+    for name in ("rouge1", "rouge2", "rougeL"):
+        scorer = RougeScorer([name], use_stemmer=True)
+        best = [
+            max(scorer.score(true, found)[name].fmeasure for true in each)
+            for found, each in zip(FOUND, several, strict=True)
+        ]
+        assert scores[name] == pytest.approx(100 * sum(best) / 3)
+        assert scores[name] > alone[name]
+    assert metric.signatures()["bleu"].startswith("nrefs:var|")
+    assert scored(["a", "a", "a"], [("a", "b"), ("b", "c"), ("b", "b")], "exact_match").reference() == 100.0
+
+
 def test_signatures_say_how_they_were_computed():
     metric = scored(FOUND, TRUE)
     metric.compute()

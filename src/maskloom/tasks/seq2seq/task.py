@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -20,7 +20,7 @@ from maskloom.metrics.metric import checked_primary
 from maskloom.metrics.texts import TEXT_SCORES, TextMetric
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.tasks.encoding import EncodedExamples, encode_examples, encoded_texts
-from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.examples import Example, ReadExamples
 from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
 from maskloom.tasks.task import Outputs, Task
 from maskloom.text.tokenizer import Tokenizer
@@ -60,13 +60,14 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 class EncodedTargets:
     """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are the targets of the file, `tokenizer` is theirs. `marks` are the tokens at which every target begins,
-    and the one at which it ends. Where decoders have a `start`, they read that first, and all of a target is predicted.
+    `texts` are all targets of each source, of which the first is encoded; `tokenizer` is theirs. `marks` are the tokens
+    at which every target begins, and the one at which it ends. Where decoders have a `start`, they read that first, and
+    all of a target is predicted.
     """
 
     sources: EncodedExamples
     targets: EncodedExamples | None
-    texts: list[str] | None
+    texts: list[tuple[str, ...]] | None
     marks: tuple[int, ...]
     tokenizer: Tokenizer
     start: int | None = None
@@ -115,19 +116,27 @@ class EncodedTargets:
 def _encode(
     settings: Seq2SeqSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
 ) -> EncodedTargets:
-    sources = encode_examples(data.examples, tokenizer, max_length=max_length)
-    for example, length in () if for_training else zip(data.examples, sources.lengths.tolist(), strict=True):
+    examples = data.examples
+    if for_training:  # each target makes a pair
+        examples = [replace(example, label=target) for example in examples for target in _targets(example)]
+    sources = encode_examples(examples, tokenizer, max_length=max_length)
+    for example, length in () if for_training else zip(examples, sources.lengths.tolist(), strict=True):
         most_tokens(length, settings.min_tokens, name=f"{data.report.path}, line {example.line}")
-    texts = [example.label for example in data.examples]
-    known = None if None in texts else [str(text) for text in texts]
+    texts = [_targets(example) for example in examples]
+    known = None if () in texts else texts
     targets = None
     if known is not None:
-        alone = ((text, None) for text in known)
+        alone = ((text, None) for text, *_ in known)
         first = np.arange(len(known) + 1)
         limit = min(settings.max_target_length, tokenizer.of_targets.max_length)
         targets = EncodedExamples(**encoded_texts(alone, first, tokenizer.of_targets, limit), labels=None)
     marks, start = target_marks(tokenizer.of_targets, settings.decoder_start)
     return EncodedTargets(sources, targets, known, marks, tokenizer.of_targets, start)
+
+
+def _targets(example: Example) -> tuple[str, ...]:
+    label: Any = example.label
+    return label if isinstance(label, tuple) else () if label is None else (label,)
 
 
 def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ...], int | None]:

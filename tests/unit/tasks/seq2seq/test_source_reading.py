@@ -39,6 +39,32 @@ def test_columns_are_found_by_their_usual_names(write, name, content):
     assert [(one.text, one.label) for one in data.examples] == [("ein Mann", "a man"), ("zwei", "two")]
 
 
+def test_a_list_of_targets_is_several_and_one_of_sentences_a_source(write):
+    rows = '{"source": ["Ein Mann.", " Er geht.\\n"], "target": ["a man", "one man "]}\n'
+    rows += '{"source": "b", "target": ["c"]}\n'
+    data = read(write("a.jsonl", rows))
+    assert [(one.text, one.label) for one in data.examples] == [
+        ("Ein Mann. Er geht.", ("a man", "one man")),
+        ("b", "c"),
+    ]
+    (one, _) = read(write("b.jsonl", rows), needs_label=False).examples
+    assert (one.text, one.label) == ("Ein Mann. Er geht.", None)
+
+
+@pytest.mark.realdata
+def test_published_files_have_several_targets(data_folder):
+    family = data_folder / "family" / "generation"
+    (first, *_) = read(family / "scitldr_a" / "dev.jsonl").examples
+    assert first.text.startswith("Mixed precision training (MPT) is becoming a practical technique")
+    assert "half-precision floating point that is available in existing GPUs. MPT is typically" in first.text
+    webnlg = family / "webnlg_v1.4_en" / "test.jsonl"
+    data = read(webnlg, text_column="category", label_column="texts")
+    assert data.examples[0].label[1] == "Abilene Regional Airport serves the city of Abilene in Texas."
+    assert sum(isinstance(one.label, tuple) for one in data.examples) > len(data.examples) / 2
+    with pytest.raises(DataError, match="line 1: text is not a string: a part of 'triples' is list"):
+        read(webnlg, text_column="triples", label_column="texts")
+
+
 def test_columns_may_be_named(write):
     path = write("a.csv", "de,en\nein Mann,a man\n")
     (one,) = read(path, text_column="de", label_column="en").examples
@@ -115,8 +141,17 @@ def test_messages_speak_of_targets(write):
     for value in ("", '" "'):
         with pytest.raises(DataError, match=r"a\.csv: line 3: missing target"):
             read(write("a.csv", f"source,target\na,b\nc,{value}\n"))
-    with pytest.raises(DataError, match=r"a\.jsonl: line 1: target is not a text: \['b'\]"):
-        read(write("a.jsonl", '{"source": "a", "target": ["b"]}\n'))
+    for value, message in (
+        ('{"x": 1}', r"target is not a text: \{'x': 1\}"),
+        ('["b", ["c"]]', r"target is not a text: \['c'\]"),
+        ("[]", r"target is not a text: \[\]"),
+        ('["b", " "]', "missing target"),
+    ):
+        with pytest.raises(DataError, match=rf"a\.jsonl: line 1: {message}"):
+            read(write("a.jsonl", f'{{"source": "a", "target": {value}}}\n'))
+    for value, message in (('["a", ["b"]]', "text is not a string: a part of 'source'"), ('[" "]', "empty text")):
+        with pytest.raises(DataError, match=rf"a\.jsonl: line 1: {message}"):
+            read(write("a.jsonl", f'{{"source": {value}, "target": "b"}}\n'))
     with pytest.raises(ConfigError, match="pair column 'x': a seq2seq task takes one text; --label-column names"):
         read(write("a.csv", "source,target,x\na,b,c\n"), pair_column="x")
 
