@@ -156,7 +156,7 @@ def plot(
     vectors: Vectors,
     words: Annotated[list[str], typer.Argument(help="Words.")],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")],
-    near: Annotated[int, typer.Option("--neighbours", min=0, help="Neighbours of each word to draw as well.")] = 0,
+    near: Annotated[int, typer.Option("--neighbours", help="Neighbours of each word to draw as well, up to 50.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Draw words on the two principal components of their vectors, as a page that needs no network."""

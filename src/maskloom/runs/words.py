@@ -14,6 +14,7 @@ from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
 from maskloom.runs.display import Progress
+from maskloom.runs.first_look import check_page
 from maskloom.runs.run_folder import DESCRIPTION, METRICS, RECIPE, fingerprint, prepare_run_folder
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
@@ -33,6 +34,8 @@ _TOKENS, _PREPARED, _CHECKPOINT, _STATE = "tokens.bin", "prepared.json", "checkp
 _SUFFIXES: dict[Form, str] = {"binary": ".bin", "text": ".txt"}
 _SECONDS_BETWEEN_SAVES = 600.0
 _MAX_VOCABULARY_BYTES = 1 << 32
+MOST_NEIGHBOURS = 50
+"""So many neighbours of each word a plot draws at most."""
 
 
 @alone_in_folder()
@@ -243,12 +246,18 @@ def evaluate_words(
 
 
 def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int = 0) -> dict[str, Any]:
-    """Write a page with words, and `number` neighbours of each, on their two principal components."""
+    """Write a page, an .html file, with words and `number` neighbours of each on their two principal components.
+
+    Raises ConfigError for more than `MOST_NEIGHBOURS` or another file, and DataError that names unknown words.
+    """
+    if not 0 <= number <= MOST_NEIGHBOURS:
+        raise ConfigError(f"--neighbours {number}: 0 to {MOST_NEIGHBOURS} of each word are drawn")
+    check_page(out, "--out")
     vectors = open_vectors(place)
     vectors.rows_of(words)
-    groups = {word: [word, *(near for near, _ in vectors.neighbours(word, number) if number)] for word in words}
-    styles = {near: place for place, group in enumerate(groups.values()) for near in group[::-1]}
-    styles |= {word: place for place, word in enumerate(groups)}
+    groups = {word: [near for near, _ in vectors.neighbours(word, number)] for word in words}
+    styles = {word: place for place, word in enumerate(groups)}  # first, so that they have their names beside them
+    styles |= {near: place for place, group in enumerate(groups.values()) for near in group if near not in styles}
     if len(styles) < 2:
         raise ConfigError("a plot needs two words at least; give more words or --neighbours")
     flat = vectors.plane([*styles])

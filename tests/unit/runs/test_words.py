@@ -204,6 +204,12 @@ def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
     assert f"{near[1]:.3f}" in page
     with pytest.raises(ConfigError, match="two words"):
         plot_words(tmp_path / "out", [first], tmp_path / "plot.html")
+    for number in (-1, 51):
+        with pytest.raises(ConfigError, match=f"--neighbours {number}: 0 to 50 of each word"):
+            plot_words(tmp_path / "out", [first, second], tmp_path / "plot.html", number)
+    for name, message in (("plot.txt", "an .html file"), ("none/plot.html", f"the folder {tmp_path / 'none'} does")):
+        with pytest.raises(ConfigError, match=f"^{tmp_path / name}: .*{message}"):
+            plot_words(tmp_path / "out", [first, second], tmp_path / name)
 
 
 def test_the_flags_of_the_command_have_the_recipe_s_defaults() -> None:
