@@ -24,8 +24,9 @@ _QUESTIONS_AT_ONCE = 256
 def read_pairs(path: Path) -> list[Triple]:
     """Read two words and a score a row: columns of .csv or .tsv by the names word1, word2 and similarity or by place.
 
-    A .txt has three fields between white space. Where every word ends in its part of speech, as in MEN, that is left
-    out. Raises DataError for .jsonl, and with the line for a row that is not two words and a score.
+    A .txt has three fields between white space. A first row that names a score, such as "Human (mean)", is a header.
+    Where every word ends in its part of speech, as in MEN, that is left out. Raises DataError for .jsonl, and with the
+    line for a row that is not two words and a score.
     """
     layout = layout_of(path)
     if layout == "jsonl":
@@ -40,7 +41,7 @@ def read_pairs(path: Path) -> list[Triple]:
         if score is None:
             raise DataError(f"{path}: line 1: no column of scores named similarity among {', '.join(names)}")
         places, rows = [names.index(name) for name in ("word1", "word2", score)], rows[1:]
-    elif len(names) > 2 and names[2] and not _is_score(names[2]):
+    elif {*re.findall(r"\w+", " ".join(names[2:]))} & {*_SCORES} and not _is_score(names[2]):
         rows = rows[1:]
     triples = [_triple(f"{path}: line {line}", fields, places) for fields, line in rows]
     if not triples:
