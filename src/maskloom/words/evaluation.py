@@ -68,25 +68,24 @@ def _triple(place: str, fields: list[str], places: list[int]) -> Triple:
 def similarity_scores(vectors: WordVectors, pairs: list[Triple]) -> dict[str, Any]:
     """Return the Spearman and the Pearson correlation of cosines with scores, without pairs of unknown words.
 
-    Words are looked up as they are, then in the case in which they are most frequent.
+    Words are looked up as they are, then in the case in which they are most frequent. Where all scores or all cosines
+    are equal there is no correlation, and `no_correlation` says why.
     """
     folded = _folded(vectors, len(vectors.words))
     found = [(folded.get(a.lower()), folded.get(b.lower()), score) for a, b, score in pairs]
     known = [(a, b, score) for a, b, score in found if a is not None and b is not None]
     result: dict[str, Any] = {"pairs": len(pairs), "unknown": len(pairs) - len(known)}
-    if len({score for *_, score in known}) < 2:
-        return {**result, "spearman": None, "pearson": None}
-    first, second, scores = map(np.array, zip(*known, strict=True))
-    cosines = np.einsum("ij,ij->i", vectors.directions[first], vectors.directions[second]).astype(float)
-    return {
-        **result,
-        "spearman": _first(spearmanr(scores, cosines)),
-        "pearson": _first(pearsonr(scores, cosines)),
-    }
-
-
-def _first(found: Any) -> float:
-    return float(found.statistic)
+    first, second, scores = np.array(known).reshape(-1, 3).T
+    rows = [vectors.directions[side.astype(int)] for side in (first, second)]
+    cosines = np.einsum("ij,ij->i", *rows).astype(float)
+    for name, values in (("scores", scores), ("cosines", cosines)):
+        if len({*values.tolist()}) < 2:
+            same = f"the {name} of all {len(known):,} pairs of known words are equal"
+            why = same if len(known) > 1 else "it needs two pairs of known words"
+            return {**result, "spearman": None, "pearson": None, "no_correlation": why}
+    of_ranks: Any = spearmanr(scores, cosines)
+    of_values: Any = pearsonr(scores, cosines)
+    return {**result, "spearman": float(of_ranks.statistic), "pearson": float(of_values.statistic)}
 
 
 def _folded(vectors: WordVectors, most: int) -> dict[str, int]:

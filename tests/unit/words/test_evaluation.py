@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maskloom.errors import DataError
-from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
+from maskloom.words.evaluation import Triple, analogy_scores, read_analogies, read_pairs, similarity_scores
 from maskloom.words.vectors import WordVectors
 
 VECTORS = WordVectors(
@@ -58,7 +58,19 @@ def test_similarity_skips_and_counts_unknown_pairs() -> None:
     pairs = [("man", "woman", 3.0), ("KING", "queen", 4.0), ("man", "apple", 1.0), ("man", "pear", 9.0)]
     found = similarity_scores(VECTORS, pairs)
     assert (found["pairs"], found["unknown"], found["spearman"]) == (4, 1, pytest.approx(1.0))
-    assert similarity_scores(VECTORS, pairs[-1:])["spearman"] is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([("man", "pear", 9.0), ("man", "king", 1.0)], "it needs two pairs of known words"),
+        ([("man", "king", 2.0), ("man", "apple", 2.0)], "the scores of all 2 pairs of known words are equal"),
+        ([("man", "king", 2.0), ("king", "man", 3.0)], "the cosines of all 2 pairs of known words are equal"),
+    ],
+)
+def test_a_correlation_that_is_absent_says_why(pairs: list[Triple], why: str) -> None:
+    found = similarity_scores(VECTORS, pairs)
+    assert (found["spearman"], found["pearson"], found["no_correlation"]) == (None, None, why)
 
 
 def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
