@@ -140,7 +140,8 @@ def evaluate(
         list[Path] | None, typer.Option(help="Pairs of words with a score: .csv, .tsv or .txt. Repeatable.")
     ] = None,
     analogies: Annotated[
-        list[Path] | None, typer.Option(help="Questions in word2vec's form (questions-words.txt). Repeatable.")
+        list[Path] | None,
+        typer.Option(help="Questions of four words in word2vec's form (questions-words.txt), or a .csv. Repeatable."),
     ] = None,
     most: Annotated[int, typer.Option(min=2, help="Analogies: look among so many of the first words.")] = 30_000,
     as_json: AsJson = False,

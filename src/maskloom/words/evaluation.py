@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
 from maskloom.errors import DataError
-from maskloom.tasks.tables import layout_of, read_lines, read_rows
+from maskloom.tasks.tables import layout_of, read_rows
 from maskloom.words.vectors import WordVectors
 
 Triple = tuple[str, str, float]
@@ -97,16 +97,21 @@ def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
 
 
 def read_analogies(path: Path) -> dict[str, list[list[str]]]:
-    """Read questions of four words a line by section, which a line `: name` begins; DataError for any other line."""
+    """Read questions of four words a line by section, which a line `: name` begins; DataError for any other line.
+
+    Words stand between white space, in a .csv in four columns without a header.
+    """
     sections: dict[str, list[list[str]]] = {}
     name = path.stem
-    for number, line in read_lines(path):
+    is_csv = ".csv" in map(str.lower, path.suffixes[-2:])
+    for row in read_rows(path, "csv" if is_csv else "text"):
+        line = " ".join(map(str, row.fields))
         words = line.split()
         if line.startswith(":"):
             name = line[1:].strip()
         elif words:
             if len(words) != 4:
-                raise DataError(f"{path}: line {number}: four words are expected, this is {line!r:.80}")
+                raise DataError(f"{path}: line {row.line}: four words are expected, this is {line!r:.80}")
             sections.setdefault(name, []).append(words)
     if not sections:
         raise DataError(f"{path}: no questions")
