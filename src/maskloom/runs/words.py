@@ -143,7 +143,8 @@ def _prepared(out: Path) -> Vocabulary | None:
 def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress, seconds: float) -> dict[str, Any]:
     """Train to the end, log each round and save now and then, and when asked to stop.
 
-    `seconds` is the time of training before this process. Raises DataError for a loss or a state that is not finite.
+    `seconds` is the time of training before this process. Raises DataError for a loss or a state that is not finite,
+    and where no word had another in its window.
     """
     blocks, start, first = training.num_blocks, time.monotonic(), training.blocks_done
     losses, saved = list[float](), start
@@ -178,6 +179,11 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             if is_asked:
                 return {}  # leaving `deferred` raises
     progress.end()
+    if not training.outputs.any():  # they start at 0, and each prediction changes some
+        raise DataError(
+            f"{out}: nothing was learnt: no line has two words that are in the vocabulary and stay after subsampling; "
+            "give more text, a lower --min-count or --sample 0, and another --out"
+        )
     return {"loss": losses[-1] if losses else None, "seconds": seconds + time.monotonic() - start}
 
 

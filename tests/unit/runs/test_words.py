@@ -160,6 +160,17 @@ def test_a_rate_that_is_too_high_is_named(text: Path, tmp_path: Path) -> None:
         train_words(text, recipe, out=tmp_path / "out")
 
 
+def test_text_in_which_nothing_is_learnt_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one\ntwo\n" * 300)
+    with pytest.raises(DataError, match=f"{tmp_path / 'out'}: nothing was learnt: no line has two words"):
+        train_words(tmp_path / "text.txt", RECIPE, out=tmp_path / "out")
+    assert not (tmp_path / "out" / "metrics.json").exists()
+    # of two rounds only the first predicts something: the loss is still that of predictions
+    (tmp_path / "text.txt").write_text("one two\n" * 200 + "one\ntwo\n" * 200)
+    recipe = RECIPE.model_copy(update={"epochs": 1, "sample": 0.0})
+    assert train_words(tmp_path / "text.txt", recipe, out=tmp_path / "new")["loss"] > 0
+
+
 @pytest.mark.parametrize("name", ["vectors", "outputs"])
 def test_vectors_that_are_not_finite_are_not_written(
     name: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
