@@ -15,7 +15,15 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_page
-from maskloom.runs.run_folder import DESCRIPTION, METRICS, RECIPE, fingerprint, prepare_run_folder
+from maskloom.runs.run_folder import (
+    DESCRIPTION,
+    METRICS,
+    RECIPE,
+    described,
+    fingerprint,
+    kind_of_run,
+    prepare_run_folder,
+)
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
@@ -223,8 +231,11 @@ def open_vectors(place: str | Path) -> WordVectors:
     for suffix in _SUFFIXES.values():
         if (place / f"{VECTORS}{suffix}").exists():
             return read_vectors(place / f"{VECTORS}{suffix}")
-    unfinished = "; the run is not finished: continue it with --resume" if (place / "recipe.toml").exists() else ""
-    raise DataError(f"{place}: neither {VECTORS}.bin nor {VECTORS}.txt is in it{unfinished}")
+    if not (place / RECIPE).exists():
+        raise DataError(f"{place}: neither {VECTORS}.bin nor {VECTORS}.txt is in it")
+    if kind_of_run(described(place)) != "words":
+        raise DataError(f"{place}: is a run that trains a model; only `maskloom words train` makes word vectors")
+    raise DataError(f"{place}: the run is not finished; continue it with --resume")
 
 
 def neighbours(place: str | Path, words: Sequence[str], number: int = 10) -> dict[str, list[tuple[str, float]]]:

@@ -202,6 +202,13 @@ def test_scores_of_files_with_equal_names_are_all_told(text: Path, tmp_path: Pat
     assert [*evaluate_words(tmp_path / "out", [one])] == ["set.txt"]
 
 
+def test_the_run_of_a_model_is_not_taken_for_vectors(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('kind = "finetune"\n')
+    (tmp_path / "run.json").write_text('{"inputs": {"train": "x"}, "id": "x", "paths": {}, "world_size": 1}')
+    with pytest.raises(DataError, match=f"{tmp_path}: is a run that trains a model; only `maskloom words train`"):
+        neighbours(tmp_path, ["a"])
+
+
 def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
     train_words(text, RECIPE, out=tmp_path / "out")
     first, second = open_vectors(tmp_path / "out").words[:2]
