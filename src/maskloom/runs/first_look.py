@@ -201,7 +201,7 @@ def options_for(
     `known` is what fine-tuning wrote beside the model; `iterate(path, options, needs_label=, report=)` reads the file.
     Raises ConfigError for a suffix of targets where there are none.
     """
-    if given and given.target_suffix and "target_suffix" not in kind.settings.model_fields:
+    if given and given.target_suffix is not None and "target_suffix" not in kind.settings.model_fields:
         raise ConfigError(f"--target-suffix {given.target_suffix}: a {kind.name} task has no targets")
     if given is not None and given != ReadingOptions(on_bad_rows=given.on_bad_rows):
         return given
