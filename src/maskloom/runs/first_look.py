@@ -66,8 +66,9 @@ def look_at_training_data(
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.is_file():
                 raise
-            hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
-            raise DataError(f"{error}; {hint}") from None
+            hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json), seq2seq"
+            more = "(a file of sources beside one of targets: --set seq2seq.target_suffix=en) or another"
+            raise DataError(f"{error}; {hint} {more}") from None
     read = [examples for path in files if (examples := whole[path])]
     if len(read) == len(files) == 2:
         _check_labels(row, read[0], read[1], reading)

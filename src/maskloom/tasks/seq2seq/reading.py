@@ -92,6 +92,10 @@ def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
         return
     if targets == sources:
         raise ConfigError(f"target suffix {sources.suffix[1:]!r}: {sources} would be its own targets")
+    if not targets.exists():
+        raise DataError(
+            f"{targets}: no such file; it has the targets of {sources} by seq2seq.target_suffix or --target-suffix"
+        )
     pairs = zip_longest(tables.read_lines(sources), tables.read_lines(targets))
     for number, (source, target) in enumerate(pairs, start=1):
         if source is None or target is None:
