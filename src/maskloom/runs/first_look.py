@@ -18,6 +18,7 @@ from typing import Any
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import validate_recipe
+from maskloom.runs.corpus import tokenizer_folder
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
@@ -40,10 +41,14 @@ def look_at_training_data(
 ) -> None:
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
-    It raises DataError too for a model that is not there. The kind is that of the format, where one is given; what only
-    a whole file tells is looked for in files that were read whole, where the recipe is known.
+    It raises DataError too for a model that is not there, or a vocabulary where the recipe makes a new one. The kind is
+    that of the format, where one is given; what only a whole file tells is looked for in files that were read whole,
+    where the recipe is known.
     """
-    check_model_name(model)
+    if recipe is not None and recipe.model is not None:
+        tokenizer_folder(model)
+    else:
+        check_model_name(model)
     if reading.format is not None:
         try:
             kind = catalog_row(reading.format).kind
