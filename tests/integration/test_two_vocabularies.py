@@ -194,6 +194,18 @@ def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("of_targets", [False, True])
+@pytest.mark.parametrize("change", [lambda words: words[:-1], lambda words: [*words[:-2], words[-1], words[-2]]])
+def test_a_vocabulary_that_was_changed_by_hand_is_refused(transformer, tmp_path, of_targets, change):
+    model = tmp_path / "model"
+    shutil.copytree(transformer[0] / "model", model)
+    folder = model / "targets" if of_targets else model
+    words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    (folder / "vocab.txt").write_text("\n".join(change(words)) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"model: the vocabularies of sources and targets are not those of maskloom"):
+        maskloom.load(model)
+
+
 def test_a_source_has_both_its_sizes_or_none():
     assert BartConfig().with_sources(100).num_source_layers == 6
     with pytest.raises(ValueError, match="go together"):

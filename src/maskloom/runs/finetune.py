@@ -16,7 +16,7 @@ import maskloom
 from maskloom.checkpoints.huggingface import CONFIG
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError
-from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder
+from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, vocabularies_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.display import Progress
@@ -405,6 +405,7 @@ def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, An
         "max_length": plan.recipe.data.max_length,
         "reading": {**reading.as_dict(), "labels": None},
         "settings": plan.task.settings.as_stored(),
+        **vocabularies_of(plan.tokenizer),
     }
 
 
