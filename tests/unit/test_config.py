@@ -6,7 +6,8 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_
 from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LAYER_CHOICES
-from maskloom.recipe_files import reason_of
+from maskloom.recipe_files import reason_of, recipe_keys
+from maskloom.words.settings import WordsRecipe
 
 
 def test_defaults_are_the_papers_masking_and_optimiser() -> None:
@@ -42,6 +43,16 @@ def test_a_wrong_override_names_the_key(override: str, expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_recipe(PretrainRecipe, None, [override])
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [PretrainRecipe, FinetuneRecipe, WordsRecipe])
+def test_numbers_are_finite(kind: type[PretrainRecipe]) -> None:
+    keys = [key.path for key in recipe_keys(kind) if ".N." not in key.path and isinstance(key.default, float)]
+    assert len(keys) >= 3
+    for key in keys:
+        for value in ("nan", "inf", "-inf"):
+            with pytest.raises(ConfigError, match=f"{key} = {value}: it must be a finite number"):
+                load_recipe(kind, None, [f"{key}={value}"])
 
 
 @pytest.mark.parametrize(("text", "value"), [(".3", 0.3), (" .25 ", 0.25), ("1.", 1.0), ("3e-1", 0.3), (".5e-1", 0.05)])
