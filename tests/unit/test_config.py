@@ -191,9 +191,9 @@ def test_the_clock_for_a_run_that_was_extended_is_refused_in_the_flags_of_the_co
     path = tmp_path / "recipe.toml"
     path.write_text("[training]\nsteps = 9\n[[training.extensions]]\nat = 4\nsteps = 6\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        load_recipe(PretrainRecipe, path, ["training.minutes=30.0"])
+        load_recipe(PretrainRecipe, path, ["training.minutes=30.0"], flags={"training.minutes": "--minutes 30"})
     expected = "training.minutes = 30: this run was extended with --steps and goes by steps; leave --minutes out"
-    assert str(caught.value) == f"{path}: {expected}"
+    assert str(caught.value) == f"{path} with --minutes 30: {expected}"
 
 
 def test_a_causal_objective_has_single_segments_and_no_masks():

@@ -61,10 +61,13 @@ def train(
 ) -> None:
     """Train word vectors on text; a line is a sentence."""
     from maskloom.recipe_files import load_recipe
+    from maskloom.runs.recipes import shown_flag
     from maskloom.system.folder_lock import refuse_if_in_use
     from maskloom.words.settings import WordsRecipe
 
-    recipe = load_recipe(WordsRecipe, {name: value for name, value in keys.items() if value is not None})
+    given = {name: value for name, value in keys.items() if value is not None}
+    flags = {name: shown_flag(name, value) for name, value in given.items()}
+    recipe = load_recipe(WordsRecipe, given, flags=flags)
     refuse_if_in_use(out)
     from maskloom.runs.words import train_words  # heavy: wrong options are refused before it
 

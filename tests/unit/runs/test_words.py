@@ -255,5 +255,5 @@ def test_the_commands_answer(text: Path, tmp_path: Path) -> None:
     assert "not among the" in unknown.stderr
     refused = run_command("train", text, "--out", tmp_path / "new", "--window", 0)
     assert refused.returncode == 3
-    assert "window = 0" in refused.stderr
+    assert refused.stderr == "error: --window 0: window = 0: it must be greater than or equal to 1\n"
     assert not (tmp_path / "new").exists()
