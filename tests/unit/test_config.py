@@ -81,6 +81,13 @@ def test_shares_that_exceed_one_are_refused() -> None:
         load_recipe(PretrainRecipe, None, ["data.mask_prob=0.9", "data.keep_prob=0.2"])
 
 
+def test_a_target_s_lengths_fit_together() -> None:
+    at_most = load_recipe(FinetuneRecipe, None, ["seq2seq.min_tokens=5", "seq2seq.max_target_length=5"])
+    assert at_most.seq2seq.min_tokens == 5
+    with pytest.raises(ConfigError, match=r"seq2seq\.min_tokens = 6: it may not exceed max_target_length = 5$"):
+        load_recipe(FinetuneRecipe, None, ["seq2seq.min_tokens=6", "seq2seq.max_target_length=5"])
+
+
 def test_all_wrong_keys_are_named_at_once(tmp_path) -> None:
     path = tmp_path / "r.toml"
     path.write_text("colour = 1\n[training]\nsteps = 1.5\n", encoding="utf-8")
