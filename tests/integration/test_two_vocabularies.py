@@ -1,5 +1,6 @@
 """Sources in a vocabulary of their own: a Transformer from nothing, and a BART's translation in two steps."""
 
+import inspect
 import json
 import random
 import shutil
@@ -159,6 +160,20 @@ def test_sources_of_a_bart_pass_both_encoders(bart, data, tmp_path):
         assert torch.equal(model.encoder(ids).last_hidden_state, moved)
     assert (once - moved).abs().max() > 1e-3
     assert model.heads["decoder"].decoder is model.encoder.embeddings.word.weight
+
+
+def test_the_documented_call_trains_a_new_model(data, tmp_path, monkeypatch):
+    for name in ("train", "dev"):
+        for language in ("de", "en"):
+            lines = (data / f"{name}.{language}").read_text(encoding="utf-8").splitlines(keepends=True)
+            (tmp_path / f"{name}.{language}").write_text("".join(lines[:16]), encoding="utf-8")
+    shutil.copytree(data / "de", tmp_path / "german")
+    shutil.copytree(data / "en", tmp_path / "english")
+    monkeypatch.chdir(tmp_path)
+    example = inspect.cleandoc(maskloom.finetune.__doc__).partition("```python\n")[2].partition("```")[0]
+    exec(example, {"maskloom": maskloom})
+    assert Tokenizer.load("runs/translation/model").vocabulary == Tokenizer.load(data / "de").vocabulary
+    assert Tokenizer.load("runs/translation/model").of_targets.vocabulary == Tokenizer.load(data / "en").vocabulary
 
 
 def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
