@@ -70,7 +70,7 @@ def line_chart(
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * fraction
 
     right = _WIDTH - _RIGHT
-    parts = []
+    parts = [_text(_LEFT, _TOP - 4, y_name, "start")]
     for tick in y_ticks:
         parts.append(_stroke("grid", (_LEFT, y_place(tick)), (right, y_place(tick))))
         parts.append(_text(_LEFT - 8, y_place(tick) + 4, _figure(tick, as_percent), "end"))
