@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from maskloom.checkpoints.huggingface import format_of
 from maskloom.generation.search import DecodingStep, Generation
 from maskloom.inference.inspection import (
     CAUSAL,
@@ -83,7 +84,7 @@ def generation_report(
     content = page_template("runs/report/generation.html").render(
         title=visible(model),
         facts=[
-            ("architecture", type(predictor.model.encoder).__name__),
+            ("architecture", format_of(config).name),
             ("layers", str(config.num_hidden_layers)),
             *[("layers of the decoder", str(len(part.layers))) for part in decoder],
             ("heads", str(config.num_attention_heads)),
