@@ -28,7 +28,7 @@ from maskloom.cli.options import (
     trains,
     verification,
 )
-from maskloom.errors import UsageError
+from maskloom.errors import UsageError, amount
 from maskloom.runs.display import terminal_progress
 
 
@@ -168,8 +168,7 @@ def search(
     if as_json:
         print_json(result)
         return
-    trials_text = "1 trial" if result["num_trials"] == 1 else f"{result['num_trials']} trials"
-    print_table(*search_rows(result), title=f"{trials_text}, by {result['metric']} on dev")
+    print_table(*search_rows(result), title=f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev")
     say("", f"best again:  {result['trials'][0]['command']}", f"model:       {result['model']}")
     say(f"written to {out} (search.json lists all commands; results.md, results.json)")
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.errors import amount
 from maskloom.reproduce.experiments import Trend
 from maskloom.reproduce.results import folder_for, trend_row, verdict_text, write_page
 from maskloom.runs.charts import Line, line_chart
@@ -123,7 +124,7 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
         lines.append(Line(name, [(n, 1e3 * value) for n, value in zip(LENGTHS, row["seconds"], strict=True)], at))
         told.append(
             f"{verdict_text(row['trend']).replace('**', '')}: n^{row['exponent']:.2f}; the ends of a text meet after "
-            f"{row['layers']} layer{'s' * (row['layers'] != 1)}{f'; unstable at {unstable} tokens' * bool(unstable)}"
+            f"{amount(row['layers'], 'layer')}{f'; unstable at {unstable} tokens' * bool(unstable)}"
         )
     page = write_page(
         out,

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, amount
 from maskloom.reproduce.experiments import LOSS, Experiment
 from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, page_template
 from maskloom.runs.report.page import NUM_COLOURS, Chart
@@ -126,7 +126,7 @@ def _about(results: Mapping[str, Any]) -> str:
     text, minutes, machine = results["text"], sum(results["seconds"].values()) / 60, environment()
     hardware, versions = machine["hardware"], machine["versions"]
     counts = {"core": hardware["cores"], "thread": hardware["threads"], "seed": results["num_seeds"]}
-    cores, threads, seeds = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+    cores, threads, seeds = (amount(count, what) for what, count in counts.items())
     threads = f"{results['num_jobs']} runs of a thread at once" if results["num_jobs"] > 1 else threads
     device = hardware["cuda"] or f"{hardware['processor']}, {cores}, {threads}"
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""

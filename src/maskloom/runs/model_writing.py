@@ -127,7 +127,7 @@ def pretraining_card(
     pair = recipe.data.pair_task
     heads = f"masked-LM and {PAIR_TASKS[pair].name} heads" if pair else "a masked-LM head"
     if config.is_causal:
-        heads = "a language-model head, whose tokens attend to those before them alone"
+        heads = "a language-model head, whose tokens attend only to those before them"
     if has_decoder := PRETRAINING[recipe.objective].has_decoder:
         heads = "a decoder"
     what = f"{name} ({recipe.model.size})" if init is None else f"{name}, continued from {model_name(init)},"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside, source_files
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_page
@@ -121,11 +121,13 @@ def _prepare(
     documents = read_documents(texts, on_bad_text=on_bad_text, report=reading)
     words = write_numbers(documents, recipe, path, progress.advance)
     for _ in range(recipe.phrases):
-        progress.say(f"joined {join_phrases(path, words, recipe):,} pairs of words to phrases")
+        progress.say(f"joined {amount(join_phrases(path, words, recipe), 'pair')} of words to phrases")
     vocabulary = keep_frequent(path, words, recipe.min_count)
     progress.end()
     if reading.num_skipped_documents:
-        progress.say(f"skipped {reading.num_skipped_documents:,} documents with bad text, {reading.skipped[0]} first")
+        progress.say(
+            f"skipped {amount(reading.num_skipped_documents, 'document')} with bad text, {reading.skipped[0]} first"
+        )
     pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
     fault_point("words.prepared")
@@ -285,7 +287,7 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
     page = page_template("runs/words.html").render(
         title=f"Word vectors of {visible(Path(place).name)}",
         chart=scatter_chart(dots, name="words on two principal components"),
-        about=f"{len(vectors.words):,} words, vectors of {vectors.matrix.shape[1]} numbers",
+        about=f"{amount(len(vectors.words), 'word')}, vectors of {amount(vectors.matrix.shape[1], 'number')}",
         tables=[(visible(word), vectors.neighbours(word)) for word in words],
     )
     with output_file(out, "w") as file:

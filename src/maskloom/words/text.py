@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from maskloom.data.corpus.documents import Document
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 from maskloom.system.files import replacing
 from maskloom.words.settings import WordsRecipe
 
@@ -130,10 +130,11 @@ def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
     kept = np.flatnonzero(counts >= min_count)
     if len(kept) < 2:
         top = int(counts.max(initial=0))
-        which = f"the most frequent, {words[int(counts.argmax())]!r:.60}, occurs {top:,} times; " if len(words) else ""
+        first = f"{words[int(counts.argmax())]!r:.60}" if len(words) else ""
+        which = f"the most frequent, {first}, occurs {amount(top, 'time')}; " if first else ""
         raise DataError(
-            f"--min-count {min_count}: {len(kept)} of {len(words):,} words of the text occur that often, and two are "
-            f"the least; {which}give more text or a lower --min-count"
+            f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, {len(kept)} occur that often, and at "
+            f"least two must; {which}give more text or a lower --min-count"
         )
     order = sorted(kept.tolist(), key=lambda number: (-counts[number], words[number]))
     renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last is that of END

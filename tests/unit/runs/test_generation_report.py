@@ -64,6 +64,9 @@ def test_what_is_too_long_is_cut_and_said(tmp_path):
     page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], settings=Generation(60, beam=1, min_tokens=60))
     assert "Shown are the first 48 tokens, of 60 rows and 62 columns." in page
     assert "Shown are the first 48 of 60 steps." in page
+    assert "1 text at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6, counting the end" in page
+    assert "60 tokens, log-probability" in page
+    assert "; cut at the limit of tokens" in page
 
 
 def test_a_file_gives_its_first_texts(tmp_path):

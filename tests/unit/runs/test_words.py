@@ -146,7 +146,7 @@ def test_phrases_forms_and_losses_reach_the_files(text: Path, tmp_path: Path) ->
 
 
 def test_text_that_is_refused_leaves_no_folder(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--min-count 9999: 0 of"):
+    with pytest.raises(DataError, match=r"--min-count 9999: of .* distinct words, 0 occur"):
         train_words(text, RECIPE.model_copy(update={"min_count": 9999}), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -95,10 +95,15 @@ def test_the_vocabulary_is_by_count_then_by_characters(tmp_path: Path) -> None:
 
 def test_a_vocabulary_that_min_count_empties_is_refused(tmp_path: Path) -> None:
     words, _ = numbered("a b a c", tmp_path / "t")
-    with pytest.raises(DataError, match=r"--min-count 3: 0 of 3 words .* 'a', occurs 2 times; give more text or a low"):
+    with pytest.raises(
+        DataError, match=r"--min-count 3: of 3 distinct words, 0 .* 'a', occurs 2 times; give more text"
+    ):
+        keep_frequent(tmp_path / "t", words, 3)
+    words, _ = numbered("a", tmp_path / "t")
+    with pytest.raises(DataError, match=r"--min-count 3: of 1 distinct word, 0 .* 'a', occurs 1 time; give"):
         keep_frequent(tmp_path / "t", words, 3)
     words, _ = numbered("... !", tmp_path / "t")
-    with pytest.raises(DataError, match="0 of 0 words"):
+    with pytest.raises(DataError, match="of 0 distinct words, 0"):
         keep_frequent(tmp_path / "t", words, 1)
 
 
