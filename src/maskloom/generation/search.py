@@ -205,15 +205,19 @@ class Choice:
         taken: list[tuple[int, int]],
         ended: list[Continuation],
     ) -> None:
-        """Keep a step, with `log_probabilities` (texts, vocabulary), where steps are asked for."""
+        """Keep a step, with `log_probabilities` (texts, vocabulary), by one read, where steps are asked for."""
         if self.steps is None:
             return
         best = log_probabilities.topk(min(_NOTED, log_probabilities.shape[1]))
-        candidates = []
-        for place, (values, tokens) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-            others = [token for text, token in taken if text == place and token not in tokens]
-            values += log_probabilities[place, others].tolist()
-            candidates.append(list(zip([*tokens, *others], values, strict=True)))
+        rows, columns = to_device(np.array(taken, np.int64).reshape(-1, 2), log_probabilities.device).unbind(1)
+        parts = (best.indices, best.values, log_probabilities[rows, columns])
+        read, size = torch.cat([part.double().flatten() for part in parts]).tolist(), best.indices.numel()
+        pairs = [(int(token), value) for token, value in zip(read[:size], read[size : 2 * size], strict=True)]
+        width = best.indices.shape[1]
+        candidates = [pairs[start : start + width] for start in range(0, size, width)]
+        for (place, token), value in zip(taken, read[2 * size :], strict=True):
+            if all(token != other for other, _ in candidates[place]):
+                candidates[place].append((token, value))
         kept = [replace(text, token_ids=[*text.token_ids]) for text in texts]
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 
