@@ -3,6 +3,7 @@
 import inspect
 import json
 import random
+import shlex
 import shutil
 
 import pytest
@@ -207,6 +208,31 @@ def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
     with pytest.raises(DataError, match="a folder targets, and no source_vocab_size"):
         maskloom.load(tmp_path / "mixed")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_search_tries_settings_with_both_vocabularies(bart, data, tmp_path, run):
+    files = ("--task", "seq2seq", "--train", data / "train.de", "--dev", data / "dev.de", "--source-vocab", data / "de")
+    short = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    shared = (*files, *short, "--steps", 1, "--max-length", 16, "--grid", "training.learning_rate=1e-3,2e-3")
+    sizes = ("--size", "tiny", "--set", "model.config.hidden_size=32", "--set", "model.config.num_attention_heads=4")
+    for name, start in (("new", ("--vocab", data / "en", *sizes)), ("bart", ("--model", bart))):
+        layers = () if name == "new" else ("--set", "seq2seq.source_layers=1")
+        run("search", *start, *shared, *layers, "--out", tmp_path / name)
+        found = json.loads((tmp_path / name / "results.json").read_text(encoding="utf-8"))
+        assert (found["num_trials"], found["num_failed"]) == (2, 0)
+        assert Tokenizer.load(tmp_path / name / "model").vocabulary == Tokenizer.load(data / "de").vocabulary
+        words = shlex.split(found["trials"][0]["command"])
+        run(*words[1:])
+        again = tmp_path / name / "reruns" / found["trials"][0]["name"] / "model"
+        one, other = (load_file(folder / "model.safetensors") for folder in (tmp_path / name / "model", again))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+        assert "--source-vocab" in words
+        assert "identical" in run("rerun", tmp_path / name, "--out", tmp_path / f"{name} again")
+    resumed = [
+        part for part in (*start, *shared, *layers, "--out", tmp_path / name, "--resume") if part != "--source-vocab"
+    ]
+    resumed.remove(data / "de")
+    run("search", *resumed)
 
 
 @pytest.mark.parametrize("of_targets", [False, True])
