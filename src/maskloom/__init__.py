@@ -126,21 +126,6 @@ def finetune(
     `out`; different `epochs` or `steps` extend or shorten it. `progress` is shown on standard error. Raises ConfigError
     and DataError, both ValueErrors, for wrong input before any training, NumericalError where no seed ends well, and
     maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal asks to stop.
-
-    A new model that translates train.de, with its targets in train.en, from a vocabulary of German into one of English:
-
-    ```python
-    maskloom.finetune(
-        "english",
-        "train.de",
-        "dev.de",
-        "runs/translation",
-        task="seq2seq",
-        recipe={"model.size": "tiny", "seq2seq.target_suffix": "en"},
-        source_vocab="german",
-        epochs=8,
-    )
-    ```
     """
     _check_paths(model=model, train=train, dev=dev, out=out, labels=labels, source_vocab=source_vocab)
     from maskloom.config import FinetuneRecipe

@@ -1,10 +1,10 @@
 """Sources in a vocabulary of their own: a Transformer from nothing, and a BART's translation in two steps."""
 
-import inspect
 import json
 import random
 import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -163,7 +163,7 @@ def test_sources_of_a_bart_pass_both_encoders(bart, data, tmp_path):
     assert model.heads["decoder"].decoder is model.encoder.embeddings.word.weight
 
 
-def test_the_documented_call_trains_a_new_model(data, tmp_path, monkeypatch):
+def test_the_documented_call_trains_a_new_model(data, tmp_path, monkeypatch, capsys):
     for name in ("train", "dev"):
         for language in ("de", "en"):
             lines = (data / f"{name}.{language}").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -171,8 +171,9 @@ def test_the_documented_call_trains_a_new_model(data, tmp_path, monkeypatch):
     shutil.copytree(data / "de", tmp_path / "german")
     shutil.copytree(data / "en", tmp_path / "english")
     monkeypatch.chdir(tmp_path)
-    example = inspect.cleandoc(maskloom.finetune.__doc__).partition("```python\n")[2].partition("```")[0]
-    exec(example, {"maskloom": maskloom})
+    page = (Path(__file__).parents[2] / "docs" / "API.md").read_text(encoding="utf-8")
+    exec(page.partition("```python\n")[2].partition("```")[0], {"maskloom": maskloom})
+    assert "'target': " in capsys.readouterr().out
     assert Tokenizer.load("runs/translation/model").vocabulary == Tokenizer.load(data / "de").vocabulary
     assert Tokenizer.load("runs/translation/model").of_targets.vocabulary == Tokenizer.load(data / "en").vocabulary
 
