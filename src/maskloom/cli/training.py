@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -73,54 +72,38 @@ def pretrain(
     show(result, as_json, out, lines=pretraining_lines)
 
 
-_STARTS = {
-    "model": Annotated[
-        Path | None, typer.Option(help="A model folder in Hugging Face layout, or a run folder, to start from.")
-    ],
-    "vocab": Annotated[
-        Path | None, typer.Option(help="Train a new model, which \\[model] describes, on the vocabulary of a folder.")
-    ],
-}
+def _start(model: Path | None, vocab: Path | None) -> tuple[Path, bool]:
+    """Return the folder that was given, and whether a new model begins; raises UsageError for none and for both."""
+    if (model is None) == (vocab is None):
+        raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")
+    return model or vocab or Path(), vocab is not None
+
+
+def _recipe_of(
+    is_new: bool, recipe: Path | None, changes: list[str] | None, out: Path, resume: bool, flags: dict[str, Any]
+) -> Any:
+    """Return the recipe, which describes a new model, of the usual size unless told, and no other."""
+    from maskloom.config import FinetuneRecipe
+    from maskloom.models.model_config import ModelSection
+
+    is_told = recipe is not None or any(given.startswith("model.") for given in changes or [])
+    if is_new and flags["size"] is None and not is_told and not continues(out, resume):
+        flags["size"] = ModelSection().size
+    chosen = chosen_recipe(FinetuneRecipe, recipe, changes or [], out, resume, flags=flags)
+    if (chosen.model is not None) != is_new:
+        raise UsageError("[model] and --vocab go together: a new model of those sizes is trained on that vocabulary")
+    return chosen
+
+
+StartModel = Annotated[Path | None, typer.Option(help="A model or run folder in Hugging Face layout to start from.")]
+StartVocab = Annotated[
+    Path | None, typer.Option(help="Train a new model, which \\[model] describes, on the vocabulary of a folder.")
+]
 SourceVocab = Annotated[
     Path | None, typer.Option(help="Read sources of seq2seq in a vocabulary of their own, with new embeddings.")
 ]
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What training starts from: a model, or the vocabulary of a new one. Raises UsageError for none and for both."""
-
-    model: Path | None
-    vocab: Path | None
-
-    def __post_init__(self) -> None:
-        """Check that one is given."""
-        if (self.model is None) == (self.vocab is None):
-            raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")
-
-    @property
-    def folder(self) -> Path:
-        """The folder that was given."""
-        return self.model or self.vocab or Path()
-
-    def recipe(self, path: Path | None, changes: list[str], out: Path, resume: bool, flags: dict[str, Any]) -> Any:
-        """Return the recipe, which describes a model, of the usual size unless told, where there is none yet."""
-        from maskloom.config import FinetuneRecipe
-        from maskloom.models.model_config import ModelSection
-
-        is_told = self.vocab is None or path is not None or any(given.startswith("model.") for given in changes)
-        if flags["size"] is None and not is_told and not continues(out, resume):
-            flags["size"] = ModelSection().size
-        chosen = chosen_recipe(FinetuneRecipe, path, changes, out, resume, flags=flags)
-        if (chosen.model is None) != (self.vocab is None):
-            raise UsageError(
-                "[model] and --vocab go together: a new model of those sizes is trained on that vocabulary"
-            )
-        return chosen
-
-
-starts = with_options("start", _STARTS, _Start)
-"""Adds --model and --vocab to a command, which gets what training starts from in its parameter `start`."""
+starts = with_options("start", {"model": StartModel, "vocab": StartVocab}, _start)
+"""Adds --model and --vocab to a command, which gets the folder and whether a new model begins in `start`."""
 
 
 @trains(
@@ -148,15 +131,16 @@ def finetune(
     """Fine-tune a model on labelled text and keep the weights that score best on dev."""
     from maskloom.runs.first_look import look_at_training_data
 
-    chosen = start.recipe(recipe, overrides or [], out, resume, flags)
-    look_at_training_data(start.folder, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
+    source, is_new = start
+    chosen = _recipe_of(is_new, recipe, overrides, out, resume, flags)
+    look_at_training_data(source, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
 
     with verification(verify, resume):
         data, shown = LabelledFiles(train, dev, reading, metric, source_vocab), terminal_progress()
-        result = run(chosen, model=start.folder, data=data, out=out, resume=resume, verify=verify, progress=shown)
+        result = run(chosen, model=source, data=data, out=out, resume=resume, verify=verify, progress=shown)
     show(result, as_json, lines=finetuning_lines)
 
 
@@ -187,8 +171,9 @@ def search(
     """Fine-tune with many settings and rank them by their best dev score."""
     from maskloom.runs.first_look import look_at_training_data
 
-    chosen = start.recipe(recipe, overrides or [], out, resume, flags)
-    look_at_training_data(start.folder, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
+    source, is_new = start
+    chosen = _recipe_of(is_new, recipe, overrides, out, resume, flags)
+    look_at_training_data(source, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe is refused before it
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run
@@ -196,9 +181,7 @@ def search(
 
     data = LabelledFiles(train, dev, reading, metric, source_vocab)
     tried = Trials(space_beside(grid, flags), method, trials)
-    result = run(
-        chosen, model=start.folder, data=data, out=out, trials=tried, resume=resume, progress=terminal_progress()
-    )
+    result = run(chosen, model=source, data=data, out=out, trials=tried, resume=resume, progress=terminal_progress())
     if as_json:
         print_json(result)
         return

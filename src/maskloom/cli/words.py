@@ -42,20 +42,30 @@ _FLAGS = {
     name: Annotated[kind | None, typer.Option(*([f"--{name.replace('_', '-')}"] if kind is bool else []), help=meaning)]
     for name, (kind, _, meaning) in _KEYS.items()
 }
-_DEFAULTS = {name: default for name, (_, default, _) in _KEYS.items()}
+
+
+def _sets(parameter: str, *names: str) -> Any:
+    """Add the flags of these names to a command, which gets their values by name in a parameter."""
+    return with_options(parameter, {name: _FLAGS[name] for name in names}, **{name: _KEYS[name][1] for name in names})
+
+
 Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's form.")]
 Number = Annotated[int, typer.Option("--number", "-n", min=1, help="Words to show.")]
 
 
 @words_app.command("train")
-@with_options("keys", _FLAGS, **_DEFAULTS)
+@_sets("what", "model", "loss")
+@_sets("how", *(name for name in _KEYS if name not in ("model", "loss", "workers", "deterministic")))
+@_sets("threads", "workers", "deterministic")
 def train(
     texts: Texts,
     *,
+    what: Any,
     out: Out,
-    keys: Any,
+    how: Any,
     form: Annotated[Literal["binary", "text"], typer.Option(help="Which of word2vec's forms to write.")] = "binary",
     resume: Resume = False,
+    threads: Any,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
@@ -65,7 +75,7 @@ def train(
     from maskloom.system.folder_lock import refuse_if_in_use
     from maskloom.words.settings import WordsRecipe
 
-    given = {name: value for name, value in keys.items() if value is not None}
+    given = {name: value for name, value in {**what, **how, **threads}.items() if value is not None}
     flags = {name: shown_flag(name, value) for name, value in given.items()}
     recipe = load_recipe(WordsRecipe, given, flags=flags)
     refuse_if_in_use(out)

@@ -231,9 +231,9 @@ def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
 
 
 def test_the_flags_of_the_command_have_the_recipe_s_defaults() -> None:
-    from maskloom.cli.words import _DEFAULTS
+    from maskloom.cli.words import _KEYS
 
-    assert WordsRecipe().model_dump(exclude={"kind"}) == _DEFAULTS
+    assert WordsRecipe().model_dump(exclude={"kind"}) == {name: default for name, (_, default, _) in _KEYS.items()}
 
 
 def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
