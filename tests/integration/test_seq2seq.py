@@ -184,7 +184,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     kept = run("finetune", *files, *suffix, "--vocab", data / "v", "--restarts", 2, "--keep-restarts", code=3)
     assert "keep_restarts = true: models of task = 'seq2seq' make no ensemble" in kept
     penalty = run("generate", "--model", out, "--prompt", "one", "--length-penalty", 1, "--top-k", 3, code=3)
-    assert "length_penalty 1: it is of a search; give a beam" in penalty
+    assert "length_penalty 1: it is for a search; give a beam" in penalty
     assert "min_tokens 9: it may not exceed max_tokens, 5" in run(
         "generate", "--model", out, "--prompt", "one", "--min-tokens", 9, "--max-tokens", 5, code=3
     )

@@ -193,7 +193,7 @@ def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
         maskloom.finetune(
             bart, data / "train.de", data / "dev.de", tmp_path / "run", source_vocab=data / "de", progress=False
         )
-    with pytest.raises(ConfigError, match="is for seq2seq alone"):
+    with pytest.raises(ConfigError, match="is only for seq2seq"):
         maskloom.finetune(out, data / "labels.tsv", data / "labels.tsv", tmp_path / "run", task="single")
     assert not (tmp_path / "run").exists()
     init = ("pretrain", "--corpus", data / "corpus", "--init", out, "--out", tmp_path / "run", "--steps", 1)

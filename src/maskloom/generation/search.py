@@ -168,7 +168,7 @@ def found_by(
     if (wanted := choose.settings.num_best) > (width := choose.settings.beam or 1):
         raise ConfigError(f"num_best {wanted}: give a beam of at least as many; it is {width}")
     if choose.settings.length_penalty is not None and choose.settings.beam is None:
-        raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is of a search; give a beam")
+        raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is for a search; give a beam")
     return (_draw if choose.settings.beam is None else _searched)(decoder, prompts, choose, num_steps)
 
 

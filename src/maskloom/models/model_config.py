@@ -113,7 +113,7 @@ class ModelConfig(BaseModel):
 
         Raises ConfigError where there is no place for it.
         """
-        raise ConfigError("sources with a vocabulary of their own: a Transformer and a BART can read them, no other")
+        raise ConfigError("sources with a vocabulary of their own: only a Transformer or a BART reads them")
 
     @property
     def num_segments(self) -> int:

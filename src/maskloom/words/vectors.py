@@ -137,7 +137,7 @@ def _sizes(path: Path, header: bytes) -> tuple[int, int]:
     shown = header[:40].decode("utf-8", "replace").rstrip("\n")
     if len(fields) > 3 and all(map(_is_number, fields[1:-1])):  # the last one may be cut
         raise DataError(f"{path}: line 1: {shown!r} is a vector, as in GloVe's files; put a line before it: {wanted}")
-    raise DataError(f"{path}: line 1: {shown!r} is no header of word2vec: {wanted}")
+    raise DataError(f"{path}: line 1: {shown!r} is not a header of word2vec: {wanted}")
 
 
 def _is_number(field: bytes) -> bool:

@@ -39,13 +39,13 @@ def test_a_text_file_of_word2vec_ends_its_lines_with_a_blank(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "no header of word2vec"),
-        (b"a 1 2\nb 1 2\n", "line 1: 'a 1 2' is no header of word2vec: the number of words and the size"),
+        (b"", "not a header of word2vec"),
+        (b"a 1 2\nb 1 2\n", "line 1: 'a 1 2' is not a header of word2vec: the number of words and the size"),
         (b"the 0.418 0.25 -0.4\n", "line 1: 'the 0.418 0.25 -0.4' is a vector, as in GloVe's files; put a line"),
         (b"the " + b"-0.12345 " * 50 + b"\n", "line 1: 'the -0.12345 .*' is a vector"),
         (gzip.compress(b"1 2\na 1 2\n"), "v: is compressed by gzip; unpack it"),
-        (b"\xff\xfe1\x00\n", "line 1: '��1.*' is no header"),
-        (b"0 2\n", "no header"),
+        (b"\xff\xfe1\x00\n", "line 1: '��1.*' is not a header"),
+        (b"0 2\n", "not a header"),
         (b"9999999999 300\na 1 2\n", "cut short: line 1 says 9,999,999,999 words of 300 numbers"),
         (b"3 2\na 1 2\nb 1 2\n  \n", "cut short: 2 words, line 1 says 3"),
         (b"1 2\na 1 2\nb 1 2\n", "has data after the last word, on line 2"),
