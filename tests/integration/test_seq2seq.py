@@ -120,7 +120,9 @@ def test_targets_beside_other_files_are_found_by_their_suffix(model, data, tmp_p
     (out, result), scores = model, {}
     for name in ("src", "tgt"):
         shutil.copy(data / f"dev.{name}", tmp_path / f"dev.{'ref' if name == 'tgt' else name}")
-    assert "dev.tgt: no such file; it has the targets of" in run("evaluate", "--model", out, "--data", tmp_path / "dev.src", code=3)
+    assert "dev.tgt: no such file; it has the targets of" in run(
+        "evaluate", "--model", out, "--data", tmp_path / "dev.src", code=3
+    )
     said = run("evaluate", "--model", out, "--data", tmp_path / "dev.src", "--target-suffix", "ref", "--json")
     scores = json.loads(said.splitlines()[0])
     assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
