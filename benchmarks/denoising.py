@@ -149,21 +149,21 @@ def resumed(folder: Path) -> list[str]:
     return ["--resume"] if (folder / "recipe.toml").exists() else []
 
 
-def pretrained(options: argparse.Namespace, noise: str, seed: int) -> float:
-    """Pre-train with a noise, and return the seconds; random weights take none."""
+def pretrained(options: argparse.Namespace, noise: str, seed: int) -> float | None:
+    """Pre-train with a noise, and return the seconds; None for random weights and for a run that was stopped once."""
     own, folder = _NOISES[noise], run_folder(options, noise, seed)
     if own is None:
-        return 0.0
+        return None
 
-    def make() -> float:
-        began = time.perf_counter()
+    def make() -> float | None:
+        goes_on, began = resumed(folder), time.perf_counter()
         noises = [f"denoising.{key}={value}" for key, value in {**_QUIET, **own}.items()]
         model = [f"model.config.{key}={value}" for key, value in _MODEL.items()]
         values = settings("objective=denoising", "model.architecture=bart", *noises, *model, "training.save_every=100")
         much = ("--size", "tiny", "--steps", str(options.steps), "--batch-size", "32", "--learning-rate", "2e-3")
-        more = (*much, "--max-length", "128", "--seed", str(seed), *resumed(folder))
+        more = (*much, "--max-length", "128", "--seed", str(seed), *goes_on)
         command("pretrain", "--corpus", str(options.out / "corpus"), "--out", str(folder), *more, *values)
-        return time.perf_counter() - began
+        return None if goes_on else time.perf_counter() - began
 
     return kept(options.out / "scores" / f"{folder.name}.json", make)
 
@@ -189,7 +189,7 @@ def fine_tuned(options: argparse.Namespace, noise: str, seed: int, task: str) ->
 def write_page(
     options: argparse.Namespace,
     text: str,
-    seconds: dict[tuple[str, int], float],
+    seconds: dict[tuple[str, int], float | None],
     scores: dict[tuple[str, int, str], dict[str, float]],
 ) -> None:
     """Write the results as JSON and as a page."""
@@ -209,14 +209,15 @@ def write_page(
         f"each noise ({text}), then fine-tuned on 2,000",
         "reviews of MR and 700 dialogues of SAMSum; *none* starts from random weights. Mean and standard deviation of",
         f"{options.seeds} seeds, which change pre-training too, on tests that chose nothing. Summaries are greedy.",
+        "Minutes are of runs that went through without a stop.",
         "",
         f"| noise | {' | '.join(_COLUMNS)} | minutes of pre-training |",
         "|---|---|---|---|---|",
     ]
     for noise, columns in by_arm.items():
         cells = [spread(columns[column], 3 if column == "MR accuracy" else 1) for column in _COLUMNS]
-        minutes = spread([seconds[noise, seed] / 60 for seed in range(options.seeds)])
-        lines.append(f"| {noise} | {' | '.join(cells)} | {minutes if _NOISES[noise] else '-'} |")
+        whole = [value / 60 for seed in range(options.seeds) if (value := seconds[noise, seed]) is not None]
+        lines.append(f"| {noise} | {' | '.join(cells)} | {spread(whole) if whole else '-'} |")
     lines += ["", "What the paper says of its Table 1, in differences seed by seed; shown is a mean above two standard"]
     lines += ["errors, denied one below minus that.", "", "| claim | here | mean ± standard error |", "|---|---|---|"]
     for verdict in verdicts:

@@ -120,10 +120,10 @@ def finetune(
     CSV, TSV or JSONL, CoNLL columns, SQuAD's JSON, or a data set as distributed (`format`). Columns are found by name,
     unless given. `recipe` is a TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as
     `{"training.warmup_ratio": 0.2}`; the other settings are the command's flags and override it. `restarts` trains with
-    several seeds. `metric` names the score that selects the best weights. `minutes` sets a time budget in place of
-    `epochs` or `steps`. `source_vocab` names a vocabulary of seq2seq's sources. `resume` continues the run in `out`;
-    different `epochs` or `steps` extend or shorten it. `progress` is shown on standard error. Raises ConfigError and
-    DataError, both ValueErrors, for wrong input before any training, NumericalError where no seed ends well, and
+    several seeds; `metric` selects the best weights. `minutes` is a budget in place of `epochs` or `steps`. With
+    [model] in `recipe`, `model` is the vocabulary of a new one, `source_vocab` that of sources. `resume` continues the
+    run in `out`; different `epochs` or `steps` extend or shorten it. `progress` is shown on standard error. Raises
+    ConfigError and DataError for wrong input before any training, NumericalError where no seed ends well, and
     maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal asks to stop.
     """
     _check_paths(model=model, train=train, dev=dev, out=out, labels=labels, source_vocab=source_vocab)

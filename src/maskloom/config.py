@@ -113,7 +113,6 @@ class FinetuneRecipe(Section):
         "Weight of a language-model loss beside the task's (lambda of GPT); for left-to-right models.",
         ge=0.0,
         le=100.0,
-        allow_inf_nan=False,
     )
     from_scratch: bool = key(False, "Start from random weights instead of the model's.")
     bilstm: bool = key(False, "Put a BiLSTM with random weights between a BERT and its head (Table 5 of the paper).")

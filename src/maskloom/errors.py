@@ -1,4 +1,4 @@
-"""The errors that a user can cause, in a module of their own so that worker processes start without recipes."""
+"""The errors that a user can cause and words of messages, apart so that worker processes start without recipes."""
 
 from __future__ import annotations
 
@@ -23,3 +23,8 @@ def not_one_of(value: object, choices: Sequence[str]) -> str:
 
     near = difflib.get_close_matches(str(value)[:80], choices, n=1)
     return f"{value!r:.80} is not one of {', '.join(choices)}{f'; did you mean {near[0]}?' if near else ''}"
+
+
+def amount(number: int, what: str) -> str:
+    """Return a number with what is counted, in the singular for one: "1 text", "2,000 texts"."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -138,11 +138,12 @@ def load_recipe(
     overrides: list[str] | None = None,
     *,
     check: Callable[[RecipeT], object] | None = None,
+    flags: Mapping[str, str] | None = None,
 ) -> RecipeT:
     """Read a recipe of one kind from a TOML file, or of values by dotted key, and apply `key.sub=value` overrides.
 
-    Raises ConfigError that names key, value and file for what is unknown, ill-typed or contradictory; `check` may know
-    of more and raise it.
+    Raises ConfigError that names key and value for what is unknown, ill-typed or contradictory, and who said so: the
+    file or the override, of a key in `flags` the flag. `check` may know of more and raise it.
     """
     values: dict[str, Any] = {}
     if isinstance(path, Mapping):
@@ -154,13 +155,30 @@ def load_recipe(
     for override in overrides or []:
         _apply_override(values, override)
     source = str(path) if path and not isinstance(path, Mapping) else "recipe"
-    recipe = validate_recipe(kind, values, source=source)
+    said = {override.partition("=")[0].strip(): f"--set {override!r:.200}" for override in overrides or []}
+    said |= flags or {}
+    recipe = validate_recipe(kind, values, source=source, said=said)
     if check is not None:
         try:
             check(recipe)
         except ConfigError as error:
-            raise ConfigError(f"{source}: {error}") from None
+            raise ConfigError(f"{_who_said([], str(error), source, said)}: {error}") from None
     return recipe
+
+
+def _who_said(path: list[str], reason: str, source: str, said: Mapping[str, str]) -> str:
+    """Return who gave the value at a path: a change of that key, or of one around it, else the source.
+
+    Beside the source stand changes of keys that the reason names, as of values that do not fit together, or below the
+    path.
+    """
+    for length in range(len(path), 0, -1):
+        if change := said.get(".".join(path[:length])):
+            return change
+    words, start = {*re.findall(r"\w+", reason)}, ".".join([*path, ""])
+    near = [change for key, change in said.items() if key.rpartition(".")[2] in words]
+    near = near or [change for key, change in said.items() if path and key.startswith(start)]
+    return f"{source} with {', '.join(near)}" if near else source
 
 
 def _check_kind(kind: type[BaseModel], values: dict[str, Any], path: Path) -> None:
@@ -193,13 +211,21 @@ def read_toml(path: Path) -> dict[str, Any]:
     raise ConfigError(f"{path}: not valid TOML: {reason}")
 
 
-def validate_recipe(kind: type[RecipeT], values: dict[str, Any], *, source: str) -> RecipeT:
-    """Check a mapping against a recipe model; raises ConfigError with one line for every wrong key."""
+def validate_recipe(
+    kind: type[RecipeT], values: dict[str, Any], *, source: str, said: Mapping[str, str] | None = None
+) -> RecipeT:
+    """Check a mapping against a recipe model; raises ConfigError with one line for every wrong key.
+
+    `said` tells who gave the values of some keys, the others are those of `source`.
+    """
     try:
         return kind.model_validate(values)
     except ValidationError as error:
         problems = _told_once(error.errors(include_url=False))
-        lines = [_explain(kind, problem, source) for problem in problems[:_NUM_NAMED]]
+        lines = [
+            _explain(kind, problem, _who_said(_path_of(problem), problem["msg"], source, said or {}))
+            for problem in problems[:_NUM_NAMED]
+        ]
         more = [f"{source}: and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
         raise ConfigError("\n".join(lines + more)) from None
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 ValueT = TypeVar("ValueT")
-Rate = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
 MOST_STEPS = 10**12
 """More than any run can count to, so it is also the number of steps of a run that the clock ends."""
 
@@ -22,6 +22,6 @@ def key(default: ValueT, meaning: str, **limits: Any) -> ValueT:
 
 
 class Section(BaseModel):
-    """Base of every recipe section: frozen, no unknown keys, no silent conversion of types."""
+    """Base of every recipe section: frozen, finite numbers, no unknown keys, no silent conversion of types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

@@ -127,7 +127,9 @@ def test_targets_beside_other_files_are_found_by_their_suffix(model, data, tmp_p
     (out, result), scores = model, {}
     for name in ("src", "tgt"):
         shutil.copy(data / f"dev.{name}", tmp_path / f"dev.{'ref' if name == 'tgt' else name}")
-    assert "dev.tgt: cannot be read" in run("evaluate", "--model", out, "--data", tmp_path / "dev.src", code=3)
+    assert "dev.tgt: no such file; it has the targets of" in run(
+        "evaluate", "--model", out, "--data", tmp_path / "dev.src", code=3
+    )
     said = run("evaluate", "--model", out, "--data", tmp_path / "dev.src", "--target-suffix", "ref", "--json")
     scores = json.loads(said.splitlines()[0])
     assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
@@ -225,7 +227,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     kept = run("finetune", *files, *suffix, "--vocab", data / "v", "--restarts", 2, "--keep-restarts", code=3)
     assert "keep_restarts = true: models of task = 'seq2seq' make no ensemble" in kept
     penalty = run("generate", "--model", out, "--prompt", "one", "--length-penalty", 1, "--top-k", 3, code=3)
-    assert "length_penalty 1: it is of a search; give a beam" in penalty
+    assert "length_penalty 1: it is for a search; give a beam" in penalty
     assert "min_tokens 9: it may not exceed max_tokens, 5" in run(
         "generate", "--model", out, "--prompt", "one", "--min-tokens", 9, "--max-tokens", 5, code=3
     )

@@ -2,7 +2,9 @@
 
 import json
 import random
+import shlex
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,6 +163,23 @@ def test_sources_of_a_bart_pass_both_encoders(bart, data, tmp_path):
     assert model.heads["decoder"].decoder is model.encoder.embeddings.word.weight
 
 
+def test_the_documented_call_trains_a_new_model(data, tmp_path, monkeypatch, capsys):
+    for name in ("train", "dev"):
+        for language in ("de", "en"):
+            lines = (data / f"{name}.{language}").read_text(encoding="utf-8").splitlines(keepends=True)
+            (tmp_path / f"{name}.{language}").write_text(
+                "".join(lines[: 8 if name == "train" else 1]), encoding="utf-8"
+            )
+    shutil.copytree(data / "de", tmp_path / "german")
+    shutil.copytree(data / "en", tmp_path / "english")
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "API.md").read_text(encoding="utf-8")
+    exec(page.partition("```python\n")[2].partition("```")[0], {"maskloom": maskloom})
+    assert "'target': " in capsys.readouterr().out
+    assert Tokenizer.load("runs/translation/model").vocabulary == Tokenizer.load(data / "de").vocabulary
+    assert Tokenizer.load("runs/translation/model").of_targets.vocabulary == Tokenizer.load(data / "en").vocabulary
+
+
 def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
     out, _ = transformer
     with pytest.raises(ConfigError, match="has such a vocabulary already"):
@@ -176,7 +195,7 @@ def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
         maskloom.finetune(
             bart, data / "train.de", data / "dev.de", tmp_path / "run", source_vocab=data / "de", progress=False
         )
-    with pytest.raises(ConfigError, match="is for seq2seq alone"):
+    with pytest.raises(ConfigError, match="is only for seq2seq"):
         maskloom.finetune(out, data / "labels.tsv", data / "labels.tsv", tmp_path / "run", task="single")
     assert not (tmp_path / "run").exists()
     init = ("pretrain", "--corpus", data / "corpus", "--init", out, "--out", tmp_path / "run", "--steps", 1)
@@ -192,6 +211,43 @@ def test_wrong_input_is_refused(transformer, bart, data, tmp_path, run):
     with pytest.raises(DataError, match="a folder targets, and no source_vocab_size"):
         maskloom.load(tmp_path / "mixed")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_search_tries_settings_with_both_vocabularies(bart, data, tmp_path, run):
+    files = ("--task", "seq2seq", "--train", data / "train.de", "--dev", data / "dev.de", "--source-vocab", data / "de")
+    short = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]
+    shared = (*files, *short, "--steps", 1, "--max-length", 16, "--grid", "training.learning_rate=1e-3,2e-3")
+    sizes = ("--size", "tiny", "--set", "model.config.hidden_size=32", "--set", "model.config.num_attention_heads=4")
+    for name, start in (("new", ("--vocab", data / "en", *sizes)), ("bart", ("--model", bart))):
+        layers = () if name == "new" else ("--set", "seq2seq.source_layers=1")
+        run("search", *start, *shared, *layers, "--out", tmp_path / name)
+        found = json.loads((tmp_path / name / "results.json").read_text(encoding="utf-8"))
+        assert (found["num_trials"], found["num_failed"]) == (2, 0)
+        assert Tokenizer.load(tmp_path / name / "model").vocabulary == Tokenizer.load(data / "de").vocabulary
+        words = shlex.split(found["trials"][0]["command"])
+        run(*words[1:])
+        again = tmp_path / name / "reruns" / found["trials"][0]["name"] / "model"
+        one, other = (load_file(folder / "model.safetensors") for folder in (tmp_path / name / "model", again))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+        assert "--source-vocab" in words
+        assert "identical" in run("rerun", tmp_path / name, "--out", tmp_path / f"{name} again")
+    resumed = [
+        part for part in (*start, *shared, *layers, "--out", tmp_path / name, "--resume") if part != "--source-vocab"
+    ]
+    resumed.remove(data / "de")
+    run("search", *resumed)
+
+
+@pytest.mark.parametrize("of_targets", [False, True])
+@pytest.mark.parametrize("change", [lambda words: words[:-1], lambda words: [*words[:-2], words[-1], words[-2]]])
+def test_a_vocabulary_that_was_changed_by_hand_is_refused(transformer, tmp_path, of_targets, change):
+    model = tmp_path / "model"
+    shutil.copytree(transformer[0] / "model", model)
+    folder = model / "targets" if of_targets else model
+    words = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    (folder / "vocab.txt").write_text("\n".join(change(words)) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"model: the vocabularies of sources and targets are not those of maskloom"):
+        maskloom.load(model)
 
 
 def test_a_source_has_both_its_sizes_or_none():

@@ -132,7 +132,7 @@ def test_what_belongs_to_the_model_goes_along_and_a_second_run_replaces_the_firs
     assert json.loads((out / "maskloom.json").read_text()) == {"max_length": 48}
     report = extend_vocabulary([text], 500, model=model, out=out, work=Work(2))
     assert 1 < report["num_new_pieces"] < 500
-    assert "occurs 5 times or more" in report["why_fewer"]
+    assert "occurs at least 5 times" in report["why_fewer"]
     again = extend_vocabulary([text], 500, model=model, out=tmp_path / "again")
     assert again["pieces"] == report["pieces"]
 
@@ -149,7 +149,7 @@ def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"lies inside .*texts, which is read as text"):
         extend_vocabulary([tmp_path / "texts"], 1, model=model, out=tmp_path / "texts" / "out")
     text.write_text("the heart and the heart")
-    with pytest.raises(DataError, match="no piece to add: no run of pieces within a word occurs 5 times"):
+    with pytest.raises(DataError, match="no piece to add: no run of pieces within a word occurs at least 5 times"):
         extend_vocabulary([text], 1, model=model, out=tmp_path / "out")
     text.write_text(" \n")
     with pytest.raises(DataError, match="hold no words"):

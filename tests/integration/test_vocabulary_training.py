@@ -120,7 +120,7 @@ def test_the_report_is_what_a_person_counts(tmp_path: Path) -> None:
         "characters_per_piece": pytest.approx((4 + 2 + 1 + 2 + 2 + 3 + 1) / 9),
     }
     assert {name: report[name] for name in expected} == expected
-    assert report["why_smaller"] == "no pair of symbols that occurs 2 times or more is left to merge"
+    assert report["why_smaller"] == "no pair of symbols that occurs at least 2 times is left to merge"
     assert report["reading"]["num_documents"] == 2
     written = json.loads((tmp_path / "out" / REPORT).read_text(encoding="utf-8"))
     assert {"folder": str(tmp_path / "out"), **written} == report
@@ -179,16 +179,16 @@ def test_bad_utf8_is_skipped_and_counted_when_asked(texts: Path, tmp_path: Path)
     assert report["reading"]["num_skipped_documents"] == 3
     assert "bad.txt, document at line 1: byte 4 (0xff)" in report["reading"]["skipped"][0]
     assert "document at line 5: byte 14 (0x80)" in report["reading"]["skipped"][2]
-    with pytest.raises(DataError, match=r"no text \(0 documents were empty, 3 were skipped\)"):
+    with pytest.raises(DataError, match=r"no text \(documents: 0 empty, 3 skipped\)"):
         train([tmp_path / "bad.txt"], tmp_path / "none", on_bad_text="skip")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", r"empty\.txt: no text \(0 documents were empty, 0 were skipped\)"),
-        ("\n \n\t\n", r"empty\.txt: no text \(0 documents were empty, 0 were skipped\)"),
-        ("\u3000\n", r"empty\.txt: no text \(1 documents were empty"),
+        ("", r"empty\.txt: no text \(documents: 0 empty, 0 skipped\)"),
+        ("\n \n\t\n", r"empty\.txt: no text \(documents: 0 empty, 0 skipped\)"),
+        ("\u3000\n", r"empty\.txt: no text \(documents: 1 empty"),
         ("\u00ad\u200b\n", "1 texts hold no words"),
     ],
 )

@@ -95,9 +95,9 @@ def test_what_is_saved_opens_in_both(pair, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"vocab": [["a"]]}, "vocab is no list of pieces with their scores"),
+        ({"vocab": [["a"]]}, "vocab is not a list of pieces with their scores"),
         ({"vocab": [["a", 0.0], ["a", 1.0]]}, r"the ids of 10\d tokens are not 0 to"),
-        ({"vocab": [["<unk>", "x"]]}, "vocab is no list"),
+        ({"vocab": [["<unk>", "x"]]}, "vocab is not a list"),
     ],
 )
 def test_damaged_files_are_refused(folder, tmp_path, change, message):

@@ -1,5 +1,6 @@
 """Pages of benchmarks say in which order the sides ran, what every row reaches, and how it stands to the plain peer."""
 
+from argparse import Namespace
 from pathlib import Path
 from typing import get_args
 
@@ -15,6 +16,25 @@ ROOT = Path(__file__).resolve().parents[2]
 def _benchmarks_are_found(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.mark.parametrize("was_stopped", [False, True])
+def test_a_run_that_was_stopped_has_no_minutes(was_stopped, tmp_path, monkeypatch):
+    import denoising
+
+    options = Namespace(out=tmp_path, steps=1, seeds=1, more="", results=tmp_path / "page")
+    folder, asked = denoising.run_folder(options, "token masking", 0), []
+    folder.mkdir(parents=True)
+    if was_stopped:
+        (folder / "recipe.toml").touch()
+    monkeypatch.setattr(denoising, "command", lambda *words: asked.append(words))
+    seconds = denoising.pretrained(options, "token masking", 0)
+    assert ("--resume" in asked[0]) == was_stopped == (seconds is None)
+    found = dict.fromkeys(("accuracy", "perplexity", "rougeL"), 1.0)
+    scores = {(noise, 0, task): found for noise in denoising._NOISES for task in denoising._TASKS}
+    denoising.write_page(options, "text", {(noise, 0): seconds for noise in denoising._NOISES}, scores)
+    (row,) = [line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| token masking |")]
+    assert row.endswith("| - |") == was_stopped
 
 
 def test_sides_run_forwards_and_backwards_by_turns():

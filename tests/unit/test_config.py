@@ -6,7 +6,8 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_
 from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LAYER_CHOICES
-from maskloom.recipe_files import reason_of
+from maskloom.recipe_files import reason_of, recipe_keys
+from maskloom.words.settings import WordsRecipe
 
 
 def test_defaults_are_the_papers_masking_and_optimiser() -> None:
@@ -44,6 +45,16 @@ def test_a_wrong_override_names_the_key(override: str, expected: str) -> None:
     assert expected in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [PretrainRecipe, FinetuneRecipe, WordsRecipe])
+def test_numbers_are_finite(kind: type[PretrainRecipe]) -> None:
+    keys = [key.path for key in recipe_keys(kind) if ".N." not in key.path and isinstance(key.default, float)]
+    assert len(keys) >= 3
+    for key in keys:
+        for value in ("nan", "inf", "-inf"):
+            with pytest.raises(ConfigError, match=f"{key} = {value}: it must be a finite number"):
+                load_recipe(kind, None, [f"{key}={value}"])
+
+
 @pytest.mark.parametrize(("text", "value"), [(".3", 0.3), (" .25 ", 0.25), ("1.", 1.0), ("3e-1", 0.3), (".5e-1", 0.05)])
 def test_a_number_may_be_written_as_hands_write_it(text: str, value: float) -> None:
     assert load_recipe(PretrainRecipe, None, [f"training.learning_rate={text}"]).training.learning_rate == value
@@ -68,6 +79,13 @@ def test_messages_are_free_of_pydantics_own_terms() -> None:
 def test_shares_that_exceed_one_are_refused() -> None:
     with pytest.raises(ConfigError, match="may not exceed 1"):
         load_recipe(PretrainRecipe, None, ["data.mask_prob=0.9", "data.keep_prob=0.2"])
+
+
+def test_a_target_s_lengths_fit_together() -> None:
+    at_most = load_recipe(FinetuneRecipe, None, ["seq2seq.min_tokens=5", "seq2seq.max_target_length=5"])
+    assert at_most.seq2seq.min_tokens == 5
+    with pytest.raises(ConfigError, match=r"seq2seq\.min_tokens = 6: it may not exceed max_target_length = 5$"):
+        load_recipe(FinetuneRecipe, None, ["seq2seq.min_tokens=6", "seq2seq.max_target_length=5"])
 
 
 def test_all_wrong_keys_are_named_at_once(tmp_path) -> None:
@@ -180,9 +198,9 @@ def test_the_clock_for_a_run_that_was_extended_is_refused_in_the_flags_of_the_co
     path = tmp_path / "recipe.toml"
     path.write_text("[training]\nsteps = 9\n[[training.extensions]]\nat = 4\nsteps = 6\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        load_recipe(PretrainRecipe, path, ["training.minutes=30.0"])
+        load_recipe(PretrainRecipe, path, ["training.minutes=30.0"], flags={"training.minutes": "--minutes 30"})
     expected = "training.minutes = 30: this run was extended with --steps and goes by steps; leave --minutes out"
-    assert str(caught.value) == f"{path}: {expected}"
+    assert str(caught.value) == f"{path} with --minutes 30: {expected}"
 
 
 def test_a_causal_objective_has_single_segments_and_no_masks():

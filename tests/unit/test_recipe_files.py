@@ -134,7 +134,9 @@ def test_a_value_that_may_be_of_several_types_is_one_problem(override, lines):
     with pytest.raises(ConfigError) as caught:
         load_recipe(FinetuneRecipe, None, [override])
     said = str(caught.value).splitlines()
-    assert [line.removeprefix("recipe: ")[: len(start)] for line, start in zip(said, lines, strict=True)] == lines
+    assert [
+        line.removeprefix(f"--set {override!r}: ")[: len(start)] for line, start in zip(said, lines, strict=True)
+    ] == lines
 
 
 def test_a_key_that_has_to_be_there_is_named():

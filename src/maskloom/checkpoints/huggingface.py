@@ -171,7 +171,7 @@ class _BiLSTMOptions(Section):
     layers: str | int | list[int] | None = None
     lstm_size: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] | None = None
     lstm_layers: Annotated[int, Field(ge=1, le=4)] | None = None
-    dropout: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] | None = None
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
 
 
 class _OwnHeads(Section):

@@ -286,14 +286,13 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
     """Return the space of a grid, None for none given; raises ConfigError for a flag whose key it goes through."""
     if grid is None:
         return None
-    from maskloom.runs.recipes import FLAG_KEYS
+    from maskloom.runs.recipes import FLAG_KEYS, shown_flag
     from maskloom.runs.search_space import parse_space
 
     space = parse_space(grid)
     for name, value in flags.items():
         if value is not None and (key := FLAG_KEYS[name]) in space:
-            flag = f"--{name.replace('_', '-')} {value}"
-            raise ConfigError(f"{flag}: the grid goes through {key}; give --grid {key}={value}")
+            raise ConfigError(f"{shown_flag(name, value)}: the grid goes through {key}; give --grid {key}={value}")
     return space
 
 

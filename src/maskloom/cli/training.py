@@ -27,8 +27,9 @@ from maskloom.cli.options import (
     space_beside,
     trains,
     verification,
+    with_options,
 )
-from maskloom.errors import UsageError
+from maskloom.errors import UsageError, amount
 from maskloom.runs.display import terminal_progress
 
 
@@ -71,25 +72,53 @@ def pretrain(
     show(result, as_json, out, lines=pretraining_lines)
 
 
+def _start(model: Path | None, vocab: Path | None) -> tuple[Path, bool]:
+    """Return the folder that was given, and whether a new model begins; raises UsageError for none and for both."""
+    if (model is None) == (vocab is None):
+        raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")
+    return model or vocab or Path(), vocab is not None
+
+
+def _recipe_of(
+    is_new: bool, recipe: Path | None, changes: list[str] | None, out: Path, resume: bool, flags: dict[str, Any]
+) -> Any:
+    """Return the recipe, which describes a new model, of the usual size unless told, and no other."""
+    from maskloom.config import FinetuneRecipe
+    from maskloom.models.model_config import ModelSection
+
+    is_told = recipe is not None or any(given.startswith("model.") for given in changes or [])
+    if is_new and flags["size"] is None and not is_told and not continues(out, resume):
+        flags["size"] = ModelSection().size
+    chosen = chosen_recipe(FinetuneRecipe, recipe, changes or [], out, resume, flags=flags)
+    if (chosen.model is not None) != is_new:
+        raise UsageError("[model] and --vocab go together: a new model of those sizes is trained on that vocabulary")
+    return chosen
+
+
+StartModel = Annotated[Path | None, typer.Option(help="A model or run folder in Hugging Face layout to start from.")]
+StartVocab = Annotated[
+    Path | None, typer.Option(help="Train a new model, which \\[model] describes, on the vocabulary of a folder.")
+]
+SourceVocab = Annotated[
+    Path | None, typer.Option(help="Read sources of seq2seq in a vocabulary of their own, with new embeddings.")
+]
+starts = with_options("start", {"model": StartModel, "vocab": StartVocab}, _start)
+"""Adds --model and --vocab to a command, which gets the folder and whether a new model begins in `start`."""
+
+
 @trains(
     *("task", "size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device"),
     *("restarts", "keep_restarts"),
 )
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
+@starts
 def finetune(
     *,
-    model: Annotated[
-        Path | None, typer.Option(help="A model folder in Hugging Face layout, or a run folder, to start from.")
-    ] = None,
+    start: Any,
     train: Annotated[Path, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")],
     dev: Annotated[Path, typer.Option(help="Labelled examples to choose the best weights by.")],
     out: Out,
-    vocab: Annotated[
-        Path | None, typer.Option(help="Train a new model, which \\[model] describes, on the vocabulary of a folder.")
-    ] = None,
-    source_vocab: Annotated[
-        Path | None, typer.Option(help="Read sources of seq2seq in a vocabulary of their own, with new embeddings.")
-    ] = None,
+    source_vocab: SourceVocab = None,
     flags: Any,
     recipe: Recipe = None,
     metric: Metric = None,
@@ -100,17 +129,10 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on labelled text and keep the weights that score best on dev."""
-    from maskloom.config import FinetuneRecipe
-    from maskloom.models.model_config import ModelSection
     from maskloom.runs.first_look import look_at_training_data
 
-    source = _of_either(model, vocab)
-    is_told = vocab is None or recipe is not None or any(given.startswith("model.") for given in overrides or [])
-    if flags["size"] is None and not is_told and not continues(out, resume):
-        flags["size"] = ModelSection().size
-    chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    if (chosen.model is None) != (vocab is None):
-        raise UsageError("[model] and --vocab go together: a new model of those sizes is trained on that vocabulary")
+    source, is_new = start
+    chosen = _recipe_of(is_new, recipe, overrides, out, resume, flags)
     look_at_training_data(source, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
     from maskloom.runs.finetune import finetune as run
@@ -122,21 +144,16 @@ def finetune(
     show(result, as_json, lines=finetuning_lines)
 
 
-def _of_either(model: Path | None, vocab: Path | None) -> Path:
-    """Return the folder that was given; raises UsageError for none and for both."""
-    if (model is None) == (vocab is None):
-        raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")
-    return model or vocab or Path()
-
-
-@trains("task", "epochs", "steps", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
+@trains("task", "size", "epochs", "steps", "batch_size", "learning_rate", "max_length", "seed", "device", "restarts")
 @reads("text_column", "pair_column", "label_column", "format", "labels", "on_bad_rows")
+@starts
 def search(
-    model: Model,
+    *,
+    start: Any,
     train: Annotated[Path, typer.Option(help="Labelled examples.")],
     dev: Annotated[Path, typer.Option(help="Labelled examples to compare trials by.")],
     out: Out,
-    *,
+    source_vocab: SourceVocab = None,
     flags: Any,
     recipe: Recipe = None,
     grid: Grid = None,
@@ -152,24 +169,23 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune with many settings and rank them by their best dev score."""
-    from maskloom.config import FinetuneRecipe
     from maskloom.runs.first_look import look_at_training_data
 
-    chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
-    look_at_training_data(model, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
+    source, is_new = start
+    chosen = _recipe_of(is_new, recipe, overrides, out, resume, flags)
+    look_at_training_data(source, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe is refused before it
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run
     from maskloom.runs.search_table import print_table, search_rows
 
-    data = LabelledFiles(train, dev, reading, metric)
+    data = LabelledFiles(train, dev, reading, metric, source_vocab)
     tried = Trials(space_beside(grid, flags), method, trials)
-    result = run(chosen, model=model, data=data, out=out, trials=tried, resume=resume, progress=terminal_progress())
+    result = run(chosen, model=source, data=data, out=out, trials=tried, resume=resume, progress=terminal_progress())
     if as_json:
         print_json(result)
         return
-    trials_text = "1 trial" if result["num_trials"] == 1 else f"{result['num_trials']} trials"
-    print_table(*search_rows(result), title=f"{trials_text}, by {result['metric']} on dev")
+    print_table(*search_rows(result), title=f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev")
     say("", f"best again:  {result['trials'][0]['command']}", f"model:       {result['model']}")
     say(f"written to {out} (search.json lists all commands; results.md, results.json)")
 

@@ -12,49 +12,41 @@ from maskloom.runs.display import terminal_progress
 
 words_app = typer.Typer(help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
 
-_RECIPE: dict[str, tuple[Any, str, Any]] = {
-    "model": (
-        Literal["skipgram", "cbow"],
-        "skipgram: each word of a window predicts its centre; cbow: all do.",
-        "skipgram",
-    ),
-    "loss": (
-        Literal["negative", "hierarchical", "softmax"],
-        "Against noise words, along a Huffman code, or against the whole vocabulary.",
-        "negative",
-    ),
-    "size": (int, "Numbers of a vector.", 100),
-    "window": (int, "Most words on each side; each window draws its own width up to this.", 5),
-    "negative": (int, "Noise words for each prediction.", 5),
-    "noise_exponent": (float, "Noise words are drawn by their counts to this power.", 0.75),
-    "sample": (float, "Words of a higher fraction of the text are subsampled; 0: none.", 1e-3),
-    "context": (Literal["mean", "sum"], "What cbow makes of the vectors of a window.", "mean"),
-    "divided_gradient": (bool, "Divide what a cbow window learns by its words; word2vec gives each all of it.", False),
-    "epochs": (int, "Passes over the text.", 5),
-    "learning_rate": (float, "Peak learning rate; by default 0.025 for skipgram, 0.05 for cbow.", None),
-    "min_count": (int, "Words that occur less often are left out.", 5),
+# The keys of WordsRecipe, which is not imported here: every command would wait for it.
+_KEYS: dict[str, tuple[Any, Any, str]] = {
+    "model": (Literal["skipgram", "cbow"], "skipgram", "Each word of a window predicts its centre; cbow: all do."),
+    "loss": (Literal["negative", "hierarchical", "softmax"], "negative", "Noise words, a Huffman code, or all words."),
+    "size": (int, 100, "Numbers of a vector."),
+    "window": (int, 5, "Most words on each side; each window draws its own width up to this."),
+    "negative": (int, 5, "Noise words for each prediction."),
+    "noise_exponent": (float, 0.75, "Noise words are drawn by their counts to this power."),
+    "sample": (float, 1e-3, "Words of a higher fraction of the text are subsampled; 0: none."),
+    "context": (Literal["mean", "sum"], "mean", "What cbow makes of the vectors of a window."),
+    "divided_gradient": (bool, False, "Divide what a cbow window learns by its words; word2vec gives each all of it."),
+    "epochs": (int, 5, "Passes over the text."),
+    "learning_rate": (float, None, "Peak learning rate; by default 0.025 for skipgram, 0.05 for cbow."),
+    "min_count": (int, 5, "Words that occur less often are left out."),
     "tokenize": (
         Literal["words", "spaces"],
-        "words: lower-cased, without punctuation; spaces: what stands between white space, as it is.",
         "words",
+        "Lower-cased, without punctuation; spaces: as the text has them.",
     ),
-    "cased": (bool, "Keep case with --tokenize words.", False),
-    "phrases": (int, "Passes that join pairs of words into phrases, such as new_york.", 0),
-    "phrase_threshold": (float, "Score from which a pair is a phrase.", 100.0),
-    "workers": (int, "Threads that train.", 1),
-    "deterministic": (bool, "Have several workers give the same vectors every time; slower.", False),
-    "seed": (int, "Random seed.", 0),
+    "cased": (bool, False, "Keep case with --tokenize words."),
+    "phrases": (int, 0, "Passes that join pairs of words into phrases, such as new_york."),
+    "phrase_threshold": (float, 100.0, "Score from which a pair is a phrase."),
+    "workers": (int, 1, "Threads that train."),
+    "deterministic": (bool, False, "Have several workers give the same vectors every time; slower."),
+    "seed": (int, 0, "Random seed."),
 }
-_DEFAULTS = {name: default for name, (*_, default) in _RECIPE.items()}
 _FLAGS = {
     name: Annotated[kind | None, typer.Option(*([f"--{name.replace('_', '-')}"] if kind is bool else []), help=meaning)]
-    for name, (kind, meaning, _) in _RECIPE.items()
+    for name, (kind, _, meaning) in _KEYS.items()
 }
 
 
 def _sets(parameter: str, *names: str) -> Any:
     """Add the flags of these names to a command, which gets their values by name in a parameter."""
-    return with_options(parameter, {name: _FLAGS[name] for name in names}, **{name: _DEFAULTS[name] for name in names})
+    return with_options(parameter, {name: _FLAGS[name] for name in names}, **{name: _KEYS[name][1] for name in names})
 
 
 Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's form.")]
@@ -63,7 +55,7 @@ Number = Annotated[int, typer.Option("--number", "-n", min=1, help="Words to sho
 
 @words_app.command("train")
 @_sets("what", "model", "loss")
-@_sets("how", *(name for name in _RECIPE if name not in ("model", "loss", "workers", "deterministic")))
+@_sets("how", *(name for name in _KEYS if name not in ("model", "loss", "workers", "deterministic")))
 @_sets("threads", "workers", "deterministic")
 def train(
     texts: Texts,
@@ -79,11 +71,13 @@ def train(
 ) -> None:
     """Train word vectors on text; a line is a sentence."""
     from maskloom.recipe_files import load_recipe
+    from maskloom.runs.recipes import shown_flag
     from maskloom.system.folder_lock import refuse_if_in_use
     from maskloom.words.settings import WordsRecipe
 
-    given = {**what, **how, **threads}
-    recipe = load_recipe(WordsRecipe, {name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in {**what, **how, **threads}.items() if value is not None}
+    flags = {name: shown_flag(name, value) for name, value in given.items()}
+    recipe = load_recipe(WordsRecipe, given, flags=flags)
     refuse_if_in_use(out)
     from maskloom.runs.words import train_words  # heavy: wrong options are refused before it
 
@@ -140,7 +134,8 @@ def evaluate(
         list[Path] | None, typer.Option(help="Pairs of words with a score: .csv, .tsv or .txt. Repeatable.")
     ] = None,
     analogies: Annotated[
-        list[Path] | None, typer.Option(help="Questions in word2vec's form (questions-words.txt). Repeatable.")
+        list[Path] | None,
+        typer.Option(help="Questions of four words in word2vec's form (questions-words.txt), or a .csv. Repeatable."),
     ] = None,
     most: Annotated[int, typer.Option(min=2, help="Analogies: look among so many of the first words.")] = 30_000,
     as_json: AsJson = False,
@@ -156,7 +151,7 @@ def plot(
     vectors: Vectors,
     words: Annotated[list[str], typer.Argument(help="Words.")],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")],
-    near: Annotated[int, typer.Option("--neighbours", min=0, help="Neighbours of each word to draw as well.")] = 0,
+    near: Annotated[int, typer.Option("--neighbours", help="Neighbours of each word to draw as well, up to 50.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Draw words on the two principal components of their vectors, as a page that needs no network."""

@@ -187,7 +187,7 @@ def found_by(
     if (wanted := choose.settings.num_best) > (width := choose.settings.beam or 1):
         raise ConfigError(f"num_best {wanted}: give a beam of at least as many; it is {width}")
     if choose.settings.length_penalty is not None and choose.settings.beam is None:
-        raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is of a search; give a beam")
+        raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is for a search; give a beam")
     return (_draw if choose.settings.beam is None else _searched)(decoder, prompts, choose, num_steps)
 
 
@@ -232,16 +232,19 @@ class Choice:
         taken: list[tuple[int, int]],
         ended: list[Continuation],
     ) -> None:
-        """Keep a step, with `log_probabilities` (texts, vocabulary), where steps are asked for."""
+        """Keep a step, with `log_probabilities` (texts, vocabulary), by one read, where steps are asked for."""
         if self.steps is None:
             return
         best = log_probabilities.topk(min(_NOTED, log_probabilities.shape[1]))
-        candidates = []
-        for place, (values, tokens) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-            others = [token for text, token in taken if text == place and token not in tokens]
-            values += log_probabilities[place, others].tolist()
-            pairs = zip([*tokens, *others], values, strict=True)
-            candidates.append([(token, value) for token, value in pairs if value > -math.inf])
+        rows, columns = to_device(np.array(taken, np.int64).reshape(-1, 2), log_probabilities.device).unbind(1)
+        parts = (best.indices, best.values, log_probabilities[rows, columns])
+        read, size = torch.cat([part.double().flatten() for part in parts]).tolist(), best.indices.numel()
+        pairs, width = [*zip(map(int, read[:size]), read[size : 2 * size], strict=True)], best.indices.shape[1]
+        rows_of = (pairs[start : start + width] for start in range(0, size, width))
+        candidates = [[pair for pair in row if pair[1] > -math.inf] for row in rows_of]
+        for (place, token), value in zip(taken, read[2 * size :], strict=True):
+            if all(token != other for other, _ in candidates[place]):
+                candidates[place].append((token, value))
         kept = [replace(text, token_ids=[*text.token_ids]) for text in texts]
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 

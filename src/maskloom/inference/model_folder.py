@@ -49,7 +49,11 @@ def modules_folder(model_folder: Path) -> Path:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Open the tokenizer of a model folder; raises DataError when it has more tokens than the model has embeddings."""
+    """Open the tokenizer of a model folder.
+
+    Raises DataError when it has more tokens than the model has embeddings. Of two vocabularies both must be those that
+    the model was trained with.
+    """
     tokenizer, config = Tokenizer.load(folder), read_config(folder)
     embedded = {"vocab_size": tokenizer.of_targets}
     if tokenizer.targets is not None or config.get("source_vocab_size") is not None:
@@ -67,7 +71,20 @@ def load_tokenizer(folder: Path) -> Tokenizer:
                 f"{folder}: the vocabulary has {len(part.vocabulary)} tokens, the model embeds {size}; "
                 "these files do not belong together"
             )
+    known = read_settings(folder).get("vocabularies") if tokenizer.targets is not None else None
+    if known is not None and {"vocabularies": known} != vocabularies_of(tokenizer):
+        raise DataError(
+            f"{folder}: the vocabularies of sources and targets are not those of {SETTINGS_FILE}, with which the model "
+            "was trained"
+        )
     return tokenizer
+
+
+def vocabularies_of(tokenizer: Tokenizer) -> dict[str, list[str]]:
+    """Return as `vocabularies` the SHA-256 of those of sources and of targets; nothing where there is one."""
+    if tokenizer.targets is None:
+        return {}
+    return {"vocabularies": [part.identity()["vocabulary_sha256"] for part in (tokenizer, tokenizer.targets)]}
 
 
 def task_tokenizer(folder: Path) -> Tokenizer:
@@ -87,6 +104,7 @@ class _Settings(Section):
     max_length: Annotated[int, Field(ge=3)] | None = None
     reading: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None
+    vocabularies: list[str] | None = None
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

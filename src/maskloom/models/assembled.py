@@ -120,7 +120,7 @@ def _assemble(
     if unknown := [name for name in heads if name not in HEADS]:
         raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
     if getattr(config, "source_vocab_size", None) is not None and {*heads} - {"decoder"}:
-        raise ConfigError("a model that reads sources in a vocabulary of their own is for seq2seq alone")
+        raise ConfigError("a model that reads sources in a vocabulary of their own is only for seq2seq")
     encoder = architecture_of(config).build(config)
     if "decoder" not in heads:
         encoder.read_through_decoder()

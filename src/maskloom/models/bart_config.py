@@ -111,7 +111,12 @@ class BartConfig(ModelConfig):
         return self
 
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
-        """Return this with an encoder of sources before its own, of 6 layers as in the paper's 5.4 unless given."""
+        """Return this with an encoder of sources before its own, of 6 layers as in the paper's 5.4 unless given.
+
+        Raises ConfigError for a Marian.
+        """
+        if self.has_sinusoids:
+            return super().with_sources(vocab_size, num_layers)
         layers = num_layers or _USUAL_SOURCE_LAYERS
         return self.model_copy(update={"source_vocab_size": vocab_size, "num_source_layers": layers})
 

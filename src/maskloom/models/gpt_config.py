@@ -39,7 +39,7 @@ class GptConfig(ModelConfig):
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 40_478
     hidden_act: str = "gelu_new"
     embedding_dropout_prob: Fraction = 0.1
-    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-5
+    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-5
     pad_token_id: Annotated[int, Field(ge=0)] | None = None
     pre_norm: bool = False
 

@@ -44,10 +44,6 @@ class MarianConfig(BartConfig):
             raise ValueError("source_vocab_size: only a BART has an encoder of sources")
         return self
 
-    def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
-        """Raise ConfigError."""
-        return super(BartConfig, self).with_sources(vocab_size, num_layers)
-
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Return a published mapping under the keys of this class."""

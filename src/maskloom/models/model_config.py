@@ -26,7 +26,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 }
 """The published sizes of BERT, which architectures have unless their rows say otherwise."""
 
-Fraction = Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
 # Keys that name Python code of the folder for other programs to run.
 _CODE = ("auto_map", "custom_pipelines")
@@ -55,7 +55,7 @@ class ModelConfig(BaseModel):
     Raises ValueError (pydantic's) for a wrong value; `from_published` and `of_size` say it in one readable message.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 30_522
     hidden_size: Width = 768
@@ -66,8 +66,8 @@ class ModelConfig(BaseModel):
     hidden_dropout_prob: Fraction = 0.1
     attention_probs_dropout_prob: Fraction = 0.1
     max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    initializer_range: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] = 0.02
-    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-12
+    initializer_range: Annotated[float, Field(gt=0.0, le=10.0)] = 0.02
+    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-12
     pad_token_id: Annotated[int, Field(ge=0)] | None = 0
     classifier_dropout: Fraction | None = None
 
@@ -113,7 +113,7 @@ class ModelConfig(BaseModel):
 
         Raises ConfigError where there is no place for it.
         """
-        raise ConfigError("sources with a vocabulary of their own: a Transformer and a BART can read them, no other")
+        raise ConfigError("sources with a vocabulary of their own: only a Transformer or a BART reads them")
 
     @property
     def num_segments(self) -> int:

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import Fraction, ModelConfig
 
-GateBias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
+GateBias = Annotated[float, Field(ge=-100.0, le=100.0)]
 RECURRENT_SIZES = {
     name: {"num_hidden_layers": layers, "hidden_size": hidden}
     for name, layers, hidden in (
@@ -35,7 +35,7 @@ class RecurrentConfig(ModelConfig):
     num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 1
     num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 1
     attention_probs_dropout_prob: Fraction = 0.0
-    initializer_range: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] = 0.1
+    initializer_range: Annotated[float, Field(gt=0.0, le=10.0)] = 0.1
     causal: bool = False
     pooling: Literal["last", "max", "mean", "sum", "attention"] = "last"
     attention_energy: Literal["dot", "scaled_dot", "mlp", "bilinear"] = "mlp"

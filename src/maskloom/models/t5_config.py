@@ -59,8 +59,8 @@ class T5Config(ModelConfig):
     gated: bool = False
     relative_attention_num_buckets: Annotated[int, Field(ge=4, le=65_536, multiple_of=4)] = 32
     relative_attention_max_distance: Annotated[int, Field(ge=2, le=1_000_000)] = 128
-    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
-    initializer_factor: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] = 1.0
+    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
+    initializer_factor: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
     tie_word_embeddings: bool = True
     pad_token_id: Annotated[int, Field(ge=0)] | None = 0
     eos_token_id: Annotated[int, Field(ge=0)] = 1

@@ -44,7 +44,7 @@ class TransformerConfig(ModelConfig):
     hidden_act: str = "relu"
     attention_probs_dropout_prob: Fraction = 0.0
     max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 1_024
-    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0, allow_inf_nan=False)] = 1e-6
+    layer_norm_eps: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-6
     pre_norm: bool = False
     learned_positions: bool = False
     attention_neighborhood: Annotated[int, Field(ge=0, le=1_000_000)] = 0

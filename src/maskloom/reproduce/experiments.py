@@ -76,7 +76,7 @@ class Experiment:
     `models` are settings of pre-training by name. `measures` names the metrics of pre-training that are columns, and
     `probes` the tasks, by what they are to show. `needs` is the one without which nothing is shown. With `recipes`,
     one a model, each model is pre-trained once, and seeds are of fine-tuning; `given` are models that are there.
-    `finetuning` is a recipe in place of the scale's. Without `models` arms start from nothing, with a vocabulary of
+    `finetuning` is a recipe in place of the scale's. Without `models` arms start from scratch, with a vocabulary of
     the task's own texts.
     """
 

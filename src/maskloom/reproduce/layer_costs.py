@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,14 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.errors import ConfigError
-from maskloom.runs.charts import Line, line_chart, page_template
+from maskloom.errors import amount
+from maskloom.reproduce.experiments import Trend
+from maskloom.reproduce.results import folder_for, trend_row, verdict_text, write_page
+from maskloom.runs.charts import Line, line_chart
 from maskloom.runs.report.page import Chart
-from maskloom.system.files import write_json, write_text
 
 SIZE, KERNEL, NEIGHBORS = 64, 3, 8
 LENGTHS = (256, 512, 1024, 2048, 4096)
-_ROUNDS, _SHORT = 5, 25
+_ROUNDS, _SHORT = 7, 25
+# So far from the stated exponent a measured one counts as it, and so many times the fastest round a length may take.
+_NEAR, _STABLE = 0.25, 1.5
 # Operations of a layer and the longest path between two tokens, as the paper states them for n tokens of size d.
 _STATED = {
     "self-attention": ("n² d", 2, "1"),
@@ -31,7 +33,13 @@ _STATED = {
 _ABOUT = (
     f"One layer of size {SIZE} on one text, forwards, one thread; a kernel of {KERNEL}, and {NEIGHBORS} neighbours on "
     f"either side of restricted attention. The exponent is the slope of log time over log length from {LENGTHS[1]} "
-    f"tokens on. Layers until the last of {_SHORT} tokens depends on the first are counted by the derivative."
+    f"tokens on, the median of {_ROUNDS} rounds. Lengths are unstable where the slowest round took more than {_STABLE} "
+    f"times the fastest. Layers until the last of {_SHORT} tokens depends on the first are counted by the derivative."
+)
+_HOW = (
+    f"The difference of a round is {_NEAR} less the distance of its exponent from the stated one. A trend is shown "
+    "where the mean of the rounds is more than two standard errors above 0, denied where it is more than two below, "
+    "and else not shown."
 )
 Layer = Callable[[Tensor], Tensor]
 
@@ -70,66 +78,72 @@ def num_layers_between_ends(layer: Layer) -> int:
 
 
 @torch.inference_mode()
-def seconds_of(layer: Layer, length: int) -> float:
-    """Return the median time of a few passes over a text."""
-    vectors, found = torch.randn(length, SIZE), []
-    for _ in range(_ROUNDS + 1):  # the first warms up
-        started = time.perf_counter()
-        layer(vectors)
-        found.append(time.perf_counter() - started)
-    return median(found[1:])
+def timings(layer: Layer) -> np.ndarray:
+    """Return the seconds of a pass over a text, (rounds, lengths); a round goes through all lengths."""
+    found = np.zeros((_ROUNDS + 1, len(LENGTHS)))  # the first round warms up
+    for times in found:
+        for place, length in enumerate(LENGTHS):
+            vectors = torch.randn(length, SIZE)
+            started = time.perf_counter()
+            layer(vectors)
+            times[place] = time.perf_counter() - started
+    return found[1:]
+
+
+def cost(name: str, seconds: np.ndarray) -> dict[str, Any]:
+    """Return what timings (rounds, lengths) of a layer say: its exponent, unstable lengths and the verdict."""
+    stated = _STATED[name][1]
+    slopes = np.polyfit(np.log(LENGTHS[1:]), np.log(seconds[:, 1:]).T, 1)[0]
+    claim = Trend(f"{name}: time grows with n^{stated}", lambda _: (_NEAR - abs(slopes - stated)).tolist())
+    spread = seconds.max(0) / seconds.min(0)
+    return {
+        "exponent": float(np.median(slopes)),
+        "seconds": np.median(seconds, 0).tolist(),
+        "unstable": [length for length, times in zip(LENGTHS, spread, strict=True) if times > _STABLE],
+        "trend": claim.verdict({}),
+    }
 
 
 def transformer_table_1(out: str | Path) -> dict[str, Any]:
     """Measure the layers; write transformer-table1.json and transformer-table1.html into a folder."""
-    out, threads = Path(out), torch.get_num_threads()
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")
+    out, threads = folder_for(out), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        seconds = {name: [seconds_of(layer, length) for length in LENGTHS] for name, layer in layers().items()}
+        found = {name: cost(name, timings(layer)) for name, layer in layers().items()}
     finally:
         torch.set_num_threads(threads)
-    found = {
-        name: {
-            "operations": _STATED[name][0],
-            "stated_exponent": _STATED[name][1],
-            "exponent": float(np.polyfit(np.log(LENGTHS[1:]), np.log(seconds[name][1:]), 1)[0]),
-            "path": _STATED[name][2],
-            "layers": num_layers_between_ends(layer),
-            "seconds": seconds[name],
-        }
-        for name, layer in layers().items()
-    }
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "transformer-table1.json", {"lengths": LENGTHS, "layers": found})
-    headers = ["layer", "operations", "exponent of n", "measured", "longest path", f"layers for {_SHORT} tokens"]
-    rows = [
-        [
-            name,
-            row["operations"],
-            str(row["stated_exponent"]),
-            f"{row['exponent']:.2f}",
-            row["path"],
-            str(row["layers"]),
-        ]
-        for name, row in found.items()
-    ]
-    lines = [
-        Line(name, [(length, 1e3 * value) for length, value in zip(LENGTHS, row["seconds"], strict=True)], f"c{number}")
-        for number, (name, row) in enumerate(found.items())
-    ]
-    page = page_template("reproduce/report.html").render(
+    for name, layer in layers().items():
+        found[name]["layers"] = num_layers_between_ends(layer)
+    rows, lines, told = [], list[Line](), list[str]()
+    for name, row in found.items():
+        (operations, stated, path), at = _STATED[name], f"c{len(lines)}"
+        unstable = ", ".join(map(str, row["unstable"]))
+        rows.append(
+            [name, operations, str(stated), f"{row['exponent']:.2f}", unstable or "–", path, str(row["layers"])]
+        )
+        lines.append(Line(name, [(n, 1e3 * value) for n, value in zip(LENGTHS, row["seconds"], strict=True)], at))
+        told.append(
+            f"{verdict_text(row['trend']).replace('**', '')}: n^{row['exponent']:.2f}; the ends of a text meet after "
+            f"{amount(row['layers'], 'layer')}{f'; unstable at {unstable} tokens' * bool(unstable)}"
+        )
+    page = write_page(
+        out,
+        "transformer-table1",
+        {"lengths": LENGTHS, "layers": found},
         title="Table 1 of Vaswani et al. 2017: what a layer costs",
         about=_ABOUT,
-        headers=headers,
+        trends=[trend_row(row["trend"]) for row in found.values()],
+        how=_HOW,
+        headers=[
+            "layer",
+            "operations",
+            "exponent of n",
+            "measured",
+            "unstable",
+            "longest path",
+            f"layers for {_SHORT}",
+        ],
         rows=rows,
         charts=[Chart("Time of a layer", line_chart(lines, x_name="tokens", y_name="milliseconds"))],
     )
-    write_text(out / "transformer-table1.html", page)
-    told = [
-        f"{name}: time grows with n^{row['exponent']:.2f} (stated {row['stated_exponent']}); the ends of a text "
-        f"meet after {row['layers']} layer{'s' * (row['layers'] != 1)}"
-        for name, row in found.items()
-    ]
-    return {"layers": found, "lines": [*told, f"page: {out / 'transformer-table1.html'}"]}
+    return {"layers": found, "lines": [*told, page]}

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.errors import ConfigError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import decode_sources
 from maskloom.layers.recurrent import RecurrentLayer
@@ -19,9 +18,9 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent import RecurrentDecoder
 from maskloom.models.recurrent_config import GruConfig, LstmConfig, RecurrentConfig, RnnConfig
-from maskloom.runs.charts import Line, heat_map, line_chart, page_template
+from maskloom.reproduce.results import folder_for, write_page
+from maskloom.runs.charts import Line, heat_map, line_chart
 from maskloom.runs.report.page import NUM_COLOURS, Chart
-from maskloom.system.files import write_json, write_text
 
 _UNITS, _STEPS_BACK, _RATE, _BATCH = 32, 50, 3e-3, 32
 _BEGIN, _END, _DIGITS = 10, 11, 10
@@ -133,6 +132,7 @@ def rnn_gradients(
     out: str | Path, *, lengths: Sequence[int] = (5, 10, 20, 50, 100, 200), num_steps: int = 400
 ) -> dict[str, Any]:
     """Measure what is left of gradients over time, and which networks remember a first token; write a page."""
+    folder = folder_for(out)
     kinds = {"linear": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
     norms = {
         f"{name}, {radius:g}": gradient_norms(activation, radius, num_steps=_STEPS_BACK)
@@ -172,7 +172,9 @@ def rnn_gradients(
     lines += [f"{name}: {_told(row)}" for name, row in accuracies.items()]
     about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
     content = {"norms": norms, "slopes": slopes, "accuracies": accuracies, "gates": gates}
-    return _written(Path(out), "rnn-gradients", "What recurrent networks forget", about, charts, content, lines)
+    title = "What recurrent networks forget"
+    page = write_page(folder, "rnn-gradients", content, title=title, about=about, charts=charts)
+    return {**content, "lines": [*lines, page]}
 
 
 def reversal_accuracy(
@@ -238,6 +240,7 @@ def rnn_attention(
     out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40), num_steps: int = 3000
 ) -> dict[str, Any]:
     """Compare an LSTM that crams digits into one vector with those that attend to them; write a page."""
+    folder = folder_for(out)
     found = {name: reversal_accuracy(reader, lengths, num_steps=num_steps) for name, reader in _READERS.items()}
     accuracies = {name: row for name, (row, _) in found.items()}
     charts = [Chart("digits written backwards without a fault", _lines(accuracies, "digits", "exact", share=True))]
@@ -252,7 +255,9 @@ def rnn_attention(
     most = min(max(lengths), _MOST_TRAINED)
     about = f"LSTMs of 64 units, trained for {num_steps} steps on 1 to {most} digits; 100 new texts of each length."
     content = {"accuracies": accuracies, "attention": maps, "on_antidiagonal": shares}
-    return _written(Path(out), "rnn-attention", "A sentence crammed into one vector", about, charts, content, lines)
+    title = "A sentence crammed into one vector"
+    page = write_page(folder, "rnn-attention", content, title=title, about=about, charts=charts)
+    return {**content, "lines": [*lines, page]}
 
 
 def _told(row: Mapping[int, float]) -> str:
@@ -262,15 +267,3 @@ def _told(row: Mapping[int, float]) -> str:
 def _lines(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str, *, share: bool = False) -> str:
     lines = [Line(name, [*row.items()], f"c{at % NUM_COLOURS}") for at, (name, row) in enumerate(rows.items())]
     return line_chart(lines, x_name=x_name, y_name=y_name, as_percent=share)
-
-
-def _written(
-    out: Path, name: str, title: str, about: str, charts: list[Chart], found: dict[str, Any], lines: list[str]
-) -> dict[str, Any]:
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / f"{name}.json", found)
-    page = page_template("reproduce/report.html").render(title=title, about=about, charts=charts)
-    write_text(out / f"{name}.html", page)
-    return {**found, "lines": [*lines, f"page: {out / f'{name}.html'}"]}

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from maskloom.errors import ConfigError, amount
 from maskloom.reproduce.experiments import LOSS, Experiment
 from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, page_template
 from maskloom.runs.report.page import NUM_COLOURS, Chart
@@ -45,7 +46,7 @@ def write_results(
         title=experiment.title,
         about=_section(experiment) + _about(results),
         how=_how(experiment).replace("*", ""),
-        trends=[_trend_row(verdict) for verdict in verdicts],
+        trends=[trend_row(verdict) for verdict in verdicts],
         headers=headers,
         rows=rows,
         charts=_charts(experiment, results),
@@ -53,6 +54,25 @@ def write_results(
     )
     write_text(out / "report.html", page)
     return {**results, "table": str(out / "table.md"), "report": str(out / "report.html")}
+
+
+def folder_for(out: str | Path) -> Path:
+    """Return the folder of an experiment, which is made; raises ConfigError where it is a file."""
+    out = Path(out)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def write_page(out: Path, name: str, found: Any, **page: Any) -> str:
+    """Write what was found into a folder as NAME.json, and a page about it as NAME.html; return a line that names it.
+
+    `page` is what the template shows: title, about and charts, and perhaps rows with headers and trends.
+    """
+    write_json(out / f"{name}.json", found)
+    write_text(out / f"{name}.html", page_template("reproduce/report.html").render(**page))
+    return f"page: {out / f'{name}.html'}"
 
 
 def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list[str]) -> list[list[str]]:
@@ -74,11 +94,12 @@ def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
     """Return a trend with its verdict and the numbers behind it, in one sentence."""
-    claim, word, reason = _trend_row(verdict)
+    claim, word, reason = trend_row(verdict)
     return f"{claim}: **{word}** ({reason})"
 
 
-def _trend_row(verdict: Mapping[str, Any]) -> list[str]:
+def trend_row(verdict: Mapping[str, Any]) -> list[str]:
+    """Return a trend, its verdict and the numbers behind it, as a row of a table."""
     found = verdict.get("why") or f"{verdict['mean']:+.2f}, standard error {verdict['standard_error']:.2f}"
     return [verdict["claim"], verdict["verdict"], found]
 
@@ -105,7 +126,7 @@ def _about(results: Mapping[str, Any]) -> str:
     text, minutes, machine = results["text"], sum(results["seconds"].values()) / 60, environment()
     hardware, versions = machine["hardware"], machine["versions"]
     counts = {"core": hardware["cores"], "thread": hardware["threads"], "seed": results["num_seeds"]}
-    cores, threads, seeds = (f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+    cores, threads, seeds = (amount(count, what) for what, count in counts.items())
     threads = f"{results['num_jobs']} runs of a thread at once" if results["num_jobs"] > 1 else threads
     device = hardware["cuda"] or f"{hardware['processor']}, {cores}, {threads}"
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""

@@ -235,7 +235,7 @@ def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> E
 def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
     """Return how long what is left will take: timed steps of each model, and as fast through the training files."""
     if not plan.experiment.models:
-        return f"{sum(not stages.has(_stage_of(*job)) for job in plan.jobs())} runs from nothing are left"
+        return f"{sum(not stages.has(_stage_of(*job)) for job in plan.jobs())} runs from scratch are left"
     pretraining = finetuning = 0.0
     threads = torch.get_num_threads()
     if num_jobs > 1 and not plan.experiment.recipes:

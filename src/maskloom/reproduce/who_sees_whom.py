@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from maskloom.errors import ConfigError
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.gpt_config import GptConfig
-from maskloom.runs.charts import heat_map, page_template
+from maskloom.reproduce.results import folder_for, write_page
+from maskloom.runs.charts import heat_map
 from maskloom.runs.report.page import Chart
-from maskloom.system.files import write_json, write_text
 
 LENGTH = 6
 _SIZES: dict[str, Any] = {
@@ -51,9 +50,7 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
 
 def figure_1(out: str | Path) -> dict[str, Any]:
     """Measure BERT, its left-to-right form and GPT with random weights; write figure1.json and figure1.html."""
-    out, ids = Path(out), torch.arange(5, 5 + LENGTH)
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")
+    out, ids = folder_for(out), torch.arange(5, 5 + LENGTH)
     configs = {
         "BERT": BertConfig(**_SIZES, intermediate_size=64),
         "left-to-right BERT": BertConfig(**_SIZES, intermediate_size=64, causal=True),
@@ -61,15 +58,13 @@ def figure_1(out: str | Path) -> dict[str, Any]:
     }
     found = {name: dependence(build_model(config, heads=(), seed=0).encoder, ids) for name, config in configs.items()}
     sees = {name: (matrix > 0).tolist() for name, matrix in found.items()}
-    out.mkdir(parents=True, exist_ok=True)
-    write_json(out / "figure1.json", {name: matrix.tolist() for name, matrix in found.items()})
     outputs, inputs = ([f"{letter}{place}" for place in range(1, LENGTH + 1)] for letter in "TE")
     charts = [
         Chart(name, heat_map(matrix.sqrt().tolist(), name="who sees whom", rows=outputs, columns=inputs))
         for name, matrix in found.items()
     ]
-    page = page_template("reproduce/report.html").render(title="Figure 1: who sees whom", about=_ABOUT, charts=charts)
-    write_text(out / "figure1.html", page)
+    content = {name: matrix.tolist() for name, matrix in found.items()}
+    page = write_page(out, "figure1", content, title="Figure 1: who sees whom", about=_ABOUT, charts=charts)
     both = {name: any(rows[i][j] for i in range(LENGTH) for j in range(i + 1, LENGTH)) for name, rows in sees.items()}
     lines = [f"{name}: a token sees {'all others' if both[name] else 'itself and those before it'}" for name in sees]
-    return {"sees": sees, "lines": [*lines, f"page: {out / 'figure1.html'}"]}
+    return {"sees": sees, "lines": [*lines, page]}

@@ -18,6 +18,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 140, 14, 40
 _MAX_DOTS = 60
 # What fits to the right of a chart, and to the left of a row of dots.
 _MAX_NAME = 17
+# From the foot of one name to that of the next below it.
+_LINE = 14
 # Of heat maps: shades of either colour, the most cells that tell their values, and the size of a cell beside names.
 _LEVELS, _MOST_TOLD = 25, 1000
 _SMALLEST_CELL, _LARGEST_CELL = 15, 26
@@ -68,7 +70,7 @@ def line_chart(
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * fraction
 
     right = _WIDTH - _RIGHT
-    parts = []
+    parts = [_text(_LEFT, _TOP - 4, y_name, "start")]
     for tick in y_ticks:
         parts.append(_stroke("grid", (_LEFT, y_place(tick)), (right, y_place(tick))))
         parts.append(_text(_LEFT - 8, y_place(tick) + 4, _figure(tick, as_percent), "end"))
@@ -195,19 +197,29 @@ def _width(name: str) -> int:
 
 
 def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -> str:
-    """Return dots (name, x, y, CSS class) on two axes of one scale, each with its name beside it."""
+    """Return dots (name, x, y, CSS class) on two axes of one scale, each with its name where no earlier one stands.
+
+    A dot without room for its name tells it as a title alone.
+    """
     width = max(max(x for _, x, _, _ in dots) - min(x for _, x, _, _ in dots), 1e-12)
     height = max(max(y for _, _, y, _ in dots) - min(y for _, _, y, _ in dots), 1e-12)
     scale = min((_WIDTH - 2 * _RIGHT) / width, 2 * _WIDTH / height)
     left, top = min(x for _, x, _, _ in dots), max(y for _, _, y, _ in dots)
     places = [(_RIGHT + scale * (x - left), 2 * _TOP + scale * (top - y)) for _, x, y, _ in dots]
     bottom = max(y for _, y in places) + 2 * _TOP
-    parts = []
+    parts, taken = list[str](), list[tuple[float, float, float]]()
     for (word, *_, style), (x, y) in zip(dots, places, strict=True):
-        near = sum(abs(x - a) < 60 and 0 <= y - b < 12 for a, b in places) - 1  # names that stand there already
-        title = f"<title>{escape(word)}</title>"
+        title, length = f"<title>{escape(word)}</title>", _width(word)
         parts.append(f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="4">{title}</circle>')
-        parts.append(_text(x + 7, y + 4 + 6 * near, _cut(word), "start", f"name {style}"))
+        right, left, middle = x + 7, x - 7 - length, x - length / 2
+        for start, base in ((right, y + 4), (left, y + 4), (middle, y - 8), (middle, y + 17), (right, y - 8)):
+            is_free = all(
+                start >= end or begin >= start + length or abs(base - other) >= _LINE for begin, end, other in taken
+            )
+            if is_free and 0 <= start <= _WIDTH - length:
+                taken.append((start, start + length, base))
+                parts.append(_text(start, base, _cut(word), "start", f"name {style}"))
+                break
     return _svg(parts, bottom, name)
 
 

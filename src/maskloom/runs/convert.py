@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from maskloom.checkpoints.huggingface import LoadReport, load_model, read_config
+from maskloom.checkpoints.huggingface import LoadReport, format_of, load_model, read_config
 from maskloom.checkpoints.pickled_weights import open_pickled
 from maskloom.checkpoints.published.sentence_transformers import MODULES
 from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
 from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
 from maskloom.errors import DataError
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
-from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import HEADS
 from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, pretrained_tag, write_model_folder
@@ -59,7 +58,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     labels = {key: config[key] for key in _OF_LABELS if key in config and has_labels}
     tied = next((head for head in model.heads if HEADS[head].is_tied), None)
     card = Card(
-        f"Converted {architecture_of(model.config).name.upper()}",
+        f"Converted {format_of(model.config).name}",
         f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
         pipeline_tag=pretrained_tag(tied, model.config),
         base_model=hub_name(found.folder),

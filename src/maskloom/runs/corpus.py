@@ -26,7 +26,7 @@ from maskloom.data.corpus.lint import lint_corpus
 from maskloom.data.corpus.manifest import describe_file
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.statistics import corpus_statistics
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import naming_disk, replacing_folder, write_json
 from maskloom.system.folder_lock import alone_in_folder
@@ -135,8 +135,8 @@ def _look_at(
     if say is None or (found := estimated_corpus(files, settings.encoder(tokenizer))) is None:
         return
     others = " (.parquet not counted)" if found.num_files < len(files) else ""
-    num_files = f"{found.num_files:,} file{'' if found.num_files == 1 else 's'}"
-    say(f"text: {num_files}, {_size(found.num_file_bytes)}, about {_size(found.num_text_bytes)} of text{others}")
+    size, of_text = _size(found.num_file_bytes), _size(found.num_text_bytes)
+    say(f"text: {amount(found.num_files, 'file')}, {size}, about {of_text} of text{others}")
     say(
         f"corpus: about {found.num_tokens:,} tokens in {found.num_sentences:,} sentences, {_size(found.num_bytes)} at "
         f"{found.token_bytes} bytes per token, 12 per sentence and 8 per document"
@@ -239,7 +239,7 @@ def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[st
         place[:] = [f"{document.source}, line {document.line}"]
         yield document.text
     if not reading.num_documents:
-        left_out = f"{reading.num_empty_documents} documents were empty, {reading.num_skipped_documents} were skipped"
+        left_out = f"documents: {reading.num_empty_documents} empty, {reading.num_skipped_documents} skipped"
         names = ", ".join(map(str, [*reading.sums][:3]))
         raise DataError(f"{names}: no text ({left_out}); a vocabulary needs some")
 

@@ -16,7 +16,7 @@ import maskloom
 from maskloom.checkpoints.huggingface import CONFIG
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, UsageError
-from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder
+from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, vocabularies_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.corpus import tokenizer_folder
 from maskloom.runs.display import Progress
@@ -33,7 +33,7 @@ from maskloom.runs.finetune_restarts import (
 from maskloom.runs.first_look import with_task
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
-from maskloom.runs.run_folder import METRICS, TASK, described, fingerprint, model_files, prepare_run_folder, seeds_of
+from maskloom.runs.run_folder import METRICS, TASK, described, input_sums, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import write_json
@@ -134,13 +134,12 @@ def _finetune(
     if resume and (out / "run.json").exists():
         content = described(out)
         data = data.as_told(content["inputs"], content["paths"].get("source_vocab"))
-    source, reading = _source(recipe, model), data.reading
+    source, reading = source_of(recipe, model), data.reading
     plan = _prepare(with_task(recipe, reading), source, data, out, resume=resume, verify=verify)
     recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
-    folders = ("model", "source_vocab")
-    sums = {name: fingerprint(*(model_files(path) if name in folders else [path])) for name, path in paths.items()}
+    sums = input_sums(paths)
     inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
     about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
     ranks.rows(settings)
@@ -175,7 +174,7 @@ def _finetune(
     return result
 
 
-def _source(recipe: FinetuneRecipe, model: str | Path) -> Path:
+def source_of(recipe: FinetuneRecipe, model: str | Path) -> Path:
     """Return the folder of the model, or of the vocabulary where the recipe makes a new model."""
     return resolve_model_folder(model) if recipe.model is None else tokenizer_folder(Path(model))
 
@@ -405,6 +404,7 @@ def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, An
         "max_length": plan.recipe.data.max_length,
         "reading": {**reading.as_dict(), "labels": None},
         "settings": plan.task.settings.as_stored(),
+        **vocabularies_of(plan.tokenizer),
     }
 
 

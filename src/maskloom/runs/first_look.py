@@ -18,6 +18,7 @@ from typing import Any
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import validate_recipe
+from maskloom.runs.corpus import tokenizer_folder
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
@@ -40,10 +41,14 @@ def look_at_training_data(
 ) -> None:
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
-    It raises DataError too for a model that is not there. The kind is that of the format, where one is given; what only
-    a whole file tells is looked for in files that were read whole, where the recipe is known.
+    It raises DataError too for a model that is not there, or a vocabulary where the recipe makes a new one. The kind is
+    that of the format, where one is given; what only a whole file tells is looked for in files that were read whole,
+    where the recipe is known.
     """
-    check_model_name(model)
+    if recipe is not None and recipe.model is not None:
+        tokenizer_folder(model)
+    else:
+        check_model_name(model)
     if reading.format is not None:
         try:
             kind = catalog_row(reading.format).kind
@@ -66,8 +71,9 @@ def look_at_training_data(
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.is_file():
                 raise
-            hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json) or another"
-            raise DataError(f"{error}; {hint}") from None
+            hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json), seq2seq"
+            more = "(a file of sources beside one of targets: --set seq2seq.target_suffix=en) or another"
+            raise DataError(f"{error}; {hint} {more}") from None
     read = [examples for path in files if (examples := whole[path])]
     if len(read) == len(files) == 2:
         _check_labels(row, read[0], read[1], reading)
@@ -201,7 +207,7 @@ def options_for(
     `known` is what fine-tuning wrote beside the model; `iterate(path, options, needs_label=, report=)` reads the file.
     Raises ConfigError for a suffix of targets where there are none.
     """
-    if given and given.target_suffix and "target_suffix" not in kind.settings.model_fields:
+    if given and given.target_suffix is not None and "target_suffix" not in kind.settings.model_fields:
         raise ConfigError(f"--target-suffix {given.target_suffix}: a {kind.name} task has no targets")
     if given is not None and given != ReadingOptions(on_bad_rows=given.on_bad_rows):
         return given

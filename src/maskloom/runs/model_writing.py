@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from maskloom.checkpoints.huggingface import CONFIG, save_model
+from maskloom.checkpoints.huggingface import CONFIG, format_of, save_model
 from maskloom.checkpoints.published.sentence_transformers import copy_modules
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
@@ -123,15 +123,14 @@ def pretraining_card(
     config: ModelConfig = _BERT,
 ) -> Card:
     """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
-    row = architecture_of(config)
-    name = row.name.upper()
+    row, name = architecture_of(config), format_of(config).name
     pair = recipe.data.pair_task
     heads = f"masked-LM and {PAIR_TASKS[pair].name} heads" if pair else "a masked-LM head"
     if config.is_causal:
-        heads = "a language-model head, whose tokens attend to those before them alone"
+        heads = "a language-model head, whose tokens attend only to those before them"
     if has_decoder := PRETRAINING[recipe.objective].has_decoder:
         heads = "a decoder"
-    what = f"A {name} ({recipe.model.size})" if init is None else f"A {name}, continued from {model_name(init)},"
+    what = f"{name} ({recipe.model.size})" if init is None else f"{name}, continued from {model_name(init)},"
     return Card(
         f"Pre-trained {name}",
         f"{what} with {heads}. {more}".rstrip(),
@@ -147,12 +146,11 @@ def finetuning_card(
     recipe: FinetuneRecipe, *, what: str, scores: Mapping[str, Any], base: Path, dev: str, config: ModelConfig = _BERT
 ) -> Card:
     """Return the card of a fine-tuned model; `what` says which weights of the run these are."""
-    name = architecture_of(config).name.upper()
     is_new = recipe.from_scratch or recipe.model is not None
     like = "with the vocabulary of" if recipe.model else "in the sizes of"
     start = f"It started from random weights, {like}" if is_new else "It was fine-tuned from"
     return Card(
-        f"Fine-tuned {name}",
+        f"Fine-tuned {format_of(config).name}",
         f"A model for a {recipe.task} task, {what}. {start} {model_name(base)}.",
         pipeline_tag=KINDS[recipe.task].pipeline_tag,
         base_model=None if is_new else hub_name(base),

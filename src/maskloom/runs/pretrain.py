@@ -178,7 +178,7 @@ def _check_vocabulary(init: Path, num_embedded: int, corpus: Corpus) -> None:
     tokenizer = Tokenizer.load(init)
     own = tokenizer.vocabulary
     if tokenizer.targets is not None:
-        raise ConfigError(f"{init}: it reads sources in a vocabulary of their own, so no text is there to restore")
+        raise ConfigError(f"{init}: it reads sources in a vocabulary of their own, so there is no text to restore")
     if tokenizer.identity()["vocabulary_sha256"] != corpus.tokenizer.identity()["vocabulary_sha256"]:
         differing = (
             place for place, pair in enumerate(zip(own.tokens, pieces.tokens, strict=False)) if pair[0] != pair[1]

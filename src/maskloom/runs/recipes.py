@@ -42,9 +42,9 @@ FLAG_KEYS = {
 """The recipe key that each flag sets, by the flag's name with underscores."""
 
 
-def flag_changes(flags: dict[str, Any]) -> list[str]:
-    """Return flags in the form that `--set` takes; those that are None were not given."""
-    return [f"{FLAG_KEYS[name]}={json.dumps(value)}" for name, value in flags.items() if value is not None]
+def shown_flag(name: str, value: Any) -> str:
+    """Return a flag as a person types it, by its name with underscores."""
+    return f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
 
 
 def recipe_of_run(
@@ -61,6 +61,7 @@ def recipe_of_run(
     Without one, a run that resumes in the folder `resumes` takes its own. `--steps` then counts all phases, and changes
     the last one. Raises ConfigError for what is wrong in it, and for a flag that would change nothing.
     """
+    by_flag = dict[str, str]()
     own = {change.partition("=")[0].strip() for change in changes}
     for name in (name for name, value in flags.items() if value is not None and FLAG_KEYS[name] in own):
         raise UsageError(f"--{name.replace('_', '-')} and --set {FLAG_KEYS[name]}=… say the same key: give one of them")
@@ -81,8 +82,12 @@ def recipe_of_run(
             left = steps - sum(phase.steps for phase in phases[:-1])
             if left < 1:
                 raise ConfigError(f"--steps {steps}: the phases before the last one have {steps - left} steps")
-            changes, flags = [*changes, f"phases.{len(phases) - 1}.steps={left}"], {**flags, "steps": None}
-    recipe = load_recipe(kind, given, [*changes, *flag_changes(flags)], check=check)
+            key = f"phases.{len(phases) - 1}.steps"
+            changes, by_flag, flags = [*changes, f"{key}={left}"], {key: f"--steps {steps}"}, {**flags, "steps": None}
+    told = {name: value for name, value in flags.items() if value is not None}
+    changes = [*changes, *(f"{FLAG_KEYS[name]}={json.dumps(value)}" for name, value in told.items())]
+    by_flag |= {FLAG_KEYS[name]: shown_flag(name, value) for name, value in told.items()}
+    recipe = load_recipe(kind, given, changes, check=check, flags=by_flag)
     check_flags(recipe, flags)
     return recipe
 

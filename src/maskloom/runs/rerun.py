@@ -24,9 +24,8 @@ from maskloom.runs.run_folder import (
     check_is_of_model,
     described,
     environment,
-    fingerprint,
+    input_sums,
     kind_of_run,
-    model_files,
 )
 from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.system.launch import num_processes
@@ -105,9 +104,8 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
     for name, path in paths.items():
         if not path.exists():
             raise DataError(f"{path}: the {name} of {run} no longer exists")
-        expected, is_model = content["inputs"].get(name), name in ("init", "model", "source_vocab")
-        read = model_files(path) if is_model else [path]
-        found = Corpus.open(path).fingerprint if name == "corpus" else fingerprint(*read)
+        expected = content["inputs"].get(name)
+        found = Corpus.open(path).fingerprint if name == "corpus" else input_sums({name: path})[name]
         if found != expected:
             raise DataError(f"{path}: the {name} of {run} has changed: its checksum was {expected}, is {found}")
     return paths

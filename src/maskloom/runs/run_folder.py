@@ -228,6 +228,12 @@ def model_files(folder: Path) -> list[Path]:
     return [path for pattern in patterns for path in sorted(folder.glob(pattern))]
 
 
+def input_sums(paths: Mapping[str, Path]) -> dict[str, str]:
+    """Return the fingerprints of inputs by name, of a model and a vocabulary those of what decides in the folder."""
+    folders = ("init", "model", "source_vocab")
+    return {name: fingerprint(*(model_files(path) if name in folders else [path])) for name, path in paths.items()}
+
+
 def saved_sum(folder: Path) -> str:
     """Return the SHA-256 over configuration and weights of a folder that was saved here; raises as `fingerprint`."""
     return fingerprint(folder / "config.json", folder / "model.safetensors")

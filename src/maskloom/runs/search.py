@@ -13,11 +13,10 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
-from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.display import Progress
-from maskloom.runs.finetune import LabelledFiles, finetune
+from maskloom.runs.finetune import LabelledFiles, finetune, source_of
 from maskloom.runs.first_look import with_task
-from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, fingerprint, model_files, prepare_run_folder
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, input_sums, prepare_run_folder
 from maskloom.runs.search_space import (
     Space,
     ValueRange,
@@ -79,6 +78,8 @@ def search(
 ) -> dict[str, Any]:
     """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
 
+    A recipe with [model] trains new models, on the vocabulary in the folder `model`.
+
     `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` how they
     went, `out/model` is the best trial's model; other models are deleted. A trial that fails is named and leaves the
     others alone. With `resume` a search goes on in the middle of a trial. Raises ConfigError for wrong settings and for
@@ -92,14 +93,14 @@ def search(
     if stored is not None:
         space = space_of_data(stored["space"]) if space is None else space
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
-        data = data.as_told(stored)
+        data = data.as_told(stored, described(out)["paths"].get("source_vocab"))
     if space is None and method in (None, "grid"):
         progress.say("no --grid: one trial, as the recipe says; --grid training.learning_rate=2e-5,5e-5 tries several")
     space, method = {} if space is None else space, method or "grid"
     recipe = with_task(recipe, data.reading)
     listed = _listed_settings(recipe, space, method, num_trials)
     setup = _Search(recipe, Path(model), data, out, progress)
-    described = {
+    told = {
         "method": method,
         "num_trials": num_trials,
         "space": space_as_data(space),
@@ -107,10 +108,9 @@ def search(
         "metric": data.metric,
     }
     paths = {"model": setup.model, **data.paths}
-    model_sum = fingerprint(*model_files(resolve_model_folder(setup.model)))
-    inputs = {"model": model_sum, **{name: fingerprint(path) for name, path in data.paths.items()}, **described}
+    inputs = {**input_sums({**paths, "model": source_of(recipe, setup.model)}), **told}
     continues = prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
-    plan = stored or {"format_version": 1, **described, "trials": []}
+    plan = stored or {"format_version": 1, **told, "trials": []}
     if not plan["trials"]:
         plan["trials"] = [_trial(setup, number, settings) for number, settings in enumerate(listed, start=1)]
     write_json(out / PLAN, plan)
@@ -178,8 +178,9 @@ def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
     """Return the command, quoted for a shell, that fine-tunes as the trial did, in a folder of its own."""
     out = setup.out.resolve()
     words = ["maskloom", "finetune", "--recipe", out / RECIPE]
-    for option, path in {"model": setup.model, **setup.data.paths}.items():
-        words += [f"--{option}", path.resolve()]
+    start = "vocab" if setup.recipe.model else "model"
+    for option, path in {start: setup.model, **setup.data.paths}.items():
+        words += [f"--{option.replace('_', '-')}", path.resolve()]
     words += ["--out", out / "reruns" / name]
     for key, value in setup.data.reading.as_dict().items():
         words += [f"--{key.replace('_', '-')}", Path(value).resolve() if key == "labels" else value]

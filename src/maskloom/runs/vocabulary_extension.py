@@ -12,7 +12,7 @@ import torch
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
 from maskloom.checkpoints.published.sentence_transformers import copy_modules
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder, resolve_model_folder
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import MaskedLMHead
@@ -64,9 +64,10 @@ def extend_vocabulary(
     if not counted.counts:
         raise DataError(f"{counted.num_texts} texts hold no words; new pieces are chosen from words")
     old = tokenizer.vocabulary
+    often = amount(min_frequency, "time")
     pieces = choose_pieces(counted.counts, old, num_pieces=num_pieces, min_frequency=min_frequency)
     if not pieces:
-        raise DataError(f"no piece to add: no run of pieces within a word occurs {min_frequency} times or more")
+        raise DataError(f"no piece to add: no run of pieces within a word occurs at least {often}")
     vocabulary = Vocabulary([*old.tokens, *(piece.token for piece in pieces)])
     (loaded, _), extended = load_model(folder), replace(tokenizer, vocabulary=vocabulary)
     _give_rows(loaded, old, pieces)
@@ -81,7 +82,7 @@ def extend_vocabulary(
         "reading": reading.as_dict(),
     }
     if len(pieces) < num_pieces:
-        report["why_fewer"] = f"no other run of pieces within a word occurs {min_frequency} times or more"
+        report["why_fewer"] = f"no other run of pieces within a word occurs at least {often}"
     with replacing_folder(out) as staging:
         rows = [{"id": place, **asdict(piece)} for place, piece in enumerate(pieces, start=len(old))]
         write_json(staging / REPORT, {**report, "pieces": rows})

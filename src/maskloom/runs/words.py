@@ -11,10 +11,19 @@ from typing import Any, Literal
 import numpy as np
 
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside, source_files
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
 from maskloom.runs.display import Progress
-from maskloom.runs.run_folder import DESCRIPTION, METRICS, RECIPE, fingerprint, prepare_run_folder
+from maskloom.runs.first_look import check_page
+from maskloom.runs.run_folder import (
+    DESCRIPTION,
+    METRICS,
+    RECIPE,
+    described,
+    fingerprint,
+    kind_of_run,
+    prepare_run_folder,
+)
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
@@ -33,6 +42,8 @@ _TOKENS, _PREPARED, _CHECKPOINT, _STATE = "tokens.bin", "prepared.json", "checkp
 _SUFFIXES: dict[Form, str] = {"binary": ".bin", "text": ".txt"}
 _SECONDS_BETWEEN_SAVES = 600.0
 _MAX_VOCABULARY_BYTES = 1 << 32
+MOST_NEIGHBOURS = 50
+"""So many neighbours of each word a plot draws at most."""
 
 
 @alone_in_folder()
@@ -110,11 +121,13 @@ def _prepare(
     documents = read_documents(texts, on_bad_text=on_bad_text, report=reading)
     words = write_numbers(documents, recipe, path, progress.advance)
     for _ in range(recipe.phrases):
-        progress.say(f"joined {join_phrases(path, words, recipe):,} pairs of words to phrases")
+        progress.say(f"joined {amount(join_phrases(path, words, recipe), 'pair')} of words to phrases")
     vocabulary = keep_frequent(path, words, recipe.min_count)
     progress.end()
     if reading.num_skipped_documents:
-        progress.say(f"skipped {reading.num_skipped_documents:,} documents with bad text, {reading.skipped[0]} first")
+        progress.say(
+            f"skipped {amount(reading.num_skipped_documents, 'document')} with bad text, {reading.skipped[0]} first"
+        )
     pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
     fault_point("words.prepared")
@@ -140,7 +153,8 @@ def _prepared(out: Path) -> Vocabulary | None:
 def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress, seconds: float) -> dict[str, Any]:
     """Train to the end, log each round and save now and then, and when asked to stop.
 
-    `seconds` is the time of training before this process. Raises DataError for a loss or a state that is not finite.
+    `seconds` is the time of training before this process. Raises DataError for a loss or a state that is not finite,
+    and where no word had another in its window.
     """
     blocks, start, first = training.num_blocks, time.monotonic(), training.blocks_done
     losses, saved = list[float](), start
@@ -175,6 +189,11 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             if is_asked:
                 return {}  # leaving `deferred` raises
     progress.end()
+    if not training.outputs.any():  # they start at 0, and each prediction changes some
+        raise DataError(
+            f"{out}: nothing was learnt: no line has two words that are in the vocabulary and stay after subsampling; "
+            "give more text, a lower --min-count or --sample 0, and another --out"
+        )
     return {"loss": losses[-1] if losses else None, "seconds": seconds + time.monotonic() - start}
 
 
@@ -214,8 +233,11 @@ def open_vectors(place: str | Path) -> WordVectors:
     for suffix in _SUFFIXES.values():
         if (place / f"{VECTORS}{suffix}").exists():
             return read_vectors(place / f"{VECTORS}{suffix}")
-    unfinished = "; the run is not finished: continue it with --resume" if (place / "recipe.toml").exists() else ""
-    raise DataError(f"{place}: neither {VECTORS}.bin nor {VECTORS}.txt is in it{unfinished}")
+    if not (place / RECIPE).exists():
+        raise DataError(f"{place}: neither {VECTORS}.bin nor {VECTORS}.txt is in it")
+    if kind_of_run(described(place)) != "words":
+        raise DataError(f"{place}: is a run that trains a model; only `maskloom words train` makes word vectors")
+    raise DataError(f"{place}: the run is not finished; continue it with --resume")
 
 
 def neighbours(place: str | Path, words: Sequence[str], number: int = 10) -> dict[str, list[tuple[str, float]]]:
@@ -243,12 +265,18 @@ def evaluate_words(
 
 
 def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int = 0) -> dict[str, Any]:
-    """Write a page with words, and `number` neighbours of each, on their two principal components."""
+    """Write a page, an .html file, with words and `number` neighbours of each on their two principal components.
+
+    Raises ConfigError for more than `MOST_NEIGHBOURS` or another file, and DataError that names unknown words.
+    """
+    if not 0 <= number <= MOST_NEIGHBOURS:
+        raise ConfigError(f"--neighbours {number}: 0 to {MOST_NEIGHBOURS} of each word are drawn")
+    check_page(out, "--out")
     vectors = open_vectors(place)
     vectors.rows_of(words)
-    groups = {word: [word, *(near for near, _ in vectors.neighbours(word, number) if number)] for word in words}
-    styles = {near: place for place, group in enumerate(groups.values()) for near in group[::-1]}
-    styles |= {word: place for place, word in enumerate(groups)}
+    groups = {word: [near for near, _ in vectors.neighbours(word, number)] for word in words}
+    styles = {word: place for place, word in enumerate(groups)}  # first, so that they have their names beside them
+    styles |= {near: place for place, group in enumerate(groups.values()) for near in group if near not in styles}
     if len(styles) < 2:
         raise ConfigError("a plot needs two words at least; give more words or --neighbours")
     flat = vectors.plane([*styles])
@@ -259,7 +287,7 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
     page = page_template("runs/words.html").render(
         title=f"Word vectors of {visible(Path(place).name)}",
         chart=scatter_chart(dots, name="words on two principal components"),
-        about=f"{len(vectors.words):,} words, vectors of {vectors.matrix.shape[1]} numbers",
+        about=f"{amount(len(vectors.words), 'word')}, vectors of {amount(vectors.matrix.shape[1], 'number')}",
         tables=[(visible(word), vectors.neighbours(word)) for word in words],
     )
     with output_file(out, "w") as file:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, amount
 from maskloom.system.launch import DEVICE_NAMES, is_one_of_several, num_processes
 from maskloom.system.resources import available_memory
 from maskloom.system.shared_cores import share_cores
@@ -96,4 +96,4 @@ def describe_device(device: torch.device) -> str:
     if device.type == "mps":
         return f"mps{room}"
     threads = torch.get_num_threads()
-    return f"cpu, {threads} thread{'' if threads == 1 else 's'}{room}"
+    return f"cpu, {amount(threads, 'thread')}{room}"

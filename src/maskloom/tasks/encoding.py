@@ -12,7 +12,7 @@ import numpy as np
 
 from maskloom.data.batch import BothOrdersBatch, ChoiceBatch, ClassificationBatch, sorted_batches
 from maskloom.data.counter_random import Permutation
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 from maskloom.tasks.examples import Example
 from maskloom.text.tokenizer import Tokenizer
 
@@ -109,8 +109,8 @@ class EncodedExamples:
         if not self.num_truncated_examples:
             return []
         return [
-            f"{path}: {self.num_truncated_examples} of {len(self)} examples {self._exceed} "
-            f"{self.max_length} tokens and lose {self.num_truncated_tokens} tokens"
+            f"{path}: {self.num_truncated_examples} of {amount(len(self), 'example')} {self._exceed} "
+            f"{self.max_length} tokens and lose {amount(self.num_truncated_tokens, 'token')}"
         ]
 
     def account(self) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def read_unigram(folder: Path) -> dict[str, Any]:
     if not isinstance(pieces, list) or not all(
         isinstance(piece, list) and [*map(type, piece)] in ([str, float], [str, int]) for piece in pieces
     ):
-        raise DataError(f"{path}: vocab is no list of pieces with their scores")
+        raise DataError(f"{path}: vocab is not a list of pieces with their scores")
     ids = {piece: index for index, (piece, _) in enumerate(pieces)}
     _take_added(ids, library, folder)
     usual = SpecialTokens(pad="<pad>", unknown="<unk>", end="</s>")
@@ -238,7 +238,7 @@ def _listed_merges(values: Any, path: Path) -> list[tuple[str, tuple[str, str]]]
 def _merge(parts: Any, place: str) -> tuple[str, tuple[str, str]]:
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
         shown = " ".join(map(str, parts)) if isinstance(parts, list) else parts
-        raise DataError(f"{place}: {shown!r:.80} is no merge; two symbols with a blank between are expected")
+        raise DataError(f"{place}: {shown!r:.80} is not a merge; two symbols with a blank between are expected")
     return place, (parts[0], parts[1])
 
 

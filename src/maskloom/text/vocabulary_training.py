@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.pair_merging import Score, merge_pairs
@@ -151,7 +151,9 @@ def _report(
 ) -> dict[str, Any]:
     vocabulary, why_smaller = tokenizer.vocabulary, None
     if len(vocabulary) < settings.size:
-        why_smaller = f"no pair of symbols that occurs {settings.min_frequency} times or more is left to merge"
+        why_smaller = (
+            f"no pair of symbols that occurs at least {amount(settings.min_frequency, 'time')} is left to merge"
+        )
         if settings.score == "likelihood":
             why_smaller += ", or none whose merge raises the likelihood"
     return {

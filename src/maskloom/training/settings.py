@@ -11,8 +11,8 @@ from maskloom.rows import row_of
 from maskloom.sections import MOST_STEPS, Count, Length, Positive, Rate, Section, key
 from maskloom.system.launch import DEVICE_NAMES
 
-Minutes = Annotated[float, Field(ge=0.001, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Minutes = Annotated[float, Field(ge=0.001)]
+NotNegative = Annotated[float, Field(ge=0.0)]
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]  # the largest of the published recipes (LAMB) is 2**16
 CountOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
 from maskloom.errors import DataError
-from maskloom.tasks.tables import layout_of, read_lines, read_rows
+from maskloom.tasks.tables import layout_of, read_rows
 from maskloom.words.vectors import WordVectors
 
 Triple = tuple[str, str, float]
@@ -24,8 +24,9 @@ _QUESTIONS_AT_ONCE = 256
 def read_pairs(path: Path) -> list[Triple]:
     """Read two words and a score a row: columns of .csv or .tsv by the names word1, word2 and similarity or by place.
 
-    A .txt has three fields between white space. Where every word ends in its part of speech, as in MEN, that is left
-    out. Raises DataError for .jsonl, and with the line for a row that is not two words and a score.
+    A .txt has three fields between white space. A first row that names a score, such as "Human (mean)", is a header.
+    Where every word ends in its part of speech, as in MEN, that is left out. Raises DataError for .jsonl, and with the
+    line for a row that is not two words and a score.
     """
     layout = layout_of(path)
     if layout == "jsonl":
@@ -40,7 +41,7 @@ def read_pairs(path: Path) -> list[Triple]:
         if score is None:
             raise DataError(f"{path}: line 1: no column of scores named similarity among {', '.join(names)}")
         places, rows = [names.index(name) for name in ("word1", "word2", score)], rows[1:]
-    elif len(names) > 2 and names[2] and not _is_score(names[2]):
+    elif {*re.findall(r"\w+", " ".join(names[2:]))} & {*_SCORES} and not _is_score(names[2]):
         rows = rows[1:]
     triples = [_triple(f"{path}: line {line}", fields, places) for fields, line in rows]
     if not triples:
@@ -67,25 +68,24 @@ def _triple(place: str, fields: list[str], places: list[int]) -> Triple:
 def similarity_scores(vectors: WordVectors, pairs: list[Triple]) -> dict[str, Any]:
     """Return the Spearman and the Pearson correlation of cosines with scores, without pairs of unknown words.
 
-    Words are looked up as they are, then in the case in which they are most frequent.
+    Words are looked up as they are, then in the case in which they are most frequent. Where all scores or all cosines
+    are equal there is no correlation, and `no_correlation` says why.
     """
     folded = _folded(vectors, len(vectors.words))
     found = [(folded.get(a.lower()), folded.get(b.lower()), score) for a, b, score in pairs]
     known = [(a, b, score) for a, b, score in found if a is not None and b is not None]
     result: dict[str, Any] = {"pairs": len(pairs), "unknown": len(pairs) - len(known)}
-    if len({score for *_, score in known}) < 2:
-        return {**result, "spearman": None, "pearson": None}
-    first, second, scores = map(np.array, zip(*known, strict=True))
-    cosines = np.einsum("ij,ij->i", vectors.directions[first], vectors.directions[second]).astype(float)
-    return {
-        **result,
-        "spearman": _first(spearmanr(scores, cosines)),
-        "pearson": _first(pearsonr(scores, cosines)),
-    }
-
-
-def _first(found: Any) -> float:
-    return float(found.statistic)
+    first, second, scores = np.array(known).reshape(-1, 3).T
+    rows = [vectors.directions[side.astype(int)] for side in (first, second)]
+    cosines = np.einsum("ij,ij->i", *rows).astype(float)
+    for name, values in (("scores", scores), ("cosines", cosines)):
+        if len({*values.tolist()}) < 2:
+            same = f"the {name} of all {len(known):,} pairs of known words are equal"
+            why = same if len(known) > 1 else "it needs two pairs of known words"
+            return {**result, "spearman": None, "pearson": None, "no_correlation": why}
+    of_ranks: Any = spearmanr(scores, cosines)
+    of_values: Any = pearsonr(scores, cosines)
+    return {**result, "spearman": float(of_ranks.statistic), "pearson": float(of_values.statistic)}
 
 
 def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
@@ -97,16 +97,21 @@ def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
 
 
 def read_analogies(path: Path) -> dict[str, list[list[str]]]:
-    """Read questions of four words a line by section, which a line `: name` begins; DataError for any other line."""
+    """Read questions of four words a line by section, which a line `: name` begins; DataError for any other line.
+
+    Words stand between white space, in a .csv in four columns without a header.
+    """
     sections: dict[str, list[list[str]]] = {}
     name = path.stem
-    for number, line in read_lines(path):
+    is_csv = ".csv" in map(str.lower, path.suffixes[-2:])
+    for row in read_rows(path, "csv" if is_csv else "text"):
+        line = " ".join(map(str, row.fields))
         words = line.split()
         if line.startswith(":"):
             name = line[1:].strip()
         elif words:
             if len(words) != 4:
-                raise DataError(f"{path}: line {number}: four words are expected, this is {line!r:.80}")
+                raise DataError(f"{path}: line {row.line}: four words are expected, this is {line!r:.80}")
             sections.setdefault(name, []).append(words)
     if not sections:
         raise DataError(f"{path}: no questions")

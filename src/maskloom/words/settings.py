@@ -22,12 +22,8 @@ class WordsRecipe(Section):
     size: int = key(100, "Numbers of a vector.", ge=1, le=10_000)
     window: int = key(5, "Most words on each side; each window draws its own width from 1 to this.", ge=1, le=1000)
     negative: int = key(5, "Noise words for each prediction of loss = negative.", ge=1, le=1000)
-    noise_exponent: float = key(
-        0.75, "Noise words are drawn by their counts to this power.", ge=-10.0, le=10.0, allow_inf_nan=False
-    )
-    sample: float = key(
-        1e-3, "Words of a higher fraction of the text are subsampled; 0: none.", ge=0.0, le=1.0, allow_inf_nan=False
-    )
+    noise_exponent: float = key(0.75, "Noise words are drawn by their counts to this power.", ge=-10.0, le=10.0)
+    sample: float = key(1e-3, "Words of a higher fraction of the text are subsampled; 0: none.", ge=0.0, le=1.0)
     context: Literal["mean", "sum"] = key("mean", "What cbow makes of the vectors of a window.")
     divided_gradient: bool = key(
         False, "Divide what the words of a cbow window learn by their number; word2vec gives each the whole."

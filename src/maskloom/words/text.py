@@ -13,16 +13,17 @@ from pathlib import Path
 import numpy as np
 
 from maskloom.data.corpus.documents import Document
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 from maskloom.system.files import replacing
 from maskloom.words.settings import WordsRecipe
 
 END = -1
 """What stands behind each sentence in the file of numbers."""
 _BLOCK = 1 << 20
-# Of a long line, up to white space.
-_PIECE = re.compile(r".{1,65536}\S*", re.DOTALL)
-_MOST_CHUNKS = 1 << 19
+# Of a line, up to white space; what has none for as long again is cut between two characters.
+_PIECE = re.compile(rb"[^\n]{1,65536}\S{0,65536}[\x80-\xbf]*")
+# So many of the chunks between white space are remembered, and none that is longer.
+_MOST_CHUNKS, _LONGEST_CHUNK = 1 << 19, 64
 Progress = Callable[[int], None]
 
 
@@ -59,11 +60,13 @@ class Numbering(dict[str, tuple[int, ...]]):
             words = text.translate(self._spaces).split()
         if len(self) > _MOST_CHUNKS:
             self.clear()
-        self[chunk] = numbers = tuple(map(self.numbers.__getitem__, words))
+        numbers = tuple(map(self.numbers.__getitem__, words))
+        if len(chunk) <= _LONGEST_CHUNK:
+            self[chunk] = numbers
         return numbers
 
     def numbered(self, line: str) -> Iterable[int]:
-        """Return the numbers of the words of a line."""
+        """Return the numbers of the words of a line, or of a part of one."""
         return chain.from_iterable(map(self.__getitem__, line.split()))
 
 
@@ -75,15 +78,15 @@ def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path
     numbering, pending, total = Numbering(recipe), list[int](), 0
     with replacing(path) as file:
         for document in documents:
-            for line in document.text.split("\n"):
-                for piece in _PIECE.finditer(line):
-                    pending.extend(numbering.numbered(piece[0]))
-                    if len(pending) >= _BLOCK:
-                        total += len(pending) - 1
-                        file.write(np.array(pending[:-1], np.int32).tobytes())
-                        del pending[:-1]  # the last tells whether the line has words
-                        progress(total)
-                if pending and pending[-1] != END:
+            for piece in _PIECE.finditer(document.content):
+                pending.extend(numbering.numbered(piece[0].decode()))
+                if len(pending) >= _BLOCK:
+                    total += len(pending) - 1
+                    file.write(np.array(pending[:-1], np.int32).tobytes())
+                    del pending[:-1]  # the last tells whether the line has words
+                    progress(total)
+                ends_line = document.content[piece.end() : piece.end() + 1] in (b"\n", b"")
+                if ends_line and pending and pending[-1] != END:
                     pending.append(END)
         file.write(np.array(pending, np.int32).tobytes())
     return [*numbering.numbers]
@@ -127,10 +130,11 @@ def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
     kept = np.flatnonzero(counts >= min_count)
     if len(kept) < 2:
         top = int(counts.max(initial=0))
-        which = f"the most frequent, {words[int(counts.argmax())]!r:.60}, occurs {top:,} times; " if len(words) else ""
+        first = f"{words[int(counts.argmax())]!r:.60}" if len(words) else ""
+        which = f"the most frequent, {first}, occurs {amount(top, 'time')}; " if first else ""
         raise DataError(
-            f"--min-count {min_count}: {len(kept)} of {len(words):,} words of the text occur that often, and two are "
-            f"the least; {which}give more text or a lower --min-count"
+            f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, {len(kept)} occur that often, and at "
+            f"least two must; {which}give more text or a lower --min-count"
         )
     order = sorted(kept.tolist(), key=lambda number: (-counts[number], words[number]))
     renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last is that of END

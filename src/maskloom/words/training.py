@@ -38,7 +38,10 @@ _TINY = np.float32(1e-30)
 
 @dataclass(frozen=True)
 class Round:
-    """What a round of blocks came to: blocks done since the start, the mean loss of a prediction, the learning rate."""
+    """What a round came to: blocks done since the start, the mean loss of a prediction, the learning rate.
+
+    The loss of a round that predicted nothing is that of the round before.
+    """
 
     blocks_done: int
     loss: float
@@ -145,6 +148,7 @@ class WordTraining:
         workers = self.recipe.workers
         meets = self.recipe.deterministic and workers > 1
         copies = [(self.vectors.copy(), self.outputs.copy()) for _ in range(workers)] if meets else []
+        loss = 0.0
         with ThreadPoolExecutor(workers) as threads:
             while self.blocks_done < self.num_blocks:
                 first = self.blocks_done
@@ -160,8 +164,9 @@ class WordTraining:
                 if meets:
                     self._meet(threads, copies)
                 self.blocks_done = end
-                num_predictions = sum(number for _, number in results)
-                yield Round(end, sum(loss for loss, _ in results) / max(num_predictions, 1), self.rate_of(end - 1))
+                total, num_predictions = map(sum, zip(*results, strict=True))
+                loss = total / num_predictions if num_predictions else loss
+                yield Round(end, loss, self.rate_of(end - 1))
 
     def rate_of(self, block: int) -> float:
         """Return the learning rate of a block of the whole training."""

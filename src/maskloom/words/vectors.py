@@ -131,9 +131,13 @@ def _sizes(path: Path, header: bytes) -> tuple[int, int]:
         num_words, size = map(int, fields)
         if num_words and size:
             return num_words, size
-    raise DataError(
-        f"{path}: line 1: {header[:40]!r} is no header of word2vec: the number of words and the size, such as 71290 100"
-    )
+    wanted = "the number of words and the size, such as 71290 100"
+    if header.startswith(b"\x1f\x8b"):
+        raise DataError(f"{path}: is compressed by gzip; unpack it")
+    shown = header[:40].decode("utf-8", "replace").rstrip("\n")
+    if len(fields) > 3 and all(map(_is_number, fields[1:-1])):  # the last one may be cut
+        raise DataError(f"{path}: line 1: {shown!r} is a vector, as in GloVe's files; put a line before it: {wanted}")
+    raise DataError(f"{path}: line 1: {shown!r} is not a header of word2vec: {wanted}")
 
 
 def _is_number(field: bytes) -> bool:
@@ -174,8 +178,9 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
             raise DataError(f"{path}: line {number:,}: {len(fields) - 1} numbers instead of {size}")
         try:
             matrix[row] = np.array(list(map(float, fields[1:])), np.float32)
-        except ValueError as error:
-            raise DataError(f"{path}: line {number:,}: {error}") from None
+        except ValueError:
+            wrong = next(field for field in fields[1:] if not _is_number(field)).decode("utf-8", "replace")
+            raise DataError(f"{path}: line {number:,}: {wrong!r:.80} is not a number") from None
         yield _word(path, fields[0], row)
     if content.read().strip():
         raise DataError(f"{path}: has data after the last word, on line {num_words + 1:,}")
@@ -184,5 +189,6 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
 def _word(path: Path, content: bytes, row: int) -> str:
     try:
         return content.decode()
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: word {row + 1:,}, {content[:40]!r}, is not UTF-8") from None
+    except UnicodeDecodeError as error:
+        value = content[error.start]
+        raise DataError(f"{path}: word {row + 1:,}: byte {error.start + 1} is 0x{value:02x}, not UTF-8") from None

@@ -15,7 +15,7 @@ from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.models.model_config import ModelSection
 from maskloom.recipe_files import recipe_keys
 from maskloom.runs.predict import VectorForm
-from maskloom.runs.recipes import FLAG_KEYS, check_flags, flag_changes, run_to_resume
+from maskloom.runs.recipes import FLAG_KEYS, check_flags, recipe_of_run, run_to_resume
 from maskloom.runs.search_table import notes_of
 from maskloom.text.vocabulary_training import VocabularySettings
 
@@ -112,8 +112,28 @@ def test_flags_set_their_keys():
         shared = {"steps", "minutes", "batch_size", "learning_rate", "max_length", "seed"}
         assert {FLAG_KEYS[name] for name in names | shared} <= known
     flags = {"epochs": 2.5, "learning_rate": 1e-5, "seed": 0, "task": "pair", "steps": None}
-    recipe = load_recipe(FinetuneRecipe, None, flag_changes(flags))
+    recipe = recipe_of_run(FinetuneRecipe, None, changes=[], flags=flags)
     assert (recipe.training.epochs, recipe.training.learning_rate, recipe.task) == (2.5, 1e-5, "pair")
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "message"),
+    [
+        ([], {"learning_rate": -1.0}, r"^--learning-rate -1.0: training.learning_rate = -1.0: it must be greater than"),
+        (["training.stps=5"], {}, r"^--set 'training.stps=5': unknown key 'training.stps'; did you mean"),
+        (["trainin.steps=5"], {}, r"^.*squad-v1\.toml with --set 'trainin.steps=5': unknown key 'trainin'"),
+        (["data.max_length=many"], {"seed": 1}, r"^--set 'data.max_length=many': data.max_length = 'many'"),
+        (["training.log_to=[1]"], {}, r"^--set 'training.log_to=\[1\]': training.log_to.0 = 1"),
+        (
+            ["training.warmup_steps=9", "seed=1"],
+            {"steps": 5},
+            r"^.*squad-v1\.toml with --set 'training.warmup_steps=9', --steps 5: training.warmup_steps = 9: it may not",
+        ),
+    ],
+)
+def test_a_wrong_change_is_blamed_and_not_the_recipe_s_file(changes, flags, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe_of_run(FinetuneRecipe, "squad-v1", changes=changes, flags=flags)
 
 
 def test_a_flag_that_would_change_nothing_is_refused():

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from tests.unit.inference.generators import READERS, WRITERS, generator_folder
+from torch.overrides import TorchFunctionMode
 
-from maskloom.generation.search import Generation
+from maskloom.generation.search import Choice, Continuation, Generation
 from maskloom.inference.inspection import inspect, position_biases, position_vectors
 from maskloom.inference.predictor import Predictor
 from maskloom.layers.cross_attention import CrossAttention, PackedMemory
@@ -128,6 +129,31 @@ def test_steps_lead_to_the_text_that_was_found(predictor, settings):
         assert grown == [*found.found.token_ids, *([end] if found.found.is_ended else [])]
     plain = predictor.generate([TEXT], settings)
     assert plain == [predictor.shown(found.found, settings)]
+
+
+class Reads(TorchFunctionMode):
+    """Counts what a device is waited for."""
+
+    number = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.number += function in (torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.numpy, torch.Tensor.cpu)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_is_noted_by_one_read_with_what_was_taken_beyond_the_likeliest():
+    values = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).log_softmax(1)
+    order = values.argsort(1, descending=True).tolist()
+    steps = []
+    choice = Choice(None, (), SEARCH, [0], steps)
+    with Reads() as reads:
+        choice.note([Continuation()] * 3, values, [(0, order[0][0]), (0, order[0][49]), (2, order[2][8])], [])
+    assert reads.number == 1
+    (step,) = steps
+    tokens = [[*row[:6], *more] for row, more in zip(order, ([order[0][49]], [], [order[2][8]]), strict=True)]
+    assert [[token for token, _ in row] for row in step.candidates] == tokens
+    for row, found in zip(values, step.candidates, strict=True):
+        assert all(value == float(row[token]) for token, value in found)
 
 
 def test_rows_of_cross_attention_are_the_tokens_that_are_written(tmp_path):

@@ -1,14 +1,16 @@
 """Table 1 of the Transformer's paper: the layers, what joins the ends of a text, and the page."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from maskloom.errors import ConfigError
 from maskloom.reproduce import layer_costs
-from maskloom.reproduce.layer_costs import NEIGHBORS, SIZE, layers, num_layers_between_ends, restricted
+from maskloom.reproduce.layer_costs import LENGTHS, NEIGHBORS, SIZE, layers, num_layers_between_ends, restricted
 
 
 def test_restricted_attention_is_full_attention_with_a_band():
@@ -24,15 +26,39 @@ def test_ends_meet_after_as_many_layers_as_a_layer_reaches_tokens():
     assert found == {"self-attention": 1, "recurrent": 1, "convolution": 24, "restricted self-attention": 3}
 
 
+@pytest.mark.parametrize(
+    ("exponents", "verdict"),
+    [
+        ([2.0, 2.1, 1.9, 2.0], "shown"),
+        ([1.8, 2.2, 1.6, 2.4], "not shown"),
+        ([1.0, 1.1, 0.9, 1.0], "denied"),
+    ],
+)
+def test_a_verdict_goes_by_the_exponents_of_rounds(exponents, verdict):
+    seconds = np.array([[1e-9 * length**exponent for length in LENGTHS] for exponent in exponents])
+    found = layer_costs.cost("self-attention", seconds)
+    assert found["trend"]["verdict"] == verdict
+    assert found["exponent"] == pytest.approx(np.median(exponents))
+
+
+def test_a_length_whose_rounds_differ_is_unstable():
+    seconds = np.array([[1e-9 * length for length in LENGTHS]] * 5)
+    assert layer_costs.cost("recurrent", seconds)["unstable"] == []
+    seconds[3, 2] *= 1.6
+    assert layer_costs.cost("recurrent", seconds)["unstable"] == [LENGTHS[2]]
+
+
 def test_the_page_has_a_row_for_each_layer(tmp_path, monkeypatch):
     monkeypatch.setattr(layer_costs, "LENGTHS", (8, 16, 32))
     lines = layer_costs.transformer_table_1(tmp_path / "out")["lines"]
-    assert lines[0].startswith("self-attention: time grows with n^")
+    assert re.match(r"self-attention: time grows with n\^2: (shown|not shown|denied) \(", lines[0])
     content = json.loads((tmp_path / "out" / "transformer-table1.json").read_text())
     assert [len(row["seconds"]) for row in content["layers"].values()] == [3, 3, 3, 3]
     page = (tmp_path / "out" / "transformer-table1.html").read_text()
     assert page.count("<polyline") == 4
     assert "n / k" in page
+    assert ">milliseconds</text>" in page
+    assert len(re.findall(r"time grows with n\^[12]</td><td[^>]*>(?:shown|not shown|denied)</td>", page)) == 4
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
         layer_costs.transformer_table_1(tmp_path / "file")

@@ -1,12 +1,12 @@
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskloom.runs.charts import DotRow, Line, dot_chart, heat_map, line_chart, ticks
+from maskloom.runs.charts import DotRow, Line, dot_chart, heat_map, line_chart, scatter_chart, ticks
 
 values = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -39,7 +39,7 @@ def test_a_line_chart_places_points_by_value() -> None:
     assert x1 < x2
     assert y1 > float(level.attrib["y1"]) > y2
     assert float(level.attrib["y1"]) == pytest.approx((y1 + y2) / 2, abs=0.1)
-    assert "a <b>" in [e.text for e in tree.iter("text")]
+    assert {"a <b>", "step", "loss"} <= {e.text for e in tree.iter("text")}
 
 
 def test_labels_at_the_ends_do_not_overlap() -> None:
@@ -72,6 +72,19 @@ def test_names_stay_within_the_chart() -> None:
     assert max(places) <= 300 - 40 + 5
     shown = [e.text or "" for e in ElementTree.fromstring(svg).iter("text") if e.attrib["class"] == "name c0"]
     assert shown == ["a very long name…"] * 9
+
+
+def test_names_of_dots_do_not_overlap_and_the_first_ones_stand() -> None:
+    dots = [(f"word {number}", number % 7 / 50, number % 5 / 50, "c0") for number in range(40)] + [("far", 1, 1, "c1")]
+    tree = ElementTree.fromstring(scatter_chart(dots, name="a"))
+    named = [(e.text, float(e.attrib["x"]), float(e.attrib["y"])) for e in tree.iter("text")]
+    assert named[0][0] == "word 0"
+    assert 3 < len(named) < len(dots)
+    for (one, x, y), (other, a, b) in combinations(named, 2):
+        assert abs(y - b) >= 14 or x + 7 * len(one) <= a or a + 7 * len(other) <= x
+    assert all(0 <= x <= 640 - 7 * len(word) for word, x, _ in named)
+    titles = [e.find("title").text for e in tree.iter("circle")]
+    assert titles == [word for word, *_ in dots]
 
 
 def test_nothing_measured_is_said() -> None:

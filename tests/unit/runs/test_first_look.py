@@ -90,6 +90,19 @@ def test_data_of_another_kind_names_the_task_to_give(model: Path, tmp_path: Path
         look_at_training_data(model, [tmp_path / name], "single", ReadingOptions())
 
 
+def test_a_file_named_for_a_language_points_to_translation(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.de").write_text("ein Mann\n")
+    with pytest.raises(DataError, match=r"seq2seq \(.* targets: --set seq2seq\.target_suffix=en\) or another$"):
+        look_at_training_data(model, [tmp_path / "train.de"], "single", ReadingOptions())
+
+
+def test_a_missing_vocabulary_is_not_asked_for_the_files_of_a_model(tmp_path: Path) -> None:
+    recipe = load_recipe(FinetuneRecipe, {"model.size": "tiny"})
+    message = f"^{tmp_path / 'none'}: no such folder; a vocabulary, model, corpus or run folder is expected$"
+    with pytest.raises(DataError, match=message):
+        look_at_training_data(tmp_path / "none", [rows(tmp_path / "a.csv", 2)], "single", ReadingOptions(), recipe)
+
+
 def test_a_missing_file_says_nothing_of_tasks(model: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train\.cvs: no such file or folder$"):
         look_at_training_data(model, [tmp_path / "train.cvs"], "single", ReadingOptions())

@@ -8,6 +8,8 @@ from huggingface_hub import ModelCard
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError
+from maskloom.models.architectures import config_of
+from maskloom.models.model_config import ModelSection
 from maskloom.runs.model_writing import Card, finetuning_card, hub_metrics, hub_name, pretraining_card
 
 SCORES = {"accuracy": 0.75, "loss": math.nan}
@@ -52,6 +54,18 @@ def test_nothing_is_claimed_that_nobody_said(tmp_path):
     for key in ("license", "language", "base_model", "metrics", "eval_results"):
         assert getattr(found.data, key) is None
     assert found.text.count("```toml") == 1
+
+
+@pytest.mark.parametrize(
+    ("architecture", "spelled"),
+    [("bert", "BERT"), ("transformer", "Transformer"), ("marian", "Marian"), ("t5", "T5"), ("lstm", "LSTM")],
+)
+def test_an_architecture_is_spelled_as_the_field_spells_it(architecture, spelled, tmp_path):
+    config = config_of(ModelSection(architecture=architecture, size="tiny"))
+    card = finetuning_card(FinetuneRecipe(), what="x", scores={}, base=tmp_path, dev="d.csv", config=config)
+    assert card.title == f"Fine-tuned {spelled}"
+    card = pretraining_card(PretrainRecipe(), {}, None, config=config)
+    assert (card.title, card.summary.partition(" (")[0]) == (f"Pre-trained {spelled}", spelled)
 
 
 def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):

@@ -92,6 +92,8 @@ def test_the_command_refuses_without_torch_and_without_looking_for_the_corpus(tm
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 3
-    assert ended.stderr == "error: recipe: [model.config] hidden_size 9 is not divisible by num_attention_heads 2\n"
+    changes = "--set 'model.config.hidden_size=9', --set 'model.config.num_attention_heads=2'"
+    problem = "[model.config] hidden_size 9 is not divisible by num_attention_heads 2"
+    assert ended.stderr == f"error: recipe with {changes}: {problem}\n"
     assert ended.stdout == "False\n"
     assert not list(tmp_path.iterdir())

@@ -146,7 +146,7 @@ def test_phrases_forms_and_losses_reach_the_files(text: Path, tmp_path: Path) ->
 
 
 def test_text_that_is_refused_leaves_no_folder(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--min-count 9999: 0 of"):
+    with pytest.raises(DataError, match=r"--min-count 9999: of .* distinct words, 0 occur"):
         train_words(text, RECIPE.model_copy(update={"min_count": 9999}), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -158,6 +158,17 @@ def test_a_rate_that_is_too_high_is_named(text: Path, tmp_path: Path) -> None:
         np.errstate(invalid="ignore", over="ignore"),
     ):
         train_words(text, recipe, out=tmp_path / "out")
+
+
+def test_text_in_which_nothing_is_learnt_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("one\ntwo\n" * 300)
+    with pytest.raises(DataError, match=f"{tmp_path / 'out'}: nothing was learnt: no line has two words"):
+        train_words(tmp_path / "text.txt", RECIPE, out=tmp_path / "out")
+    assert not (tmp_path / "out" / "metrics.json").exists()
+    # of two rounds only the first predicts something: the loss is still that of predictions
+    (tmp_path / "text.txt").write_text("one two\n" * 200 + "one\ntwo\n" * 200)
+    recipe = RECIPE.model_copy(update={"epochs": 1, "sample": 0.0})
+    assert train_words(tmp_path / "text.txt", recipe, out=tmp_path / "new")["loss"] > 0
 
 
 @pytest.mark.parametrize("name", ["vectors", "outputs"])
@@ -191,6 +202,13 @@ def test_scores_of_files_with_equal_names_are_all_told(text: Path, tmp_path: Pat
     assert [*evaluate_words(tmp_path / "out", [one])] == ["set.txt"]
 
 
+def test_the_run_of_a_model_is_not_taken_for_vectors(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text('kind = "finetune"\n')
+    (tmp_path / "run.json").write_text('{"inputs": {"train": "x"}, "id": "x", "paths": {}, "world_size": 1}')
+    with pytest.raises(DataError, match=f"{tmp_path}: is a run that trains a model; only `maskloom words train`"):
+        neighbours(tmp_path, ["a"])
+
+
 def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
     train_words(text, RECIPE, out=tmp_path / "out")
     first, second = open_vectors(tmp_path / "out").words[:2]
@@ -204,12 +222,18 @@ def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
     assert f"{near[1]:.3f}" in page
     with pytest.raises(ConfigError, match="two words"):
         plot_words(tmp_path / "out", [first], tmp_path / "plot.html")
+    for number in (-1, 51):
+        with pytest.raises(ConfigError, match=f"--neighbours {number}: 0 to 50 of each word"):
+            plot_words(tmp_path / "out", [first, second], tmp_path / "plot.html", number)
+    for name, message in (("plot.txt", "an .html file"), ("none/plot.html", f"the folder {tmp_path / 'none'} does")):
+        with pytest.raises(ConfigError, match=f"^{tmp_path / name}: .*{message}"):
+            plot_words(tmp_path / "out", [first, second], tmp_path / name)
 
 
 def test_the_flags_of_the_command_have_the_recipe_s_defaults() -> None:
-    from maskloom.cli.words import _DEFAULTS
+    from maskloom.cli.words import _KEYS
 
-    assert WordsRecipe().model_dump(exclude={"kind"}) == _DEFAULTS
+    assert WordsRecipe().model_dump(exclude={"kind"}) == {name: default for name, (_, default, _) in _KEYS.items()}
 
 
 def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -231,5 +255,5 @@ def test_the_commands_answer(text: Path, tmp_path: Path) -> None:
     assert "not among the" in unknown.stderr
     refused = run_command("train", text, "--out", tmp_path / "new", "--window", 0)
     assert refused.returncode == 3
-    assert "window = 0" in refused.stderr
+    assert refused.stderr == "error: --window 0: window = 0: it must be greater than or equal to 1\n"
     assert not (tmp_path / "new").exists()

@@ -95,8 +95,8 @@ def test_limits_and_case_come_from_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("merges", "message"),
     [
-        ("l o\nlo\n", r"merges.txt, line 3: 'lo' is no merge; two symbols with a blank between are expected"),
-        ("l o\nlo w e\n", r"merges.txt, line 3: 'lo w e' is no merge"),
+        ("l o\nlo\n", r"merges.txt, line 3: 'lo' is not a merge; two symbols with a blank between are expected"),
+        ("l o\nlo w e\n", r"merges.txt, line 3: 'lo w e' is not a merge"),
         ("l o\n\nl e\n", r"merges.txt, line 4: merges 'l e', but .*vocab.json has no 'le'"),
         ("x y\n", r"merges.txt, line 2: merges 'x y', but .*vocab.json has no 'x'"),
         ("l o\nl o\n", r"merges.txt, line 3: 'l o' is merged already, see .*merges.txt, line 2"),
@@ -153,7 +153,7 @@ def test_half_a_tokenizer_is_refused(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path)
     (tmp_path / "merges.txt").unlink()
     write(tmp_path, "tokenizer.json", {"model": {"type": "BPE", "vocab": {"<unk>": 0}, "merges": ["a b c"]}})
-    with pytest.raises(DataError, match=r"tokenizer.json, merge 1: 'a b c' is no merge"):
+    with pytest.raises(DataError, match=r"tokenizer.json, merge 1: 'a b c' is not a merge"):
         Tokenizer.load(tmp_path)
 
 

@@ -107,7 +107,7 @@ def test_sizes_are_exact_or_explained() -> None:
         assert trained.report["why_smaller"] is None
     trained = train(size=5000)
     assert len(trained.vocabulary) == trained.report["size"] < 5000
-    assert trained.report["why_smaller"] == "no pair of symbols that occurs 2 times or more is left to merge"
+    assert trained.report["why_smaller"] == "no pair of symbols that occurs at least 2 times is left to merge"
     assert len(train(size=5000, min_frequency=6).vocabulary) < len(trained.vocabulary)
 
 

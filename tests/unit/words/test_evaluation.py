@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from maskloom.errors import DataError
-from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
+from maskloom.words.evaluation import Triple, analogy_scores, read_analogies, read_pairs, similarity_scores
 from maskloom.words.vectors import WordVectors
 
 VECTORS = WordVectors(
@@ -21,6 +21,7 @@ VECTORS = WordVectors(
         ("a.csv", ",word1,word2,similarity\n0,sun-n,light-n,5\n1,big-j,dog-n,1.5\n"),
         ("a.csv", "word1,word2,score\nsun,light,5\nbig,dog,1.5\n"),
         ("a.csv", "Word 1,Word 2,Human (mean)\nsun,light,5\nbig,dog,1.5\n"),
+        ("a.txt", "Word 1 Word 2 Human (mean)\nsun light 5\nbig dog 1.5\n"),
         ("a.tsv", "# a comment\nsun\tlight\t5\nbig\tdog\t1.5\n"),
         ("a.txt", "sun light 5\n\nbig dog 1.5\n"),
         ("a.csv", "sun,light,5,N\n,,,\nbig,dog,1.5,A\n"),
@@ -37,7 +38,9 @@ def test_pairs_are_read(name: str, content: str, tmp_path: Path) -> None:
         ("a.csv", "word1,word2,similarity\na,b,1\nc,d,\n", r"a.csv: line 3: two words and a number .* 'c d '"),
         ("a.csv", "word1,word2,rank\na,b,1\n", "no column of scores"),
         ("a.txt", "a b 1\na b\n", "line 2: two words"),
-        ("a.txt", "a b c\n", "no pairs"),
+        ("a.txt", "word1 word2 score\n", "no pairs"),
+        ("a.txt", "a b x\nc d 1\n", "line 1: two words and a number are expected, this is 'a b x'"),
+        ("a.csv", "a,b,meaning\nc,d,1\n", "line 1: two words and a number are expected, this is 'a b meaning'"),
         ("a.txt", "a b\nc d 1\n", "line 1: two words and a number"),
         ("a.csv", "a,b,\nc,d,1\n", "line 1: two words and a number"),
         ("a.csv", "word1,word2,score,rater\na,b,1,x\n,,,x\n", "line 3: two words and a number"),
@@ -55,7 +58,19 @@ def test_similarity_skips_and_counts_unknown_pairs() -> None:
     pairs = [("man", "woman", 3.0), ("KING", "queen", 4.0), ("man", "apple", 1.0), ("man", "pear", 9.0)]
     found = similarity_scores(VECTORS, pairs)
     assert (found["pairs"], found["unknown"], found["spearman"]) == (4, 1, pytest.approx(1.0))
-    assert similarity_scores(VECTORS, pairs[-1:])["spearman"] is None
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        ([("man", "pear", 9.0), ("man", "king", 1.0)], "it needs two pairs of known words"),
+        ([("man", "king", 2.0), ("man", "apple", 2.0)], "the scores of all 2 pairs of known words are equal"),
+        ([("man", "king", 2.0), ("king", "man", 3.0)], "the cosines of all 2 pairs of known words are equal"),
+    ],
+)
+def test_a_correlation_that_is_absent_says_why(pairs: list[Triple], why: str) -> None:
+    found = similarity_scores(VECTORS, pairs)
+    assert (found["spearman"], found["pearson"], found["no_correlation"]) == (None, None, why)
 
 
 def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
@@ -68,6 +83,12 @@ def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
     assert (found["questions"], found["skipped"]) == (4, 1)
     assert found["accuracy"] == pytest.approx(2 / 3)  # an answer is never one of the three words
     assert analogy_scores(VECTORS, read_analogies(path), 3)["skipped"] == 3
+    table = tmp_path / "q.CSV"
+    table.write_text(path.read_text().replace("man woman", '"man",woman').replace(" ", ",").replace(":,", ": "))
+    assert read_analogies(table) == read_analogies(path)
+    table.write_text("a,b,c\n")
+    with pytest.raises(DataError, match="line 1: four words are expected, this is 'a b c'"):
+        read_analogies(table)
     path.write_text("a b c\n")
     with pytest.raises(DataError, match="line 1: four words"):
         read_analogies(path)

@@ -1,5 +1,6 @@
 """Words and their numbers, what is left out, and phrases."""
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,24 @@ def test_a_long_line_is_written_piece_by_piece(tmp_path: Path, monkeypatch: pyte
     assert read(words, tmp_path / "t") == [line, "end |"]
 
 
+def test_a_line_of_megabytes_takes_little_memory(tmp_path: Path) -> None:
+    document = Document(b" ".join([b"x" * 1000] * 16_000), "a.txt", 1)
+    tracemalloc.start()
+    try:
+        write_numbers([document], WordsRecipe(), tmp_path / "t", lambda done: None)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < len(document.content) / 4
+    assert counts_of(tmp_path / "t", 1).tolist() == [16_000]
+
+
+def test_a_line_without_blanks_is_cut_between_characters(tmp_path: Path) -> None:
+    words, numbers = numbered("字" * 100_000 + "\nend", tmp_path / "t", tokenize="spaces")
+    assert [len(word) for word in words] == [43_691, 100_000 - 2 * 43_691, 3]  # characters of three bytes
+    assert numbers == [0, 0, 1, -1, 2, -1]
+
+
 def test_the_vocabulary_is_by_count_then_by_characters(tmp_path: Path) -> None:
     path = tmp_path / "t"
     words, _ = numbered("z z b rare b a a\nrare2\nb a z", path)
@@ -76,10 +95,15 @@ def test_the_vocabulary_is_by_count_then_by_characters(tmp_path: Path) -> None:
 
 def test_a_vocabulary_that_min_count_empties_is_refused(tmp_path: Path) -> None:
     words, _ = numbered("a b a c", tmp_path / "t")
-    with pytest.raises(DataError, match=r"--min-count 3: 0 of 3 words .* 'a', occurs 2 times; give more text or a low"):
+    with pytest.raises(
+        DataError, match=r"--min-count 3: of 3 distinct words, 0 .* 'a', occurs 2 times; give more text"
+    ):
+        keep_frequent(tmp_path / "t", words, 3)
+    words, _ = numbered("a", tmp_path / "t")
+    with pytest.raises(DataError, match=r"--min-count 3: of 1 distinct word, 0 .* 'a', occurs 1 time; give"):
         keep_frequent(tmp_path / "t", words, 3)
     words, _ = numbered("... !", tmp_path / "t")
-    with pytest.raises(DataError, match="0 of 0 words"):
+    with pytest.raises(DataError, match="of 0 distinct words, 0"):
         keep_frequent(tmp_path / "t", words, 1)
 
 

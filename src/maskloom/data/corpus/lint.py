@@ -10,6 +10,7 @@ import numpy as np
 
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.statistics import document_lengths, repeated_sentences, sentence_blocks, token_counts
+from maskloom.errors import amount
 
 Level = Literal["error", "warning", "info"]
 
@@ -145,8 +146,8 @@ def _repeated(examined: _Examined) -> Iterator[Finding]:
         "error" if repeated.fraction >= _REPEATED_ERROR else "warning",
         "repeated_sentences",
         f"{repeated.fraction:.1%} of the sentences repeat an earlier one, most often {example!r} "
-        f"({repeated.num_example:,} times): the model will learn them by heart; remove menus, headers and other "
-        "boilerplate from the text",
+        f"({amount(repeated.num_example, 'time')}): the model will learn them by heart; remove menus, headers and "
+        "other boilerplate from the text",
     )
 
 
@@ -219,13 +220,13 @@ def _left_out(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "skipped_documents",
-            f"{skipped:,} documents were skipped because of bad text, the first: {manifest['skipped_documents'][0]}",
+            f"{amount(skipped, 'document')} skipped because of bad text, the first: {manifest['skipped_documents'][0]}",
         )
     if ignored := manifest["num_ignored_files"]:
         yield Finding(
             "info",
             "ignored_files",
-            f"{ignored:,} files in the folders were of unknown kinds or links to folders, and not read, the first: "
+            f"{amount(ignored, 'file')} of unknown kinds or links to folders in the folders, not read, the first: "
             f"{manifest['ignored_files'][0]}",
         )
     duplicates, kept = manifest["num_duplicate_documents"], manifest["num_documents"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from maskloom.config import FinetuneRecipe
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.inference import Prediction, Predictor
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.glue_score import OFFICIAL_METRICS, leaderboard_score, paper_average
@@ -303,7 +303,7 @@ def _answers(
     num_unreadable = answers.count(None)
     if num_unreadable:
         lines = ", ".join(f"{reason} (first at line {line})" for reason, line in report.first_dropped_lines.items())
-        progress.say(f"{path}: {num_unreadable} rows cannot be read and get {commonest}: {lines}")
+        progress.say(f"{path}: {amount(num_unreadable, 'unreadable row')} answered with {commonest}: {lines}")
     filled = [commonest if answer is None else answer for answer in answers]
     return filled, {"num_rows": num_rows, "num_unreadable": num_unreadable, "path": str(path)}
 

@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from maskloom.checkpoints.huggingface import format_of
+from maskloom.errors import amount
 from maskloom.generation.search import DecodingStep, Generation
 from maskloom.inference.inspection import (
     CAUSAL,
@@ -85,7 +87,7 @@ def generation_report(
     content = page_template("runs/report/generation.html").render(
         title=visible(model),
         facts=[
-            ("architecture", type(predictor.model.encoder).__name__),
+            ("architecture", format_of(config).name),
             ("layers", str(config.num_hidden_layers)),
             *[("layers of the decoder", str(len(part.layers))) for part in decoder],
             ("heads", str(config.num_attention_heads)),
@@ -111,7 +113,7 @@ def _how(settings: Generation) -> str:
         return "the likeliest token at each step" if settings.temperature == 0.0 else drawn
     penalty = settings.length_penalty
     rule = "the number of tokens" if penalty is None else f"((5 + tokens) / 6)^{penalty:g}"
-    return f"{settings.beam} texts at each step; a score is the log-probability over {rule}, the end counted"
+    return f"{amount(settings.beam, 'text')} at each step; a score is the log-probability over {rule}, counting the end"
 
 
 def _about(
@@ -120,13 +122,13 @@ def _about(
     """Return what the page tells of a text; all maps and every head of the first one."""
     kinds = [kind for kind in one.maps if is_first or kind in (CROSS, CAUSAL)]
     score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
-    ended = "its own end" if one.found.finish == "end" else "the limit of tokens"
+    ended = "ended by the model" if one.found.finish == "end" else "cut at the limit of tokens"
     ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
     return {
         "source": visible(text),
         "text": visible(result["text"]),
-        "facts": f"{result['num_tokens']} tokens, log-probability {result['log_probability']:.3f}{score}; "
-        f"finished by {ended}",
+        "facts": f"{amount(result['num_tokens'], 'token')}, log-probability "
+        f"{result['log_probability']:.3f}{score}; {ended}",
         "maps": [_map(predictor, kind, one.maps[kind], has_heads=is_first) for kind in kinds],
         "steps": [_step(predictor, step) for step in one.steps[:_MOST]],
         "num_steps": len(one.steps),

@@ -41,21 +41,23 @@ def iterate_sources(
     if options.format is not None:
         raise ConfigError(f"--format {options.format}: no format has targets; --label-column names their column")
     if Path(path.name.lower().removesuffix(".gz")).suffix in _TABLES:
-        if options.target_suffix:
+        if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
         named = _with_usual_names(path, options, needs_label=needs_label)
         yield from iterate_examples(path, "seq2seq", named, needs_label=needs_label, report=report)
         return
-    suffix = options.target_suffix or (settings.target_suffix if settings else None)
+    suffix = options.target_suffix
+    if suffix is None and settings:
+        suffix = settings.target_suffix
     if needs_label and suffix is None:
         raise DataError(
             f"{path}: a file of lines has sources alone; name that of the targets, when fine-tuning with --set "
             "seq2seq.target_suffix=en for one that ends in .en, to evaluate with --target-suffix en, or give CSV, TSV "
             "or JSONL with source and target"
         )
-    if suffix and not re.fullmatch(SUFFIX, suffix):
+    if suffix is not None and not re.fullmatch(SUFFIX, suffix):
         raise ConfigError(f"target suffix {suffix!r:.80}: letters, digits, _ and - are expected, without a dot")
-    rows = _lines(path, _beside(path, suffix) if needs_label and suffix else None)
+    rows = _lines(path, _beside(path, suffix) if needs_label and suffix is not None else None)
     yield from kept_examples(rows, _example, report, skips=options.on_bad_rows == "skip")
 
 
@@ -91,6 +93,10 @@ def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
         return
     if targets == sources:
         raise ConfigError(f"target suffix {sources.suffix[1:]!r}: {sources} would be its own targets")
+    if not targets.exists():
+        raise DataError(
+            f"{targets}: no such file; it has the targets of {sources} by seq2seq.target_suffix or --target-suffix"
+        )
     pairs = zip_longest(tables.read_lines(sources), tables.read_lines(targets))
     for number, (source, target) in enumerate(pairs, start=1):
         if source is None or target is None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from maskloom.sections import Length, Section, key
 from maskloom.tasks.settings import KindSettings
@@ -35,6 +35,13 @@ class Seq2SeqSection(Section):
     target_suffix: Annotated[str, Field(pattern=SUFFIX)] | None = key(
         None, 'Suffix of the file of targets beside a file of sources, line by line: "en" for train.de and train.en.'
     )
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        if self.min_tokens > self.max_target_length:
+            rule = f"it may not exceed max_target_length = {self.max_target_length}"
+            raise ValueError(f"min_tokens = {self.min_tokens}: {rule}")
+        return self
 
 
 class Seq2SeqSettings(Seq2SeqSection, KindSettings):

@@ -17,7 +17,7 @@ class SpanSection(Section):
     max_question_length: Count = key(64, "Tokens after which a question is truncated.")
     max_answer_length: Count = key(30, "Maximum answer length in tokens.")
     num_best: Count = key(20, "Candidate answers kept per question.")
-    null_threshold: float = key(0.0, "Margin by which no answer must score above the best answer.", allow_inf_nan=False)
+    null_threshold: float = key(0.0, "Margin by which no answer must score above the best answer.")
 
 
 class SpanSettings(SpanSection, KindSettings):

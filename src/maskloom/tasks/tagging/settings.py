@@ -43,7 +43,7 @@ class FeaturesSection(Section):
     )
     lstm_size: int = key(768, "Width of the BiLSTM, both directions together.", ge=2, le=65_536, multiple_of=2)
     lstm_layers: int = key(2, "Layers of the BiLSTM.", ge=1, le=4)
-    dropout: float = key(0.1, "Dropout of the BiLSTM.", ge=0.0, lt=1.0, allow_inf_nan=False)
+    dropout: float = key(0.1, "Dropout of the BiLSTM.", ge=0.0, lt=1.0)
     precision: Literal["float32", "float16"] = key("float32", "Number format of the vectors on disk.")
 
 
