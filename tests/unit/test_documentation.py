@@ -1,5 +1,6 @@
 """Documentation names only what exists: commands, options, recipe keys, files."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -101,3 +102,11 @@ def test_what_is_wrong_is_found() -> None:
         "no command 'frobnicate'",
         "no key a.b",
     ]
+
+
+def test_the_score_of_the_translation_recipe_is_the_measured_one() -> None:
+    runs = json.loads((REPOSITORY / "results" / "translation.json").read_text(encoding="utf-8"))["runs"]
+    (run,) = (run for run in runs if run["name"] == "the recipe" and run["seed"] == 0)
+    bleu, minutes = run["scores"]["test_2016_flickr"]["bleu"], run["cpu_seconds"] / 60
+    told = " ".join((REPOSITORY / "docs" / "TASKS.md").read_text(encoding="utf-8").split())
+    assert f"the recipe comes to {bleu:.1f} BLEU on test2016 in {minutes:.0f} minutes" in told
