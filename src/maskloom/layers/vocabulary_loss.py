@@ -63,7 +63,7 @@ class _VocabularyLoss(torch.autograd.Function):
         num_rows = max(1, (_NUM_LOGITS if on_cpu else _NUM_LOGITS << 4) // decoder.shape[0])
         num_rows -= num_rows % row_step(num_rows)
         total = _DecoderGradient(full, is_single=hidden.shape[0] <= num_rows)
-        loss = full.new_zeros(())
+        loss, mean_word = full.new_zeros(()), full.mean(0) if smoothing else full.new_zeros(0)
         d_hidden, d_bias = (
             torch.empty_like(hidden),
             torch.zeros_like(bias) if bias is not None and bias.requires_grad else None,
@@ -74,8 +74,10 @@ class _VocabularyLoss(torch.autograd.Function):
             logits = product(rows, decoder, bias if decoder is full else None).to(full.dtype)
             if decoder is not full and bias is not None:
                 logits += bias
-            # -log p averaged over all words is -log p of the label plus its logit's lead over the mean logit
-            leads = smoothing * (logits.gather(1, targets).squeeze(1) - logits.mean(1)) if smoothing else None
+            leads = None
+            if smoothing:  # -log p averaged over all words is that of the label plus its lead over the mean logit
+                middle = torch.mv(rows.to(full.dtype), mean_word) + (0.0 if bias is None else bias.mean())
+                leads = smoothing * (logits.gather(1, targets).squeeze(1) - middle)
             if on_cpu:
                 probabilities = torch.softmax(logits, 1, out=logits)
                 losses = _losses(probabilities, rows, decoder, bias, targets)
@@ -88,8 +90,6 @@ class _VocabularyLoss(torch.autograd.Function):
             loss += (losses if row_weights is None else losses * row_weights).sum()
             sure = targets.new_full(targets.shape, smoothing - 1.0, dtype=logits.dtype)
             d_logits = probabilities.scatter_add_(1, targets, sure)
-            if smoothing:
-                d_logits -= smoothing / decoder.shape[0]
             if row_weights is not None:
                 d_logits *= row_weights.unsqueeze(1)
             if d_bias is not None:
@@ -97,6 +97,14 @@ class _VocabularyLoss(torch.autograd.Function):
             d_logits = d_logits.to(hidden.dtype)
             d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
             total.add(d_logits, rows)
+        if smoothing:  # the same for all words of a row, so it need not pass through the logits
+            shares = (
+                hidden.new_full((len(hidden),), smoothing) if weights is None else smoothing * weights.to(hidden.dtype)
+            )
+            d_hidden.addr_(shares, mean_word.to(hidden.dtype), alpha=-1.0)
+            total.subtract(shares @ hidden / decoder.shape[0])
+            if d_bias is not None:
+                d_bias -= shares.sum() / decoder.shape[0]
         ctx.gradients = (d_hidden, total, d_bias)
         return loss
 
@@ -145,6 +153,11 @@ class _DecoderGradient:
             self._sum.add_(transposed_product(*pair))
         else:
             self._sum.addmm_(d_logits.t(), rows)
+
+    def subtract(self, row: Tensor) -> None:
+        """Take a row, (hidden,), away from that of every word."""
+        if self._sum is not None:
+            self._sum -= (row.unsqueeze(1) if self._is_transposed else row).to(self._sum.dtype)
 
     def scaled(self, factor: Tensor) -> Tensor:
         """Return the sum times a factor, laid out as the decoder is."""
