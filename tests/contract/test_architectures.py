@@ -72,6 +72,15 @@ SMALL = {
         name: {"vocab_size": 99, "hidden_size": 38, "num_hidden_layers": 3, "max_position_embeddings": 41}
         for name in ("rnn", "lstm", "gru")
     },
+    "elmo": {
+        "vocab_size": 99,
+        "hidden_size": 38,
+        "num_hidden_layers": 3,
+        "intermediate_size": 23,
+        "max_position_embeddings": 41,
+        "filters": [[1, 5], [3, 7]],
+        "initializer_range": 0.5,
+    },
 }
 
 
@@ -93,6 +102,8 @@ OPTIONS = {
     "lstm h": {"pooling": "attention", "attention_energy": "scaled_dot", "attention_query": "h"},
     "gru causal": {"causal": True, "reset": "before", "pooling": "sum"},
     "gru learned": {"pooling": "attention", "attention_energy": "mlp", "attention_query": "learned"},
+    "elmo tanh": {"hidden_act": "tanh", "adds_input": False, "num_highways": 0, "max_characters": 12},
+    "elmo bilstm": {"bilstm": True, "mix_dropout": 0.5, "cell_clip": 0.1, "projection_clip": 0.0},
     "t5 gated": {"gated": True, "hidden_act": "gelu_new", "tie_word_embeddings": False},
 }
 
@@ -153,7 +164,7 @@ def test_shapes(model, config, heads):
 
 
 def test_blocks_are_the_repeated_parts(model, config):
-    decoder = [] if model.encoder.top is None else [*model.encoder.top.layers]
+    decoder = [*getattr(model.encoder.top, "layers", [])]
     assert blocks_of(model) == [*model.encoder.layers, *decoder]
     assert len(model.encoder.layers) == config.num_hidden_layers
     assert len({type(block) for block in blocks_of(model)}) == 1

@@ -9,6 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import BART_TOKENS, SpecialTokens, Vocabulary
 from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
@@ -39,6 +40,7 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
     ],
     "byte-level": gpt2,
     "byte-level with BART's marks": bart,
+    "spelled": SpelledTokenizer.of,
 }
 
 
@@ -100,7 +102,7 @@ def test_offsets_and_words_lead_back_to_the_text(tokenizer: Tokenizer) -> None:
 
 
 def test_what_is_too_long_goes_from_the_longer_text(tokenizer: Tokenizer) -> None:
-    template, long, short = tokenizer.template, TEXTS[0], "low"
+    template, long, short = tokenizer.template, TEXTS[0], "a"
     whole = tokenizer.encode(long, short)
     num_marks, num_short = template.num_marks(2), len(tokenizer.token_ids(short))
     cut = tokenizer.encode(long, short, max_length=num_marks + num_short + 2)

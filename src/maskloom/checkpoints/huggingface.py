@@ -13,6 +13,7 @@ from torch import Tensor
 
 from maskloom.checkpoints.published.bart import BART_FORMAT, MARIAN_FORMAT
 from maskloom.checkpoints.published.bert import BERT_FORMAT
+from maskloom.checkpoints.published.elmo import ELMO_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
 from maskloom.checkpoints.published.recurrent import recurrent_format
@@ -45,6 +46,7 @@ FORMATS = {
     "bart": BART_FORMAT,
     "t5": T5_FORMAT,
     **{name: recurrent_format(name.upper()) for name in ("rnn", "lstm", "gru")},
+    "elmo": ELMO_FORMAT,
 }
 """How architectures are published, by the names of their rows."""
 

@@ -106,14 +106,19 @@ def _indices(numbers: list[int], num_layers: int) -> tuple[int, ...]:
 class ScalarMix(nn.Module):
     """A learned weighted mean of layers times a learned number: (rows, layers, width) to (rows, width).
 
-    The weights are a softmax, equal at first, and the number begins at 1 (Peters et al. 2018, equation 1).
+    The weights are a softmax, equal at first, and the number begins at 1 (Peters et al. 2018, equation 1). With
+    `layer_norm` each layer is first brought to mean 0 and variance 1 over all entries of all rows.
     """
 
-    def __init__(self, num_layers: int) -> None:
+    def __init__(self, num_layers: int, *, layer_norm: bool = False) -> None:
         super().__init__()
+        self.layer_norm = layer_norm
         self.weights = nn.Parameter(torch.zeros(num_layers))
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Return the mixed vectors."""
+        if self.layer_norm and len(vectors):
+            variance, mean = torch.var_mean(vectors, (0, 2), correction=0, keepdim=True)
+            vectors = (vectors - mean) * torch.rsqrt(variance + 1e-12)
         return self.scale * torch.einsum("l,rlw->rw", torch.softmax(self.weights, dim=0), vectors)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from maskloom.errors import DataError
 from maskloom.models.bart_config import BART_MODEL_TYPES, BART_SIZES, BartConfig
 from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
+from maskloom.models.elmo_config import ELMO_SIZES, ElmoConfig
 from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
 from maskloom.models.marian_config import MARIAN_MODEL_TYPES, MarianConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
@@ -33,7 +34,8 @@ class Architecture:
     `sizes` has the keys of its configuration at each size that a recipe can name. `initial` has rules for the initial
     weights of its own types of modules, `layers.initialization.RULES` those of all others. Modules of the types in
     `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias, or be a deep one.
-    With `has_decoder` the encoder makes the head "decoder"; one that `has_state` carries it from batch to batch.
+    With `has_decoder` the encoder makes the head "decoder"; one that `has_state` carries it from batch to batch. One
+    that `reads_spelling` takes the ids of `text.spelled_tokenizer` in place of those of its vocabulary.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Architecture:
     has_deep_classifier: bool = False
     has_decoder: bool = False
     has_state: bool = False
+    reads_spelling: bool = False
 
 
 def _bert(config: BertConfig) -> Encoder:
@@ -85,6 +88,12 @@ def _recurrent(config: RecurrentConfig) -> Encoder:
     from maskloom.models.recurrent import Recurrent
 
     return Recurrent(config)
+
+
+def _elmo(config: ElmoConfig) -> Encoder:
+    from maskloom.models.elmo import Elmo
+
+    return Elmo(config)
 
 
 def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Architecture:
@@ -167,6 +176,17 @@ ARCHITECTURES: Rows[Architecture] = Rows(
         "lstm": _of_cells("lstm", "Hochreiter and Schmidhuber 1997, Long Short-Term Memory", LstmConfig),
         "gru": _of_cells(
             "gru", "Cho et al. 2014, Learning Phrase Representations using RNN Encoder-Decoder", GruConfig
+        ),
+        "elmo": Architecture(
+            name="elmo",
+            paper="Peters et al. 2018, Deep Contextualized Word Representations",
+            config_type=ElmoConfig,
+            build=_elmo,
+            model_types=ElmoConfig.required_values["model_type"],
+            vocabulary_head="bilm",
+            sizes=ELMO_SIZES,
+            has_state=True,
+            reads_spelling=True,
         ),
     },
 )

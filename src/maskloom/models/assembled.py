@@ -119,7 +119,8 @@ def _assemble(
         raise ConfigError(f"heads {list(heads)} name one twice")
     if unknown := [name for name in heads if name not in HEADS]:
         raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
-    if getattr(config, "source_vocab_size", None) is not None and {*heads} - {"decoder"}:
+    has_sources = architecture_of(config).has_decoder and getattr(config, "source_vocab_size", None) is not None
+    if has_sources and {*heads} - {"decoder"}:
         raise ConfigError("a model that reads sources in a vocabulary of their own is only for seq2seq")
     encoder = architecture_of(config).build(config)
     if "decoder" not in heads:

@@ -137,16 +137,7 @@ class Encoder(nn.Module):
         `past` has what each layer kept of the tokens before these, such as keys and values; it gets that of these too.
         Raises ValueError for a layout of another number of tokens or a sequence beyond max_position_embeddings.
         """
-        if token_ids.shape != (layout.num_tokens,) or segment_ids.shape != (layout.num_tokens,):
-            raise ValueError(
-                f"token ids {tuple(token_ids.shape)} and segment ids {tuple(segment_ids.shape)} "
-                f"do not fit a layout of {layout.num_tokens} tokens"
-            )
-        if layout.max_position >= self.config.max_position_embeddings:
-            raise ValueError(
-                f"a sequence of length {layout.max_position + 1} exceeds max_position_embeddings "
-                f"{self.config.max_position_embeddings}"
-            )
+        self.check_packed(token_ids, segment_ids, layout)
         layout = self.placed(layout)
         hidden = self.embedded(token_ids, segment_ids, layout)
         states = [hidden]
@@ -208,8 +199,22 @@ class Encoder(nn.Module):
             return padded if is_real is None else padded * is_real.unsqueeze(2)
 
         states = None if output.hidden_states is None else tuple(pad(state) for state in output.hidden_states)
-        last = pad(output.last_hidden_state) if states is None else states[-1]
+        is_last = states is not None and output.hidden_states[-1] is output.last_hidden_state  # pyright: ignore[reportOptionalSubscript]
+        last = states[-1] if is_last else pad(output.last_hidden_state)  # pyright: ignore[reportOptionalSubscript]
         return EncoderOutput(last_hidden_state=last, pooled=output.pooled, hidden_states=states)
+
+    def check_packed(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> None:
+        """Raise ValueError for ids that do not fit a layout, and for sequences that are too long."""
+        if token_ids.shape != (layout.num_tokens,) or segment_ids.shape != (layout.num_tokens,):
+            raise ValueError(
+                f"token ids {tuple(token_ids.shape)} and segment ids {tuple(segment_ids.shape)} "
+                f"do not fit a layout of {layout.num_tokens} tokens"
+            )
+        if layout.max_position >= self.config.max_position_embeddings:
+            raise ValueError(
+                f"a sequence of length {layout.max_position + 1} exceeds max_position_embeddings "
+                f"{self.config.max_position_embeddings}"
+            )
 
     def _check_padded(self, token_ids: Tensor, segment_ids: Tensor | None, attention_mask: Tensor | None) -> None:
         if token_ids.ndim != 2:

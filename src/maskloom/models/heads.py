@@ -86,6 +86,30 @@ class LanguageModelHead(Packable):
         """Do nothing: the decoder is the encoder's to resize."""
 
 
+class BidirectionalLMHead(nn.Module):
+    """A softmax over words that both ways of a language model share (Peters et al. 2018, equation 1 and after).
+
+    It has the table `decoder` (vocabulary, size) and a bias. The loss is of either way's states (predictions, size);
+    the logits, of both side by side, (predictions, 2 size), are the sum of both ways' for the word between them.
+    """
+
+    def __init__(self, decoder: nn.Parameter) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.bias = nn.Parameter(torch.zeros(len(decoder)))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the vocabulary logits, of one way where `hidden` is as wide as the table."""
+        ways = hidden.unflatten(-1, (-1, self.decoder.shape[1]))
+        return F.linear(ways.sum(-2), self.decoder, self.bias * ways.shape[-2])
+
+    def loss_sum(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the summed cross-entropy of one way's predictions against labels (predictions,), in nats."""
+        return vocabulary_loss(hidden, self.decoder, self.bias, labels, weights)
+
+    resize = MaskedLMHead.resize
+
+
 class ClassificationHead(nn.Module):
     """Dropout, then dense: (rows, hidden) to (rows, num_labels) (paper 3.5).
 
@@ -176,6 +200,7 @@ def _required(num_labels: int | None) -> int:
 HEADS: dict[str, HeadRow] = {
     "mlm": HeadRow(_masked_lm, "tokens", is_tied=True),
     "lm": HeadRow(lambda encoder, *_: LanguageModelHead(encoder.word_embeddings), "tokens", is_tied=True),
+    "bilm": HeadRow(lambda encoder, *_: BidirectionalLMHead(encoder.word_embeddings), "tokens", is_tied=True),
     "nsp": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "pooled"),
     "classifier": HeadRow(_classifier, "pooled", is_labelled=True),
     "tagger": HeadRow(_tagger, "tokens", is_labelled=True),

@@ -19,7 +19,7 @@ from maskloom.errors import ConfigError
 from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part
 from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
-from maskloom.text.tokenizer_files import ROLES, is_byte_pair, is_unigram
+from maskloom.text.tokenizer_files import ROLES, is_byte_pair, is_spelled, is_unigram
 from maskloom.text.vocabulary import Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
@@ -88,12 +88,13 @@ class Tokenizer(ABC):
         Raises DataError where files are missing, damaged, or ask for rules that are not those of the model.
         """
         from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+        from maskloom.text.spelled_tokenizer import SpelledTokenizer
         from maskloom.text.unigram_tokenizer import UnigramTokenizer
         from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
         def opened(path: Path, **given: Any) -> Tokenizer:
             kind = BytePairTokenizer if is_byte_pair(path) else WordPieceTokenizer
-            kind = UnigramTokenizer if is_unigram(path) else kind
+            kind = UnigramTokenizer if is_unigram(path) else SpelledTokenizer if is_spelled(path) else kind
             return kind.open(path, **given)
 
         tokenizer, targets = opened(Path(folder), max_length=max_length, **rules), Path(folder) / TARGETS

@@ -13,6 +13,7 @@ from maskloom.errors import DataError
 from maskloom.system.foreign_files import MAX_JSON_BYTES, file_inside, read_json_object
 from maskloom.text.vocabulary import (
     BART_TOKENS,
+    CONTINUATION_PREFIX,
     END_OF_WORD,
     GPT_TOKENS,
     MAX_VOCABULARY_BYTES,
@@ -128,6 +129,13 @@ def is_byte_pair(folder: Path) -> bool:
         return False
     has_files = (folder / "vocab.json").exists() or (folder / "merges.txt").exists()
     return has_files or _model_of(_library(folder)).get("type") == "BPE"
+
+
+def is_spelled(folder: Path) -> bool:
+    """Return whether the folder holds a tokenizer.json of bytes that show which ones continue a word."""
+    has_others = any((folder / name).exists() for name in ("vocab.txt", "vocab.json", "merges.txt"))
+    model = {} if has_others else _model_of(_library(folder))
+    return (model.get("type"), model.get("continuing_subword_prefix")) == ("BPE", CONTINUATION_PREFIX)
 
 
 def is_unigram(folder: Path) -> bool:

@@ -1,0 +1,158 @@
+"""Names of the weights of ELMo: ours, and those of bilm-tf and AllenNLP in HDF5 files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maskloom.checkpoints.hdf5 import open_hdf5
+from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, own_classes, plain_rows
+from maskloom.errors import DataError
+from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.elmo_config import SPELLING_SIZE, ElmoConfig
+from maskloom.system.foreign_files import read_json_object
+
+OPTIONS = "options.json"
+_CHARACTERS = "encoder.embeddings.characters"
+_CELL = "RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{name}"
+
+
+def _own(*names: str) -> tuple[TensorName, ...]:
+    return tuple(TensorName(name, None, name) for name in names)
+
+
+_HEADS: dict[str, tuple[TensorName, ...]] = {
+    "bilm": _own("heads.bilm.bias"),
+    **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "tagger", "choice", "span")},
+    **OWN_HEADS,
+}
+_WORDS = _own("encoder.embeddings.word.weight")
+_MIX = _own("encoder.mix.weights", "encoder.mix.scale")
+_TOP = _own(*(f"encoder.top.lstm.{kind}_l0{end}" for end in ("", "_reverse") for kind in (
+    "weight_ih", "weight_hh", "bias_ih", "bias_hh")))  # fmt: skip
+
+
+def _rows(config: ElmoConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    cnn = [f"convolutions.{number}" for number in range(len(config.filters))]
+    cnn += [*(f"highways.{number}" for number in range(config.num_highways)), "projection"]
+    rows = [*_WORDS, *_own(f"{_CHARACTERS}.character.weight")]
+    rows += [row for name in cnn for row in plain_rows(f"{_CHARACTERS}.{name}")]
+    for layer in range(config.num_hidden_layers):
+        rows += _own(*(f"encoder.layers.{layer}.{name}" for name in ("weight_ih", "weight_hh", "bias", "projection")))
+    return [*rows, *_MIX, *(_TOP if config.bilstm else ()), *(row for head in heads for row in _HEADS[head])]
+
+
+ELMO_FORMAT = PublishedFormat(
+    name="ELMo",
+    prefix="",
+    rows=_rows,
+    heads=_HEADS,
+    class_names=lambda config: own_classes("Elmo", {("bilm",): "BidirectionalLM"}),
+    tied_copies=lambda config: {},
+    is_ignored=lambda name: False,
+    canonical=lambda name, rows: (name, False),
+    top=_TOP,
+    optional=(*_WORDS, *_MIX),
+)
+
+
+def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
+    """Return the model of a folder of bilm-tf or AllenNLP, options.json with one HDF5 file of weights, and that file.
+
+    The words that it predicted are not in such files. Raises DataError for missing and damaged files, and for tensors
+    that are missing or of another shape than the options say.
+    """
+    options, weights = folder / OPTIONS, sorted(folder.glob("*weights*.hdf5"))
+    if len(weights) != 1:
+        raise DataError(f"{folder}: {len(weights)} files *weights*.hdf5 beside {OPTIONS}; one is expected")
+    config = _config(read_json_object(options), options)
+    stored = open_hdf5(weights[0])
+    with torch.device("meta"):
+        planned = dict(build_model(config, ()).named_parameters())
+    found, problems = dict[str, Tensor](), list[str]()
+    for ours, names, made in _published(config):
+        missing = [name for name in names if name not in stored]
+        problems += [f"{name}: missing" for name in missing]
+        if missing:
+            continue
+        values, shape = made(*(stored[name].read().float() for name in names)), tuple(planned[ours].shape)
+        if values.shape != shape:
+            problems.append(f"{', '.join(names)}: gives {tuple(values.shape)}, {OPTIONS} needs {shape}")
+        found[ours] = values
+    if problems:
+        raise DataError(f"{weights[0]}: {len(problems)} problems:\n  " + "\n  ".join(problems))
+    model = build_model(config, (), seed=0, leave=found.keys())
+    with torch.no_grad():
+        for name, values in found.items():
+            model.get_parameter(name).copy_(values)
+    return model, weights[0]
+
+
+def _config(options: dict[str, Any], path: Path) -> ElmoConfig:
+    try:
+        lstm, characters = options["lstm"], options["char_cnn"]
+        values = {
+            "vocab_size": SPELLING_SIZE,
+            "hidden_size": 2 * lstm["projection_dim"],
+            "num_hidden_layers": lstm["n_layers"],
+            "intermediate_size": lstm["dim"],
+            "hidden_act": characters["activation"],
+            "character_size": characters["embedding"]["dim"],
+            "max_characters": characters["max_characters_per_token"],
+            "filters": characters["filters"],
+            "num_highways": characters["n_highway"],
+            "cell_clip": float(lstm.get("cell_clip") or 0.0),
+            "projection_clip": float(lstm.get("proj_clip") or 0.0),
+            "adds_input": lstm["use_skip_connections"],
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: {error} is missing or no setting of an ELMo") from None
+    return ElmoConfig.from_published(values, str(path))
+
+
+def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Callable[..., Tensor]]]:
+    """Yield each of our parameters, the names that it is made of, and how."""
+
+    def matrix(values: Tensor) -> Tensor:
+        return values.T
+
+    def same(values: Tensor) -> Tensor:
+        return values
+
+    yield f"{_CHARACTERS}.character.weight", ("char_embed",), same
+    for number in range(len(config.filters)):
+        ours = f"{_CHARACTERS}.convolutions.{number}"
+        yield f"{ours}.weight", (f"CNN/W_cnn_{number}",), lambda values: values[0].permute(2, 1, 0)
+        yield f"{ours}.bias", (f"CNN/b_cnn_{number}",), same
+    for number in range(config.num_highways):
+        ours, theirs = f"{_CHARACTERS}.highways.{number}", f"CNN_high_{number}"
+        names = (f"{theirs}/W_transform", f"{theirs}/W_carry")
+        yield f"{ours}.weight", names, lambda new, gate: torch.cat([new.T, gate.T])
+        yield f"{ours}.bias", (f"{theirs}/b_transform", f"{theirs}/b_carry"), lambda new, gate: torch.cat([new, gate])
+    yield f"{_CHARACTERS}.projection.weight", ("CNN_proj/W_proj",), matrix
+    yield f"{_CHARACTERS}.projection.bias", ("CNN_proj/b_proj",), same
+    size = config.hidden_size // 2
+    for layer in range(config.num_hidden_layers):
+        ours = f"encoder.layers.{layer}"
+
+        def of_cell(name: str, layer: int = layer) -> tuple[str, ...]:
+            return tuple(_CELL.format(way=way, layer=layer, name=name) for way in (0, 1))
+
+        yield f"{ours}.weight_ih", of_cell("W_0"), lambda *both: _stacked(*(_gates(each[:size]).T for each in both))
+        yield f"{ours}.weight_hh", of_cell("W_0"), lambda *both: _stacked(*(_gates(each[size:]).T for each in both))
+        yield f"{ours}.bias", of_cell("B"), lambda *both: _stacked(*(_gates(each[None], 1.0) for each in both))
+        yield f"{ours}.projection", of_cell("W_P_0"), lambda *both: _stacked(*(each.T for each in both))
+
+
+def _stacked(*ways: Tensor) -> Tensor:
+    return torch.stack(ways)
+
+
+def _gates(values: Tensor, forget: float = 0.0) -> Tensor:
+    """Return columns of the gates i, j, f, o in our order; TensorFlow adds 1 to the forget gate when it runs."""
+    i, j, f, o = values.chunk(4, 1)
+    return torch.cat([i, f + forget, o, j], 1)

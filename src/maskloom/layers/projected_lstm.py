@@ -1,0 +1,165 @@
+"""LSTMs whose state is projected and clipped, one reading forwards and one backwards (Sak et al. 2014; ELMo)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maskloom.layers.attention import Kept
+from maskloom.layers.copies import to_device
+from maskloom.layers.dropout import Dropout
+from maskloom.layers.recurrent import time_order
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.layers.transformer import Recomputable
+
+
+class ProjectedLSTMs(Recomputable):
+    """Two LSTMs over packed sequences, the second from right to left: (tokens, 2 size) to the same.
+
+    The first reads and writes the left half of each vector, the second the right half (Peters et al. 2018, 3.1). A step
+    is c = f c + i tanh(g), cut to +-`cell_clip`, and h = P (o tanh(c)), of `size`, cut to +-`clip`; both are 0 where
+    nothing is cut. With `adds_input` the input is added to h, outside of the recurrence. Weights have a row of ways
+    first; gates are in the order i, f, o, g. What is kept of a sequence is (2, size + cell size): h and c of each way.
+    Dropout falls on the inputs. The last state has no gradient.
+    """
+
+    def __init__(
+        self, size: int, cell_size: int, *, cell_clip: float, clip: float, adds_input: bool, dropout: float
+    ) -> None:
+        super().__init__()
+        self.size, self.cell_size, self.clips, self.adds_input = size, cell_size, (cell_clip, clip), adds_input
+        self.weight_ih = nn.Parameter(torch.empty(2, 4 * cell_size, size))
+        self.weight_hh = nn.Parameter(torch.empty(2, 4 * cell_size, size))
+        self.bias = nn.Parameter(torch.empty(2, 1, 4 * cell_size))
+        self.projection = nn.Parameter(torch.empty(2, size, cell_size))
+        self.dropout = Dropout(dropout)
+
+    def computed(
+        self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: object = None
+    ) -> Tensor:
+        """Return h at every token; `past` has the state before each sequence, zeros where empty, and gets the last.
+
+        With a true `memory` the right halves are those of another text of the same lengths, already reversed.
+        """
+        inputs, sizes = self.dropout(hidden[: layout.num_tokens]), layout.sizes
+        width = self.size + self.cell_size
+        kept = inputs.new_zeros(len(sizes), 2, width) if past is None or past.is_empty else past.kept
+        if layout.num_tokens:
+            order, places, batch_sizes = time_order(sizes)
+            ranked = np.argsort(-sizes, kind="stable")[: batch_sizes[0]]
+            taken, back = np.stack([order, order]), np.stack([places, places])
+            if not memory:
+                mirrored = np.repeat(2 * np.cumsum(sizes) - sizes - 1, sizes) - np.arange(len(order))
+                taken[1], back[1] = mirrored[order], places[mirrored]
+            going, ways = to_device(ranked, hidden.device), inputs.view(len(inputs), 2, self.size)
+            by_time = _of_ways(ways, to_device(taken, hidden.device))
+            first = kept.index_select(0, going).transpose(0, 1).contiguous()
+            with torch.autocast(hidden.device.type, enabled=False):
+                outputs, last = _Steps.apply(  # pyright: ignore[reportGeneralTypeIssues]
+                    by_time.to(self.bias.dtype),
+                    first.to(self.bias.dtype),
+                    *(self.weight_ih, self.weight_hh, self.bias, self.projection),
+                    *(batch_sizes, self.clips),
+                )
+            kept = kept.index_copy(0, going, last.transpose(0, 1).to(kept.dtype))
+            inverse = to_device(back, hidden.device)
+            found = torch.cat([outputs[way].index_select(0, inverse[way]) for way in (0, 1)], 1)
+            inputs = found + hidden[: layout.num_tokens] if self.adds_input else found
+        if past is not None:
+            past.kept = kept
+        return inputs
+
+
+def _of_ways(ways: Tensor, taken: Tensor) -> Tensor:
+    return torch.stack([ways[:, way].index_select(0, taken[way]) for way in (0, 1)])
+
+
+class _Steps(torch.autograd.Function):
+    """All steps of both ways at once, tokens in the order of time; weights get their gradients in one product each."""
+
+    @staticmethod
+    def forward(
+        ctx,
+        inputs: Tensor,
+        first: Tensor,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        bias: Tensor,
+        projection: Tensor,
+        batch_sizes: np.ndarray,
+        clips: tuple[float, float],
+    ) -> tuple[Tensor, Tensor]:
+        size, width, (cell_clip, clip) = inputs.shape[2], projection.shape[2], clips
+        ends = [0, *np.cumsum(batch_sizes).tolist()]
+        gates = torch.baddbmm(bias, inputs, weight_ih.transpose(1, 2))
+        cells, squashed = (gates.new_empty(2, ends[-1], width) for _ in range(2))
+        outputs = torch.empty_like(inputs)
+        by_h, by_m = weight_hh.transpose(1, 2), projection.transpose(1, 2)
+        last, h, c = first.clone(), first[:, :, :size], first[:, :, size:]
+        for begin, end in pairwise(ends):
+            rows, number = slice(begin, end), end - begin
+            if number < h.shape[1]:
+                last[:, number : h.shape[1], :size], last[:, number : c.shape[1], size:] = h[:, number:], c[:, number:]
+            step, cell, squash = gates[:, rows], cells[:, rows], squashed[:, rows]
+            step.baddbmm_(h[:, :number], by_h)
+            opened, new = step[:, :, : 3 * width].sigmoid_(), step[:, :, 3 * width :].tanh_()
+            torch.mul(opened[:, :, width : 2 * width], c[:, :number], out=cell)
+            cell.addcmul_(opened[:, :, :width], new)
+            if cell_clip:
+                cell.clamp_(-cell_clip, cell_clip)
+            torch.tanh(cell, out=squash)
+            h, c = torch.bmm(opened[:, :, 2 * width :] * squash, by_m), cell
+            if clip:
+                h.clamp_(-clip, clip)
+            outputs[:, rows] = h
+        last[:, : h.shape[1], :size], last[:, : h.shape[1], size:] = h, c
+        ctx.save_for_backward(inputs, first, weight_ih, weight_hh, projection, gates, cells, squashed, outputs)
+        ctx.ends, ctx.clips = ends, clips
+        ctx.mark_non_differentiable(last)
+        return outputs, last
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, d_outputs: Tensor, _: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        inputs, first, weight_ih, weight_hh, projection, gates, cells, squashed, outputs = ctx.saved_tensors
+        (cell_clip, clip), ends, size, width = ctx.clips, ctx.ends, inputs.shape[2], projection.shape[2]
+        opened, new = gates[:, :, : 3 * width], gates[:, :, 3 * width :]
+        out = opened[:, :, 2 * width :]
+        # what reaches each gate, but for the gradient of c or h, which comes step by step
+        slopes = torch.empty_like(gates)
+        torch.mul(opened, 1 - opened, out=slopes[:, :, : 3 * width])
+        slopes[:, :, :width] *= new
+        slopes[:, :, 2 * width : 3 * width] *= squashed
+        torch.mul(1 - new * new, opened[:, :, :width], out=slopes[:, :, 3 * width :])
+        to_cell = out * (1 - squashed * squashed)
+        d_states = d_outputs.contiguous().clone()
+        d_h, d_c = (gates.new_zeros(2, ends[1], each) for each in (size, width))
+        steps = list(pairwise(ends))
+        for number, (begin, end) in reversed(list(enumerate(steps))):
+            rows, count = slice(begin, end), end - begin
+            d_state, step = d_states[:, rows], slopes[:, rows]
+            d_state += d_h[:, :count]
+            if clip:
+                d_state.masked_fill_(outputs[:, rows].abs() >= clip, 0.0)
+            d_out, d_cell = torch.bmm(d_state, projection), d_c[:, :count]
+            d_cell.addcmul_(d_out, to_cell[:, rows])
+            if cell_clip:
+                d_cell.masked_fill_(cells[:, rows].abs() >= cell_clip, 0.0)
+            before = first[:, :count, size:] if number == 0 else cells[:, steps[number - 1][0] :][:, :count]
+            step[:, :, :width] *= d_cell
+            step[:, :, width : 2 * width].mul_(d_cell).mul_(before)
+            step[:, :, 2 * width : 3 * width] *= d_out
+            step[:, :, 3 * width :] *= d_cell
+            d_cell *= opened[:, rows, width : 2 * width]
+            d_h[:, :count] = torch.bmm(step, weight_hh)
+        earlier = [first[:, : ends[1], :size]]
+        earlier += [outputs[:, begin:][:, : end - middle] for (begin, middle), (_, end) in pairwise(steps)]
+        d_gates, states = slopes.transpose(1, 2), torch.cat(earlier, 1)
+        d_inputs = torch.bmm(slopes, weight_ih) if ctx.needs_input_grad[0] else None
+        d_projection = torch.bmm(d_states.transpose(1, 2), out * squashed)
+        d_weights = torch.bmm(d_gates, inputs), torch.bmm(d_gates, states)
+        return d_inputs, None, *d_weights, slopes.sum(1, keepdim=True), d_projection, None, None

@@ -1,0 +1,172 @@
+"""ELMo: a bidirectional language model that reads characters (Peters et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maskloom.layers.attention import Kept
+from maskloom.layers.characters import CharacterCNN, Characters, Highway
+from maskloom.layers.dropout import Dropout
+from maskloom.layers.initialization import InitialRules, initialize
+from maskloom.layers.layer_mix import ScalarMix
+from maskloom.layers.pooling import OverTokens
+from maskloom.layers.projected_lstm import ProjectedLSTMs
+from maskloom.layers.recurrent import BiLSTM
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.elmo_config import ElmoConfig
+from maskloom.models.encoder import Encoder, EncoderOutput
+from maskloom.text.spelled_tokenizer import BEGIN_SENTENCE, CONTINUES
+
+BEGIN_WORD, END_WORD, PADDING = 258, 259, 260
+"""Ids of characters besides bytes, as published, where 256 begins and 257 ends a sentence."""
+NUM_CHARACTERS = 261
+
+
+def _fill(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
+    """Fill weights uniformly by the width of what they read, biases with 0; forget gates begin at 1, highways at -2."""
+    if "bias" not in name:
+        num_read = values[0].numel() if isinstance(module, nn.Conv1d) else values.shape[-1]
+        bound = 1.0 if isinstance(module, Characters) else num_read**-0.5
+        values.uniform_(-bound, bound, generator=generator)
+        return
+    values.zero_()
+    if isinstance(module, ProjectedLSTMs):
+        values[:, :, module.cell_size : 2 * module.cell_size] = 1.0
+    if isinstance(module, Highway):
+        values[module.in_features :] = -2.0
+
+
+class WordSpellings(nn.Module):
+    """Spelled words to vectors, (words, characters) to (words, size), and the table `word` that predicts words."""
+
+    def __init__(self, config: ElmoConfig) -> None:
+        super().__init__()
+        size = config.hidden_size // 2
+        self.characters = CharacterCNN(
+            NUM_CHARACTERS,
+            config.character_size,
+            config.filters,
+            num_highways=config.num_highways,
+            output_size=size,
+            activation_name=config.hidden_act,
+        )
+        self.word = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, size), freeze=False)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return the vectors of words; of words that come several times it is computed once."""
+        distinct, places = torch.unique(characters, dim=0, return_inverse=True)
+        return self.characters(distinct).index_select(0, places)
+
+
+class Elmo(Encoder):
+    """Words spelled in bytes through a character CNN and projected LSTMs of both ways; the layers are mixed.
+
+    The tokens are those of `text.spelled_tokenizer`; each byte of a word gets the vector of the word. The vectors of
+    tokens are a `ScalarMix` of the embeddings, twice side by side, and of all layers, and a sequence's is the maximum
+    over its words. Hidden states are the layers before they are mixed. While the layers do not learn, nothing is
+    dropped in them.
+    """
+
+    def __init__(self, config: ElmoConfig) -> None:
+        super().__init__()
+        self.config, size = config, config.hidden_size // 2
+        self.embeddings = WordSpellings(config)
+        self.layers = nn.ModuleList(
+            ProjectedLSTMs(
+                size,
+                config.intermediate_size,
+                cell_clip=config.cell_clip,
+                clip=config.projection_clip,
+                adds_input=config.adds_input and number > 0,
+                dropout=config.hidden_dropout_prob,
+            )
+            for number in range(config.num_hidden_layers)
+        )
+        self.final_norm = Dropout(config.hidden_dropout_prob)
+        self.mix = ScalarMix(config.num_hidden_layers + 1, layer_norm=config.mix_layer_norm)
+        self.mix_dropout = Dropout(config.mix_dropout)
+        self.top = BiLSTM(config.hidden_size, config.hidden_size, num_layers=1) if config.bilstm else None
+        self.pooler = OverTokens("max")
+        kinds = (Characters, nn.Conv1d, nn.Linear, ProjectedLSTMs)
+        self.initial_rules: InitialRules = dict.fromkeys(kinds, _fill)
+        initialize(self, std=config.initializer_range, rules=self.initial_rules)
+
+    def train(self, mode: bool = True) -> Elmo:
+        """Set the mode, but leave layers that do not learn without dropout."""
+        super().train(mode)
+        if not any(weights.requires_grad for weights in self.layers.parameters()):
+            self.layers.train(False)
+        return self
+
+    def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
+        """Return the state of each layer before a text, (sequences, 2, size + cell size)."""
+        width = self.config.hidden_size // 2 + self.config.intermediate_size
+        return tuple(self.word_embeddings.new_zeros(num_sequences, 2, width) for _ in self.layers)
+
+    def encode_words(
+        self, vectors: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None = None, *, is_reversed: bool = False
+    ) -> list[Tensor]:
+        """Return the states of words below and after every layer, (words, hidden) each, of their vectors.
+
+        `vectors` (words, hidden) has the same twice, or with `is_reversed` on the right those of another text of the
+        same lengths, from right to left. `past` has the state of each layer and gets the next one.
+        """
+        states = [vectors]
+        for number, layer in enumerate(self.layers):
+            kept = None if past is None else past[number]
+            states.append(layer(states[-1], layout, kept, is_reversed))
+        return states
+
+    def encode_packed(
+        self,
+        token_ids: Tensor,
+        segment_ids: Tensor,
+        layout: SequenceLayout,
+        *,
+        keep_hidden_states: bool = False,
+        past: Sequence[Kept] | None = None,
+    ) -> EncoderOutput:
+        """Encode packed sequences as `Encoder` does; `past` has the states of each layer, empty before the first."""
+        self.check_packed(token_ids, segment_ids, layout)
+        characters, places, words = self.spelled(token_ids, layout)
+        vectors = self.embeddings(characters)
+        states = self.encode_words(torch.cat([vectors, vectors], 1), words, past)
+        mixed = self.mix_dropout(self.mix(torch.stack(states, 1)))
+        if self.top is not None:
+            mixed = self.top(mixed, words)
+        return EncoderOutput(
+            last_hidden_state=mixed.index_select(0, places),
+            pooled=self.pooler(mixed, words),
+            hidden_states=tuple(state.index_select(0, places) for state in states) if keep_hidden_states else None,
+        )
+
+    def spelled(self, token_ids: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor, SequenceLayout]:
+        """Return the characters of words (words, characters), each token's word (tokens,), and the words' layout.
+
+        A word has a mark before and behind; of bytes that find no place between them the first ones count.
+        """
+        config, number = cast(ElmoConfig, self.config), layout.num_tokens
+        starts = (token_ids < CONTINUES) | (token_ids >= BEGIN_SENTENCE)
+        starts[layout.first_positions[layout.lengths > 0]] = True
+        places = starts.cumsum(0) - 1
+        first = starts.nonzero().squeeze(1)
+        depths = torch.arange(number, device=token_ids.device) - first[places] + 1
+        characters = token_ids.new_full((len(first), config.max_characters), PADDING)
+        characters[:, 0] = BEGIN_WORD
+        ids = torch.where(token_ids < BEGIN_SENTENCE, token_ids % CONTINUES, token_ids - BEGIN_SENTENCE + CONTINUES)
+        is_in = depths < config.max_characters - 1
+        characters[places[is_in], depths[is_in]] = ids[is_in]
+        sizes = torch.bincount(places, minlength=len(first)).clamp(max=config.max_characters - 2)
+        characters[torch.arange(len(first), device=token_ids.device), sizes + 1] = END_WORD
+        edges = np.concatenate([[0], np.cumsum(starts.cpu().numpy())])
+        ends = np.cumsum(layout.sizes)
+        return (
+            characters,
+            places,
+            SequenceLayout.from_lengths(edges[ends] - edges[ends - layout.sizes], token_ids.device),
+        )

@@ -1,0 +1,76 @@
+"""The configuration of ELMo, in keys of our own."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from maskloom.models.model_config import Fraction, ModelConfig, Width
+
+_FILTERS = [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
+ELMO_SIZES = {
+    "tiny": {"hidden_size": 128, "filters": [[1, 16], [2, 32], [3, 64], [4, 64], [5, 64]]},
+    "mini": {"hidden_size": 256, "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256]]},
+    "small": {"hidden_size": 256, "filters": _FILTERS, "num_highways": 1},
+    "medium": {"hidden_size": 512, "filters": _FILTERS, "num_highways": 1},
+    "large": {"hidden_size": 1024, "filters": _FILTERS},
+}
+"""Small, medium and large are the published ones of 13.6, 28 and 93.6 million parameters (Peters et al. 2018)."""
+SPELLING_SIZE = 515
+"""The number of ids of spelled words, `text.spelled_tokenizer` has them."""
+
+
+class ElmoConfig(ModelConfig):
+    """Sizes and constants of an ELMo, frozen; `hidden_size` counts both ways, `intermediate_size` is of the cells.
+
+    `vocab_size` counts the words that it learns to predict; what it reads are words spelled in bytes. `filters` are
+    pairs of width and number. The layers after the first add their input where `adds_input`. `mix_dropout` falls on the
+    mix of layers, which may be normalised first by `mix_layer_norm`; with `bilstm` a bidirectional LSTM reads the mix.
+    """
+
+    hidden_size: Width = 1024
+    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 2
+    num_attention_heads: Annotated[int, Field(ge=1, le=1)] = 1
+    intermediate_size: Annotated[int, Field(ge=1, le=1_000_000)] = 4096
+    hidden_act: str = "relu"
+    attention_probs_dropout_prob: Annotated[float, Field(ge=0.0, le=0.0)] = 0.0
+    max_position_embeddings: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    initializer_range: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)] = 0.1
+    source_vocab_size: Annotated[int, Field(ge=SPELLING_SIZE, le=SPELLING_SIZE)] | None = None
+    character_size: Width = 16
+    max_characters: Annotated[int, Field(ge=3, le=1_000)] = 50
+    filters: Annotated[list[Annotated[list[Width], Field(min_length=2, max_length=2)]], Field(min_length=1)] = _FILTERS
+    num_highways: Annotated[int, Field(ge=0, le=100)] = 2
+    cell_clip: Annotated[float, Field(ge=0.0, le=1e6)] = 3.0
+    projection_clip: Annotated[float, Field(ge=0.0, le=1e6)] = 3.0
+    adds_input: bool = True
+    mix_layer_norm: bool = False
+    mix_dropout: Fraction = 0.0
+    bilstm: bool = False
+
+    model_type: ClassVar[str] = "maskloom_elmo"
+    required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.hidden_size % 2:
+            raise ValueError(f"hidden_size {self.hidden_size}: two directions share it, so it must be even")
+        if (widest := max(width for width, _ in self.filters)) > self.max_characters:
+            raise ValueError(f"filters: one is {widest} characters wide, and words have {self.max_characters}")
+        if self.hidden_act not in ("relu", "tanh"):
+            raise ValueError(f"hidden_act {self.hidden_act!r}: 'relu' or 'tanh' reads the characters")
+        return self
+
+    @property
+    def weights_of_layer(self) -> int:
+        """The number of weights that each word is multiplied with in a layer."""
+        return 2 * self.intermediate_size * (8 + 1) * (self.hidden_size // 2)
+
+    def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
+        """Return the configuration of a model for a vocabulary of words: it reads them spelled."""
+        return self.model_copy(update={"source_vocab_size": SPELLING_SIZE})
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json."""
+        return {"model_type": self.model_type, **self.model_dump()}

@@ -1,0 +1,116 @@
+"""Words spelled in bytes, as a model reads them that knows characters and no vocabulary (Peters et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+from maskloom.errors import ConfigError, DataError
+from maskloom.text.long_texts import Part, parts_of
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.tokenizer_files import SETTINGS_FILES, read_limit, read_object
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, SpecialTokens, Vocabulary
+
+CONTINUES, BEGIN_SENTENCE, END_SENTENCE = 256, 512, 513
+"""The id of a byte that begins a word is the byte, of others it is more by 256; then come the marks of sentences."""
+_MAX_LENGTH = 10_000
+# the characters that stand for bytes in files, as GPT-2 writes them, by byte
+_KEPT = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_SHOWN = {byte: chr(byte) for byte in _KEPT} | {
+    byte: chr(256 + number) for number, byte in enumerate(byte for byte in range(256) if byte not in _KEPT)
+}
+_BYTES = [_SHOWN[byte] for byte in range(256)]
+_SPECIAL = SpecialTokens(pad="<pad>", classify="<S>", separator="</S>")
+
+
+def spelled_vocabulary() -> Vocabulary:
+    """Return the tokens: bytes that begin a word, bytes inside, marks."""
+    inside = [CONTINUATION_PREFIX + byte for byte in _BYTES]
+    return Vocabulary([*_BYTES, *inside, "<S>", "</S>", "<pad>"], _SPECIAL)
+
+
+@dataclass(frozen=True)
+class SpelledTokenizer(Tokenizer):
+    """Cuts text into words by BERT's rules, case kept, and each word into its UTF-8 bytes; nothing is unknown.
+
+    A word of a file with one word a line or field stays whole. `targets` has the words that the model predicts.
+    """
+
+    files: ClassVar[tuple[str, ...]] = SETTINGS_FILES
+    task_marks: ClassVar[str] = "classify A separator classify B separator"
+    text_marks: ClassVar[str] = "classify A separator"
+
+    def __post_init__(self) -> None:
+        if self.max_length < 3:
+            raise ConfigError(f"max_length = {self.max_length}: the marks of a sentence and a word need 3 tokens")
+
+    @classmethod
+    def of(cls, words: Tokenizer | None = None) -> SpelledTokenizer:
+        """Return the tokenizer of a model that predicts the words of another one."""
+        return cls(spelled_vocabulary(), lowercase=False, max_length=_MAX_LENGTH, targets=words)
+
+    @classmethod
+    def open(cls, folder: Path, *, max_length: int | None = None) -> SpelledTokenizer:
+        """Open a folder as `Tokenizer.load` does; raises DataError for another vocabulary."""
+        config, library = (read_object(folder, name) for name in ("tokenizer_config.json", "tokenizer.json"))
+        found = replace(cls.of(), max_length=max_length or read_limit(folder, config))
+        if library["model"].get("vocab") != found.vocabulary.ids:
+            raise DataError(f"{folder / 'tokenizer.json'}: its tokens are not the bytes of spelled words")
+        return found
+
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        library.post_processor = self.template.processor(self.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}, {}
+
+    def identity(self) -> dict[str, Any]:
+        """Return the kind; there is one vocabulary only."""
+        return {"tokenizer": "spelled", "vocabulary_sha256": "bytes", "vocabulary_size": len(self.vocabulary)}
+
+    def chunk_ids_batch(self, chunks: Sequence[str]) -> list[list[int]]:
+        """Return the bytes of chunks, each of which is one word."""
+        return list(self.word_ids(chunks))
+
+    def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
+        """Return the ids of the bytes of each word."""
+        for word in words:
+            spelled = self._as_text(word).encode()
+            yield [*spelled[:1], *(CONTINUES + byte for byte in spelled[1:])]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Join bytes to words, with spaces between them."""
+        words: list[str] = []
+        for is_byte, group in groupby(ids, key=lambda index: index < BEGIN_SENTENCE):
+            if not is_byte:
+                words += [] if skip_special_tokens else [self.vocabulary.tokens[index] for index in group]
+                continue
+            spelled = bytearray()
+            for index in group:
+                spelled += b" " * (index < CONTINUES) + bytes([index % CONTINUES])
+            words.append(spelled.decode("utf-8", "replace").removeprefix(" "))
+        return " ".join(words)
+
+    def _build_library(self) -> tokenizers.Tokenizer:
+        ids = dict(self.vocabulary.ids)
+        library = tokenizers.Tokenizer(models.BPE(ids, [], continuing_subword_prefix=CONTINUATION_PREFIX))
+        library.normalizer = normalizers.BertNormalizer(  # pyright: ignore[reportAttributeAccessIssue]
+            clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
+        )
+        cut, spell = (
+            pre_tokenizers.BertPreTokenizer(),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        )
+        library.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])  # pyright: ignore[reportAttributeAccessIssue]
+        return library
+
+    def _as_text(self, text: str | bytes) -> str:
+        plain = super()._as_text(text)
+        return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
+
+    def _parts(self, text: str) -> Iterator[Part]:
+        return parts_of(text, None)
