@@ -19,7 +19,7 @@ from maskloom.rows import row_of
 from maskloom.sections import Positive, Section, key
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.seq2seq.settings import Seq2SeqSection
-from maskloom.tasks.settings import FinetuningData, KindSettings, PairSection
+from maskloom.tasks.settings import FinetuningData, KindSettings, MixSection, PairSection
 from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
 from maskloom.training.settings import FinetuneTraining, Phase, TrainingSection
@@ -47,8 +47,9 @@ class PretrainRecipe(Section):
     objective: Annotated[str, row_of("objective")] = key(
         "masked_lm",
         "What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it; carried_lm, the same "
-        "by a recurrent network whose state goes on from batch to batch; by a decoder denoising, the text of a noised "
-        "one (BART); span_corruption, its missing spans (T5).",
+        "by a recurrent network whose state goes on from batch to batch; bidirectional_lm, each word from those before "
+        "and, apart, from those after it (ELMo); by a decoder denoising, the text of a noised one (BART); "
+        "span_corruption, its missing spans (T5).",
     )
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
@@ -59,12 +60,13 @@ class PretrainRecipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _objective_has_defaults(cls, values: Any) -> Any:
-        """Take the defaults that an objective has for keys of [data], and the Transformer where it needs a decoder."""
+        """Take the defaults that an objective has for keys of [data], and the architecture that it needs."""
         if not isinstance(values, dict) or not isinstance(data := values.get("data", {}), dict):
             return values
         row = PRETRAINING.get(str(values.get("objective", cls.model_fields["objective"].default)))
-        if row and row.has_decoder and isinstance(model := values.get("model", {}), dict):
-            values = {**values, "model": {"architecture": "transformer", **model}}
+        needed = "transformer" if row and row.has_decoder else "elmo" if row and row.reads_spelling else None
+        if needed and isinstance(model := values.get("model", {}), dict):
+            values = {**values, "model": {"architecture": needed, **model}}
         return {**values, "data": {**row.defaults, **data}} if row and row.defaults else values
 
     @model_validator(mode="after")
@@ -72,7 +74,7 @@ class PretrainRecipe(Section):
         row, what = PRETRAINING[self.objective], f"objective = {self.objective!r}"
         if row.is_causal and self.data.pair_task:
             raise ValueError(f"{what}: data.next_sentence = true needs a model that reads both ways")
-        if row.has_decoder and self.data.next_sentence:
+        if (row.has_decoder or row.reads_spelling) and self.data.next_sentence:
             raise ValueError(f"{what} reads single texts: data.next_sentence = true is not for it")
         plain = PretrainingData()
         if given := [name for name in row.unread if getattr(self.data, name) != getattr(plain, name)]:
@@ -115,11 +117,15 @@ class FinetuneRecipe(Section):
         le=100.0,
     )
     from_scratch: bool = key(False, "Start from random weights instead of the model's.")
-    bilstm: bool = key(False, "Put a BiLSTM with random weights between a BERT and its head (Table 5 of the paper).")
+    bilstm: bool = key(
+        False, "Put a BiLSTM with random weights between a BERT or an ELMo and its head (Table 5 of the paper)."
+    )
+    frozen: bool = key(False, "Leave the model as it is: only the new head, a BiLSTM and an ELMo's mix learn.")
     model: ModelSection | None = None
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()
     pair: PairSection = PairSection()
+    mix: MixSection = MixSection()
     span: SpanSection = SpanSection()
     tagging: TaggingSection = TaggingSection()
     seq2seq: Seq2SeqSection = Seq2SeqSection()
@@ -142,6 +148,12 @@ class FinetuneRecipe(Section):
             raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
         if self.model is not None and (self.features is not None or self.bilstm or self.from_scratch):
             raise ValueError("[model]: it cannot be combined with [features], bilstm or from_scratch")
+        if self.frozen and (self.model is not None or self.features is not None or self.from_scratch):
+            raise ValueError("frozen = true: it cannot be combined with [model], [features] or from_scratch")
+        if self.mix.of_encoder and self.model is not None:
+            raise ValueError("[mix]: a new model has its mix by [model.config]; only mix.l2 can be combined with it")
+        if self.mix.dropout and self.features is not None:
+            raise ValueError("mix.dropout: features.dropout falls on what [features] mixes; use that")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):
             raise ValueError("bilstm = true: it reads both ways, so neither [features] nor auxiliary_lm goes with it")
         if self.class_weights != "none" and not kind.names_labels:
@@ -173,7 +185,7 @@ class FinetuneRecipe(Section):
         if self.pair.both_orders:
             given["both_orders"] = True
         if self.features is not None:
-            given["features"] = self.features
+            given |= {"features": self.features, "mix_layer_norm": self.mix.layer_norm}
         return settings.model_construct(**given)
 
 

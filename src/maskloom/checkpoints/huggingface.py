@@ -87,24 +87,24 @@ def load_model(
     replace_heads: Collection[str] = (),
     head_options: HeadOptions | None = None,
     stored: dict[str, StoredTensor] | None = None,
-    bilstm: bool = False,
+    added: Mapping[str, Any] | None = None,
 ) -> tuple[EncoderWithHeads, LoadReport]:
     """Read a model folder with names of any published dialect, and report what was not a plain copy.
 
     `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
     start afresh from `seed`, as does a pooler that the file lacks, unless a classifier of the file reads it;
     `num_labels` is for such a classifier, `head_options` takes the place of config.json's. `stored` has the tensors
-    where `open_weights` does not open them. `bilstm` puts one on top of a BERT, afresh unless it is there. Raises
-    ConfigError for another model, DataError with every missing, unknown, repeated or ill-shaped tensor at once.
+    where `open_weights` does not open them. `added` are other values of keys of the configuration, "bilstm" among them,
+    which puts one on top, afresh unless it is there. Raises ConfigError for a model without such keys, DataError with
+    every missing, unknown, repeated or ill-shaped tensor at once.
     """
     folder = Path(folder)
     content = read_config(folder)
     config = published_config(content, str(_config_path(folder)))
     form = _form_with(heads or (), config, folder)
-    if bilstm:
-        if not form.top:
-            raise ConfigError(f"bilstm = true: {folder} is a {form.name}, and only a BERT takes a BiLSTM on top")
-        config = config.model_copy(update={"bilstm": True})
+    for name in (added or {}).keys() - type(config).model_fields.keys():
+        raise ConfigError(f"{name}: {folder} is a {form.name}, which has no such part")
+    config = config.model_copy(update=added)
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents.read(stored, config)
     present = _present_heads(contents, content, config)
@@ -123,7 +123,7 @@ def load_model(
         planned = build_model(config, wanted, labels, head_options=head_options)
     rows = contents.completed(_rows_of(planned, loaded_heads), form)
     pooler = () if {"classifier", "choice"}.intersection(loaded_heads) else form.pooler
-    for part in (pooler, form.top if bilstm else (), form.optional):
+    for part in (pooler, form.top if (added or {}).get("bilstm") else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]
     problems = contents.problems + _mismatches(rows, contents, planned) + contents.unknown
@@ -174,6 +174,7 @@ class _BiLSTMOptions(Section):
     lstm_size: Annotated[int, Field(ge=2, le=65_536, multiple_of=2)] | None = None
     lstm_layers: Annotated[int, Field(ge=1, le=4)] | None = None
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    mix_layer_norm: bool | None = None
 
 
 class _OwnHeads(Section):

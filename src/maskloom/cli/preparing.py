@@ -39,7 +39,8 @@ def vocab_train(
     texts: Texts,
     *,
     model: Annotated[
-        Literal["wordpiece", "bpe"], typer.Option(help="wordpiece: for BERT; bpe: byte pairs, for GPT.")
+        Literal["wordpiece", "bpe", "words"],
+        typer.Option(help="wordpiece: for BERT; bpe: byte pairs, for GPT; words: whole words, for ELMo to predict."),
     ] = "wordpiece",
     out: Out,
     size: Annotated[int, typer.Option(min=1, help="Number of pieces, including special tokens.")],

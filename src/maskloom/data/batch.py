@@ -18,6 +18,7 @@ class PackedBatch:
     segment_ids: np.ndarray
     lengths: np.ndarray
     _positions: ClassVar[tuple[str, ...]] = ()  # fields that hold positions among the packed tokens
+    _shared: ClassVar[tuple[str, ...]] = ()  # fields that all parts have whole
 
     @property
     def num_sequences(self) -> int:
@@ -43,7 +44,7 @@ class PackedBatch:
             values: dict[str, Any] = {}
             for name, value in vars(self).items():
                 ends = edges.get(name, every)
-                values[name] = None if value is None else value[ends[first] : ends[last]]
+                values[name] = value if value is None or name in self._shared else value[ends[first] : ends[last]]
             values |= {name: values[name] - edges["token_ids"][first] for name in self._positions}
             parts.append(type(self)(**values))
         return parts

@@ -12,10 +12,13 @@ from maskloom.checkpoints.huggingface import read_config
 from maskloom.checkpoints.published.sentence_transformers import ENCODER, MODULES
 from maskloom.checkpoints.tensor_files import refuse_unconverted, refuse_unsafe
 from maskloom.errors import ConfigError, DataError
+from maskloom.models.architectures import architecture_of
+from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import validate_recipe
 from maskloom.sections import Section
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_json_object
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import TARGETS, Tokenizer
 
 SETTINGS_FILE = "maskloom.json"
@@ -85,6 +88,11 @@ def vocabularies_of(tokenizer: Tokenizer) -> dict[str, list[str]]:
     if tokenizer.targets is None:
         return {}
     return {"vocabularies": [part.identity()["vocabulary_sha256"] for part in (tokenizer, tokenizer.targets)]}
+
+
+def tokenizer_read(config: ModelConfig, words: Tokenizer) -> Tokenizer:
+    """Return the tokenizer of what a model reads made for a vocabulary: that one's, or spelled words."""
+    return SpelledTokenizer.of(words) if architecture_of(config).reads_spelling else words
 
 
 def task_tokenizer(folder: Path) -> Tokenizer:

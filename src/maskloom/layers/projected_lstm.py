@@ -63,7 +63,7 @@ class ProjectedLSTMs(Recomputable):
                     by_time.to(self.bias.dtype),
                     first.to(self.bias.dtype),
                     *(self.weight_ih, self.weight_hh, self.bias, self.projection),
-                    *(batch_sizes, self.clips),
+                    (batch_sizes, self.clips),
                 )
             kept = kept.index_copy(0, going, last.transpose(0, 1).to(kept.dtype))
             inverse = to_device(back, hidden.device)
@@ -90,10 +90,10 @@ class _Steps(torch.autograd.Function):
         weight_hh: Tensor,
         bias: Tensor,
         projection: Tensor,
-        batch_sizes: np.ndarray,
-        clips: tuple[float, float],
+        plan: tuple[np.ndarray, tuple[float, float]],
     ) -> tuple[Tensor, Tensor]:
-        size, width, (cell_clip, clip) = inputs.shape[2], projection.shape[2], clips
+        (batch_sizes, clips), size, width = plan, inputs.shape[2], projection.shape[2]
+        cell_clip, clip = clips
         ends = [0, *np.cumsum(batch_sizes).tolist()]
         gates = torch.baddbmm(bias, inputs, weight_ih.transpose(1, 2))
         cells, squashed = (gates.new_empty(2, ends[-1], width) for _ in range(2))
@@ -162,4 +162,4 @@ class _Steps(torch.autograd.Function):
         d_inputs = torch.bmm(slopes, weight_ih) if ctx.needs_input_grad[0] else None
         d_projection = torch.bmm(d_states.transpose(1, 2), out * squashed)
         d_weights = torch.bmm(d_gates, inputs), torch.bmm(d_gates, states)
-        return d_inputs, None, *d_weights, slopes.sum(1, keepdim=True), d_projection, None, None
+        return d_inputs, None, *d_weights, slopes.sum(1, keepdim=True), d_projection, None

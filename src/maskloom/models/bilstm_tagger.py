@@ -15,9 +15,10 @@ class BiLSTMTagger(nn.Module):
     """Vectors of words to tags: (words, vectors, width) to (words, num_labels).
 
     `layers` names the hidden states that are the vectors, as `LayerCombination` reads it; those that it keeps apart are
-    joined, or mixed with learned weights for "scalar_mix". `lstm_size` counts both directions together: the paper's
-    "768-dimensional" does not say, and in our reading its output is as wide as BERT-base. `dropout` stands before the
-    LSTM, between its layers, and before the linear layer. Raises ConfigError for unknown layers and for an odd size.
+    joined, or mixed with learned weights for "scalar_mix", by `mix_layer_norm` after a norm. `lstm_size` counts both
+    directions together: the paper's "768-dimensional" does not say, and in our reading its output is as wide as
+    BERT-base. `dropout` stands before the LSTM, between its layers, and before the linear layer. Raises ConfigError for
+    unknown layers and for an odd size.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class BiLSTMTagger(nn.Module):
         lstm_size: int = 768,
         lstm_layers: int = 2,
         dropout: float = 0.1,
+        mix_layer_norm: bool = False,
     ) -> None:
         super().__init__()
         if lstm_size < 2 or lstm_size % 2:
@@ -37,7 +39,7 @@ class BiLSTMTagger(nn.Module):
         self.combination = LayerCombination.of(layers, config.num_hidden_layers)
         is_mixed, num_vectors = self.combination.join == "mix", self.combination.num_vectors
         width = self.combination.width(config.hidden_size)
-        self.mix = ScalarMix(num_vectors) if is_mixed else None
+        self.mix = ScalarMix(num_vectors, layer_norm=mix_layer_norm) if is_mixed else None
         self.dropout = nn.Dropout(dropout)
         self.bilstm = BiLSTM(
             width if is_mixed else width * num_vectors, lstm_size, num_layers=lstm_layers, dropout=dropout

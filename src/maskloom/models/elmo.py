@@ -68,8 +68,7 @@ class Elmo(Encoder):
 
     The tokens are those of `text.spelled_tokenizer`; each byte of a word gets the vector of the word. The vectors of
     tokens are a `ScalarMix` of the embeddings, twice side by side, and of all layers, and a sequence's is the maximum
-    over its words. Hidden states are the layers before they are mixed. While the layers do not learn, nothing is
-    dropped in them.
+    over its words. Hidden states are the layers before they are mixed.
     """
 
     def __init__(self, config: ElmoConfig) -> None:
@@ -95,13 +94,6 @@ class Elmo(Encoder):
         kinds = (Characters, nn.Conv1d, nn.Linear, ProjectedLSTMs)
         self.initial_rules: InitialRules = dict.fromkeys(kinds, _fill)
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
-
-    def train(self, mode: bool = True) -> Elmo:
-        """Set the mode, but leave layers that do not learn without dropout."""
-        super().train(mode)
-        if not any(weights.requires_grad for weights in self.layers.parameters()):
-            self.layers.train(False)
-        return self
 
     def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
         """Return the state of each layer before a text, (sequences, 2, size + cell size)."""

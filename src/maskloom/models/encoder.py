@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 import torch
@@ -67,6 +67,14 @@ class Encoder(nn.Module):
         super().__init__()
         self.top = None
 
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; in parts none of whose weights learn, nothing is dropped."""
+        super().train(mode)
+        for part in self.children():
+            if (weights := [*part.parameters()]) and not any(each.requires_grad for each in weights):
+                part.eval()
+        return self
+
     @property
     def word_embeddings(self) -> nn.Parameter:
         """The word-embedding matrix (vocabulary, hidden), which a language-model head shares."""
@@ -75,6 +83,11 @@ class Encoder(nn.Module):
     def new_decoder(self) -> nn.Module:
         """Return a decoder that attends to this encoder's output; raises ConfigError where there is none."""
         raise ConfigError(f"a {type(self).__name__} has no decoder; a Transformer has")
+
+    def freeze(self) -> None:
+        """Let nothing learn but what reads the layers: their mix, and the layer on top."""
+        for name, weights in self.named_parameters():
+            weights.requires_grad_(name.startswith(("mix.", "top.")))
 
     def read_through_decoder(self) -> None:
         """Prepare for heads none of which is a decoder; nothing here, as most encoders are read by them directly."""

@@ -37,8 +37,8 @@ class ModelSection(Section):
 
     architecture: Annotated[str, row_of("model.architecture")] = key(
         "bert",
-        "Kind of encoder: bert or gpt; with a decoder transformer, marian, bart or t5; recurrent networks rnn, lstm or "
-        "gru.",
+        "Kind of encoder: bert or gpt; with a decoder transformer, marian, bart or t5; recurrent networks rnn, lstm, "
+        "gru or elmo.",
     )
     size: SizeName = key("mini", "Published size: layers, hidden size, heads.")
     config: dict[str, Any] = key(

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from maskloom.data.batch import BothOrdersBatch
+from maskloom.errors import ConfigError
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
+from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.encoder import EncoderOutput
@@ -44,6 +46,26 @@ class SummedObjective(Objective, Protocol):
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Turn the added sums of a whole evaluation into metrics."""
         ...
+
+
+@dataclass(frozen=True)
+class WithMixPenalty:
+    """An objective plus `weight` times the sum of squares of the weights of mixes of layers, for training alone."""
+
+    objective: Objective
+    weight: float
+
+    def target_counts(self, batch: Any) -> dict[str, float]:
+        """Return the counts of the objective, and the number of sequences."""
+        return {**self.objective.target_counts(batch), "mix": float(len(batch.lengths))}
+
+    def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
+        """Return the sums of the objective, and `mix` for each sequence; raises ConfigError where nothing is mixed."""
+        weights = [part.weights for part in model.modules() if isinstance(part, ScalarMix)]
+        if not weights:
+            raise ConfigError(f"mix.l2 = {self.weight:g}: this model does not mix its layers")
+        penalty = torch.stack([each.square().sum() for each in weights]).sum()
+        return {**self.objective.loss_sums(model, batch), "mix": self.weight * len(batch.lengths) * penalty}
 
 
 def model_device(model: torch.nn.Module) -> torch.device:

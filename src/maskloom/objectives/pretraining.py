@@ -20,6 +20,7 @@ from maskloom.data.settings import (
     SpanCorruptionData,
     SpanCorruptionSection,
 )
+from maskloom.data.spelling import BothWays, SentencesBothWays
 from maskloom.data.streams.running_text import Contiguous, RunningText
 from maskloom.data.streams.sentence_pairs import Passages, SentencePairs
 from maskloom.objectives.reference import TokenFrequencies
@@ -65,6 +66,18 @@ def carried(part: str, data: PretrainingData) -> SummedObjective:
     return CarriedLanguageModeling(part, None)
 
 
+def both_ways(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, size: int) -> Stream:
+    """Return sentences in random order, and the same reversed, which go on as in `contiguous`."""
+    return SentencesBothWays(corpus, documents, data, seed=seed, batch_size=size)
+
+
+def bidirectional(part: str, data: PretrainingData) -> SummedObjective:
+    """Return the loss over the vocabulary of both ways with state from batch to batch."""
+    from maskloom.objectives.bidirectional_lm import BidirectionalLanguageModeling  # torch
+
+    return BidirectionalLanguageModeling(part, None)
+
+
 def restoring(part: str, data: PretrainingData) -> SummedObjective:
     """Return the loss of a decoder that writes texts."""
     from maskloom.objectives.sequence_to_sequence import Restoration  # torch
@@ -92,8 +105,9 @@ class Pretraining:
     recipe's section under the name of the objective. `defaults` are other defaults of keys of [data]; the keys `unread`
     mean nothing here, and a recipe that sets one is refused. `needs` are roles of special tokens that a vocabulary must
     have. One that `is_causal` trains left-to-right models, one that `has_decoder` encoders with their decoder, on
-    single texts, and one that `has_state` recurrent networks, whose state goes on from batch to batch. `names` are what
-    people call its loss, and the tokens that it is of.
+    single texts, one that `has_state` recurrent networks, whose state goes on from batch to batch, and one that
+    `reads_spelling` encoders that read words by their characters. `names` are what people call its loss, and the tokens
+    that it is of.
     """
 
     part: str
@@ -102,6 +116,7 @@ class Pretraining:
     is_causal: bool = False
     has_decoder: bool = False
     has_state: bool = False
+    reads_spelling: bool = False
     section: type[Section] | None = None
     data: type[PretrainingData] = PretrainingData
     objective: Callable[[str, Any], SummedObjective] = language_modeling
@@ -114,7 +129,9 @@ class Pretraining:
 
     def reads_running_text(self, corpus: Corpus) -> bool:
         """Tell whether rows of a corpus are running text, in which no sentence begins or ends a row."""
-        return self.stream is contiguous or (self.stream is left_to_right and not corpus.tokenizer.has_segments)
+        return self.stream in (contiguous, both_ways) or (
+            self.stream is left_to_right and not corpus.tokenizer.has_segments
+        )
 
     def loader(
         self,
@@ -153,6 +170,17 @@ PRETRAINING = Rows(
         "masked_lm": Pretraining("mlm", Masking, needs=("mask",), names=("masked-LM", "Masked tokens")),
         "causal_lm": Pretraining("lm", NextTokens, left_to_right, **_LEFT_TO_RIGHT),
         "carried_lm": Pretraining("lm", NextTokens, contiguous, **_LEFT_TO_RIGHT, has_state=True, objective=carried),
+        "bidirectional_lm": Pretraining(
+            "bilm",
+            BothWays,
+            both_ways,
+            reads_spelling=True,
+            objective=bidirectional,
+            reference=None,
+            defaults={"next_sentence": False, "max_length": 20},
+            unread=(*_UNMASKED, "whole_word_masking"),
+            names=("bidirectional-LM", "Words"),
+        ),
         "denoising": Pretraining(
             "denoising",
             Denoising,

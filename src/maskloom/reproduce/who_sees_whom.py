@@ -11,6 +11,7 @@ from torch import Tensor
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.models.elmo_config import ElmoConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.gpt_config import GptConfig
 from maskloom.reproduce.results import folder_for, write_page
@@ -49,12 +50,13 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
 
 
 def figure_1(out: str | Path) -> dict[str, Any]:
-    """Measure BERT, its left-to-right form and GPT with random weights; write figure1.json and figure1.html."""
+    """Measure BERT, its left-to-right form, GPT and ELMo with random weights; write figure1.json and figure1.html."""
     out, ids = folder_for(out), torch.arange(5, 5 + LENGTH)
     configs = {
         "BERT": BertConfig(**_SIZES, intermediate_size=64),
         "left-to-right BERT": BertConfig(**_SIZES, intermediate_size=64, causal=True),
         "GPT": GptConfig(**_SIZES, intermediate_size=128),
+        "ELMo": ElmoConfig(**{**_SIZES, "num_attention_heads": 1}, intermediate_size=64),
     }
     found = {name: dependence(build_model(config, heads=(), seed=0).encoder, ids) for name, config in configs.items()}
     sees = {name: (matrix > 0).tolist() for name, matrix in found.items()}

@@ -9,6 +9,7 @@ from typing import Any
 
 from maskloom.checkpoints.huggingface import LoadReport, format_of, load_model, read_config
 from maskloom.checkpoints.pickled_weights import open_pickled
+from maskloom.checkpoints.published.elmo import OPTIONS, published_elmo, published_names
 from maskloom.checkpoints.published.sentence_transformers import MODULES
 from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
 from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
@@ -18,6 +19,7 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import HEADS
 from maskloom.runs.model_writing import Card, check_new_folder, hub_name, model_name, pretrained_tag, write_model_folder
 from maskloom.system.foreign_files import file_inside, read_json_object
+from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 
@@ -40,12 +42,15 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
 
     `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors,
     whole or sharded, .npz, a TensorFlow 1 checkpoint, or pytorch_model.bin; of several the first in this order. It may
-    also be the weight file itself, or a checkpoint's prefix. Heads are kept. Whether text is lower-cased is what the
+    also be the weight file itself, or a checkpoint's prefix, or a folder of ELMo's, options.json with an HDF5 file.
+    Heads are kept. Whether text is lower-cased is what the
     configuration, the folder's name and the vocabulary say, unless `lowercase` is given. Raises ConfigError where `out`
     holds something, DataError with all that does not fit: tensors, vocabulary and configuration.
     """
     source, out = Path(source), Path(out)
     check_new_folder(out)
+    if (source / OPTIONS).exists():
+        return _converted_elmo(source, out)
     found = _found(source)
     model, report, tokenizer = _opened(found)
     config = read_config(found.folder)
@@ -68,6 +73,17 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     if (out / MODULES).exists():
         account["notes"].append(f"vectors are made as {MODULES} says; it was copied with the files that it names")
     return {**account, "case": reason, "model": str(out)}
+
+
+def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
+    model, weights = published_elmo(source)
+    found = _Source(source, weights.name, "HDF5, of bilm-tf or AllenNLP", {})
+    tokenizer, report = SpelledTokenizer.of(), LoadReport(copied=tuple(published_names(model)))
+    card = Card("Converted ELMo", f"Made by `maskloom convert` from {weights.name} of {model_name(source)}.")
+    write_model_folder(out, model, tokenizer, card)
+    account = _account(found, model, report, tokenizer)
+    account["notes"] = ["words are read by their characters; the words that it predicted are not in the file"]
+    return {**account, "case": "characters as they are", "model": str(out)}
 
 
 def _found(source: Path) -> _Source:

@@ -33,6 +33,7 @@ from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import check_name, read_json_object
 from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 from maskloom.text.vocabulary import Vocabulary
@@ -83,6 +84,8 @@ def build_corpus_from_files(
     for path in (vocab, out):
         check_name(Path(path))
     tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)))
+    if isinstance(tokenizer, SpelledTokenizer):
+        tokenizer = tokenizer.of_targets  # an ELMo goes on with the words that it predicts
     if settings.sentences == "lines" and settings.language is not None:
         raise ConfigError(
             f"--language {settings.language}: with --sentences lines no sentences are looked for; leave it out"

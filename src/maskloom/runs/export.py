@@ -16,7 +16,7 @@ from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, re
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, write_modules
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference.model_folder import load_tokenizer, read_settings
+from maskloom.inference.model_folder import load_tokenizer, read_settings, tokenizer_read
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.heads import HEADS
@@ -145,7 +145,8 @@ def _export_pretraining(
     config = start_config(recipe, tokenizer.vocabulary, init)
     model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
     more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
-    write_model_folder(out, model, tokenizer, pretraining_card(recipe, scores, init, more, config=config))
+    card = pretraining_card(recipe, scores, init, more, config=config)
+    write_model_folder(out, model, tokenizer_read(config, tokenizer), card)
 
 
 def _export_finetuning(
@@ -218,7 +219,7 @@ def check_exportable(run: str | Path) -> None:
 
 
 def _refuse_decoder(config: ModelConfig, folder: Path) -> None:
-    if (row := architecture_of(config)).has_decoder:
+    if (row := architecture_of(config)).has_decoder or row.reads_spelling:
         raise ConfigError(f"{folder}: a {row.name} cannot be exported to ONNX")
 
 

@@ -39,6 +39,7 @@ from maskloom.tasks.tagging.features import (
 from maskloom.tasks.tagging.reading import layout_of_sentences
 from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS
+from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import Tokenizer
 
 Units = Literal["words", "tokens"]
@@ -123,8 +124,8 @@ class Activations:
     `layers` are a name of `LayerCombination` or numbers, by default the last four, or all of fewer. Units "words" gives
     one row for every word of sentences in columns or JSONL, that of its first piece; sentences that are too long are
     read in overlapping windows, so that no word is left out. "tokens" gives every token of each line of a text, special
-    tokens included; a line may be a pair with ` ||| ` between, and what does not fit is cut and counted. By default
-    .txt files without columns give tokens, others words.
+    tokens included, of an ELMo every word; a line may be a pair with ` ||| ` between, and what does not fit is cut and
+    counted. By default .txt files without columns give tokens, others words.
     """
 
     layers: str | None = None
@@ -226,9 +227,11 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded
         first, second = (pair[1], pair[2]) if pair else (line, None)
         examples.append(Example(text=first, pair=second, label=None, line=row.line))
     encoded = encode_examples(examples, tokenizer, max_length=max_length)
-    tokens = tokenizer.vocabulary.tokens
-    names = []
+    tokens, names = tokenizer.vocabulary.tokens, []
+    words_of = tokenizer.words if isinstance(tokenizer, SpelledTokenizer) else None
+    is_start = ~tokenizer.vocabulary.is_continuation if words_of else None
     for index, example in enumerate(examples):
         ids = encoded.token_ids[encoded.offsets[index] : encoded.offsets[index + 1]].tolist()
-        names.append({"index": index, "line": example.line, "tokens": [tokens[number] for number in ids]})
-    return all_tokens(encoded), names, encoded.num_truncated_examples
+        shown = words_of(ids) if words_of else [tokens[number] for number in ids]
+        names.append({"index": index, "line": example.line, "tokens": shown})
+    return all_tokens(encoded, is_start), names, encoded.num_truncated_examples

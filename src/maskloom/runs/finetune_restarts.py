@@ -16,14 +16,14 @@ from maskloom.checkpoints.huggingface import CONFIG, load_model, read_model_conf
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference.model_folder import load_tokenizer, task_tokenizer
+from maskloom.inference.model_folder import load_tokenizer, task_tokenizer, tokenizer_read
 from maskloom.models.architectures import architecture_of, config_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.bart import LEARNED_FIRST
 from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.masked_lm import WithLanguageModel
-from maskloom.objectives.objective import Objective
+from maskloom.objectives.objective import Objective, WithMixPenalty
 from maskloom.runs.display import Progress
 from maskloom.runs.resuming import BEST_STEP, verify_resuming
 from maskloom.runs.run_folder import METRICS, run_id, saved_sum
@@ -65,9 +65,10 @@ class FinetunePlan:
 
     @property
     def objective(self) -> Objective:
-        """The task's loss, with that of a language model beside it where the recipe gives it a weight."""
-        weight = self.recipe.auxiliary_lm
-        return WithLanguageModel(self.task.objective, weight) if weight else self.task.objective
+        """The task's loss, with that of a language model or of a mix beside it where the recipe gives it a weight."""
+        weight, penalty = self.recipe.auxiliary_lm, self.recipe.mix.l2
+        objective = WithLanguageModel(self.task.objective, weight) if weight else self.task.objective
+        return WithMixPenalty(objective, penalty) if penalty else objective
 
     def of_seed(self, seed: int) -> Path:
         """Return the folder of a restart."""
@@ -196,9 +197,11 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
         template, ids, pad = own.template, own.vocabulary.ids, own.vocabulary.special.pad
         begin, end = (next(iter(marks), None) for marks in (template.begin, template.end))
         config = config_of(section, vocab_size=len(ids)).with_marks(None if pad is None else ids[pad], begin, end)
+        own = tokenizer_read(config, own)
     else:
         # a frozen encoder learns no new marks
         own, config = (load_tokenizer if recipe.features else task_tokenizer)(source), read_model_config(source)
+        config = config.model_copy(update={key: value for key, value in _added(recipe).items() if hasattr(config, key)})
     if source_vocab is not None:
         if recipe.task != "seq2seq" or getattr(config, "source_vocab_size", None) is not None:
             why = f"task = {recipe.task!r}" if recipe.task != "seq2seq" else f"{source} has such a vocabulary already"
@@ -211,6 +214,12 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
     if recipe.task == "seq2seq" and recipe.seq2seq.source_first and not getattr(config, "num_source_layers", None):
         raise ConfigError("seq2seq.source_first: it is for a BART with an encoder of sources (--source-vocab)")
     return own, config
+
+
+def _added(recipe: FinetuneRecipe) -> dict[str, Any]:
+    """Return what a recipe adds to the configuration of the model in a folder."""
+    mix = {} if recipe.features else recipe.mix.of_encoder
+    return {**mix, **({"bilstm": True} if recipe.bilstm else {})}
 
 
 def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
@@ -227,7 +236,7 @@ def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
         seed=seed,
         replace_heads=[name for name in task.heads if not HEADS[name].is_tied],  # a decoder is trained on
         head_options=options,
-        bilstm=plan.recipe.bilstm,
+        added=_added(plan.recipe),
     )
     if num_tokens > model.config.vocab_size:  # the marks of tasks, which a published GPT has not seen
         model.resize_vocabulary(num_tokens, seed=seed)
@@ -246,6 +255,8 @@ def _learning(plan: FinetunePlan, model: EncoderWithHeads) -> EncoderWithHeads:
     """Return a model of which only that learns which is to learn."""
     if plan.task.freezes_encoder:
         model.encoder.requires_grad_(False)
+    if plan.recipe.frozen:
+        model.encoder.freeze()
     if plan.recipe.task == "seq2seq" and plan.recipe.seq2seq.source_first:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(LEARNED_FIRST))

@@ -20,7 +20,8 @@ from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
 from maskloom.data.streams.sentence_pairs import pair_task_of
 from maskloom.errors import ConfigError
-from maskloom.inference.model_folder import resolve_model_folder
+from maskloom.inference.model_folder import resolve_model_folder, tokenizer_read
+from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of
@@ -167,15 +168,20 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
     return model, _new_parts(report)
 
 
-def _check_vocabulary(init: Path, num_embedded: int, corpus: Corpus) -> None:
+def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
     """Raise ConfigError when the pieces of a corpus are not those of the model that is to go on."""
-    pieces = corpus.vocabulary
+    pieces, num_embedded, spells = corpus.vocabulary, config.vocab_size, architecture_of(config).reads_spelling
+    words = Tokenizer.load(init).targets if spells else None
+    if spells and words is None:
+        raise ConfigError(
+            f"{init}: the words that it predicts are not in the folder, so that its training cannot go on"
+        )
     hint = f"build the corpus with --vocab {init}"
     if len(pieces) > num_embedded:
         raise ConfigError(f"{init}: it embeds {num_embedded} pieces, the corpus was built with {len(pieces)}; {hint}")
     if not any(file_inside(init, name) for name in TOKEN_FILES):
         return
-    tokenizer = Tokenizer.load(init)
+    tokenizer = words or Tokenizer.load(init)
     own = tokenizer.vocabulary
     if tokenizer.targets is not None:
         raise ConfigError(f"{init}: it reads sources in a vocabulary of their own, so there is no text to restore")
@@ -203,7 +209,7 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
     """Raise ConfigError for an initial model of another vocabulary, and where training has no memory."""
     config = start_config(recipe, corpus.vocabulary, init)
     if init is not None:
-        _check_vocabulary(init, config.vocab_size, corpus)
+        _check_vocabulary(init, config, corpus)
     with torch.device("meta"):
         num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
     # each of several processes may hold only a part of the gradients and moments, or keep them elsewhere
@@ -313,7 +319,7 @@ class _Run:
         self, whole: EncoderWithHeads, last: PhasePlan, init: Path | None, metrics: dict[str, Any]
     ) -> None:
         """Write the model folders, and the metrics last: they say that the run is finished."""
-        out, tokenizer = self.out, Tokenizer.load(self.corpus.folder)
+        out, tokenizer = self.out, tokenizer_read(whole.config, Tokenizer.load(self.corpus.folder))
         card = pretraining_card(self.recipe, metrics, init, config=whole.config)
         write_model_folder(out / "model", whole, tokenizer, card)
         if self.recipe.training.keep_best:
@@ -356,6 +362,8 @@ def describe_metrics(metrics: dict[str, float]) -> str:
         "unigram_entropy": " (unigram {:.3f})",
         f"{part}_accuracy": ", accuracy {:.3f}",
         f"{part}_perplexity": ", perplexity {:.1f}",
+        "forward_perplexity": " (forward {:.1f}",
+        "backward_perplexity": ", backward {:.1f})",
         f"{pair}_accuracy": f"; {pair.upper()} accuracy {{:.3f}}",
         f"{pair}_majority_fraction": " (majority {:.3f})",
     }

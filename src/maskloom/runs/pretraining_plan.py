@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from maskloom.config import ModelSection, PretrainingData, PretrainRecipe, TrainingSection
+from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection
 from maskloom.errors import ConfigError
 from maskloom.models.architectures import ARCHITECTURES, architecture_of, config_of
 from maskloom.models.model_config import ModelConfig
@@ -115,6 +115,12 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
         known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_state)
         needs = f"objective = {recipe.objective!r} carries state, and a {architecture_of(config).name} has none"
         raise ConfigError(f"{needs}; model.architecture is one of {known}")
+    if PRETRAINING[recipe.objective].reads_spelling != (spells := architecture_of(config).reads_spelling):
+        rows, key = ((ARCHITECTURES, "model.architecture"), (PRETRAINING, "objective"))[spells]
+        known = ", ".join(repr(name) for name, row in rows.items() if row.reads_spelling)
+        read = "words by their characters" if spells else "tokens of a vocabulary"
+        models = f"{architecture_of(config).name} models read {read}"
+        raise ConfigError(f"objective = {recipe.objective!r}: {models}; {key} is one of {known}")
     if config.is_causal != PRETRAINING[recipe.objective].is_causal:
         kind = "a left-to-right" if config.is_causal else "a bidirectional"
         hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
@@ -153,7 +159,7 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
 
 def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     """Return a sentence for each setting that is ignored because the initial weights or [[phases]] decide."""
-    plain = ModelSection(architecture="transformer") if PRETRAINING[recipe.objective].has_decoder else ModelSection()
+    plain = PretrainRecipe.model_validate({"objective": recipe.objective}).model
     own = [f"model.{key}" for key, value in plain if getattr(recipe.model, key) != value]
     said = [f"{', '.join(own)}: ignored, the initial model has its own sizes"] if has_init and own else []
     if recipe.training.steps != TrainingSection().steps and (recipe.phases or recipe.training.minutes is not None):

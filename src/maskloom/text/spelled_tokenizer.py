@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -82,18 +81,21 @@ class SpelledTokenizer(Tokenizer):
             spelled = self._as_text(word).encode()
             yield [*spelled[:1], *(CONTINUES + byte for byte in spelled[1:])]
 
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """Return the words that bytes spell, and marks by their names."""
+        found: list[bytes] = []
+        for index in ids:
+            if index >= BEGIN_SENTENCE:
+                found.append(self.vocabulary.tokens[index].encode())
+            elif index < CONTINUES or not found:
+                found.append(bytes([index % CONTINUES]))
+            else:
+                found[-1] += bytes([index % CONTINUES])
+        return [word.decode("utf-8", "replace") for word in found]
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Join bytes to words, with spaces between them."""
-        words: list[str] = []
-        for is_byte, group in groupby(ids, key=lambda index: index < BEGIN_SENTENCE):
-            if not is_byte:
-                words += [] if skip_special_tokens else [self.vocabulary.tokens[index] for index in group]
-                continue
-            spelled = bytearray()
-            for index in group:
-                spelled += b" " * (index < CONTINUES) + bytes([index % CONTINUES])
-            words.append(spelled.decode("utf-8", "replace").removeprefix(" "))
-        return " ".join(words)
+        return " ".join(self.words([index for index in ids if index < BEGIN_SENTENCE or not skip_special_tokens]))
 
     def _build_library(self) -> tokenizers.Tokenizer:
         ids = dict(self.vocabulary.ids)

@@ -25,12 +25,12 @@ from maskloom.text.vocabulary import (
 from maskloom.text.word_counting import Progress, WordCounts, count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-Model = Literal["wordpiece", "bpe"]
+Model = Literal["wordpiece", "bpe", "words"]
 
 
 @dataclass(frozen=True)
 class VocabularySettings:
-    """What a vocabulary of `size` tokens is: WordPiece (BERT), or the byte pairs of GPT.
+    """What a vocabulary of `size` tokens is: WordPiece (BERT), the byte pairs of GPT, or the most frequent words.
 
     A pair is merged where it occurs `min_frequency` times; `score` says which comes next, see `merge_pairs`. The
     `alphabet_limit` most frequent characters take part. Memory holds about `max_distinct_words` words. So many
@@ -60,6 +60,10 @@ class VocabularySettings:
             raise ConfigError(
                 f"score = {self.score!r}: byte-pair encoding merges the most frequent pair; leave --score out"
             )
+        if self.model == "words" and (self.score != "frequency" or self.sentinels):
+            raise ConfigError(
+                "model = 'words': nothing is merged and no span is missing; leave --score, --sentinels out"
+            )
         lowest = {"size": len(self.specials) + self.sentinels + 1, "min_frequency": 1, "alphabet_limit": 1}
         lowest |= {"max_distinct_words": 1, "sentinels": 0}
         for name, least in lowest.items():
@@ -84,21 +88,20 @@ def train_vocabulary(
     Which pair is merged, and which of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds
     another character, or over 200 characters, takes no part. Fewer tokens than `settings.size` are returned where no
     pair is left that is frequent enough, and the report says so. "pmi" merges rare pairs first, because their symbols
-    are rare too: raise `min_frequency` until the report's pieces per word are few. Words over `max_distinct_words` go
+    are rare too: raise `min_frequency` until the report's pieces per word are few. Of "words" the most frequent follow
+    the special tokens, and all others are unknown. Words over `max_distinct_words` go
     to disk while counting, and the rarest are dropped and reported. `count` is `count_words`, or that with more of its
     settings. Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and
     DataError for text without words.
     """
     settings.check()
-    counted = count(
-        texts,
-        lowercase=settings.lowercase,
-        max_distinct_words=settings.max_distinct_words,
-        work=work,
-        progress=progress,
-    )
+    limit, lowercase = settings.max_distinct_words, settings.lowercase
+    counted = count(texts, lowercase=lowercase, max_distinct_words=limit, work=work, progress=progress)
     if not counted.counts:
         raise DataError(f"{counted.num_texts} texts hold no words; a vocabulary needs some")
+    if settings.model == "words":
+        whole = WordPieceTokenizer(_frequent_words(counted.counts, settings), lowercase=settings.lowercase)
+        return whole, _report(whole, counted, len({*"".join(counted.counts)}), "", settings)
     suffix = END_OF_WORD if settings.model == "bpe" else ""
     characters, dropped, alphabet = _choose_alphabet(counted.counts, settings.alphabet_limit, suffix)
     size, sentinels = settings.size, [sentinel(number) for number in reversed(range(settings.sentinels))]
@@ -129,6 +132,15 @@ def train_vocabulary(
     return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
 
 
+def _frequent_words(counts: dict[str, int], settings: VocabularySettings) -> Vocabulary:
+    """Return the most frequent words after the special tokens; ties go to what comes first in the alphabet."""
+    frequent = (
+        word for word, count in counts.items() if count >= settings.min_frequency and len(word) <= MAX_WORD_LENGTH
+    )
+    words = sorted((word for word in frequent if not SURROGATE.search(word)), key=lambda word: (-counts[word], word))
+    return Vocabulary([*settings.specials, *words[: settings.size - len(settings.specials)]])
+
+
 def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[frozenset[str], str, list[str]]:
     """Return the most frequent characters, the others, and the symbols of the first; ties go to lower code points."""
     totals: Counter[str] = Counter()
@@ -151,8 +163,10 @@ def _report(
 ) -> dict[str, Any]:
     vocabulary, why_smaller = tokenizer.vocabulary, None
     if len(vocabulary) < settings.size:
+        what = "word" if settings.model == "words" else "pair of symbols"
+        left = "" if settings.model == "words" else " to merge"
         why_smaller = (
-            f"no pair of symbols that occurs at least {amount(settings.min_frequency, 'time')} is left to merge"
+            f"no {what} that occurs at least {amount(settings.min_frequency, 'time')} is left{left}"
         )
         if settings.score == "likelihood":
             why_smaller += ", or none whose merge raises the likelihood"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -90,6 +90,12 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
         for name, values in found.items():
             model.get_parameter(name).copy_(values)
     return model, weights[0]
+
+
+def published_names(model: EncoderWithHeads) -> Iterator[tuple[str, str]]:
+    """Yield each of our parameters that published files hold, with the first of the names there."""
+    for ours, names, _ in _published(cast(ElmoConfig, model.config)):
+        yield ours, names[0]
 
 
 def _config(options: dict[str, Any], path: Path) -> ElmoConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,7 @@ class RunningText:
         documents = np.arange(corpus.num_documents) if documents is None else documents
         marks = corpus.tokenizer.running_text
         self._begin, self._end = (np.array(part, dtype=np.int64) for part in (marks.begin, marks.end))
-        self._first = corpus.sentence_offsets[corpus.document_offsets[documents]]
-        self._last = corpus.sentence_offsets[corpus.document_offsets[documents + 1]]
+        self._first, self._last = self._bounds(corpus, documents)
         self._sizes = self._last - self._first + len(self._begin) + len(self._end)
         self._num_tokens = int(self._sizes.sum())
         self._num_rows = (self._num_tokens - 1) // self._length
@@ -54,6 +53,12 @@ class RunningText:
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         if self._num_tokens < 2:
             raise DataError(f"{corpus.folder}: {self._num_tokens} tokens of running text; there is nothing to predict")
+
+    @staticmethod
+    def _bounds(corpus: Corpus, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return where each text of some documents begins and ends in the corpus."""
+        sentences = (corpus.document_offsets[documents], corpus.document_offsets[documents + 1])
+        return corpus.sentence_offsets[sentences[0]], corpus.sentence_offsets[sentences[1]]
 
     def read(self, position: dict[str, int], num_rows: int) -> tuple[Stretches, dict[str, int]]:
         """Return the rows from a position on, over ends of epochs, and the position after them."""
@@ -75,9 +80,12 @@ class RunningText:
 
     def gather(self, rows: Stretches) -> Texts:
         """Return rows with their tokens and the token that follows each."""
+        return self._gathered(rows, self._parts)
+
+    def _gathered(self, rows: Stretches, parts_of: Callable[[int, int, int], Iterator[np.ndarray]]) -> Texts:
         parts: list[np.ndarray] = []
         for epoch, first, length in zip(rows.epochs.tolist(), rows.first.tolist(), rows.lengths.tolist(), strict=True):
-            parts += self._parts(epoch, first, first + length + 1)
+            parts += parts_of(epoch, first, first + length + 1)
         tokens = np.concatenate(parts, dtype=np.int64)
         following = np.cumsum(rows.lengths + 1) - 1
         return Texts(
@@ -148,10 +156,12 @@ class Contiguous(RunningText):
             yield Stretches(epochs, self._tracks + done, np.full(len(epochs), length))
         yield self._in_order(number, self._track_size * len(epochs))
 
-    def gather(self, rows: Stretches) -> Texts:
+    def _gathered(self, rows: Stretches, parts_of: Callable[[int, int, int], Iterator[np.ndarray]]) -> Texts:
         """Return rows with their tokens; those of step 0 begin anew, and those of what no track has."""
         is_first = rows.first % max(1, self._track_size) == 0
-        return replace(super().gather(rows), begins=is_first | (rows.first >= self._track_size * len(self._tracks)))
+        return replace(
+            super()._gathered(rows, parts_of), begins=is_first | (rows.first >= self._track_size * len(self._tracks))
+        )
 
     def _starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
         steps, tracks = np.divmod(rows, len(self._tracks))

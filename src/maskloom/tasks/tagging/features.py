@@ -62,12 +62,19 @@ def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
     return FeatureUnits(lengths, positions)
 
 
-def all_tokens(encoded: EncodedExamples) -> FeatureUnits:
-    """Return texts or pairs as units, with all of their tokens, special ones included."""
+def all_tokens(encoded: EncodedExamples, is_kept: np.ndarray | None = None) -> FeatureUnits:
+    """Return texts or pairs as units, with all of their tokens, special ones included, or those that are kept.
+
+    `is_kept` (vocabulary,) says it of every id; the first token of a text is one of them.
+    """
 
     def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         batch = encoded.batch(indices)
-        return batch, np.arange(batch.num_tokens), batch.lengths
+        if is_kept is None:
+            return batch, np.arange(batch.num_tokens), batch.lengths
+        kept = is_kept[batch.token_ids]
+        counts = np.add.reduceat(kept, np.cumsum(batch.lengths) - batch.lengths, dtype=np.int64)
+        return batch, np.flatnonzero(kept), counts
 
     return FeatureUnits(encoded.lengths, positions)
 
@@ -94,9 +101,10 @@ class FeatureSentences(EncodedSentences):
         return FeatureBatch(**vars(super().batch(indices)), features=self.features.rows(indices))
 
 
-def on_features(task: Task, features: FeaturesSection) -> Task:
+def on_features(task: Task, features: FeaturesSection, *, mix_layer_norm: bool = False) -> Task:
     """Return a task of tagging that trains a BiLSTM on vectors of a frozen encoder."""
-    head_options = {HEAD: features.model_dump(exclude={"precision"})}
+    norm = {"mix_layer_norm": True} if mix_layer_norm else {}
+    head_options = {HEAD: features.model_dump(exclude={"precision"}) | norm}
     objective = task.objective
     return replace(
         task,

@@ -48,9 +48,13 @@ class FeaturesSection(Section):
 
 
 class TaggingSettings(TaggingSection, KindSettings):
-    """Settings of tagging: `words` says how raw text is cut, and `trained_scheme` is that of the tags of the model."""
+    """Settings of tagging: `words` says how raw text is cut, and `trained_scheme` is that of the tags of the model.
+
+    With `features` a `mix_layer_norm` normalises the layers before they are mixed.
+    """
 
     features: FeaturesSection | None = None
+    mix_layer_norm: bool = False
     words: WordSplitter | None = None
     class_weights: list[Positive] | None = None
     trained_scheme: str | None = None

@@ -65,7 +65,11 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
         example_of=partial(sentence_example, splitter),
     )
-    return task if settings.features is None else on_features(task, settings.features)
+    return (
+        task
+        if settings.features is None
+        else on_features(task, settings.features, mix_layer_norm=settings.mix_layer_norm)
+    )
 
 
 def _encode(

@@ -1,0 +1,109 @@
+"""Sentences for a language model of both ways that reads words by their characters (Peters et al. 2018, 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from maskloom.data.batch import PretrainingBatch, Texts
+from maskloom.data.corruption import Corruption, NextTokens
+from maskloom.data.streams.running_text import Contiguous, Stretches
+from maskloom.errors import ConfigError
+from maskloom.text.spelled_tokenizer import BEGIN_SENTENCE, END_SENTENCE, SpelledTokenizer
+from maskloom.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from maskloom.data.corpus.opening import Corpus
+
+
+class SentencesBothWays(Contiguous):
+    """`Contiguous` text of sentences in random order, each with its marks, and the same with each sentence reversed.
+
+    Both are cut at the same places, so that either goes on where it ended in the row before.
+    """
+
+    @staticmethod
+    def _bounds(corpus: Corpus, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        first, last = corpus.document_offsets[documents], corpus.document_offsets[documents + 1]
+        parts = [np.arange(*span) for span in zip(first.tolist(), last.tolist(), strict=True)]
+        sentences = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return corpus.sentence_offsets[sentences], corpus.sentence_offsets[sentences + 1]
+
+    def gather(self, rows: Stretches) -> tuple[Texts, Texts]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return rows with their tokens, and those of the reversed sentences at the same places."""
+        return super().gather(rows), self._gathered(rows, self._reversed_parts)
+
+    def _reversed_parts(self, epoch: int, first: int, last: int) -> Iterator[np.ndarray]:
+        order, starts = self._order(epoch)
+        place = int(np.searchsorted(starts, first, side="right")) - 1
+        while first < last:
+            start = int(starts[place])
+            finish = start + int(self._sizes[order[place]])
+            end = min(last, finish)
+            yield np.concatenate([*self._parts(epoch, start + finish - end, start + finish - first)])[::-1]
+            first, place = end, place + 1
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """The spelled ids of all words of a vocabulary end to end, and where each begins, (words + 1,)."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary) -> Self:
+        """Spell the words; the marks of texts are those of sentences."""
+        special, words = vocabulary.special, list(SpelledTokenizer.of().word_ids(vocabulary.tokens))
+        marks = {special.begin or special.classify: BEGIN_SENTENCE, special.end or special.separator: END_SENTENCE}
+        for token, mark in marks.items():
+            if token is not None:
+                words[vocabulary.ids[token]] = [mark]
+        starts = np.concatenate([[0], np.cumsum([len(word) for word in words])])
+        return cls(np.array([index for word in words for index in word], dtype=np.int64), starts)
+
+    def spelled(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the spelled ids of some words end to end, and how many each has."""
+        first, lengths = self.starts[words], self.starts[words + 1] - self.starts[words]
+        inner = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        return self.ids[np.repeat(first, lengths) + inner], lengths
+
+
+@dataclass(frozen=True)
+class BothWaysBatch(PretrainingBatch):
+    """A batch of words for both ways: what the second one reads and predicts, (words,), and the `spelling` of words."""
+
+    backward_ids: np.ndarray | None = None
+    backward_labels: np.ndarray | None = None
+    spelling: Spelling | None = None
+
+    _shared = ("spelling",)
+
+    def _edges(self) -> dict[str, np.ndarray]:
+        edges = super()._edges()
+        return {**edges, "backward_ids": edges["token_ids"], "backward_labels": edges["token_ids"]}
+
+
+class BothWays(Corruption[tuple[Texts, Texts], BothWaysBatch]):
+    """Every next word of sentences, and of the reversed ones. Raises ConfigError for a vocabulary of pieces."""
+
+    def __post_init__(self) -> None:
+        if self.vocabulary.suffix or not self.vocabulary.prefix or self.vocabulary.is_continuation.any():
+            raise ConfigError(
+                "objective = 'bidirectional_lm' predicts whole words, and this vocabulary has pieces of words; "
+                "make one with: maskloom vocab train TEXT... --model words"
+            )
+
+    def __call__(self, texts: tuple[Texts, Texts]) -> BothWaysBatch:
+        """Return the batch."""
+        forwards, backwards = (NextTokens.__call__(self, part) for part in texts)  # pyright: ignore[reportArgumentType]
+        ids, labels = backwards.token_ids, backwards.mlm_labels
+        return BothWaysBatch(**vars(forwards), backward_ids=ids, backward_labels=labels, spelling=self._spelling)
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling.of(self.vocabulary)

@@ -1,0 +1,80 @@
+"""Language modelling both ways by characters, with state from batch to batch (Peters et al. 2018, 3.1)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from maskloom.layers.attention import Kept
+from maskloom.layers.copies import to_device
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.elmo import Elmo
+from maskloom.models.heads import BidirectionalLMHead
+from maskloom.objectives.carried_lm import CarriedLanguageModeling
+from maskloom.objectives.objective import model_device
+
+_ROWS = 1024  # whose logits are held at once
+_WAYS = ("forward", "backward")
+
+
+@dataclass(frozen=True)
+class BidirectionalLanguageModeling(CarriedLanguageModeling):
+    """Mean of the cross-entropies of the next word and of the one before; both share characters and softmax.
+
+    The softmax is over the whole vocabulary, in blocks: exact, so that training and evaluation have one loss.
+    Differs from the paper: its code samples 8,192 of 793,471 words, which vocabularies of this size do not need.
+    """
+
+    def target_counts(self, batch: Any) -> dict[str, float]:
+        """Return the number of predictions of both ways."""
+        return {self.part: 2.0 * len(batch.mlm_labels)}
+
+    def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
+        """Return the summed loss of both ways in nats."""
+        hidden, labels = self._predictions(model, batch)
+        return {self.part: _head(model).loss_sum(torch.cat(hidden), torch.cat(labels))}
+
+    def evaluation_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, float]:
+        """Return loss sums of each way, correct predictions and the number of words."""
+        sums = dict.fromkeys([f"{way}_loss" for way in _WAYS], 0.0) | {"correct": 0.0, "count": len(batch.mlm_labels)}
+        for way, hidden, labels in zip(_WAYS, *self._predictions(model, batch), strict=True):
+            for rows, wanted in zip(hidden.split(_ROWS), labels.split(_ROWS), strict=True):
+                logits = _head(model)(rows).float()
+                sums[f"{way}_loss"] += float(F.cross_entropy(logits, wanted, reduction="sum"))
+                sums["correct"] += float((logits.argmax(1) == wanted).sum())
+        return sums
+
+    def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
+        """Return loss (nats), accuracy and perplexity, that of the mean of both losses, and of each way alone."""
+        count = max(sums.get("count", 0.0), 1.0)
+        ways = {way: sums.get(f"{way}_loss", 0.0) / count for way in _WAYS}
+        loss = sum(ways.values()) / 2
+        found = {f"{self.part}_loss": loss, f"{self.part}_accuracy": sums.get("correct", 0.0) / (2 * count)}
+        perplexities = {f"{self.part}_perplexity": loss} | {f"{way}_perplexity": ways[way] for way in _WAYS}
+        return {"loss": loss, **found, **{name: math.exp(min(value, 700.0)) for name, value in perplexities.items()}}
+
+    def _predictions(self, model: EncoderWithHeads, batch: Any) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the states of each way, (words, size), and the words that are predicted from them."""
+        encoder, device = cast(Elmo, model.encoder), model_device(model)
+        distinct, places = np.unique(np.concatenate([batch.token_ids, batch.backward_ids]), return_inverse=True)
+        ids, lengths = batch.spelling.spelled(distinct)
+        characters, _, _ = encoder.spelled(to_device(ids, device), SequenceLayout.from_lengths(lengths, device))
+        vectors = encoder.embeddings.characters(characters)  # pyright: ignore[reportCallIssue]
+        read = vectors.index_select(0, to_device(places, device)).chunk(2)
+        past = [Kept(state) for state in batch.carry]
+        layout = SequenceLayout.from_lengths(batch.lengths, device)
+        states = encoder.encode_words(torch.cat(read, 1), layout, past, is_reversed=True)
+        batch.after = tuple(kept.kept.detach() for kept in past)
+        hidden = encoder.final_norm(states[-1]).chunk(2, 1)
+        return [*hidden], [to_device(labels, device) for labels in (batch.mlm_labels, batch.backward_labels)]
+
+
+def _head(model: EncoderWithHeads) -> BidirectionalLMHead:
+    return cast(BidirectionalLMHead, model.heads["bilm"])
