@@ -18,7 +18,7 @@ _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _ROOT_ENTRY = 56  # where the symbol table entry of the root group begins
 _SPACE, _TYPE, _LAYOUT, _MORE, _GROUP = 0x01, 0x03, 0x08, 0x10, 0x11  # kinds of messages of an object
 _ALIGNED = 8
-_MOST_OBJECTS = 100_000
+_MOST_OBJECTS, _DEEPEST = 100_000, 32
 
 
 def open_hdf5(path: Path) -> dict[str, StoredTensor]:
@@ -42,11 +42,11 @@ class _File:
             raise ValueError("its first bytes are not those of version 0")
         (self.root,) = self._numbers("<Q", _ROOT_ENTRY + 8)
 
-    def objects(self, address: int, name: str) -> Iterator[tuple[str, dict[int, int]]]:
+    def objects(self, address: int, name: str, depth: int = 0) -> Iterator[tuple[str, dict[int, int]]]:
         """Yield the path of each array below an object, with the addresses of its messages."""
         self._num_objects += 1
-        if self._num_objects > _MOST_OBJECTS:
-            raise ValueError(f"more than {_MOST_OBJECTS} objects")
+        if self._num_objects > _MOST_OBJECTS or depth > _DEEPEST:
+            raise ValueError(f"more than {_MOST_OBJECTS} objects, or more than {_DEEPEST} groups in each other")
         messages = dict(self._messages(address))
         if _GROUP not in messages:
             yield name, messages
@@ -56,7 +56,7 @@ class _File:
         for entry in self._entries(tree):
             place, header = self._numbers("<QQ", entry)
             below = bytes(self._bytes[names + place : names + place + 256]).partition(b"\0")[0].decode()
-            yield from self.objects(header, f"{name}/{below}" if name else below)
+            yield from self.objects(header, f"{name}/{below}" if name else below, depth + 1)
 
     def array(self, name: str, messages: dict[int, int]) -> StoredTensor:
         """Return an array that is to be read."""
@@ -94,15 +94,15 @@ class _File:
                     blocks.append(self._numbers("<QQ", place + _ALIGNED))  # pyright: ignore[reportArgumentType]
                 place += _ALIGNED + length
 
-    def _entries(self, tree: int) -> Iterator[int]:
+    def _entries(self, tree: int, above: int = _DEEPEST) -> Iterator[int]:
         """Yield the addresses of the entries of a group."""
         signature, (level, number) = bytes(self._bytes[tree : tree + 4]), self._numbers("<xBH", tree + 4)
-        if signature != b"TREE":
+        if signature != b"TREE" or level >= above:
             raise ValueError("a group without its tree")
         for child in range(number):
             (node,) = self._numbers("<Q", tree + 32 + 16 * child)
             if level:
-                yield from self._entries(node)
+                yield from self._entries(node, level)
             else:
                 (count,) = self._numbers("<H", node + 6)
                 yield from (node + 8 + 40 * entry for entry in range(count))

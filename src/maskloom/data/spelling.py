@@ -88,6 +88,7 @@ class BothWaysBatch(PretrainingBatch):
         return {**edges, "backward_ids": edges["token_ids"], "backward_labels": edges["token_ids"]}
 
 
+@dataclass(frozen=True)
 class BothWays(Corruption[tuple[Texts, Texts], BothWaysBatch]):
     """Every next word of sentences, and of the reversed ones. Raises ConfigError for a vocabulary of pieces."""
 

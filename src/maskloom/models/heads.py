@@ -200,7 +200,6 @@ def _required(num_labels: int | None) -> int:
 HEADS: dict[str, HeadRow] = {
     "mlm": HeadRow(_masked_lm, "tokens", is_tied=True),
     "lm": HeadRow(lambda encoder, *_: LanguageModelHead(encoder.word_embeddings), "tokens", is_tied=True),
-    "bilm": HeadRow(lambda encoder, *_: BidirectionalLMHead(encoder.word_embeddings), "tokens", is_tied=True),
     "nsp": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "pooled"),
     "classifier": HeadRow(_classifier, "pooled", is_labelled=True),
     "tagger": HeadRow(_tagger, "tokens", is_labelled=True),
@@ -213,5 +212,6 @@ HEADS: dict[str, HeadRow] = {
     "choice": HeadRow(lambda encoder, _, options: _tagger(encoder, 1, options), "pooled"),
     "decoder": HeadRow(lambda encoder, *_: encoder.new_decoder(), "memory", is_tied=True),
     "span": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "tokens"),
+    "bilm": HeadRow(lambda encoder, *_: BidirectionalLMHead(encoder.word_embeddings), "tokens", is_tied=True),
 }
 """The heads by name; a head is built, loaded, saved and exported by its row."""

@@ -84,13 +84,15 @@ class SpelledTokenizer(Tokenizer):
     def words(self, ids: Sequence[int]) -> list[str]:
         """Return the words that bytes spell, and marks by their names."""
         found: list[bytes] = []
+        begins = True
         for index in ids:
-            if index >= BEGIN_SENTENCE:
-                found.append(self.vocabulary.tokens[index].encode())
-            elif index < CONTINUES or not found:
-                found.append(bytes([index % CONTINUES]))
+            is_mark = index >= BEGIN_SENTENCE
+            spelled = self.vocabulary.tokens[index].encode() if is_mark else bytes([index % CONTINUES])
+            if begins or is_mark or index < CONTINUES:
+                found.append(spelled)
             else:
-                found[-1] += bytes([index % CONTINUES])
+                found[-1] += spelled
+            begins = is_mark
         return [word.decode("utf-8", "replace") for word in found]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

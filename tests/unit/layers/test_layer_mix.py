@@ -79,3 +79,15 @@ def test_a_mix_by_hand():
         mix.scale.fill_(2.0)
     vectors = torch.tensor([[[1.0, 0.0], [0.0, 8.0]]])
     torch.testing.assert_close(mix(vectors), torch.tensor([[1.5, 4.0]]))
+
+
+def test_a_mix_may_bring_each_layer_to_mean_0_and_variance_1_over_all_entries():
+    vectors = 3.0 + torch.arange(1.0, 4.0)[:, None] * torch.randn(7, 3, 5, generator=torch.Generator().manual_seed(0))
+    mix = ScalarMix(3, layer_norm=True)
+    mix.weights.data.copy_(torch.tensor([0.5, -1.0, 0.2]))
+    mix.scale.data.fill_(1.5)
+    expected = 0.0
+    for weight, layer in zip(torch.softmax(mix.weights, 0), vectors.unbind(1), strict=True):
+        expected = expected + weight * (layer - layer.mean()) / layer.var(correction=0).sqrt()
+    torch.testing.assert_close(mix(vectors), 1.5 * expected)
+    assert mix(vectors[:0]).shape == (0, 5)

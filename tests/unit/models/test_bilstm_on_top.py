@@ -54,7 +54,7 @@ def test_tokens_of_a_left_to_right_model_see_those_after_them_through_it():
 def test_a_plain_model_gets_a_fresh_one_that_is_saved_and_read_again(tmp_path, causal):
     plain = build_model(_config(causal=causal), heads=("mlm",), seed=1)
     save_model(plain, tmp_path / "plain")
-    model, report = load_model(tmp_path / "plain", heads=("span",), seed=3, bilstm=True)
+    model, report = load_model(tmp_path / "plain", heads=("span",), seed=3, added={"bilstm": True})
     assert torch.equal(model.encoder.layers[0].attention.qkv.weight, plain.encoder.layers[0].attention.qkv.weight)
     assert sum("bilstm" in name for name in report.new_parameters) == 8
     save_model(model, tmp_path / "tuned")
@@ -69,8 +69,8 @@ def test_a_plain_model_gets_a_fresh_one_that_is_saved_and_read_again(tmp_path, c
 def test_only_a_bert_takes_one(tmp_path):
     config = GptConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
     save_model(build_model(config, heads=("lm",), seed=0), tmp_path)
-    with pytest.raises(ConfigError, match=r"bilstm = true: .* is a GPT, and only a BERT takes a BiLSTM on top"):
-        load_model(tmp_path, heads=("classifier",), num_labels=2, bilstm=True)
+    with pytest.raises(ConfigError, match=r"bilstm: .* is a GPT, which has no such part"):
+        load_model(tmp_path, heads=("classifier",), num_labels=2, added={"bilstm": True})
 
 
 def test_it_has_no_onnx_graph(tmp_path):

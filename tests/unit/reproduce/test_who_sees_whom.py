@@ -30,13 +30,13 @@ def test_it_is_the_jacobian_of_the_encoder():
     torch.testing.assert_close(found[:, 2], squares.sqrt(), rtol=1e-4, atol=1e-6)
 
 
-def test_bert_sees_all_and_left_to_right_models_what_came_before(tmp_path):
+def test_bert_and_elmo_see_all_and_left_to_right_models_what_came_before(tmp_path):
     result = figure_1(tmp_path)
     for name, rows in result["sees"].items():
         for output, row in enumerate(rows):
-            assert row == [name == "BERT" or place <= output for place in range(len(row))]
+            assert row == [name in ("BERT", "ELMo") or place <= output for place in range(len(row))]
     page = (tmp_path / "figure1.html").read_text()
-    assert len(re.findall("<title>T", page)) == 36 + 2 * 21
+    assert len(re.findall("<title>T", page)) == 2 * 36 + 2 * 21
 
 
 def test_a_file_is_not_taken_for_its_folder(tmp_path):
