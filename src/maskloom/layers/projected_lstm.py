@@ -127,39 +127,34 @@ class _Steps(torch.autograd.Function):
     def backward(ctx, d_outputs: Tensor, _: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         inputs, first, weight_ih, weight_hh, projection, gates, cells, squashed, outputs = ctx.saved_tensors
         (cell_clip, clip), ends, size, width = ctx.clips, ctx.ends, inputs.shape[2], projection.shape[2]
-        opened, new = gates[:, :, : 3 * width], gates[:, :, 3 * width :]
-        out = opened[:, :, 2 * width :]
-        # what reaches each gate, but for the gradient of c or h, which comes step by step
-        slopes = torch.empty_like(gates)
-        torch.mul(opened, 1 - opened, out=slopes[:, :, : 3 * width])
-        slopes[:, :, :width] *= new
-        slopes[:, :, 2 * width : 3 * width] *= squashed
-        torch.mul(1 - new * new, opened[:, :, :width], out=slopes[:, :, 3 * width :])
-        to_cell = out * (1 - squashed * squashed)
-        d_states = d_outputs.contiguous().clone()
+        d_gates, d_states = torch.empty_like(gates), d_outputs.contiguous().clone()
         d_h, d_c = (gates.new_zeros(2, ends[1], each) for each in (size, width))
         steps = list(pairwise(ends))
         for number, (begin, end) in reversed(list(enumerate(steps))):
             rows, count = slice(begin, end), end - begin
-            d_state, step = d_states[:, rows], slopes[:, rows]
+            d_state, squash = d_states[:, rows], squashed[:, rows]
+            step, (i, f, o, new) = d_gates[:, rows], gates[:, rows].chunk(4, 2)
             d_state += d_h[:, :count]
             if clip:
                 d_state.masked_fill_(outputs[:, rows].abs() >= clip, 0.0)
             d_out, d_cell = torch.bmm(d_state, projection), d_c[:, :count]
-            d_cell.addcmul_(d_out, to_cell[:, rows])
+            d_cell.addcmul_(d_out, torch.addcmul(o, o * squash, squash, value=-1))
             if cell_clip:
                 d_cell.masked_fill_(cells[:, rows].abs() >= cell_clip, 0.0)
             before = first[:, :count, size:] if number == 0 else cells[:, steps[number - 1][0] :][:, :count]
-            step[:, :, :width] *= d_cell
-            step[:, :, width : 2 * width].mul_(d_cell).mul_(before)
-            step[:, :, 2 * width : 3 * width] *= d_out
-            step[:, :, 3 * width :] *= d_cell
-            d_cell *= opened[:, rows, width : 2 * width]
+            opened = gates[:, rows, : 3 * width]
+            d_i, d_f, d_o, d_new = step.chunk(4, 2)
+            torch.addcmul(opened, opened, opened, value=-1, out=step[:, :, : 3 * width])
+            d_i.mul_(new).mul_(d_cell)
+            d_f.mul_(before).mul_(d_cell)
+            d_o.mul_(squash).mul_(d_out)
+            torch.addcmul(i, i * new, new, value=-1, out=d_new).mul_(d_cell)
+            d_cell *= f
             d_h[:, :count] = torch.bmm(step, weight_hh)
         earlier = [first[:, : ends[1], :size]]
         earlier += [outputs[:, begin:][:, : end - middle] for (begin, middle), (_, end) in pairwise(steps)]
-        d_gates, states = slopes.transpose(1, 2), torch.cat(earlier, 1)
-        d_inputs = torch.bmm(slopes, weight_ih) if ctx.needs_input_grad[0] else None
-        d_projection = torch.bmm(d_states.transpose(1, 2), out * squashed)
-        d_weights = torch.bmm(d_gates, inputs), torch.bmm(d_gates, states)
-        return d_inputs, None, *d_weights, slopes.sum(1, keepdim=True), d_projection, None
+        turned, states = d_gates.transpose(1, 2), torch.cat(earlier, 1)
+        d_inputs = torch.bmm(d_gates, weight_ih) if ctx.needs_input_grad[0] else None
+        d_projection = torch.bmm(d_states.transpose(1, 2), gates[:, :, 2 * width : 3 * width] * squashed)
+        d_weights = torch.bmm(turned, inputs), torch.bmm(turned, states)
+        return d_inputs, None, *d_weights, d_gates.sum(1, keepdim=True), d_projection, None
