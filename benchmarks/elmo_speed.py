@@ -58,11 +58,12 @@ def plain_layer(layer: ProjectedLSTMs, hidden: Tensor, rows: int) -> Tensor:
     """Return what a layer gives for rows of equal length, (rows * steps, 2 size), both ways as they stand."""
     sides = []
     for way, vectors in enumerate(hidden.view(rows, -1, 2, layer.size).unbind(2)):
-        inputs = F.linear(vectors, layer.weight_ih[way], layer.bias[way, 0])
+        by_input, by_h = layer.weight[way].chunk(2, 1)
+        inputs = F.linear(vectors, by_input, layer.bias[way, 0])
         h, c = vectors.new_zeros(rows, layer.size), vectors.new_zeros(rows, layer.cell_size)
         found = []
         for step in inputs.unbind(1):
-            i, f, o, g = (step + F.linear(h, layer.weight_hh[way])).chunk(4, 1)
+            i, f, o, g = (step + F.linear(h, by_h)).chunk(4, 1)
             c = (f.sigmoid() * c + i.sigmoid() * g.tanh()).clamp(-layer.clips[0], layer.clips[0])
             h = F.linear(o.sigmoid() * c.tanh(), layer.projection[way]).clamp(-layer.clips[1], layer.clips[1])
             found.append(h)

@@ -1,37 +1,43 @@
 """Two published biLMs give what bilm-tf and AllenNLP computed, with state from sentence to sentence."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from maskloom.checkpoints.hdf5 import open_hdf5
+from maskloom.checkpoints.huggingface import load_model
 from maskloom.checkpoints.published.elmo import published_elmo
+from maskloom.errors import DataError
 from maskloom.layers.attention import Kept
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.runs.convert import convert
 from maskloom.text.spelled_tokenizer import BEGIN_SENTENCE, CONTINUES, END_SENTENCE, SpelledTokenizer
+from maskloom.text.tokenizer import Tokenizer
 
-FOLDER = Path(os.environ.get("MASKLOOM_DATA", "nowhere")) / "elmo_fixtures"
 SENTENCES = {"allennlp": "sentences.json", "bilm_tf": "lm_embeddings_sentences.json"}
 
-pytestmark = [
-    pytest.mark.parity,
-    pytest.mark.realdata,
-    pytest.mark.skipif(not FOLDER.is_dir(), reason="MASKLOOM_DATA has no folder elmo_fixtures"),
-]
+pytestmark = [pytest.mark.parity, pytest.mark.realdata]
+
+
+@pytest.fixture(params=SENTENCES)
+def folder(request: pytest.FixtureRequest, data_folder: Path) -> Path:
+    found = data_folder / "elmo_fixtures" / request.param
+    if not found.is_dir():
+        pytest.skip(f"no published weights at {found}")
+    return found
 
 
 @torch.no_grad()
-def largest_error(name: str, *, carries: bool = True) -> float:
+def largest_error(folder: Path, *, carries: bool = True) -> float:
     """Return the largest |x - y| / (1 + |y|) of the top layer, both ways, over all sentences of a fixture.
 
     In exact arithmetic the absolute one is 1.14e-6 for AllenNLP's file, whose numbers are of fp32.
     """
-    encoder = published_elmo(FOLDER / name)[0].encoder.eval()
-    rows = json.loads((FOLDER / name / SENTENCES[name]).read_text(encoding="utf-8"))
-    expected = [open_hdf5(FOLDER / name / f"lm_embeddings_{row}.hdf5") for row in range(len(rows))]
+    encoder = published_elmo(folder)[0].encoder.eval()
+    rows = json.loads((folder / SENTENCES[folder.name]).read_text(encoding="utf-8"))
+    expected = [open_hdf5(folder / f"lm_embeddings_{row}.hdf5") for row in range(len(rows))]
     tokenizer, past = SpelledTokenizer.of(), [Kept(state) for state in encoder.first_state(len(rows))]
     largest = 0.0
     for number, sentences in enumerate(zip(*rows, strict=True)):
@@ -49,11 +55,39 @@ def largest_error(name: str, *, carries: bool = True) -> float:
     return largest
 
 
-@pytest.mark.parametrize("name", SENTENCES)
-def test_the_top_layer_is_theirs(name):
-    assert largest_error(name) < 1e-6
+def test_the_top_layer_is_theirs(folder: Path) -> None:
+    assert largest_error(folder) < 1e-6
 
 
-@pytest.mark.parametrize("name", SENTENCES)
-def test_without_the_state_of_the_sentence_before_it_is_not(name):
-    assert largest_error(name, carries=False) > 0.1
+def test_without_the_state_of_the_sentence_before_it_is_not(folder: Path) -> None:
+    assert largest_error(folder, carries=False) > 0.1
+
+
+def test_it_is_converted_to_a_folder_that_gives_the_same(folder: Path, tmp_path: Path) -> None:
+    result = convert(folder, tmp_path / "elmo")
+    assert result["dropped"] == result["made_up"] == []
+    published, converted = published_elmo(folder)[0], load_model(tmp_path / "elmo")[0]
+    ids = torch.tensor(Tokenizer.load(tmp_path / "elmo").encode("Some words, spelled.").ids)[None]
+    both = [model.encoder.eval()(ids, keep_hidden_states=True).hidden_states for model in (published, converted)]
+    assert all(torch.equal(*pair) for pair in zip(*both, strict=True))
+
+
+def test_missing_and_wrong_parts_are_named(folder: Path, tmp_path: Path) -> None:
+    for name in ("options.json", "lm_weights.hdf5"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    options = json.loads((tmp_path / "options.json").read_text(encoding="utf-8"))
+    for key, value, message in (
+        ("n_layers", 3, r"Cell2/LSTMCell/B: missing"),
+        ("dim", 65, r"LSTMCell/B: gives \(2, 1, 256\), options.json needs \(2, 1, 260\)"),
+        ("projection_dim", "16", r"options\.json: hidden_size"),
+    ):
+        changed = {**options, "lstm": {**options["lstm"], key: value}}
+        (tmp_path / "options.json").write_text(json.dumps(changed), encoding="utf-8")
+        with pytest.raises(DataError, match=message):
+            published_elmo(tmp_path)
+    (tmp_path / "options.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match=r"options\.json: 'lstm' is missing"):
+        published_elmo(tmp_path)
+    (tmp_path / "lm_weights.hdf5").unlink()
+    with pytest.raises(DataError, match=r"0 files \*weights\*\.hdf5 beside options\.json"):
+        published_elmo(tmp_path)

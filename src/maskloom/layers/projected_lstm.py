@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
+from maskloom.layers.processor.matrix_products import product
 from maskloom.layers.recurrent import time_order
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import Recomputable
@@ -22,9 +23,9 @@ class ProjectedLSTMs(Recomputable):
 
     The first reads and writes the left half of each vector, the second the right half (Peters et al. 2018, 3.1). A step
     is c = f c + i tanh(g), cut to +-`cell_clip`, and h = P (o tanh(c)), of `size`, cut to +-`clip`; both are 0 where
-    nothing is cut. With `adds_input` the input is added to h, outside of the recurrence. Weights have a row of ways
-    first; gates are in the order i, f, o, g. What is kept of a sequence is (2, size + cell size): h and c of each way.
-    Dropout falls on the inputs. The last state has no gradient.
+    nothing is cut. With `adds_input` the input is added to h, outside of the recurrence. `weight` is that of the input,
+    left, and of h, for the gates i, f, o, g; all weights have the ways first. What is kept of a sequence is (2, size +
+    cell size): h and c of each way. Dropout falls on the inputs. The last state has no gradient.
     """
 
     def __init__(
@@ -32,8 +33,7 @@ class ProjectedLSTMs(Recomputable):
     ) -> None:
         super().__init__()
         self.size, self.cell_size, self.clips, self.adds_input = size, cell_size, (cell_clip, clip), adds_input
-        self.weight_ih = nn.Parameter(torch.empty(2, 4 * cell_size, size))
-        self.weight_hh = nn.Parameter(torch.empty(2, 4 * cell_size, size))
+        self.weight = nn.Parameter(torch.empty(2, 4 * cell_size, 2 * size))
         self.bias = nn.Parameter(torch.empty(2, 1, 4 * cell_size))
         self.projection = nn.Parameter(torch.empty(2, size, cell_size))
         self.dropout = Dropout(dropout)
@@ -62,7 +62,7 @@ class ProjectedLSTMs(Recomputable):
                 outputs, last = _Steps.apply(  # pyright: ignore[reportGeneralTypeIssues]
                     by_time.to(self.bias.dtype),
                     first.to(self.bias.dtype),
-                    *(self.weight_ih, self.weight_hh, self.bias, self.projection),
+                    *(self.weight, self.bias, self.projection),
                     (batch_sizes, self.clips),
                 )
             kept = kept.index_copy(0, going, last.transpose(0, 1).to(kept.dtype))
@@ -78,6 +78,18 @@ def _of_ways(ways: Tensor, taken: Tensor) -> Tensor:
     return torch.stack([ways[:, way].index_select(0, taken[way]) for way in (0, 1)])
 
 
+def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Return x weight^T + bias of each way, in `out` where that is given."""
+    if x.device.type != "cpu":
+        turned = weight.transpose(1, 2)
+        found = torch.bmm(x, turned) if bias is None else torch.baddbmm(bias, x, turned)
+        return found if out is None else out.copy_(found)
+    out = x.new_empty(2, x.shape[1], weight.shape[1]) if out is None else out
+    for way in (0, 1):
+        out[way] = product(x[way], weight[way], None if bias is None else bias[way, 0])
+    return out
+
+
 class _Steps(torch.autograd.Function):
     """All steps of both ways at once, tokens in the order of time; weights get their gradients in one product each."""
 
@@ -86,50 +98,48 @@ class _Steps(torch.autograd.Function):
         ctx,
         inputs: Tensor,
         first: Tensor,
-        weight_ih: Tensor,
-        weight_hh: Tensor,
+        weight: Tensor,
         bias: Tensor,
         projection: Tensor,
         plan: tuple[np.ndarray, tuple[float, float]],
     ) -> tuple[Tensor, Tensor]:
-        (batch_sizes, clips), size, width = plan, inputs.shape[2], projection.shape[2]
-        cell_clip, clip = clips
-        ends = [0, *np.cumsum(batch_sizes).tolist()]
-        gates = torch.baddbmm(bias, inputs, weight_ih.transpose(1, 2))
-        cells, squashed = (gates.new_empty(2, ends[-1], width) for _ in range(2))
-        outputs = torch.empty_like(inputs)
-        by_h, by_m = weight_hh.transpose(1, 2), projection.transpose(1, 2)
+        (batch_sizes, (cell_clip, clip)), size, width = plan, inputs.shape[2], projection.shape[2]
+        steps = list(pairwise([0, *np.cumsum(batch_sizes).tolist()]))
+        number = inputs.shape[1]
+        gates, read = (inputs.new_empty(2, number, each) for each in (4 * width, 2 * size))
+        cells, squashed = (inputs.new_empty(2, number, width) for _ in range(2))
+        outputs, read[:, :, :size] = torch.empty_like(inputs), inputs
         last, h, c = first.clone(), first[:, :, :size], first[:, :, size:]
-        for begin, end in pairwise(ends):
-            rows, number = slice(begin, end), end - begin
-            if number < h.shape[1]:
-                last[:, number : h.shape[1], :size], last[:, number : c.shape[1], size:] = h[:, number:], c[:, number:]
+        for begin, end in steps:
+            rows, count = slice(begin, end), end - begin
+            if count < h.shape[1]:
+                last[:, count : h.shape[1], :size], last[:, count : c.shape[1], size:] = h[:, count:], c[:, count:]
             step, cell, squash = gates[:, rows], cells[:, rows], squashed[:, rows]
-            step.baddbmm_(h[:, :number], by_h)
+            read[:, rows, size:] = h[:, :count]
+            _times(read[:, rows], weight, step, bias)
             opened, new = step[:, :, : 3 * width].sigmoid_(), step[:, :, 3 * width :].tanh_()
-            torch.mul(opened[:, :, width : 2 * width], c[:, :number], out=cell)
+            torch.mul(opened[:, :, width : 2 * width], c[:, :count], out=cell)
             cell.addcmul_(opened[:, :, :width], new)
             if cell_clip:
                 cell.clamp_(-cell_clip, cell_clip)
             torch.tanh(cell, out=squash)
-            h, c = torch.bmm(opened[:, :, 2 * width :] * squash, by_m), cell
+            h, c = _times(opened[:, :, 2 * width :] * squash, projection, outputs[:, rows]), cell
             if clip:
                 h.clamp_(-clip, clip)
-            outputs[:, rows] = h
         last[:, : h.shape[1], :size], last[:, : h.shape[1], size:] = h, c
-        ctx.save_for_backward(inputs, first, weight_ih, weight_hh, projection, gates, cells, squashed, outputs)
-        ctx.ends, ctx.clips = ends, clips
+        ctx.save_for_backward(first, weight, projection, read, gates, cells, squashed, outputs)
+        ctx.steps, ctx.clips = steps, (cell_clip, clip)
         ctx.mark_non_differentiable(last)
         return outputs, last
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, d_outputs: Tensor, _: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        inputs, first, weight_ih, weight_hh, projection, gates, cells, squashed, outputs = ctx.saved_tensors
-        (cell_clip, clip), ends, size, width = ctx.clips, ctx.ends, inputs.shape[2], projection.shape[2]
-        d_gates, d_states = torch.empty_like(gates), d_outputs.contiguous().clone()
-        d_h, d_c = (gates.new_zeros(2, ends[1], each) for each in (size, width))
-        steps = list(pairwise(ends))
+        first, weight, projection, read, gates, cells, squashed, outputs = ctx.saved_tensors
+        (cell_clip, clip), steps, size, width = ctx.clips, ctx.steps, outputs.shape[2], projection.shape[2]
+        d_gates, d_read, d_states = torch.empty_like(gates), torch.empty_like(read), d_outputs.clone()
+        d_h, d_c = (gates.new_zeros(2, steps[0][1], each) for each in (size, width))
+        by_read, by_m = weight.transpose(1, 2), projection.transpose(1, 2)
         for number, (begin, end) in reversed(list(enumerate(steps))):
             rows, count = slice(begin, end), end - begin
             d_state, squash = d_states[:, rows], squashed[:, rows]
@@ -137,7 +147,7 @@ class _Steps(torch.autograd.Function):
             d_state += d_h[:, :count]
             if clip:
                 d_state.masked_fill_(outputs[:, rows].abs() >= clip, 0.0)
-            d_out, d_cell = torch.bmm(d_state, projection), d_c[:, :count]
+            d_out, d_cell = _times(d_state, by_m), d_c[:, :count]
             d_cell.addcmul_(d_out, torch.addcmul(o, o * squash, squash, value=-1))
             if cell_clip:
                 d_cell.masked_fill_(cells[:, rows].abs() >= cell_clip, 0.0)
@@ -150,11 +160,8 @@ class _Steps(torch.autograd.Function):
             d_o.mul_(squash).mul_(d_out)
             torch.addcmul(i, i * new, new, value=-1, out=d_new).mul_(d_cell)
             d_cell *= f
-            d_h[:, :count] = torch.bmm(step, weight_hh)
-        earlier = [first[:, : ends[1], :size]]
-        earlier += [outputs[:, begin:][:, : end - middle] for (begin, middle), (_, end) in pairwise(steps)]
-        turned, states = d_gates.transpose(1, 2), torch.cat(earlier, 1)
-        d_inputs = torch.bmm(d_gates, weight_ih) if ctx.needs_input_grad[0] else None
-        d_projection = torch.bmm(d_states.transpose(1, 2), gates[:, :, 2 * width : 3 * width] * squashed)
-        d_weights = torch.bmm(turned, inputs), torch.bmm(turned, states)
-        return d_inputs, None, *d_weights, d_gates.sum(1, keepdim=True), d_projection, None
+            d_h[:, :count] = _times(step, by_read, d_read[:, rows])[:, :, size:]
+        d_weight = _times(read.transpose(1, 2), d_gates.transpose(1, 2)).transpose(1, 2).contiguous()
+        m = gates[:, :, 2 * width : 3 * width] * squashed
+        d_projection = _times(d_states.transpose(1, 2), m.transpose(1, 2))
+        return d_read[:, :, :size], None, d_weight, d_gates.sum(1, keepdim=True), d_projection, None

@@ -32,7 +32,7 @@ def plainly(layer, hidden, kept):
             h, c, found = state[way, :SIZE], state[way, SIZE:], []
             read = vectors[:, way * SIZE : (way + 1) * SIZE]
             for x in read.flip(0) if way else read:
-                gates = layer.weight_ih[way] @ x + layer.weight_hh[way] @ h + layer.bias[way, 0]
+                gates = layer.weight[way] @ torch.cat([x, h]) + layer.bias[way, 0]
                 i, f, o, g = gates.chunk(4)
                 c = f.sigmoid() * c + i.sigmoid() * g.tanh()
                 c = c.clamp(-cell_clip, cell_clip) if cell_clip else c

@@ -42,7 +42,7 @@ def _rows(config: ElmoConfig, heads: Sequence[str], *, has_pooler: bool = True) 
     rows = [*_WORDS, *_own(f"{_CHARACTERS}.character.weight")]
     rows += [row for name in cnn for row in plain_rows(f"{_CHARACTERS}.{name}")]
     for layer in range(config.num_hidden_layers):
-        rows += _own(*(f"encoder.layers.{layer}.{name}" for name in ("weight_ih", "weight_hh", "bias", "projection")))
+        rows += _own(*(f"encoder.layers.{layer}.{name}" for name in ("weight", "bias", "projection")))
     return [*rows, *_MIX, *(_TOP if config.bilstm else ()), *(row for head in heads for row in _HEADS[head])]
 
 
@@ -141,15 +141,13 @@ def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Calla
         yield f"{ours}.bias", (f"{theirs}/b_transform", f"{theirs}/b_carry"), lambda new, gate: torch.cat([new, gate])
     yield f"{_CHARACTERS}.projection.weight", ("CNN_proj/W_proj",), matrix
     yield f"{_CHARACTERS}.projection.bias", ("CNN_proj/b_proj",), same
-    size = config.hidden_size // 2
     for layer in range(config.num_hidden_layers):
         ours = f"encoder.layers.{layer}"
 
         def of_cell(name: str, layer: int = layer) -> tuple[str, ...]:
             return tuple(_CELL.format(way=way, layer=layer, name=name) for way in (0, 1))
 
-        yield f"{ours}.weight_ih", of_cell("W_0"), lambda *both: _stacked(*(_gates(each[:size]).T for each in both))
-        yield f"{ours}.weight_hh", of_cell("W_0"), lambda *both: _stacked(*(_gates(each[size:]).T for each in both))
+        yield f"{ours}.weight", of_cell("W_0"), lambda *both: _stacked(*(_gates(each).T for each in both))
         yield f"{ours}.bias", of_cell("B"), lambda *both: _stacked(*(_gates(each[None], 1.0) for each in both))
         yield f"{ours}.projection", of_cell("W_P_0"), lambda *both: _stacked(*(each.T for each in both))
 

@@ -1,0 +1,190 @@
+"""Names in CoNLL-2003 by a BiLSTM with a CRF: on frozen vectors of words alone, and on those of a frozen ELMo.
+
+The word vectors (skip-gram) and the ELMo learn from the same part of Wikipedia. Each row is the recipe `features` with
+its layers, on a fixed part of CoNLL-2003. Finished runs in --out are not run again. The page is results/elmo.md.
+
+    python benchmarks/elmo_tagging.py --out ~/elmo --results results/elmo
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from feature_based import some_sentences
+from surroundings import data_folder, processor, write_real_text
+
+from maskloom.checkpoints.huggingface import save_model
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, validate_recipe
+from maskloom.models.assembled import build_model
+from maskloom.models.recurrent_config import LstmConfig
+from maskloom.recipe_files import recipe_path
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
+from maskloom.runs.finetune import LabelledFiles, finetune
+from maskloom.runs.pretrain import pretrain
+from maskloom.runs.words import open_vectors, train_words
+from maskloom.text.normalization import words as words_of
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary_training import VocabularySettings
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+from maskloom.words.settings import WordsRecipe
+
+CHANGES = [
+    *("features.lstm_size=256", "features.dropout=0.3", "training.epochs=15.0", "data.max_length=2000"),
+    "tagging.crf=true",
+]
+# Name, model, layers, what it is.
+ROWS = (
+    ("vectors", "vectors", "embeddings", "word vectors alone"),
+    ("characters", "elmo", "embeddings", "ELMo's characters alone, layer 0"),
+    ("top", "elmo", "last", "ELMo, top layer"),
+    ("mix", "elmo", "scalar_mix", "ELMo, learned mix of layers"),
+)
+_PAGE = """\
+# ELMo against word vectors: names in CoNLL-2003
+
+Made by `python benchmarks/elmo_tagging.py --out DIR --minutes {minutes:g} --seeds {seeds} --results results/elmo`; do
+not edit. Text: {text}. Word vectors: skip-gram of size 100, 5 epochs, the words with 5 occurrences or more; a word that
+has none is the unknown word, a zero vector. ELMo: size {size}, {parameters:,} parameters, {minutes:g} minutes of
+`objective = "bidirectional_lm"` on one thread, {seen:,} words read, a softmax over {vocabulary:,} words; perplexity on
+held-out text {perplexity:.1f} (forward {forward:.1f}, backward {backward:.1f}). Taggers: {train:,} sentences of
+CoNLL-2003, drawn by Python's `random.Random(0)`, scored on {dev} of its dev set: entity F1 in percent, the best epoch
+on dev, mean ± standard deviation over {seeds} seeds. The recipe is `features` with
+
+    {changes}
+
+| what the BiLSTM and the CRF read | `features.layers` | F1 |
+|---|---|---|
+{rows}
+
+The mix is {lead:+.1f} F1 ahead of word vectors alone, and {top:+.1f} ahead of the top layer. {machine}.
+"""
+
+
+def main() -> None:
+    """Run what is not done yet and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
+    parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
+    parser.add_argument("--megabytes", type=float, default=20.0, help="of text")
+    parser.add_argument("--vocabulary", type=int, default=10_000, help="words that the ELMo predicts")
+    parser.add_argument("--size", default="tiny")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of pre-training")
+    parser.add_argument("--train", type=int, default=3000, help="sentences to train taggers on")
+    parser.add_argument("--dev", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    text = _text(out / "text.txt", int(options.megabytes * 1e6))
+    models = {"vectors": _vectors(out), "elmo": _elmo(out, options)}
+    files = [
+        some_sentences(options.data / "conll2003" / f"{name}.txt", out / f"{name}.txt", number)
+        for name, number in (("train", options.train), ("valid", options.dev))
+    ]
+    found = {}
+    for name, model, layers, _ in ROWS:
+        changes = [f"features.layers={layers}", *CHANGES, f"restarts={options.seeds}"]
+        recipe = load_recipe(FinetuneRecipe, recipe_path("features"), changes)
+        folder = out / name
+        resume = (folder / "recipe.toml").exists()
+        result = finetune(recipe, model=models[model], data=LabelledFiles(*files), out=folder, resume=resume)
+        found[name] = result["restarts"]
+        print(name, found[name]["mean"], found[name]["standard_deviation"], flush=True)
+    if options.results:
+        _write_page(options, text, found)
+
+
+def _text(path: Path, num_bytes: int) -> str:
+    """Write the text, and once more with its words between blanks, as CoNLL's are; return what it is."""
+    told = path.with_suffix(".told")
+    if not told.exists():
+        name = write_real_text(path, num_bytes)
+        lines = path.read_text(encoding="utf-8").split("\n")
+        cut = "\n".join(" ".join(words_of(line, lowercase=False)) for line in lines)
+        path.with_name("words.txt").write_text(cut, encoding="utf-8")
+        told.write_text(name, encoding="utf-8")
+    return told.read_text(encoding="utf-8")
+
+
+def _vectors(out: Path) -> Path:
+    """Return a folder whose embeddings are word vectors; its layer has random weights and is not read."""
+    folder = out / "vectors-model"
+    if not (folder / "config.json").exists():
+        recipe = WordsRecipe(tokenize="spaces", cased=True, workers=1)
+        train_words(out / "words.txt", recipe, out=out / "words", resume=(out / "words" / "recipe.toml").exists())
+        vectors = open_vectors(out / "words")
+        kept = [row for row, word in enumerate(vectors.words) if word not in SPECIAL_TOKENS]
+        vocabulary = Vocabulary([*SPECIAL_TOKENS, *(vectors.words[row] for row in kept)])
+        matrix = torch.from_numpy(vectors.matrix[kept])
+        config = LstmConfig(vocab_size=len(vocabulary), hidden_size=matrix.shape[1], max_position_embeddings=10_000)
+        model = build_model(config, (), seed=0)
+        with torch.no_grad():
+            model.encoder.word_embeddings.zero_()[len(SPECIAL_TOKENS) :] = matrix
+        save_model(model, folder)
+        WordPieceTokenizer(vocabulary, lowercase=False, max_length=10_000).save(folder)
+    return folder
+
+
+def _elmo(out: Path, options: argparse.Namespace) -> Path:
+    """Return the run of the language model of both ways."""
+    words, corpus, run = (out / name for name in ("vocabulary", "corpus", "elmo"))
+    if not (run / "metrics.json").exists():
+        if not words.exists():
+            settings = VocabularySettings(options.vocabulary, lowercase=False, model="words")
+            train_vocabulary_from_files([out / "text.txt"], settings=settings, out=words)
+        build_corpus_from_files(out / "text.txt", vocab=words, out=corpus)
+        training = {"minutes": options.minutes, "batch_size": 64, "learning_rate": 3e-3, "schedule": "cosine"}
+        values: dict[str, Any] = {"objective": "bidirectional_lm", "model": {"size": options.size}}
+        values |= {"training": {**training, "warmup_ratio": 0.02, "num_threads": 1, "max_evaluation_instances": 2000}}
+        recipe = validate_recipe(PretrainRecipe, values, source="elmo_tagging.py")
+        pretrain(recipe, corpus=corpus, out=run, resume=(run / "recipe.toml").exists())
+    return run
+
+
+def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[str, Any]]) -> None:
+    run = options.out / "elmo"
+    metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    steps = max(event.get("step", 0) for event in events)
+    config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
+    from safetensors import safe_open
+
+    with safe_open(run / "model" / "model.safetensors", "pt") as file:
+        parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    about = {"metrics": metrics, "seen": steps * 64 * 20, "parameters": parameters, "text": text, "rows": found}
+    options.results.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    mean = {name: 100 * found[name]["mean"] for name in found}
+    rows = [
+        f"| {what} | `{layers}` | {mean[name]:.1f} ± {100 * (found[name]['standard_deviation'] or 0.0):.1f} |"
+        for name, _, layers, what in ROWS
+    ]
+    page = _PAGE.format(
+        minutes=options.minutes,
+        seeds=options.seeds,
+        text=text,
+        size=options.size,
+        parameters=parameters,
+        seen=about["seen"],
+        vocabulary=config["vocab_size"],
+        perplexity=metrics["bilm_perplexity"],
+        forward=metrics["forward_perplexity"],
+        backward=metrics["backward_perplexity"],
+        train=options.train,
+        dev=options.dev,
+        changes=" ".join(f"--set {change}" for change in CHANGES),
+        rows="\n".join(rows),
+        lead=mean["mix"] - mean["vectors"],
+        top=mean["mix"] - mean["top"],
+        machine=processor(),
+    )
+    options.results.with_suffix(".md").write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
