@@ -46,13 +46,13 @@ ROWS = (
 _PAGE = """\
 # ELMo against word vectors: names in CoNLL-2003
 
-Made by `python benchmarks/elmo_tagging.py --out DIR --minutes {minutes:g} --seeds {seeds} --results results/elmo`; do
-not edit. Text: {text}. Word vectors: skip-gram of size 100, 5 epochs, the words with 5 occurrences or more; a word that
-has none is the unknown word, a zero vector. ELMo: size {size}, {parameters:,} parameters, {minutes:g} minutes of
-`objective = "bidirectional_lm"` on one thread, {seen:,} words read, a softmax over {vocabulary:,} words; perplexity on
-held-out text {perplexity:.1f} (forward {forward:.1f}, backward {backward:.1f}). Taggers: {train:,} sentences of
-CoNLL-2003, drawn by Python's `random.Random(0)`, scored on {dev} of its dev set: entity F1 in percent, the best epoch
-on dev, mean ± standard deviation over {seeds} seeds. The recipe is `features` with
+Made by `python benchmarks/elmo_tagging.py --out DIR --megabytes {megabytes:g} --steps {steps} --train {train} --dev
+{dev} --seeds {seeds} --results results/elmo`; do not edit. Text: {text}. Word vectors: skip-gram of size 100, 5 epochs,
+of words with 5 occurrences or more; a word that has fewer is the unknown word, a zero vector. ELMo: size {size},
+{parameters:,} parameters, {steps:,} steps of `objective = "bidirectional_lm"`, {seen:,} words read, a softmax over
+{vocabulary:,} words; perplexity on held-out text {perplexity:.1f} (forward {forward:.1f}, backward {backward:.1f}).
+Taggers: {train:,} sentences of CoNLL-2003, drawn by Python's `random.Random(0)`, scored on {dev} of its dev set: entity
+F1 in percent, the best epoch on dev, mean ± standard deviation over {seeds} seeds. The recipe is `features` with
 
     {changes}
 
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=20.0, help="of text")
     parser.add_argument("--vocabulary", type=int, default=10_000, help="words that the ELMo predicts")
     parser.add_argument("--size", default="tiny")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of pre-training")
+    parser.add_argument("--steps", type=int, default=10_000, help="of pre-training")
     parser.add_argument("--train", type=int, default=3000, help="sentences to train taggers on")
     parser.add_argument("--dev", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=3)
@@ -139,7 +139,7 @@ def _elmo(out: Path, options: argparse.Namespace) -> Path:
             settings = VocabularySettings(options.vocabulary, lowercase=False, model="words")
             train_vocabulary_from_files([out / "text.txt"], settings=settings, out=words)
         build_corpus_from_files(out / "text.txt", vocab=words, out=corpus)
-        training = {"minutes": options.minutes, "batch_size": 64, "learning_rate": 3e-3, "schedule": "cosine"}
+        training = {"steps": options.steps, "batch_size": 64, "learning_rate": 3e-3, "schedule": "cosine"}
         values: dict[str, Any] = {"objective": "bidirectional_lm", "model": {"size": options.size}}
         values |= {"training": {**training, "warmup_ratio": 0.02, "num_threads": 1, "max_evaluation_instances": 2000}}
         recipe = validate_recipe(PretrainRecipe, values, source="elmo_tagging.py")
@@ -150,14 +150,12 @@ def _elmo(out: Path, options: argparse.Namespace) -> Path:
 def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[str, Any]]) -> None:
     run = options.out / "elmo"
     metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-    steps = max(event.get("step", 0) for event in events)
     config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
     from safetensors import safe_open
 
     with safe_open(run / "model" / "model.safetensors", "pt") as file:
         parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    about = {"metrics": metrics, "seen": steps * 64 * 20, "parameters": parameters, "text": text, "rows": found}
+    about = {"metrics": metrics, "seen": options.steps * 64 * 20, "parameters": parameters, "text": text, "rows": found}
     options.results.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     mean = {name: 100 * found[name]["mean"] for name in found}
     rows = [
@@ -165,7 +163,8 @@ def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[st
         for name, _, layers, what in ROWS
     ]
     page = _PAGE.format(
-        minutes=options.minutes,
+        steps=options.steps,
+        megabytes=options.megabytes,
         seeds=options.seeds,
         text=text,
         size=options.size,
