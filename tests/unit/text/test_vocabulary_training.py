@@ -207,3 +207,17 @@ def test_sentinels_come_last_and_change_no_other_piece(model: str, tmp_path) -> 
 def test_impossible_numbers_of_sentinels_are_refused(options: dict[str, int], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         train(size=150, **options)
+
+
+def test_whole_words_come_by_their_counts_and_rare_ones_are_unknown():
+    texts = ["b b b a a c c d", "A"]
+    tokenizer, report = train_vocabulary(texts, VocabularySettings(size=8, model="words", lowercase=False))
+    assert tokenizer.vocabulary.tokens == (*SPECIAL_TOKENS, "b", "a", "c")
+    assert report["why_smaller"] is None
+    assert tokenizer.token_ids("b d ab") == [5, 1, 1]
+    smaller, report = train_vocabulary(texts, VocabularySettings(size=99, model="words", min_frequency=3))
+    assert smaller.vocabulary.tokens[5:] == ("a", "b")
+    assert report["why_smaller"] == "no word that occurs 3 times or more is left"
+    for wrong in ({"sentinels": 1}, {"score": "pmi"}):
+        with pytest.raises(ConfigError, match="model = 'words'"):
+            train_vocabulary(texts, VocabularySettings(size=99, model="words", **wrong))
