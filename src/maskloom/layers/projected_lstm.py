@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.layers.attention import Kept
-from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import product
-from maskloom.layers.recurrent import time_order
+from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import Recomputable
 
@@ -49,33 +48,23 @@ class ProjectedLSTMs(Recomputable):
         width = self.size + self.cell_size
         kept = inputs.new_zeros(len(sizes), 2, width) if past is None or past.is_empty else past.kept
         if layout.num_tokens:
-            order, places, batch_sizes = time_order(sizes)
-            ranked = np.argsort(-sizes, kind="stable")[: batch_sizes[0]]
-            taken, back = np.stack([order, order]), np.stack([places, places])
-            if not memory:
-                mirrored = np.repeat(2 * np.cumsum(sizes) - sizes - 1, sizes) - np.arange(len(order))
-                taken[1], back[1] = mirrored[order], places[mirrored]
-            going, ways = to_device(ranked, hidden.device), inputs.view(len(inputs), 2, self.size)
-            by_time = _of_ways(ways, to_device(taken, hidden.device))
-            first = kept.index_select(0, going).transpose(0, 1).contiguous()
+            at = TimeOrder(sizes, hidden.device, num_ways=1 if memory else 2)
+            by_time = at.by_time(inputs)
+            by_time = by_time[0].unflatten(1, (2, -1)).transpose(0, 1) if memory else by_time
+            first = kept.index_select(0, at.going).transpose(0, 1).contiguous()
             with torch.autocast(hidden.device.type, enabled=False):
                 outputs, last = _Steps.apply(  # pyright: ignore[reportGeneralTypeIssues]
                     by_time.to(self.bias.dtype),
                     first.to(self.bias.dtype),
                     *(self.weight, self.bias, self.projection),
-                    (batch_sizes, self.clips),
+                    (at.batch_sizes, self.clips),
                 )
-            kept = kept.index_copy(0, going, last.transpose(0, 1).to(kept.dtype))
-            inverse = to_device(back, hidden.device)
-            found = torch.cat([outputs[way].index_select(0, inverse[way]) for way in (0, 1)], 1)
+            kept = kept.index_copy(0, at.going, last.transpose(0, 1).to(kept.dtype))
+            found = at.packed(outputs.transpose(0, 1).flatten(1)[None] if memory else outputs)
             inputs = found + hidden[: layout.num_tokens] if self.adds_input else found
         if past is not None:
             past.kept = kept
         return inputs
-
-
-def _of_ways(ways: Tensor, taken: Tensor) -> Tensor:
-    return torch.stack([ways[:, way].index_select(0, taken[way]) for way in (0, 1)])
 
 
 def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
