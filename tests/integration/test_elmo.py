@@ -37,7 +37,7 @@ def corpus(tmp_path_factory):
     words = ("--model", "words", "--cased", "--size", 100)
     told = invoke("vocab", "train", folder / "text.txt", *words, "--out", folder / "words", "--json")
     report = json.loads(told.splitlines()[-1])
-    assert report["why_smaller"] == "no word that occurs 2 times or more is left"
+    assert report["why_smaller"] == "no word that occurs at least 2 times is left"
     assert report["unknown_rate"] == 0.0
     invoke("corpus", "build", folder / "text.txt", "--vocab", folder / "words", "--out", folder / "corpus")
     return folder / "corpus"

@@ -19,9 +19,7 @@ class MixSection(Section):
     """How a learned mix of layers is made, an ELMo's or that of [features] (Peters et al. 2018, 3.2)."""
 
     layer_norm: bool = key(False, "Bring each layer to mean 0 and variance 1 before they are mixed.")
-    l2: float = key(
-        0.0, "Weight of the sum of squares of the mix's weights in the loss.", ge=0.0, le=1e6, allow_inf_nan=False
-    )
+    l2: float = key(0.0, "Weight of the sum of squares of the mix's weights in the loss.", ge=0.0, le=1e6)
     dropout: float = key(0.0, "Dropout of an ELMo's mix; [features] has its own.", ge=0.0, lt=1.0)
 
     @property

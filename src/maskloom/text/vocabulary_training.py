@@ -165,9 +165,7 @@ def _report(
     if len(vocabulary) < settings.size:
         what = "word" if settings.model == "words" else "pair of symbols"
         left = "" if settings.model == "words" else " to merge"
-        why_smaller = (
-            f"no {what} that occurs at least {amount(settings.min_frequency, 'time')} is left{left}"
-        )
+        why_smaller = f"no {what} that occurs at least {amount(settings.min_frequency, 'time')} is left{left}"
         if settings.score == "likelihood":
             why_smaller += ", or none whose merge raises the likelihood"
     return {

@@ -217,7 +217,7 @@ def test_whole_words_come_by_their_counts_and_rare_ones_are_unknown():
     assert tokenizer.token_ids("b d ab") == [5, 1, 1]
     smaller, report = train_vocabulary(texts, VocabularySettings(size=99, model="words", min_frequency=3))
     assert smaller.vocabulary.tokens[5:] == ("a", "b")
-    assert report["why_smaller"] == "no word that occurs 3 times or more is left"
+    assert report["why_smaller"] == "no word that occurs at least 3 times is left"
     for wrong in ({"sentinels": 1}, {"score": "pmi"}):
         with pytest.raises(ConfigError, match="model = 'words'"):
             train_vocabulary(texts, VocabularySettings(size=99, model="words", **wrong))
