@@ -152,6 +152,14 @@ def test_targets_read_their_own_sources_in_whatever_order_and_number_they_are_ke
         torch.testing.assert_close(logits, whole[-1], atol=1e-5, rtol=0)
 
 
+@torch.no_grad()
+def test_a_source_without_tokens_is_read_as_zeros_by_steps_too():
+    model = make()
+    head, (memory, source) = model.heads["decoder"], encoded(model, [4, 0])
+    whole = head.logits(head(torch.tensor([BEGIN, BEGIN]), SequenceLayout.from_lengths([1, 1]), memory, source))
+    torch.testing.assert_close(SourceDecoder(model, memory, source, 3).start([[BEGIN]] * 2), whole, atol=1e-5, rtol=0)
+
+
 def test_a_search_in_a_batch_finds_what_one_alone_finds():
     model = make()
     memory, source = encoded(model, [5, 1, 9, 4])
