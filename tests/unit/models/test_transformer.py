@@ -198,9 +198,9 @@ class Table:
 LONGEST, ALPHA = 4, 0.6
 
 
-def of_paper(text, total):
+def of_paper(text, total, alpha=ALPHA):
     """The score: log-probability over ((5 + length) / 6)^alpha, an end counted."""
-    return total / ((5 + len(text)) / 6) ** ALPHA
+    return total / ((5 + len(text)) / 6) ** alpha
 
 
 def all_texts(table, text=(), total=0.0):
@@ -222,13 +222,14 @@ def written_out_search(table, width):
 
 
 @pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("alpha", [ALPHA, 3.0])
 @pytest.mark.parametrize("width", [1, 2, 4**LONGEST])
-def test_a_beam_finds_what_a_written_out_search_finds_and_a_wide_one_the_best_of_all(width, seed):
+def test_a_beam_finds_what_a_written_out_search_finds_and_a_wide_one_the_best_of_all(width, alpha, seed):
     """Three words and an end, at most four tokens, by the rule of the paper."""
-    settings = Generation(max_tokens=LONGEST, beam=width, length_penalty=ALPHA)
+    settings = Generation(max_tokens=LONGEST, beam=width, length_penalty=alpha)
     (found,) = found_by(Table(seed), [[9]], Choice(END, (), settings, [0]), [LONGEST])
     texts = all_texts(Table(seed)) if width > 2 else written_out_search(Table(seed), width)
-    text, total = max(texts, key=lambda one: of_paper(*one))
+    text, total = max(texts, key=lambda one: of_paper(*one, alpha))
     assert (*found.token_ids, *([END] if found.is_ended else [])) == text
     assert found.log_probability == pytest.approx(total, abs=1e-5)
 
