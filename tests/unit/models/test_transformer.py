@@ -232,6 +232,7 @@ def test_a_beam_finds_what_a_written_out_search_finds_and_a_wide_one_the_best_of
     text, total = max(texts, key=lambda one: of_paper(*one, alpha))
     assert (*found.token_ids, *([END] if found.is_ended else [])) == text
     assert found.log_probability == pytest.approx(total, abs=1e-5)
+    assert settings.score(found) == pytest.approx(of_paper(text, total, alpha), abs=1e-5)
 
 
 def test_narrow_beams_differ_from_each_other_and_from_all_texts():
