@@ -1,5 +1,6 @@
 """The Transformer: sizes, positions, leaks, and decoding with a cache."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import SourceTargetBatch
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Choice, Generation, found_by
 from maskloom.generation.sources import SourceDecoder, decode_sources
 from maskloom.layers.positions import sinusoids
@@ -92,6 +93,43 @@ def test_sinusoids():
     assert cosines[[1, 2, 3, 5, 10]].tolist() == pytest.approx([0.973, 0.905, 0.827, 0.741, 0.679], abs=1e-3)
     with pytest.raises(ValueError, match="even width, not 7"):
         sinusoids(torch.arange(2), 7, 1)
+
+
+@pytest.mark.parametrize("offset", [1, 7, 100])
+def test_a_sinusoid_some_places_further_is_a_fixed_linear_map_of_one(offset):
+    """Section 3.5: each pair of sine and cosine is turned by an angle that depends on the offset alone."""
+    width, places = 16, torch.arange(300)
+    vectors, turn = sinusoids(places + offset, width).double(), torch.zeros(width, width, dtype=torch.float64)
+    for first in range(0, width, 2):
+        angle = offset / 10_000 ** (first / width)
+        turn[first, first : first + 2] = torch.tensor([math.cos(angle), math.sin(angle)])
+        turn[first + 1, first : first + 2] = torch.tensor([-math.sin(angle), math.cos(angle)])
+    torch.testing.assert_close(sinusoids(places, width).double() @ turn.T, vectors, rtol=0, atol=1e-6)
+
+
+def test_positions_of_sinusoids_can_be_made_more_later_and_those_of_a_table_not(tmp_path):
+    ids, layout = torch.arange(90) % 30, SequenceLayout.from_lengths([90])
+    for learned in (False, True):
+        model, folder = make(learned_positions=learned), tmp_path / str(learned)
+        save_model(model, folder)
+        with pytest.raises(ValueError, match="a sequence of length 90 exceeds max_position_embeddings 40"):
+            model.encoder.encode_packed(ids, ids * 0, layout)
+        written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        written["max_position_embeddings"] = 90
+        (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
+        if learned:
+            with pytest.raises(DataError, match="positions"):
+                load_model(folder)
+            continue
+        longer, _ = load_model(folder)
+        longer.eval()
+        with torch.no_grad():
+            hidden = longer.encoder.encode_packed(ids, ids * 0, layout).last_hidden_state
+            found = longer.heads["decoder"](ids, layout, hidden, layout)
+            assert found.isfinite().all()
+            (memory, source), short = encoded(model, [40]), SequenceLayout.from_lengths([40])
+            one, other = (part.heads["decoder"](ids[:40], short, memory, source) for part in (model, longer))
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("keys", [{}, {"pre_norm": True}, {"learned_positions": True}], ids=str)
