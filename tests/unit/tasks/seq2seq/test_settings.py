@@ -104,8 +104,8 @@ def test_targets_beyond_their_limit_are_cut_counted_and_noted(limit, lengths, cu
     assert encoded.targets.lengths.tolist() == lengths  # with their marks
     last = encoded.targets.token_ids[encoded.targets.offsets[1:] - 1]
     assert set(last.tolist()) == {tokenizer.vocabulary.sep_id}  # a cut target ends all the same
-    account, (examples, tokens) = encoded.account()["targets"], cut
-    assert (account["num_truncated_examples"], account["num_truncated_tokens"]) == (examples, tokens)
+    account, (examples, tokens) = encoded.account(), cut
+    assert (account["num_truncated_targets"], account["num_truncated_target_tokens"]) == (examples, tokens)
     note = f"train.tsv: {examples} of 3 examples exceed {limit} tokens and lose {tokens} tokens (of targets)"
     assert encoded.notes(Path("train.tsv")) == ([note] if examples else [])
-    assert encoded.texts == [example.label for example in data.examples]  # what is scored is whole
+    assert encoded.texts == [(example.label,) for example in data.examples]  # what is scored is whole
