@@ -25,6 +25,7 @@ from maskloom.config import FinetuneRecipe, PretrainRecipe, validate_recipe
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.models.transformer_config import TransformerConfig
 from maskloom.runs.corpus import build_corpus_from_files
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
@@ -76,6 +77,7 @@ _FINETUNING: dict[str, dict[str, Any]] = {
     "tagging_crf": {"tagging": {"crf": True, "context": "document"}},
     "tagging_features": {"features": {"layers": "scalar_mix", "lstm_size": 8, "lstm_layers": 1}},
     "choice": {},
+    "seq2seq": {"seq2seq": {"label_smoothing": 0.1, "max_target_length": 12, "beam": 2}},
 }
 
 
@@ -137,9 +139,10 @@ def _pretrain(name: str, folder: Path) -> None:
 
 def finetuning(name: str, folder: Path) -> tuple[FinetuneRecipe, dict[str, Path]]:
     """Return the recipe of a golden run of fine-tuning, and the files for it, written into an empty folder."""
-    config = BertConfig(vocab_size=len(_VOCABULARY), **_CONFIG)
-    save_model(build_model(config, (), seed=0), folder / "bert")
-    WordPieceTokenizer(_VOCABULARY, max_length=64).save(folder / "bert")
+    config_type = TransformerConfig if name == "seq2seq" else BertConfig
+    config = config_type(vocab_size=len(_VOCABULARY), **_CONFIG)
+    save_model(build_model(config, (), seed=0), folder / "start")
+    WordPieceTokenizer(_VOCABULARY, max_length=64).save(folder / "start")
     values = {**_FINETUNING[name]}
     training = {**_TRAINING, "learning_rate": 1e-3, "evaluate_every": STEPS, **values.pop("training", {})}
     task = name.partition("_")[0]
@@ -151,7 +154,7 @@ def finetuning(name: str, folder: Path) -> tuple[FinetuneRecipe, dict[str, Path]
         suffix, content = _DATA[task](random.Random(size), size)
         paths.append(folder / f"{part}{suffix}")
         paths[-1].write_text(content, encoding="utf-8")
-    return recipe, {"model": folder / "bert", "train": paths[0], "dev": paths[1]}
+    return recipe, {"model": folder / "start", "train": paths[0], "dev": paths[1]}
 
 
 def _sentence(draw: random.Random, low: int = 3, high: int = 9) -> str:
@@ -206,6 +209,11 @@ def _choice(draw: random.Random, size: int) -> tuple[str, str]:
     )
 
 
+def _seq2seq(draw: random.Random, size: int) -> tuple[str, str]:
+    sentences = [_sentence(draw) for _ in range(size)]
+    return _jsonl({"source": text, "target": " ".join(text.split()[::-1])} for text in sentences)
+
+
 _DATA: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
     "single": _single,
     "pair": _pair,
@@ -214,6 +222,7 @@ _DATA: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
     "tagging": _tagging,
     "span": _span,
     "choice": _choice,
+    "seq2seq": _seq2seq,
 }
 
 

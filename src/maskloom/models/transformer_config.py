@@ -29,9 +29,10 @@ class TransformerConfig(ModelConfig):
     Both have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. A head has its share of the
     hidden size; with a smaller `key_size`, the paper's d_k, that is for values alone. Norms stand after the blocks, as
     in the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
-    max_position_embeddings rows in place of sinusoids. With an `attention_neighborhood` of r, self-attention is
-    restricted to r tokens on either side, in the decoder to r before (section 4 of the paper); 0 is all. With
-    `source_vocab_size` the encoder reads another vocabulary than the decoder, with word embeddings of its own.
+    max_position_embeddings rows. Sinusoids reach as far as texts do: with them that key bounds what is read, and a
+    trained model may be given more. With an `attention_neighborhood` of r, self-attention is restricted to r tokens on
+    either side, in the decoder to r before (section 4 of the paper); 0 is all. With `source_vocab_size` the encoder
+    reads another vocabulary than the decoder, with word embeddings of its own.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 37_000

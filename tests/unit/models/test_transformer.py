@@ -1,5 +1,6 @@
 """The Transformer: sizes, positions, leaks, and decoding with a cache."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import SourceTargetBatch
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Choice, Generation, found_by
 from maskloom.generation.sources import SourceDecoder, decode_sources
 from maskloom.layers.positions import sinusoids
@@ -94,6 +95,43 @@ def test_sinusoids():
         sinusoids(torch.arange(2), 7, 1)
 
 
+@pytest.mark.parametrize("offset", [1, 7, 100])
+def test_a_sinusoid_some_places_further_is_a_fixed_linear_map_of_one(offset):
+    """Section 3.5: each pair of sine and cosine is turned by an angle that depends on the offset alone."""
+    width, places = 16, torch.arange(300)
+    vectors, turn = sinusoids(places + offset, width).double(), torch.zeros(width, width, dtype=torch.float64)
+    for first in range(0, width, 2):
+        angle = offset / 10_000 ** (first / width)
+        turn[first, first : first + 2] = torch.tensor([math.cos(angle), math.sin(angle)])
+        turn[first + 1, first : first + 2] = torch.tensor([-math.sin(angle), math.cos(angle)])
+    torch.testing.assert_close(sinusoids(places, width).double() @ turn.T, vectors, rtol=0, atol=1e-6)
+
+
+def test_positions_of_sinusoids_can_be_made_more_later_and_those_of_a_table_not(tmp_path):
+    ids, layout = torch.arange(90) % 30, SequenceLayout.from_lengths([90])
+    for learned in (False, True):
+        model, folder = make(learned_positions=learned), tmp_path / str(learned)
+        save_model(model, folder)
+        with pytest.raises(ValueError, match="a sequence of length 90 exceeds max_position_embeddings 40"):
+            model.encoder.encode_packed(ids, ids * 0, layout)
+        written = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        written["max_position_embeddings"] = 90
+        (folder / "config.json").write_text(json.dumps(written), encoding="utf-8")
+        if learned:
+            with pytest.raises(DataError, match="positions"):
+                load_model(folder)
+            continue
+        longer, _ = load_model(folder)
+        longer.eval()
+        with torch.no_grad():
+            hidden = longer.encoder.encode_packed(ids, ids * 0, layout).last_hidden_state
+            found = longer.heads["decoder"](ids, layout, hidden, layout)
+            assert found.isfinite().all()
+            (memory, source), short = encoded(model, [40]), SequenceLayout.from_lengths([40])
+            one, other = (part.heads["decoder"](ids[:40], short, memory, source) for part in (model, longer))
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("keys", [{}, {"pre_norm": True}, {"learned_positions": True}], ids=str)
 def test_a_later_token_changes_nothing_before_it_and_sources_are_apart(keys):
     model = make(**keys)
@@ -173,50 +211,82 @@ def test_a_search_in_a_batch_finds_what_one_alone_finds():
             assert alone.log_probability == pytest.approx(found.log_probability, abs=1e-4)
 
 
-def test_a_wide_beam_is_an_enumeration_of_all_texts():
-    """Three words and an end, at most three tokens: the best of all 3 + 9 + 27 ... texts by the rule of the paper."""
-    vocabulary, longest, alpha = 4, 3, 0.6
-    generator = torch.Generator().manual_seed(5)
-    table = {}
+class Table:
+    """A decoder whose logits, of three words and an end, depend on the text so far alone."""
 
-    class Table:
-        """A decoder whose logits depend on the text so far."""
+    def __init__(self, seed):
+        self.seed = seed
 
-        def start(self, prompts):
-            self.texts = [()] * len(prompts)
-            return self.logits()
+    def start(self, prompts):
+        self.texts = [()] * len(prompts)
+        return self.logits()
 
-        def step(self, token_ids):
-            self.texts = [(*text, token) for text, token in zip(self.texts, token_ids.tolist(), strict=True)]
-            return self.logits()
+    def step(self, token_ids):
+        self.texts = [(*text, token) for text, token in zip(self.texts, token_ids.tolist(), strict=True)]
+        return self.logits()
 
-        def take(self, rows):
-            self.texts = [self.texts[row] for row in rows.tolist()]
+    def take(self, rows):
+        self.texts = [self.texts[row] for row in rows.tolist()]
 
-        def logits(self):
-            for text in self.texts:
-                table.setdefault(text, torch.randn(vocabulary, generator=generator))
-            return torch.stack([table[text] for text in self.texts])
+    def logits(self):
+        return torch.tensor([self.of(text) for text in self.texts])
 
-    settings = Generation(max_tokens=longest, beam=vocabulary**longest, length_penalty=alpha)
-    (found,) = found_by(Table(), [[9]], Choice(END, (), settings, [0]), [longest])
-    best = (-math.inf, ())
+    def of(self, text):
+        return np.random.default_rng([self.seed, *text, len(text)]).normal(0.0, 1.5, 4).tolist()
 
-    def walk(text, log_probability):
-        nonlocal best
-        values = torch.log_softmax(table[text], 0).tolist()
-        for token, value in enumerate(values):
-            total, is_ended = log_probability + value, token == END
-            whole = text if is_ended else (*text, token)
-            if is_ended or len(whole) == longest:
-                length = len(whole) + is_ended
-                best = max(best, (total / ((5 + length) / 6) ** alpha, whole))
-            else:
-                walk(whole, total)
+    def grown(self, text, total):
+        """Each text that is one token longer, with whether that is an end and its log-probability."""
+        logits = self.of(text)
+        norm = math.log(sum(map(math.exp, logits)))
+        return [((*text, token), token == END, total + value - norm) for token, value in enumerate(logits)]
 
-    walk((), 0.0)
-    assert tuple(found.token_ids) == best[1]
-    assert found.log_probability / ((5 + len(found.token_ids) + found.is_ended) / 6) ** alpha == pytest.approx(best[0])
+
+LONGEST, ALPHA = 4, 0.6
+
+
+def of_paper(text, total, alpha=ALPHA):
+    """The score: log-probability over ((5 + length) / 6)^alpha, an end counted."""
+    return total / ((5 + len(text)) / 6) ** alpha
+
+
+def all_texts(table, text=(), total=0.0):
+    for longer, is_ended, value in table.grown(text, total):
+        if is_ended or len(longer) == LONGEST:
+            yield longer, value
+        else:
+            yield from all_texts(table, longer, value)
+
+
+def written_out_search(table, width):
+    """Of each step's 2 B best, the first B of those that go on are kept; ends count among the first B."""
+    going, ended = [((), 0.0)], []
+    for _ in range(LONGEST):
+        best = sorted((one for text in going for one in table.grown(*text)), key=lambda one: -one[2])[: 2 * width]
+        ended += [(text, total) for text, is_ended, total in best[:width] if is_ended]
+        going = [(text, total) for text, is_ended, total in best if not is_ended][:width]
+    return ended + going
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("alpha", [ALPHA, 3.0])
+@pytest.mark.parametrize("width", [1, 2, 4**LONGEST])
+def test_a_beam_finds_what_a_written_out_search_finds_and_a_wide_one_the_best_of_all(width, alpha, seed):
+    """Three words and an end, at most four tokens, by the rule of the paper."""
+    settings = Generation(max_tokens=LONGEST, beam=width, length_penalty=alpha)
+    (found,) = found_by(Table(seed), [[9]], Choice(END, (), settings, [0]), [LONGEST])
+    texts = all_texts(Table(seed)) if width > 2 else written_out_search(Table(seed), width)
+    text, total = max(texts, key=lambda one: of_paper(*one, alpha))
+    assert (*found.token_ids, *([END] if found.is_ended else [])) == text
+    assert found.log_probability == pytest.approx(total, abs=1e-5)
+    assert settings.score(found) == pytest.approx(of_paper(text, total, alpha), abs=1e-5)
+
+
+def test_narrow_beams_differ_from_each_other_and_from_all_texts():
+    best = [
+        [max(texts(Table(seed)), key=lambda one: of_paper(*one))[0] for seed in range(12)]
+        for texts in (lambda table: written_out_search(table, 1), lambda table: written_out_search(table, 2), all_texts)
+    ]
+    assert all(one != other for one, other in zip(best, [*best[1:], best[0]], strict=True))
 
 
 def test_the_next_best_are_what_a_search_for_more_finds():
