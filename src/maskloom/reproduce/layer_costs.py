@@ -28,6 +28,7 @@ _STATED = {
     "self-attention": ("n² d", 2, "1"),
     "recurrent": ("n d²", 1, "n steps of one layer"),
     "convolution": ("k n d²", 1, "n / k"),
+    "dilated convolution": ("k n d²", 1, "log_k n"),
     "restricted self-attention": ("r n d", 1, "n / r"),
 }
 _ABOUT = (
@@ -41,22 +42,32 @@ _HOW = (
     "where the mean of the rounds is more than two standard errors above 0, denied where it is more than two below, "
     "and else not shown."
 )
-Layer = Callable[[Tensor], Tensor]
+Layer = Callable[..., Tensor]
 
 
 def layers() -> dict[str, Layer]:
-    """Return a layer of each kind, (tokens, size) to the same; what they compute with is what the paper counts."""
-    recurrent = nn.RNN(SIZE, SIZE)
+    """Return a layer of each kind, (tokens, size) and its number to the same; they compute what the paper counts.
+
+    The dilated convolution reads a token and those before it, at k to the number times the distances.
+    """
+    recurrent, dilated = nn.RNN(SIZE, SIZE), nn.Conv1d(SIZE, SIZE, KERNEL)
     convolution = nn.Conv1d(SIZE, SIZE, KERNEL, padding=KERNEL // 2)
     return {
-        "self-attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])[0, 0],
-        "recurrent": lambda x: recurrent(x)[0],
-        "convolution": lambda x: convolution(x.T.unsqueeze(0))[0].T,
+        "self-attention": lambda x, _=0: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None])[
+            0, 0
+        ],
+        "recurrent": lambda x, _=0: recurrent(x)[0],
+        "convolution": lambda x, _=0: convolution(x.T.unsqueeze(0))[0].T,
+        "dilated convolution": lambda x, number=0: (
+            F.conv1d(
+                F.pad(x.T, ((KERNEL - 1) * KERNEL**number, 0)), dilated.weight, dilated.bias, dilation=KERNEL**number
+            ).T
+        ),
         "restricted self-attention": restricted,
     }
 
 
-def restricted(vectors: Tensor) -> Tensor:
+def restricted(vectors: Tensor, _: int = 0) -> Tensor:
     """Return what each vector gets from itself and its neighbours: their mean, weighted by a softmax of scores (4)."""
     width, positions = 2 * NEIGHBORS + 1, torch.arange(len(vectors))
     keys = F.pad(vectors, (0, 0, NEIGHBORS, NEIGHBORS)).unfold(0, width, 1)  # (tokens, size, width)
@@ -71,7 +82,7 @@ def num_layers_between_ends(layer: Layer) -> int:
     first = torch.randn(_SHORT, SIZE, generator=torch.Generator().manual_seed(0)).requires_grad_()
     vectors, number = first, 0
     while True:
-        vectors, number = layer(vectors), number + 1
+        vectors, number = layer(vectors, number), number + 1
         (gradient,) = torch.autograd.grad(vectors[-1].sum(), first, retain_graph=True)
         if bool(gradient[0].any()):
             return number

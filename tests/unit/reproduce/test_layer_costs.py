@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from maskloom.errors import ConfigError
 from maskloom.reproduce import layer_costs
@@ -23,7 +25,30 @@ def test_restricted_attention_is_full_attention_with_a_band():
 
 def test_ends_meet_after_as_many_layers_as_a_layer_reaches_tokens():
     found = {name: num_layers_between_ends(layer) for name, layer in layers().items()}
-    assert found == {"self-attention": 1, "recurrent": 1, "convolution": 24, "restricted self-attention": 3}
+    convolutions = {"convolution": 24, "dilated convolution": 3}  # 24 steps of 1 to either side; log_3 25, rounded up
+    assert found == {"self-attention": 1, "recurrent": 1, **convolutions, "restricted self-attention": 3}
+
+
+def test_operations_grow_with_the_stated_powers_of_length_and_size(monkeypatch):
+    lengths = (64, 128, 256, 512, 1024, 2048)
+
+    def exponent(values, counts):
+        return float(np.polyfit(np.log(values), np.log(counts), 1)[0])
+
+    def operations(name, length, size):
+        monkeypatch.setattr(layer_costs, "SIZE", size)
+        layer, vectors = layers()[name], torch.randn(length, size)
+        # torch counts matrix products and convolutions, of which its plain attention consists
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+            layer(vectors)
+        return counter.get_total_flops()
+
+    for name, (stated, power, _) in layer_costs._STATED.items():
+        assert power == (2 if "n²" in stated else 1)
+        found = exponent(lengths, [operations(name, length, SIZE) for length in lengths])
+        assert found == pytest.approx(power, abs=0.01), name
+        found = exponent((16, 32, 64), [operations(name, 64, size) for size in (16, 32, 64)])
+        assert found == pytest.approx(2 if "d²" in stated else 1, abs=0.01), name
 
 
 @pytest.mark.parametrize(
@@ -53,12 +78,13 @@ def test_the_page_has_a_row_for_each_layer(tmp_path, monkeypatch):
     lines = layer_costs.transformer_table_1(tmp_path / "out")["lines"]
     assert re.match(r"self-attention: time grows with n\^2: (shown|not shown|denied) \(", lines[0])
     content = json.loads((tmp_path / "out" / "transformer-table1.json").read_text())
-    assert [len(row["seconds"]) for row in content["layers"].values()] == [3, 3, 3, 3]
+    assert [len(row["seconds"]) for row in content["layers"].values()] == [3] * 5
     page = (tmp_path / "out" / "transformer-table1.html").read_text()
-    assert page.count("<polyline") == 4
+    assert page.count("<polyline") == 5
     assert "n / k" in page
+    assert "log_k n" in page
     assert ">milliseconds</text>" in page
-    assert len(re.findall(r"time grows with n\^[12]</td><td[^>]*>(?:shown|not shown|denied)</td>", page)) == 4
+    assert len(re.findall(r"time grows with n\^[12]</td><td[^>]*>(?:shown|not shown|denied)</td>", page)) == 5
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
         layer_costs.transformer_table_1(tmp_path / "file")
