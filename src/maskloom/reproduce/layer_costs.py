@@ -21,6 +21,7 @@ from maskloom.runs.report.page import Chart
 SIZE, KERNEL, NEIGHBORS = 64, 3, 8
 LENGTHS = (256, 512, 1024, 2048, 4096)
 _ROUNDS, _SHORT = 7, 25
+_PATHS = (5, 9, 17, _SHORT, 33, 49)  # through a hundred layers, rounding loses the derivative
 # So far from the stated exponent a measured one counts as it, and so many times the fastest round a length may take.
 _NEAR, _STABLE = 0.25, 1.5
 # Operations of a layer and the longest path between two tokens, as the paper states them for n tokens of size d.
@@ -77,9 +78,9 @@ def restricted(vectors: Tensor, _: int = 0) -> Tensor:
     return torch.einsum("nw,ndw->nd", scores.softmax(1), keys)
 
 
-def num_layers_between_ends(layer: Layer) -> int:
+def num_layers_between_ends(layer: Layer, length: int = _SHORT) -> int:
     """Return after how many layers the last of a few tokens depends on the first."""
-    first = torch.randn(_SHORT, SIZE, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    first = torch.randn(length, SIZE, generator=torch.Generator().manual_seed(0)).requires_grad_()
     vectors, number = first, 0
     while True:
         vectors, number = layer(vectors, number), number + 1
@@ -124,8 +125,9 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
     finally:
         torch.set_num_threads(threads)
     for name, layer in layers().items():
-        found[name]["layers"] = num_layers_between_ends(layer)
-    rows, lines, told = [], list[Line](), list[str]()
+        found[name]["paths"] = [num_layers_between_ends(layer, length) for length in _PATHS]
+        found[name]["layers"] = found[name]["paths"][_PATHS.index(_SHORT)]
+    rows, lines, paths, told = [], list[Line](), list[Line](), list[str]()
     for name, row in found.items():
         (operations, stated, path), at = _STATED[name], f"c{len(lines)}"
         unstable = ", ".join(map(str, row["unstable"]))
@@ -133,6 +135,9 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
             [name, operations, str(stated), f"{row['exponent']:.2f}", unstable or "–", path, str(row["layers"])]
         )
         lines.append(Line(name, [(n, 1e3 * value) for n, value in zip(LENGTHS, row["seconds"], strict=True)], at))
+        steps = [n if name == "recurrent" else 1 for n in _PATHS]
+        longest = [(n, many * number) for n, many, number in zip(_PATHS, steps, row["paths"], strict=True)]
+        paths.append(Line(name, longest, at))
         told.append(
             f"{verdict_text(row['trend']).replace('**', '')}: n^{row['exponent']:.2f}; the ends of a text meet after "
             f"{amount(row['layers'], 'layer')}{f'; unstable at {unstable} tokens' * bool(unstable)}"
@@ -140,7 +145,7 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
     page = write_page(
         out,
         "transformer-table1",
-        {"lengths": LENGTHS, "layers": found},
+        {"lengths": LENGTHS, "path_lengths": _PATHS, "layers": found},
         title="Table 1 of Vaswani et al. 2017: what a layer costs",
         about=_ABOUT,
         trends=[trend_row(row["trend"]) for row in found.values()],
@@ -155,6 +160,9 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
             f"layers for {_SHORT}",
         ],
         rows=rows,
-        charts=[Chart("Time of a layer", line_chart(lines, x_name="tokens", y_name="milliseconds"))],
+        charts=[
+            Chart("Time of a layer", line_chart(lines, x_name="tokens", y_name="milliseconds")),
+            Chart("Longest path", line_chart(paths, x_name="tokens", y_name="layers, of recurrence its steps")),
+        ],
     )
     return {"layers": found, "lines": [*told, page]}

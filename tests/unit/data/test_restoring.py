@@ -11,9 +11,10 @@ from scipy import stats
 
 from maskloom.config import PretrainRecipe
 from maskloom.data.batch import Texts
+from maskloom.data.corruption import Masking, NextTokens
 from maskloom.data.loader import Loader
 from maskloom.data.restoring import Denoising, SpanCorruption
-from maskloom.data.settings import DenoisingData, SpanCorruptionData
+from maskloom.data.settings import DenoisingData, PretrainingData, SpanCorruptionData
 from maskloom.data.streams.sentence_pairs import Passages
 from maskloom.errors import ConfigError
 from maskloom.text.vocabulary import SPECIAL_TOKENS, SpecialTokens, Vocabulary, sentinel
@@ -105,6 +106,25 @@ def test_noise_depends_on_seed_epoch_key_and_text_alone(noise):
             assert np.mean(differing) > 0.4
     else:
         assert corrupt(texts).token_ids.tolist() == texts.token_ids.tolist()
+
+
+def test_bert_and_gpt_are_special_cases_of_the_noises():
+    """Masks alone, in place of 15% of tokens: BERT's input; nothing left of the source: what GPT predicts from what."""
+    documents = random_documents(50, 38)
+    texts, denoised = texts_of(documents), noised(documents, mask_rate=0.15, random_rate=0.1)
+    masked = Masking(VOCABULARY, PretrainingData(max_length=1000, mask_prob=0.9, keep_prob=0.0), 1)(texts)
+    for batch in (denoised, masked):
+        assert batch.lengths.tolist() == [40] * 50
+        changed = (batch.token_ids != texts.token_ids).reshape(50, 40).sum(1)
+        assert set(changed.tolist()) == {6}
+        assert 0.8 < np.mean(batch.token_ids[batch.token_ids != texts.token_ids] == MASK) < 0.97  # and random tokens
+    emptied = noised(documents, delete_rate=1.0)
+    assert sources(emptied) == [[]] * 50
+    left_to_right = NextTokens(VOCABULARY, PretrainingData(max_length=1000), 1)(texts)
+    before = rows(texts.token_ids[left_to_right.mlm_positions], [38] * 50)
+    after = rows(left_to_right.mlm_labels, [38] * 50)
+    assert [row[:-1] for row in rows(emptied.target_ids, emptied.target_lengths)] == before
+    assert rows(emptied.labels, emptied.target_lengths) == [[*row, SEP] for row in after]
 
 
 def test_masking_keeps_the_length_and_deletion_leaves_no_mask():

@@ -188,3 +188,21 @@ def test_on_a_gpu_it_is_the_same(monkeypatch, dtype):
         ours = vocabulary_loss(*moved, labels.cuda())
     for gradient, exact in zip(torch.autograd.grad(ours, moved), expected, strict=True):
         assert float((gradient.cpu() - exact).norm() / exact.norm()) < 2e-2
+
+
+def test_smoothing_is_least_at_less_confidence_so_perplexity_rises_with_it():
+    """The loss against the share that the label has, the others alike: its curve has a closed form and a minimum."""
+    num_words, shares, perplexities = 12, torch.linspace(0.05, 0.99, 95), []
+    others = (1 - shares) / (num_words - 1)
+    decoders = torch.stack([shares, *[others] * (num_words - 1)], 1).log()
+    for epsilon in (0.0, 0.1, 0.2):
+        losses = torch.stack([
+            vocabulary_loss(torch.ones(1, 1), logits[:, None], None, torch.tensor([0]), smoothing=epsilon)
+            for logits in decoders
+        ])  # fmt: skip
+        target = 1 - epsilon + epsilon / num_words
+        torch.testing.assert_close(losses, -(target * shares.log() + (1 - target) * others.log()), rtol=1e-5, atol=1e-6)
+        best = shares[losses.argmin()]
+        assert best == pytest.approx(min(target, 0.99), abs=0.006)
+        perplexities.append(float(1 / best))
+    assert perplexities == sorted(set(perplexities))

@@ -1,6 +1,7 @@
 """Table 1 of the Transformer's paper: the layers, what joins the ends of a text, and the page."""
 
 import json
+import math
 import re
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from maskloom.errors import ConfigError
 from maskloom.reproduce import layer_costs
-from maskloom.reproduce.layer_costs import LENGTHS, NEIGHBORS, SIZE, layers, num_layers_between_ends, restricted
+from maskloom.reproduce.layer_costs import KERNEL, LENGTHS, NEIGHBORS, SIZE, layers, num_layers_between_ends, restricted
 
 
 def test_restricted_attention_is_full_attention_with_a_band():
@@ -23,10 +24,13 @@ def test_restricted_attention_is_full_attention_with_a_band():
     torch.testing.assert_close(restricted(vectors), full, rtol=1e-5, atol=1e-6)
 
 
-def test_ends_meet_after_as_many_layers_as_a_layer_reaches_tokens():
-    found = {name: num_layers_between_ends(layer) for name, layer in layers().items()}
-    convolutions = {"convolution": 24, "dilated convolution": 3}  # 24 steps of 1 to either side; log_3 25, rounded up
-    assert found == {"self-attention": 1, "recurrent": 1, **convolutions, "restricted self-attention": 3}
+@pytest.mark.parametrize("length", [2, 9, 10, 25, 27, 28, 40])
+def test_ends_meet_after_as_many_layers_as_the_paths_of_the_paper(length):
+    found = {name: num_layers_between_ends(layer, length) for name, layer in layers().items()}
+    reach, log = KERNEL // 2, next(number for number in range(1, 9) if KERNEL**number >= length)
+    convolutions = {"convolution": math.ceil((length - 1) / reach), "dilated convolution": log}
+    restricted_path = math.ceil((length - 1) / NEIGHBORS)
+    assert found == {"self-attention": 1, "recurrent": 1, **convolutions, "restricted self-attention": restricted_path}
 
 
 def test_operations_grow_with_the_stated_powers_of_length_and_size(monkeypatch):
@@ -80,7 +84,10 @@ def test_the_page_has_a_row_for_each_layer(tmp_path, monkeypatch):
     content = json.loads((tmp_path / "out" / "transformer-table1.json").read_text())
     assert [len(row["seconds"]) for row in content["layers"].values()] == [3] * 5
     page = (tmp_path / "out" / "transformer-table1.html").read_text()
-    assert page.count("<polyline") == 5
+    assert page.count("<polyline") == 10  # of the time, and of the longest path
+    assert "recurrent: 49.000 at 49</title>" in page
+    assert content["layers"]["dilated convolution"]["paths"] == [2, 2, 3, 3, 4, 4]
+    assert content["layers"]["restricted self-attention"]["paths"] == [1, 1, 2, 3, 4, 6]
     assert "n / k" in page
     assert "log_k n" in page
     assert ">milliseconds</text>" in page

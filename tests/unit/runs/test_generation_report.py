@@ -5,6 +5,7 @@ import re
 import pytest
 from tests.unit.inference.generators import WORDS, generator_folder
 
+from maskloom.checkpoints.huggingface import load_model
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.report.generation import generation_report
 
@@ -37,6 +38,11 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
     assert ("Sinusoids, encoder and decoder" in page) == (name == "transformer")
     assert ("Learned vectors, decoder" in page) == (name == "bart")
     assert ("Biases by distance, decoder" in page) == (name == "t5")
+    assert page.count("likeness by distance</h3>") == {"transformer": 1, "bart": 2, "t5": 0}[name]
+    blocks = re.findall(r"<b>(\d × \w+)</b> <span[^>]*>layers, ([\d,]+) parameters each<", page)
+    assert [kind for kind, _ in blocks] == ["2 × TransformerLayer", f"{layers} × TransformerLayer"]
+    count = sum(one.numel() for one in load_model(tmp_path / "model")[0].parameters())
+    assert f"{count:,} parameters. Blocks are" in page
 
 
 def test_a_gpt_is_shown_by_its_own_attention(tmp_path):

@@ -1,4 +1,4 @@
-"""One HTML page about how a model generates: attention, the steps of a search, masks and positions."""
+"""One HTML page about how a model generates: attention, the steps of a search, masks, positions, blocks."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from maskloom.inference.inspection import (
 from maskloom.inference.predictor import Predictor
 from maskloom.inference.results import GeneratedText
 from maskloom.models.decoder import TiedDecoder
-from maskloom.runs.charts import heat_map, page_template, visible
+from maskloom.runs.charts import Line, heat_map, line_chart, page_template, visible
 from maskloom.runs.first_look import check_page
 from maskloom.runs.reading_defaults import reading_of_sources
+from maskloom.runs.report.network import blocks
 from maskloom.runs.report.page import Chart
 from maskloom.system.files import output_file
 from maskloom.tasks.tables import ReadingOptions
@@ -63,8 +64,8 @@ def generation_report(
     """Write a page about what a model makes of texts, or of the first ones of a file; return what it is and these.
 
     Those of `Generation` that are given change the model's own. The page shows attention, the steps of the search or
-    the draws, masks, and the positions of the model, and loads nothing. Raises ConfigError for a page that cannot be
-    written, and the errors of `generate`.
+    the draws, masks, positions and the blocks of the model, and loads nothing. Raises ConfigError for a page that
+    cannot be written, and the errors of `generate`.
     """
     target = Path(page)
     check_page(target, "--report")
@@ -99,6 +100,7 @@ def generation_report(
         ],
         masks=_masks(predictor, found),
         positions=_positions(predictor),
+        network=blocks(predictor.model),
         most_choices=1 + max((len(attention.probabilities) for attention in found[0].maps.values()), default=0),
     )
     with output_file(target, "w") as file:
@@ -231,6 +233,10 @@ def _positions(predictor: Predictor) -> list[Chart]:
         note = f"Rows: positions 0 to {number - 1}, from the top; columns: "
         note += f"the {size} dimensions." if size <= _DIMENSIONS else f"the first {_DIMENSIONS} of {size} dimensions."
         charts.append(Chart(name, heat_map(vectors[:, :_DIMENSIONS].tolist(), name=name), note))
+        pairs = [torch.cosine_similarity(vectors[: number - apart], vectors[apart:]) for apart in range(number)]
+        curve = [Line("mean", [(apart, float(found.mean())) for apart, found in enumerate(pairs)], "c0")]
+        svg = line_chart(curve, x_name="distance", y_name="cosine")
+        charts.append(Chart(f"{name}: likeness by distance", svg, "The mean cosine of two vectors that far apart."))
     for part, biases in position_biases(model, _DISTANCE).items():
         columns = [str(distance) for distance in range(-_DISTANCE, biases.shape[1] - _DISTANCE)]
         rows = [f"head {number}" for number in range(1, len(biases) + 1)]
