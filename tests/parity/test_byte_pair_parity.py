@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import ByteLevelBPETokenizer
 
@@ -60,6 +60,39 @@ def test_folders_of_bart_give_the_same_ids_and_marks(gpt2: Path, tmp_path: Path,
             assert theirs(first, pair)["input_ids"] == ours == again(first, pair)["input_ids"]
             assert tokenizer.decode(tokenizer.encode(first).ids) == first
     assert again.mask_token_id == tokenizer.vocabulary.mask_id
+
+
+@pytest.fixture(scope="module")
+def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level folder that we trained, in the layout of BART, beside a configuration of one."""
+    folder = tmp_path_factory.mktemp("bpe") / "bart"
+    settings = VocabularySettings(size=340, model="byte-bpe", lowercase=False, sentinels=3)
+    train_vocabulary(TEXTS, settings)[0].save(folder)
+    (folder / "config.json").write_text('{"model_type": "bart"}')
+    return folder
+
+
+@pytest.mark.parametrize("name", ["AutoTokenizer", "BartTokenizer", "BartTokenizerFast", "RobertaTokenizerFast"])
+def test_our_bytes_open_in_transformers_with_the_same_ids_and_roles(bart: Path, name: str) -> None:
+    theirs, tokenizer = getattr(transformers, name).from_pretrained(bart), Tokenizer.load(bart)
+
+    @settings(max_examples=100, deadline=None)
+    @given(text=TEXT)
+    @example("a  b\n\n c   🙂👩‍👩‍👧 東京\u3000東 \t\r\n\x1c ## It's   ")
+    def check(text: str) -> None:
+        if not any(token in text for token in tokenizer.vocabulary.tokens if token.startswith("<")):
+            ids = theirs(text)["input_ids"]
+            assert tokenizer.encode(text).ids == ids
+            assert theirs.decode(ids, skip_special_tokens=True) == tokenizer.decode(ids) == text
+
+    check()
+    marks = (theirs.bos_token_id, theirs.pad_token_id, theirs.eos_token_id, theirs.unk_token_id, theirs.mask_token_id)
+    assert marks == (0, 1, 2, 3, len(tokenizer.vocabulary) - 4)
+    assert (theirs.cls_token_id, theirs.sep_token_id) == (0, 2)
+    for first, second in pairwise(TEXTS):
+        assert theirs(first, f"{second} <mask>.")["input_ids"] == [
+            *tokenizer.encode(first, f"{second} <mask>.", parse_special_tokens=True).ids
+        ]
 
 
 def published(folder: Path, out: Path) -> Path:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 import maskloom
+from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference.span_filling import SpanFiller
 from maskloom.text.tokenizer import Tokenizer
@@ -52,6 +54,14 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 512, **named}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+@pytest.mark.parametrize("sentences", ["split", "lines"])
+def test_sentences_of_a_corpus_together_are_the_whole_text(folder: Path, sentences) -> None:
+    tokenizer = Tokenizer.load(folder)
+    encoder = SentenceEncoder(tokenizer, sentences=sentences)
+    for text in ("\n".join(TEXTS), "  She sells.\nNaïve  (café)\tis open! 東京", "Low."):
+        assert np.frombuffer(encoder.encode([text]).tokens, encoder.type).tolist() == tokenizer.token_ids(text)
 
 
 @pytest.fixture(scope="module")

@@ -39,12 +39,15 @@ def vocab_train(
     texts: Texts,
     *,
     model: Annotated[
-        Literal["wordpiece", "bpe", "words"],
-        typer.Option(help="wordpiece: for BERT; bpe: byte pairs, for GPT; words: whole words, for ELMo to predict."),
+        Literal["wordpiece", "bpe", "byte-bpe", "words"],
+        typer.Option(
+            help="wordpiece: for BERT; bpe: byte pairs, for GPT; byte-bpe: the same on bytes, for GPT-2 and BART; "
+            "words: whole words, for ELMo to predict."
+        ),
     ] = "wordpiece",
     out: Out,
     size: Annotated[int, typer.Option(min=1, help="Number of pieces, including special tokens.")],
-    cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents.")] = False,
+    cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents, as byte-bpe always does.")] = False,
     score: Annotated[
         Literal["frequency", "likelihood", "pmi"],
         typer.Option(
@@ -71,9 +74,8 @@ def vocab_train(
     from maskloom.runs.corpus import train_vocabulary_from_files
     from maskloom.text.vocabulary_training import VocabularySettings
 
-    settings = VocabularySettings(
-        size, not cased, score, min_frequency, max_distinct_words=max_distinct_words, model=model, sentinels=sentinels
-    )
+    lowercase, more = not cased and model != "byte-bpe", {"max_distinct_words": max_distinct_words}
+    settings = VocabularySettings(size, lowercase, score, min_frequency, model=model, sentinels=sentinels, **more)
     how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
     show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json)
 

@@ -282,9 +282,9 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
 
 def _coverage_of_files(paths: Iterable[str | Path], tokenizer: Tokenizer) -> dict[str, Any]:
     texts = (document.text for document in read_documents(paths))
-    counted = count_words(
-        texts, lowercase=tokenizer.lowercase, max_distinct_words=VocabularySettings.max_distinct_words
-    )
+    is_bytes = isinstance(tokenizer, BytePairTokenizer) and not tokenizer.cuts_at_white_space
+    lowercase = None if is_bytes else tokenizer.lowercase
+    counted = count_words(texts, lowercase=lowercase, max_distinct_words=VocabularySettings.max_distinct_words)
     return {
         "num_documents": counted.num_texts,
         "num_words": counted.num_words,

@@ -81,9 +81,7 @@ class BytePairTokenizer(Tokenizer):
         return replace(self, vocabulary=Vocabulary(list(tokens), special, prefix=old.prefix, suffix=old.suffix))
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
-        """Return the ids of the pieces of each word; as bytes a word begins with the blank before it."""
-        if not self.vocabulary.suffix:
-            return (self.token_ids(f" {word}") for word in words)
+        """Return the ids of the pieces of each word, which for pieces of bytes is one of `byte_words`."""
         cut = self._library.model.tokenize
         return ([piece.id for piece in cut(word)] for word in words)
 

@@ -287,14 +287,14 @@ def merge_pairs(
     num_symbols: int,
     score: Score,
     min_frequency: int,
-    suffix: str = "",
+    suffix: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """Return `symbols` followed by merged ones, up to `num_symbols` in all, and the merges in their order.
 
     `symbols` are the characters and must cover `words`: bare for the start of a word and with `##` inside, or, where a
-    `suffix` is given, with that at the end of a word and bare before it (Sennrich et al. 2016). A pair is
-    merged while one occurs `min_frequency` times or more. "frequency" takes the pair that occurs most often;
+    `suffix` is given, with that at the end of a word and bare before it (Sennrich et al. 2016); "" marks no end. A pair
+    is merged while one occurs `min_frequency` times or more. "frequency" takes the pair that occurs most often;
     "likelihood" the one whose merge adds most to the log likelihood of the words under a unigram model of the symbols,
     and none that adds nothing (Schuster and Nakajima 2012; paper 3.2 names WordPiece); "pmi" the one with the highest
     freq(pair) / (freq(first) * freq(second)). All counts are those of the words as they are cut now. A tie goes to the
@@ -302,7 +302,7 @@ def merge_pairs(
     string are one symbol.
     """
     segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols, suffix), marks_end=bool(suffix))
-    table = SymbolTable(symbols)
+    table = SymbolTable(symbols, CONTINUATION_PREFIX if suffix is None else "")
     if score == "frequency":
         pairs = FrequencyQueue(segmented.pair_counts, min_frequency)
     elif score == "pmi":
@@ -323,15 +323,15 @@ def merge_pairs(
     return table.strings, merges
 
 
-def _symbols_of_characters(symbols: Sequence[str], suffix: str) -> tuple[np.ndarray, np.ndarray]:
+def _symbols_of_characters(symbols: Sequence[str], suffix: str | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the symbol of each code point at the start of a word, or with a suffix at its end, and elsewhere."""
     bare = {ord(symbol): index for index, symbol in enumerate(symbols) if len(symbol) == 1}
-    if suffix:
+    if suffix is not None:
         marked = {ord(s[0]): i for i, s in enumerate(symbols) if s.endswith(suffix) and len(s) == len(suffix) + 1}
     else:
         marked = {ord(s[2:]): i for i, s in enumerate(symbols) if s.startswith(CONTINUATION_PREFIX) and len(s) == 3}
     size = max([0, *bare, *marked]) + 1
     tables = np.full((2, size), -1, np.int32)
-    for table, places in zip(tables, (marked, bare) if suffix else (bare, marked), strict=True):
+    for table, places in zip(tables, (bare, marked) if suffix is None else (marked, bare), strict=True):
         table[list(places.keys())] = list(places.values())
     return tables[0], tables[1]

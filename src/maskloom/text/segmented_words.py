@@ -157,10 +157,13 @@ class SegmentedWords:
 
 
 class SymbolTable:
-    """The strings of symbols by id, at first those of single characters, and the other way round."""
+    """The strings of symbols by id, at first those of single characters, and the other way round.
 
-    def __init__(self, symbols: Sequence[str]) -> None:
-        self.strings = list(symbols)
+    A string that continues a word begins with `prefix`, which goes where it is joined to another.
+    """
+
+    def __init__(self, symbols: Sequence[str], prefix: str = CONTINUATION_PREFIX) -> None:
+        self.strings, self._prefix = list(symbols), prefix
         self._ids = {symbol: index for index, symbol in enumerate(self.strings)}
 
     def add(self, pair: int) -> int:
@@ -184,7 +187,7 @@ class SymbolTable:
                 yield first << PAIR_SHIFT | second
 
     def _joined(self, pair: int) -> str:
-        return self.strings[pair >> PAIR_SHIFT] + self.strings[pair & SECOND].removeprefix(CONTINUATION_PREFIX)
+        return self.strings[pair >> PAIR_SHIFT] + self.strings[pair & SECOND].removeprefix(self._prefix)
 
 
 def _pairs(first: np.ndarray | int, second: np.ndarray | int) -> np.ndarray:

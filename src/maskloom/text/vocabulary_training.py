@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+
+from tokenizers import pre_tokenizers
 
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.worker_processes import ONE_PROCESS, Work
@@ -13,6 +16,7 @@ from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.pair_merging import Score, merge_pairs
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import (
+    BART_TOKENS,
     CONTINUATION_PREFIX,
     END_OF_WORD,
     GPT_TOKENS,
@@ -25,17 +29,15 @@ from maskloom.text.vocabulary import (
 from maskloom.text.word_counting import Progress, WordCounts, count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-Model = Literal["wordpiece", "bpe", "words"]
+Model = Literal["wordpiece", "bpe", "byte-bpe", "words"]
+_FIRST = {"bpe": GPT_TOKENS.tokens, "byte-bpe": ("<s>", "<pad>", "</s>", "<unk>")}
 
 
 @dataclass(frozen=True)
 class VocabularySettings:
-    """What a vocabulary of `size` tokens is: WordPiece (BERT), the byte pairs of GPT, or the most frequent words.
+    """What a vocabulary is: WordPiece (BERT), byte pairs of GPT, those of BART on bytes, or the most frequent words.
 
-    A pair is merged where it occurs `min_frequency` times; `score` says which comes next, see `merge_pairs`. The
-    `alphabet_limit` most frequent characters take part. Memory holds about `max_distinct_words` words. So many
-    `sentinels` for missing spans of a text come last, the first of them behind the others, as in T5.
-    """
+X    """
 
     size: int
     lowercase: bool = True
@@ -48,15 +50,21 @@ class VocabularySettings:
 
     @property
     def specials(self) -> tuple[str, ...]:
-        """The special tokens, which come first."""
-        return GPT_TOKENS.tokens if self.model == "bpe" else SPECIAL_TOKENS
+        """The special tokens, which come first; in BART's layout the mask comes behind the others and the merges."""
+        return _FIRST.get(self.model, SPECIAL_TOKENS)
+
+    @property
+    def last(self) -> list[str]:
+        """The tokens behind all merges."""
+        mask = ["<mask>"] if self.model == "byte-bpe" else []
+        return [*mask, *(sentinel(number) for number in reversed(range(self.sentinels)))]
 
     def check(self) -> None:
         """Raise ConfigError for values that no vocabulary can have."""
         for name, value, known in (("model", self.model, get_args(Model)), ("score", self.score, get_args(Score))):
             if value not in known:
                 raise ConfigError(f"{name} = {value!r}: it must be one of {', '.join(map(repr, known))}")
-        if self.model == "bpe" and self.score != "frequency":
+        if self.model in _FIRST and self.score != "frequency":
             raise ConfigError(
                 f"score = {self.score!r}: byte-pair encoding merges the most frequent pair; leave --score out"
             )
@@ -64,7 +72,9 @@ class VocabularySettings:
             raise ConfigError(
                 "model = 'words': nothing is merged and no span is missing; leave --score, --sentinels out"
             )
-        lowest = {"size": len(self.specials) + self.sentinels + 1, "min_frequency": 1, "alphabet_limit": 1}
+        if self.model == "byte-bpe" and self.lowercase:
+            raise ConfigError("lowercase = True: pieces of bytes keep the case of a text, as GPT-2's and BART's do")
+        lowest = {"size": len(self.specials) + len(self.last) + 1, "min_frequency": 1, "alphabet_limit": 1}
         lowest |= {"max_distinct_words": 1, "sentinels": 0}
         for name, least in lowest.items():
             if getattr(self, name) < least:
@@ -79,40 +89,42 @@ def train_vocabulary(
     progress: Progress | None = None,
     count: Callable[..., WordCounts] = count_words,
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a trained tokenizer: WordPiece (paper 3.2), or GPT's byte pairs (Sennrich et al. 2016); and a report.
+    """Return a trained tokenizer: WordPiece (paper 3.2), or byte pairs (Sennrich et al. 2016); and a report.
 
     It says what the vocabulary was made from and how well it covers that text: rates are fractions of the words that
     were kept, counted as often as they occur; an unknown word counts as one piece. It shows the hundred most frequent
     of the dropped characters. Special tokens come first; then the characters, for WordPiece bare where one starts a
-    word and with `##` inside, for byte pairs bare inside and with `</w>` where one ends a word; then merges in order.
-    Which pair is merged, and which of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds
-    another character, or over 200 characters, takes no part. Fewer tokens than `settings.size` are returned where no
-    pair is left that is frequent enough, and the report says so. "pmi" merges rare pairs first, because their symbols
+    word and with `##` inside, for byte pairs bare inside and with `</w>` where one ends a word, or the 256 bytes
+    (Radford et al. 2019, 2.2), of which a word has the blank before it; then merges in order. Which pair is merged, and
+    which of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds another character, or over
+    200 characters (of bytes any number), takes no part. Fewer tokens than `settings.size` are returned where no pair is
+    left that is frequent enough, and the report says so. "pmi" merges rare pairs first, because their symbols
     are rare too: raise `min_frequency` until the report's pieces per word are few. Of "words" the most frequent follow
-    the special tokens, and all others are unknown. Words over `max_distinct_words` go
-    to disk while counting, and the rarest are dropped and reported. `count` is `count_words`, or that with more of its
+    the special tokens, and all others are unknown. Words over `max_distinct_words` go to disk while counting, and the rarest are dropped and reported. `count` is `count_words`, or that with more of its
     settings. Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and
     DataError for text without words.
     """
     settings.check()
-    limit, lowercase = settings.max_distinct_words, settings.lowercase
+    is_bytes = settings.model == "byte-bpe"
+    limit, lowercase = settings.max_distinct_words, None if is_bytes else settings.lowercase
     counted = count(texts, lowercase=lowercase, max_distinct_words=limit, work=work, progress=progress)
     if not counted.counts:
         raise DataError(f"{counted.num_texts} texts hold no words; a vocabulary needs some")
     if settings.model == "words":
         whole = WordPieceTokenizer(_frequent_words(counted.counts, settings), lowercase=settings.lowercase)
         return whole, _report(whole, counted, len({*"".join(counted.counts)}), "", settings)
-    suffix = END_OF_WORD if settings.model == "bpe" else ""
+    suffix = {"wordpiece": None, "bpe": END_OF_WORD, "byte-bpe": ""}[settings.model]
     characters, dropped, alphabet = _choose_alphabet(counted.counts, settings.alphabet_limit, suffix)
-    size, sentinels = settings.size, [sentinel(number) for number in reversed(range(settings.sentinels))]
-    num_specials = len(settings.specials) + len(sentinels)
+    size, num_specials = settings.size, len(settings.specials) + len(settings.last)
     num_needed = num_specials + len(alphabet)
     if size < num_needed:
         raise ConfigError(
             f"size = {size}: {num_specials} special tokens and {len(alphabet)} symbols for "
             f"{len(characters)} characters need {num_needed}; give --size {num_needed} or more"
         )
-    words = sorted(word for word in counted.counts if len(word) <= MAX_WORD_LENGTH and characters.issuperset(word))
+    words = sorted(
+        word for word in counted.counts if is_bytes or (len(word) <= MAX_WORD_LENGTH and characters.issuperset(word))
+    )
     symbols, merges = merge_pairs(
         words,
         [counted.counts[word] for word in words],
@@ -123,13 +135,15 @@ def train_vocabulary(
         suffix=suffix,
         progress=(lambda done: progress("merge pairs", done + num_specials, size)) if progress else None,
     )
-    if settings.model == "bpe":
-        vocabulary = Vocabulary([*settings.specials, *symbols, *sentinels], GPT_TOKENS, prefix="", suffix=suffix)
-        tokenizer = BytePairTokenizer(vocabulary, tuple(merges), lowercase=settings.lowercase)
-    else:
-        vocabulary = Vocabulary([*settings.specials, *symbols, *sentinels])
-        tokenizer = WordPieceTokenizer(vocabulary, lowercase=settings.lowercase)
+    tokenizer = _tokenizer([*settings.specials, *symbols, *settings.last], merges, suffix, settings.lowercase)
     return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
+
+
+def _tokenizer(tokens: list[str], merges: list[tuple[str, str]], suffix: str | None, lowercase: bool) -> Tokenizer:
+    if suffix is None:
+        return WordPieceTokenizer(Vocabulary(tokens), lowercase=lowercase)
+    vocabulary = Vocabulary(tokens, GPT_TOKENS if suffix else BART_TOKENS, prefix="", suffix=suffix)
+    return BytePairTokenizer(vocabulary, tuple(merges), lowercase=lowercase)
 
 
 def _frequent_words(counts: dict[str, int], settings: VocabularySettings) -> Vocabulary:
@@ -141,8 +155,11 @@ def _frequent_words(counts: dict[str, int], settings: VocabularySettings) -> Voc
     return Vocabulary([*settings.specials, *words[: settings.size - len(settings.specials)]])
 
 
-def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str) -> tuple[frozenset[str], str, list[str]]:
+def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str | None) -> tuple[frozenset[str], str, list[str]]:
     """Return the most frequent characters, the others, and the symbols of the first; ties go to lower code points."""
+    if suffix == "":
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        return frozenset(alphabet), "", alphabet
     totals: Counter[str] = Counter()
     for word, count in counts.items():
         for char in word:
@@ -162,6 +179,7 @@ def _report(
     tokenizer: Tokenizer, counted: WordCounts, alphabet_size: int, dropped: str, settings: VocabularySettings
 ) -> dict[str, Any]:
     vocabulary, why_smaller = tokenizer.vocabulary, None
+    longest = MAX_WORD_LENGTH if tokenizer.cuts_at_white_space else math.inf
     if len(vocabulary) < settings.size:
         what = "word" if settings.model == "words" else "pair of symbols"
         left = "" if settings.model == "words" else " to merge"
@@ -176,7 +194,7 @@ def _report(
         "score": settings.score,
         "min_frequency": settings.min_frequency,
         **{name: number for name, number in vars(counted).items() if name != "counts"},
-        "num_too_long_words": sum(count for word, count in counted.counts.items() if len(word) > MAX_WORD_LENGTH),
+        "num_too_long_words": sum(count for word, count in counted.counts.items() if len(word) > longest),
         "alphabet_size": alphabet_size,
         "num_dropped_characters": len(dropped),
         "dropped_characters": dropped[:100],
@@ -206,7 +224,7 @@ def longest_token(vocabulary: Vocabulary) -> str:
 
 
 def measure_coverage(tokenizer: Tokenizer, counts: dict[str, int]) -> dict[str, float]:
-    """Return `unknown_rate`, `single_piece_rate` ... of normalised words by their counts; unknown is one piece."""
+    """Return `unknown_rate`, `single_piece_rate` ... of counted words; unknown is one piece, a byte a character."""
     unknown = None if tokenizer.vocabulary.special.unknown is None else tokenizer.vocabulary.unk_id
     num_words = num_unknown = num_single = num_pieces = num_characters = 0
     readable = ("" if SURROGATE.search(word) else word for word in counts)

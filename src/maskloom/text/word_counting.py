@@ -15,17 +15,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+from tokenizers import pre_tokenizers
 
 from maskloom.system.fault_points import fault_point
 from maskloom.system.worker_processes import ONE_PROCESS, Work, results
 from maskloom.text.normalization import split_chunks, words
+from maskloom.text.vocabulary import SURROGATE
 
 Progress = Callable[[str, int, int], None]
 
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
-_SAFE_CUT = re.compile("[ \n]")
+_SAFE_CUT = re.compile(r"(?<!\s)[ \n]")
+# What GPT-2's rules see as white space stays before what follows it, whose word may begin with a blank.
+_CHUNK_OF_BYTES = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|\s+")
+_OF_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 # Characters of text without white space that begin a word whatever stands before; where there is none, a word is cut
 # that is too long to be counted for anything.
 _BETWEEN_WORDS = re.compile(r"[!-&(-\-/;-@\\_{-~\u4e00-\u9fff]")
@@ -52,14 +59,14 @@ class WordCounts:
 def count_words(
     texts: Iterable[str],
     *,
-    lowercase: bool,
+    lowercase: bool | None,
     max_distinct_words: int,
     work: Work = ONE_PROCESS,
     progress: Progress | None = None,
     scratch: Path | None = None,
     place: Callable[[], str] | None = None,
 ) -> WordCounts:
-    """Count the words of all texts, normalised as the tokenizer normalises them.
+    """Count the words of all texts, normalised as the tokenizer normalises them; those of `byte_words` without a case.
 
     Memory holds about `max_distinct_words` distinct words while counting, twice as many while runs are merged, and the
     words of two batches for each process. Temporary files, in the folder `scratch`, and processes are gone in the end,
@@ -84,16 +91,26 @@ def count_words(
     return found
 
 
-def _batch_counter(lowercase: bool) -> Callable[[list[str]], dict[str, int]]:
+def byte_words(text: str) -> list[str]:
+    """Split text into words as GPT-2 does, each as its bytes are written: "Ġthe" is a word with the blank before it."""
+    return [word for word, _ in _OF_BYTES.pre_tokenize_str(SURROGATE.sub("\ufffd", text))]
+
+
+def _batch_counter(lowercase: bool | None) -> Callable[[list[str]], dict[str, int]]:
+    if lowercase is None:
+        split, words_of = _CHUNK_OF_BYTES.findall, byte_words
+    else:
+        split, words_of = split_chunks, partial(words, lowercase=lowercase)
+
     def count(batch: list[str]) -> dict[str, int]:
         chunks: Counter[str] = Counter()
         for text in batch:
-            chunks.update(split_chunks(text))
+            chunks.update(split(text))
         counts: dict[str, int] = {}
         for chunk, number in chunks.items():
             # the rules of words take hundreds of bytes for each character
             for part in _cut(chunk, _LONGEST_RUN, _LONGEST_RUN // 2, _LONGEST_RUN, (_BETWEEN_WORDS,)):
-                for word in words(part, lowercase=lowercase):
+                for word in words_of(part):
                     counts[word] = counts.get(word, 0) + number
         return counts
 

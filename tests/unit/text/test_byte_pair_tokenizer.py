@@ -73,7 +73,7 @@ def test_a_published_folder_has_no_marks_until_it_is_given_some(tmp_path: Path) 
 def test_a_folder_of_bytes_keeps_white_space_and_case(tmp_path: Path) -> None:
     found = Tokenizer.load(gpt2(tmp_path))
     assert found.vocabulary.special == SpecialTokens(begin="<|endoftext|>", end="<|endoftext|>")
-    assert list(found.word_ids(["the"])) == [found.token_ids(" the")]
+    assert list(found.word_ids(["Ġthe", "the"])) == [found.token_ids(" the"), found.token_ids("the")]
     assert found.tokens(" the  The") == ["Ġthe", "Ġ", "Ġ", "T", "h", "e"]
     text = " The  Café\n\n🙂 the "
     assert found.decode(found.token_ids(text)) == text

@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import ByteLevelBPETokenizer, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Library
-from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
-from maskloom.text.vocabulary import GPT_TOKENS
+from maskloom.text.vocabulary import GPT_TOKENS, SURROGATE
 from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
+from maskloom.text.word_counting import byte_words, count_words
 
 TEXTS = [
     "The lowest of the low rivers was lower than the newest and widest one. Low, lower, lowest!",
@@ -24,7 +25,7 @@ TEXTS = [
 
 
 def train(texts: list[str] = TEXTS, *, size: int = 120, work: Work = ONE_PROCESS, **options: Any) -> BytePairTokenizer:
-    return train_vocabulary(texts, VocabularySettings(size=size, model="bpe", **options), work=work)[0]
+    return train_vocabulary(texts, VocabularySettings(**{"size": size, "model": "bpe", **options}), work=work)[0]
 
 
 def naive_merges(words: dict[str, int], *, num_symbols: int, min_frequency: int) -> list[tuple[str, str]]:
@@ -120,16 +121,71 @@ def test_the_report_says_what_byte_pairs_have() -> None:
     assert report["why_smaller"].startswith("no pair of symbols")
 
 
+ODD = [
+    "#### ## # ####### a",
+    "\n\n   b   c\t\td 🙂🙂 東京 東京東京 ",
+    "\x1c?!\x1c!? it's  'tis\u00a0x \u2028'S",
+    " \ud800 a b \ud800",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(
+        st.text() | st.lists(st.sampled_from([*" \t\n'.#é東🙂", "the", "I'm", "aaa"])).map("".join), min_size=1
+    ),
+    size=st.integers(265, 330),
+    min_frequency=st.integers(1, 3),
+)
+def test_pieces_of_bytes_are_merged_as_the_library_merges_them(texts, size, min_frequency) -> None:
+    """Ties too, as the bytes have the order of their characters there."""
+    texts = [*texts, *TEXTS, *ODD]
+    library = ByteLevelBPETokenizer()
+    plain = [SURROGATE.sub("\ufffd", text) for text in texts]
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    library.train_from_iterator(plain, size - 1, min_frequency, show_progress=False, special_tokens=special)
+    found = train(texts, size=size, model="byte-bpe", lowercase=False, min_frequency=min_frequency)
+    theirs = [tuple(pair) for pair in json.loads(library.to_str())["model"]["merges"]]
+    assert list(found.merges) == theirs
+    assert found.vocabulary.tokens[:-1] == tuple(sorted(library.get_vocab(), key=library.get_vocab().__getitem__))
+    assert found.vocabulary.mask_id == size - 1
+
+
+def test_pieces_of_bytes_have_the_layout_of_bart_and_every_byte() -> None:
+    options: dict[str, Any] = {"model": "byte-bpe", "lowercase": False, "sentinels": 2}
+    tokenizer, report = train_vocabulary(TEXTS, VocabularySettings(320, **options))
+    tokens = tokenizer.vocabulary.tokens
+    assert tokens[:4] == ("<s>", "<pad>", "</s>", "<unk>")
+    assert list(tokens[4:260]) == sorted(pre_tokenizers.ByteLevel.alphabet())
+    assert tokens[-3:] == ("<mask>", "<extra_id_1>", "<extra_id_0>")
+    assert len(tokens) == report["size"] == 320
+    assert report["alphabet_size"] == 256
+    assert report["unknown_rate"] == report["num_dropped_characters"] == report["num_too_long_words"] == 0
+    for text in (*TEXTS, *ODD[:3], "Ω\r\n\0", "東" * 999):
+        assert tokenizer.decode(tokenizer.token_ids(text)) == text
+
+
+def test_pieces_of_bytes_are_the_same_in_any_order_and_number_of_processes(tmp_path) -> None:
+    texts, options = [*TEXTS, *ODD], {"size": 330, "model": "byte-bpe", "lowercase": False}
+    first = train(texts, **options)
+    assert train(texts[::-1], **options) == train(texts, work=Work(2), **options) == first
+    long = "".join([*texts, "a  b \n" * 200_000])
+    counted = count_words([long], lowercase=None, max_distinct_words=10_000)
+    assert counted.counts == Counter(byte_words(long))
+
+
 @pytest.mark.parametrize(
     ("texts", "options", "error", "message"),
     [
         (TEXTS, {"size": 20}, ConfigError, r"size = 20: 6 special tokens and \d+ symbols for \d+ characters need"),
         (TEXTS, {"score": "pmi"}, ConfigError, "score = 'pmi': byte-pair encoding merges the most frequent pair"),
+        (TEXTS, {"model": "byte-bpe"}, ConfigError, "lowercase = True: pieces of bytes keep the case of a text"),
+        (TEXTS, {"model": "byte-bpe", "lowercase": False}, ConfigError, "5 special tokens and 256 symbols .* need 261"),
         ([""], {}, DataError, "1 texts hold no words"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(texts, options, error, message) -> None:
     with pytest.raises(error, match=message):
         train(texts, **options)
-    with pytest.raises(ConfigError, match="model = 'unigram': it must be one of 'wordpiece', 'bpe'"):
+    with pytest.raises(ConfigError, match="model = 'unigram': it must be one of 'wordpiece', 'bpe', 'byte-bpe'"):
         train_vocabulary(TEXTS, VocabularySettings(size=100, model="unigram"))  # type: ignore[arg-type]

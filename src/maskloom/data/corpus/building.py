@@ -142,7 +142,7 @@ def build_corpus(
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
-    _check_settings(tokenizer, out, settings)
+    _check_settings(out, settings)
     refuse_output_inside(paths, out)
     reading, seen = ReadingReport(), DigestSet()
     files = source_files(paths, reading)
@@ -176,12 +176,7 @@ def build_corpus(
         return {**manifest, "num_kept_shards": len(kept)}
 
 
-def _check_settings(tokenizer: Tokenizer, out: Path, settings: CorpusSettings) -> None:
-    if not tokenizer.cuts_at_white_space:
-        raise ConfigError(
-            "a corpus keeps sentences apart and encodes word by word, but this byte-level vocabulary (GPT-2) holds the "
-            "white space between words; build the corpus with a vocabulary of words"
-        )
+def _check_settings(out: Path, settings: CorpusSettings) -> None:
     check_language(settings.language or "en")
     if settings.sentences not in ("split", "lines"):
         raise ConfigError(f"sentences is {settings.sentences!r}; it must be 'split' or 'lines'")

@@ -9,7 +9,13 @@ from typing import Any, Literal
 import numpy as np
 
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corpus.statistics import document_lengths, repeated_sentences, sentence_blocks, token_counts
+from maskloom.data.corpus.statistics import (
+    document_lengths,
+    num_unknown,
+    repeated_sentences,
+    sentence_blocks,
+    token_counts,
+)
 from maskloom.errors import amount
 
 Level = Literal["error", "warning", "info"]
@@ -54,6 +60,11 @@ class _Examined:
     @property
     def by_lines(self) -> bool:
         return self.manifest["settings"].get("sentences") == "lines"
+
+    @property
+    def num_unknown(self) -> int:
+        """How many tokens are unknown."""
+        return num_unknown(self.counts, self.corpus)
 
     @property
     def num_divisible(self) -> int:
@@ -152,8 +163,7 @@ def _repeated(examined: _Examined) -> Iterator[Finding]:
 
 
 def _unknown(examined: _Examined) -> Iterator[Finding]:
-    rate = examined.counts[examined.corpus.vocabulary.unk_id] / examined.corpus.num_tokens
-    unknown = examined.corpus.vocabulary.special.unknown
+    unknown, rate = examined.corpus.vocabulary.special.unknown, examined.num_unknown / examined.corpus.num_tokens
     if rate >= _UNKNOWN_WARNING:
         yield Finding(
             "error" if rate >= _UNKNOWN_ERROR else "warning",
@@ -168,13 +178,14 @@ def _script(examined: _Examined) -> Iterator[Finding]:
     corpus = examined.corpus
     vocabulary = corpus.vocabulary
     letters = np.array([_is_letter(vocabulary.bare(token)) for token in vocabulary.tokens])
-    fraction = float((examined.counts[letters].sum() + examined.counts[vocabulary.unk_id]) / corpus.num_tokens)
+    fraction = float((examined.counts[letters].sum() + examined.num_unknown) / corpus.num_tokens)
     if fraction >= _LETTERS_WARNING:
         yield Finding(
             "error" if fraction >= _LETTERS_ERROR else "warning",
             "other_script",
-            f"{fraction:.1%} of the tokens are single letters or {vocabulary.special.unknown}: the text is in another "
-            "script or language than the vocabulary; train the vocabulary on this text, or with a larger --size",
+            f"{fraction:.1%} of the tokens are single letters or {vocabulary.special.unknown or 'bytes'}: the text is "
+            "in another script or language than the vocabulary; train the vocabulary on this text, or with a larger "
+            "--size",
         )
 
 

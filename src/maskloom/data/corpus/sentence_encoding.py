@@ -54,7 +54,9 @@ class SentenceEncoder:
     """Encodes documents; keeps the ids of words that it met, because a few thousand words make most of a text.
 
     "split" finds sentences by the rules of a language, "lines" takes each line for one. The ids are those that
-    `Tokenizer.token_ids` gives for each sentence.
+    `Tokenizer.token_ids` gives for each sentence. Where pieces hold the blank before a word, the ids of a document are
+    those of all its words with one blank between any two, so every sentence but the first begins with a blank. Differs
+    from the published code of BART: it encodes every line of text by itself, without such a blank.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:
@@ -64,7 +66,10 @@ class SentenceEncoder:
         self._language = language
         # where special tokens are read, a bracket can open one, which has its case and which others can tell
         reads_brackets = tokenizer.reads_special_tokens
-        self._classes = words.byte_classes(b"[" if reads_brackets else b"")
+        self._keeps_blanks = not tokenizer.cuts_at_white_space
+        # where blanks are kept, all that stands between two of them is one word
+        whole = bytes(range(33, 127)) if self._keeps_blanks else b"[" * reads_brackets
+        self._classes = words.byte_classes(whole)
         self._lowers_first = tokenizer.lowercase and not reads_brackets
         self._known = WordTable(self.type)
         self._num_not_kept = 0
@@ -135,18 +140,18 @@ class SentenceEncoder:
     def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
         """Yield the lines of a document, some at a time, and whether the last of them ends there."""
         if not self._finds_sentences:
-            yield from _pieces(document)
+            yield from _pieces(self._lines_apart(document))
             return
         lines: list[bytes] = []
-        size = 0
+        size, before = 0, b""
         for sentence in sentences_of_long_text(document, language=self._language):
             lines.append(sentence.encode("utf-8"))
             size += len(lines[-1])
             if size > _BLOCK_BYTES:
-                yield from _pieces(b"\n".join(lines))
-                lines, size = [], 0
+                yield from _pieces(before + b"\n ".join(lines))
+                lines, size, before = [], 0, b" "
         if lines:
-            yield from _pieces(b"\n".join(lines))
+            yield from _pieces(before + b"\n ".join(lines))
 
     def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return (tokens,) ids of some lines, and (lines,) int64: the tokens of each."""
@@ -159,14 +164,23 @@ class SentenceEncoder:
         return encoded.flat, np.diff(encoded.edges[np.searchsorted(spans.starts, line_ends)], prepend=0)
 
     def _lines(self, documents: list[bytes]) -> tuple[bytes, np.ndarray]:
-        """Return all sentences, a line each, and (documents,) int64: how many lines each document has."""
+        """Return all sentences, a line each, and (documents,) int64: how many lines each document has.
+
+        All lines of a document but the first begin with a blank, for pieces that keep it.
+        """
         if not self._finds_sentences:
             num_lines = (document.count(b"\n") + 1 for document in documents)
-            return b"\n".join(documents), np.fromiter(num_lines, np.int64, len(documents))
+            return b"\n".join(map(self._lines_apart, documents)), np.fromiter(num_lines, np.int64, len(documents))
         texts = (document.decode("utf-8", "surrogatepass") for document in documents)
         found = [split_sentences(text, language=self._language) for text in texts]
-        lines = "\n".join(sentence for sentences in found for sentence in sentences)
+        lines = "\n".join("\n ".join(sentences) for sentences in found if sentences)
         return lines.encode("utf-8", "surrogatepass"), np.fromiter(map(len, found), np.int64, len(documents))
+
+    def _lines_apart(self, document: bytes) -> bytes:
+        if not self._keeps_blanks:
+            return document
+        text = document.lstrip(b" \t\r\n")
+        return b"\n" * document.count(b"\n", 0, len(document) - len(text)) + text.replace(b"\n", b"\n ")
 
     def _ids_of_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
         """Return the ids of each word; those that the table does not keep are worked out here and forgotten."""
@@ -175,6 +189,8 @@ class SentenceEncoder:
         is_named = spans.ends - spans.starts <= words.LONGEST_NAMED
         if spans.is_odd.any() and b"\0" in content:
             is_named &= ~spans.is_odd
+        if self._keeps_blanks:
+            is_named &= np.frombuffer(b"\n" + content, np.uint8)[spans.starts] != _LINE_END
         named, others = np.flatnonzero(is_named), np.flatnonzero(~is_named)
         numbers = np.empty(len(spans.starts), dtype=np.int64)
         numbers[named], not_kept = self._numbers_of_words(content, _some(spans, named))
@@ -212,6 +228,9 @@ class SentenceEncoder:
             content[start:end].decode("utf-8", "surrogatepass")
             for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
         ]
+        if self._keeps_blanks:
+            blanks = (" " * bool(content[start - 1 : start].strip(b"\n")) for start in spans.starts.tolist())
+            texts = [blank + text for blank, text in zip(blanks, texts, strict=True)]
         is_odd = spans.is_odd.tolist()
         plain, odd = ([text for text, of_odd in zip(texts, is_odd, strict=True) if of_odd == kind] for kind in (0, 1))
         if self._tokenizer.lowercase:

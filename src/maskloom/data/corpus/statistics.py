@@ -45,7 +45,7 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
         "tokens_per_document": _described(np.bincount(document_tokens)),
         "sentences_per_document": _described(np.bincount(np.diff(corpus.document_offsets))),
         "tokens_per_sentence": _described(np.asarray(length_counts)),
-        "unknown_rate": float(counts[corpus.vocabulary.unk_id] / corpus.num_tokens),
+        "unknown_rate": num_unknown(counts, corpus) / corpus.num_tokens,
         "unigram_entropy": unigram_entropy(counts),
         "num_distinct_tokens": int((counts > 0).sum()),
         "vocabulary_size": len(tokens),
@@ -69,6 +69,11 @@ def token_counts(corpus: Corpus) -> np.ndarray:
         for start in range(0, len(shard), _BLOCK):
             counts += np.bincount(shard[start : start + _BLOCK], minlength=len(counts))
     return counts
+
+
+def num_unknown(counts: np.ndarray, corpus: Corpus) -> int:
+    """Return how many of the tokens are the unknown one, none where no such token is, as every byte is known."""
+    return 0 if corpus.vocabulary.special.unknown is None else int(counts[corpus.vocabulary.unk_id])
 
 
 def unigram_entropy(counts: np.ndarray) -> float:

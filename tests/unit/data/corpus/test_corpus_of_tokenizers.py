@@ -3,23 +3,28 @@
 import hashlib
 import json
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers.pre_tokenizers import ByteLevel
 
 from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.data.corpus.lint import lint_corpus
 from maskloom.data.corpus.opening import Corpus
+from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 from maskloom.data.corpus.statistics import corpus_statistics
 from maskloom.errors import ConfigError, DataError
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
-from maskloom.text.vocabulary import SpecialTokens, Vocabulary
+from maskloom.text.sentences import split_sentences
+from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
+WHITE = " \t\n"
 WORDS = ["the", "river", "ran", "under", "stone", "bridges", "while", "people", "slept", "."]
 WORDPIECE = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *"abcde", "##s"]))
 
@@ -115,9 +120,71 @@ def test_lint_shows_words_and_knows_the_unknown_token(tmp_path: Path, byte_pairs
     assert "of the tokens are <unk>, above" in messages["unknown_tokens"]
 
 
-def test_a_byte_level_vocabulary_is_refused_before_anything_is_written(text: Path, tmp_path: Path) -> None:
-    special = SpecialTokens(end="<|endoftext|>")
-    vocabulary = Vocabulary([*sorted(ByteLevel.alphabet()), "<|endoftext|>"], special, prefix="")
-    with pytest.raises(ConfigError, match="byte-level vocabulary"):
-        build(text, BytePairTokenizer(vocabulary, (), lowercase=False), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+ODD = [
+    "The ",
+    "It's so. ",
+    " ok! ",
+    "\n",
+    "東京",
+    "🙂 ",
+    "   ",
+    "…",
+    "\t",
+    "'s ",
+    "Yes. ",
+    "No?! ",
+    "x\u00a0y",
+    "##",
+    "\x1c",
+]
+
+
+@pytest.fixture(scope="module")
+def of_bytes() -> Tokenizer:
+    settings = VocabularySettings(size=320, model="byte-bpe", lowercase=False)
+    return train_vocabulary([*documents(60), "".join(ODD) * 9], settings)[0]
+
+
+@pytest.mark.parametrize("sentences", ["split", "lines"])
+@pytest.mark.parametrize("prefix_space", [False, True])
+def test_sentences_of_bytes_together_are_the_whole_text(of_bytes, sentences, prefix_space) -> None:
+    """One blank stands between any two words, and before every sentence but the first."""
+    tokenizer = replace(of_bytes, prefix_space=prefix_space)
+    encoder, draw = SentenceEncoder(tokenizer, sentences=sentences), random.Random(0)
+    texts = ["".join(draw.choices(ODD, k=draw.randint(1, 60))) for _ in range(300)]
+    encoded = encoder.encode(texts)
+    place = number = 0
+    for text in texts:
+        lines = [
+            line for line in (split_sentences(text) if sentences == "split" else text.split("\n")) if line.strip(WHITE)
+        ]
+        whole = [re.sub(f"[{WHITE}]+", " ", line).strip(" ") for line in lines]
+        for length, first in zip(encoded.sentence_lengths[number:], range(len(whole)), strict=False):
+            ids = np.frombuffer(encoded.tokens, encoder.type)[place : place + length].tolist()
+            assert ids == tokenizer.token_ids((" " if first else "") + whole[first])
+            place, number = place + length, number + 1
+    assert number == len(encoded.sentence_lengths)
+
+
+@pytest.mark.parametrize("sentences", ["split", "lines"])
+def test_a_long_document_of_bytes_is_encoded_as_a_whole(of_bytes, sentences) -> None:
+    text = "A long one, yes. It's on!\n" * 20_000 + "x" * 300_000 + " end. It's"
+    encoder = SentenceEncoder(of_bytes, sentences=sentences)
+    encoded = encoder.encode([text])
+    assert len(encoded.tokens) > 1 << 18
+    assert np.frombuffer(encoded.tokens, encoder.type).tolist() == of_bytes.token_ids(" ".join(text.split()))
+
+
+def test_a_corpus_of_bytes_is_described_and_linted(text: Path, tmp_path: Path, of_bytes) -> None:
+    build(text, of_bytes, tmp_path / "out")
+    corpus = Corpus.open(tmp_path / "out")
+    assert corpus.tokenizer == of_bytes
+    assert corpus.manifest["settings"]["tokenizer"] == "byte-level byte-pair"
+    found = corpus_statistics(corpus)
+    assert found["unknown_rate"] == 0
+    assert "Ġriver" in found["most_frequent_tokens"]
+    assert {finding.code for finding in lint_corpus(corpus)} == {"few_tokens", "paragraphs_as_documents"}
+    (tmp_path / "b.txt").write_text("\n\n".join(["Ωμέγα και ψι."] * 40), encoding="utf-8")
+    build(tmp_path / "b.txt", of_bytes, tmp_path / "other")
+    messages = {finding.code: finding.message for finding in lint_corpus(Corpus.open(tmp_path / "other"))}
+    assert "of the tokens are single letters or bytes" in messages["other_script"]
