@@ -115,7 +115,7 @@ def test_a_decoder_is_planned_as_it_is_trained(corpus, architecture):
     assert not any("reference:" in line for line in plan_lines(result))
     (plan,) = phase_plans(recipe(*changes))
     opened = Corpus.open(corpus)
-    config = config_for(recipe(*changes), opened.vocabulary)
+    config = config_for(recipe(*changes), opened.tokenizer)
     train, _ = split_documents(opened, 0.2, seed=recipe().seed)
     loader = PRETRAINING["denoising"].loader(opened, train, plan.data_for(config), batch_size=4, seed=0)
     account = loader.account()

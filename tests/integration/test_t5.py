@@ -117,12 +117,14 @@ def test_trained_from_nothing_it_begins_and_ends_as_its_folder_says(tokenizer, t
     assert maskloom.load(tmp_path / "run").predict(["the cat"]) == [{"target": "sat on the mat"}]
 
 
-def test_pre_trained_on_missing_spans_it_fills_them(tmp_path, run):
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe"])
+def test_pre_trained_on_missing_spans_it_fills_them(tmp_path, run, kind):
     draw = random.Random(0)
     lines = [f"{draw.choice(['anna', 'bob'])} ate the {draw.choice(['cake', 'soup'])} on monday ." for _ in range(900)]
     text = "\n\n".join("\n".join(lines[first : first + 3]) for first in range(0, 900, 3))
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
-    run("vocab", "train", tmp_path / "text.txt", "--size", 160, "--sentinels", 100, "--out", tmp_path / "v")
+    size = ("--size", 400 if kind == "byte-bpe" else 160, "--sentinels", 100)
+    run("vocab", "train", tmp_path / "text.txt", "--model", kind, *size, "--out", tmp_path / "v")
     run("corpus", "build", tmp_path / "text.txt", "--vocab", tmp_path / "v", "--out", tmp_path / "c")
     recipe = {
         "objective": "span_corruption", "model.architecture": "t5", "model.size": "tiny", "data.max_length": 32,
@@ -133,7 +135,9 @@ def test_pre_trained_on_missing_spans_it_fills_them(tmp_path, run):
     result = maskloom.pretrain(tmp_path / "c", tmp_path / "run", recipe=recipe, **how)
     model = maskloom.load(tmp_path / "run")
     config, vocabulary = model.model.config, model.tokenizer.vocabulary
-    assert (config.eos_token_id, config.decoder_start_token_id) == (vocabulary.sep_id, vocabulary.pad_id)
+    end = vocabulary.cls_id if kind == "bpe" else vocabulary.sep_id  # of a GPT's "start A extract"
+    assert (config.eos_token_id, config.decoder_start_token_id) == (end, vocabulary.pad_id)
+    assert model.tokenizer.template.end == (end,)
     assert next(value for name, value in result.items() if name.endswith("perplexity")) < 4
     (found,) = model.fill_spans(["anna ate the soup <X> bob ate the cake on monday ."])
     assert "monday" in found["fillings"][0]

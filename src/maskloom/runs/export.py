@@ -142,7 +142,7 @@ def _export_pretraining(
     assert corpus is not None
     weights = checkpoint_weights(checkpoint)
     tokenizer = Tokenizer.load(corpus)
-    config = start_config(recipe, tokenizer.vocabulary, init)
+    config = start_config(recipe, tokenizer, init)
     model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
     more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
     card = pretraining_card(recipe, scores, init, more, config=config)

@@ -93,7 +93,7 @@ def plan_pretraining(
     progress.begin("measuring", len(chosen))
     rows, too_large = [], []
     for number, one in enumerate(chosen, start=1):
-        if free is not None and _bytes_of_weights(config_for(one, opened.vocabulary), one) > free:
+        if free is not None and _bytes_of_weights(config_for(one, opened.tokenizer), one) > free:
             too_large.append(one.model.size)
             continue
         rows.append(_size_plan(one, opened, train, device, seconds, curves))

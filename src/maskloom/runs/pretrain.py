@@ -47,7 +47,6 @@ from maskloom.system.foreign_files import file_inside
 from maskloom.system.launch import claim, is_restarted
 from maskloom.system.resources import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
-from maskloom.text.vocabulary import Vocabulary
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import StepReport, TrainState, evaluate
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
@@ -154,14 +153,14 @@ def _pretrain(
     return metrics
 
 
-def start_config(recipe: PretrainRecipe, vocabulary: Vocabulary, init: Path | None) -> ModelConfig:
+def start_config(recipe: PretrainRecipe, tokenizer: Tokenizer, init: Path | None) -> ModelConfig:
     """Return the configuration that training starts from: the recipe's, or that of the initial model's folder."""
-    return config_for(recipe, vocabulary) if init is None else read_model_config(init)
+    return config_for(recipe, tokenizer) if init is None else read_model_config(init)
 
 
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
     """Return the model that training starts from, and what is to be said of parts that its folder lacks."""
-    config = start_config(recipe, corpus.vocabulary, init)
+    config = start_config(recipe, corpus.tokenizer, init)
     if init is None:
         return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
@@ -207,7 +206,7 @@ def _new_parts(report: LoadReport) -> list[str]:
 
 def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
     """Raise ConfigError for an initial model of another vocabulary, and where training has no memory."""
-    config = start_config(recipe, corpus.vocabulary, init)
+    config = start_config(recipe, corpus.tokenizer, init)
     if init is not None:
         _check_vocabulary(init, config, corpus)
     with torch.device("meta"):

@@ -11,7 +11,7 @@ from maskloom.models.architectures import ARCHITECTURES, architecture_of, config
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.sections import MOST_STEPS
-from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from maskloom.data.corpus.opening import Corpus
@@ -66,11 +66,13 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
     return plans
 
 
-def config_for(recipe: PretrainRecipe, vocabulary: Vocabulary) -> ModelConfig:
-    """Return the configuration of a model for a vocabulary, with its marks where the recipe names none."""
-    special = vocabulary.special
+def config_for(recipe: PretrainRecipe, tokenizer: Tokenizer) -> ModelConfig:
+    """Return the configuration of a model for a tokenizer, with its marks where the recipe names none."""
+    vocabulary, special, template = tokenizer.vocabulary, tokenizer.vocabulary.special, tokenizer.template
     marks = (special.pad, special.begin or special.classify, special.end or special.separator)
-    ids = (None if token is None else vocabulary.ids[token] for token in marks)
+    ids = [None if token is None else vocabulary.ids[token] for token in marks]
+    if PRETRAINING[recipe.objective].has_decoder:  # which reads and writes those around the texts of a task
+        ids[1:] = (next(iter(found), None) for found in (template.begin, template.end))
     return model_config(recipe, vocab_size=len(vocabulary)).with_marks(*ids)
 
 
