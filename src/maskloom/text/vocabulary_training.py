@@ -37,7 +37,11 @@ _FIRST = {"bpe": GPT_TOKENS.tokens, "byte-bpe": ("<s>", "<pad>", "</s>", "<unk>"
 class VocabularySettings:
     """What a vocabulary is: WordPiece (BERT), byte pairs of GPT, those of BART on bytes, or the most frequent words.
 
-X    """
+    It has `size` tokens. A pair is merged where it occurs `min_frequency` times; `score` says which comes next, see
+    `merge_pairs`. The `alphabet_limit` most frequent characters take part, or all 256 bytes, which keep their case.
+    Memory holds about `max_distinct_words` words. So many `sentinels` for missing spans of a text come last, the first
+    of them behind the others, as in T5.
+    """
 
     size: int
     lowercase: bool = True
@@ -98,10 +102,11 @@ def train_vocabulary(
     (Radford et al. 2019, 2.2), of which a word has the blank before it; then merges in order. Which pair is merged, and
     which of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds another character, or over
     200 characters (of bytes any number), takes no part. Fewer tokens than `settings.size` are returned where no pair is
-    left that is frequent enough, and the report says so. "pmi" merges rare pairs first, because their symbols
-    are rare too: raise `min_frequency` until the report's pieces per word are few. Of "words" the most frequent follow
-    the special tokens, and all others are unknown. Words over `max_distinct_words` go to disk while counting, and the rarest are dropped and reported. `count` is `count_words`, or that with more of its
-    settings. Raises ConfigError for impossible settings, among them a size that does not hold the alphabet, and
+    left that is frequent enough, and the report says so. "pmi" merges rare pairs first, because their symbols are rare
+    too: raise `min_frequency` until the report's pieces per word are few. Of "words" the most frequent follow the
+    special tokens, and all others are unknown. Words over `max_distinct_words` go to disk while counting, and the
+    rarest are dropped and reported. `count` is `count_words`, or that with more of its settings. Raises ConfigError for
+    impossible settings, among them a size that does not hold the alphabet,, and
     DataError for text without words.
     """
     settings.check()
