@@ -106,7 +106,7 @@ def train_vocabulary(
     too: raise `min_frequency` until the report's pieces per word are few. Of "words" the most frequent follow the
     special tokens, and all others are unknown. Words over `max_distinct_words` go to disk while counting, and the
     rarest are dropped and reported. `count` is `count_words`, or that with more of its settings. Raises ConfigError for
-    impossible settings, among them a size that does not hold the alphabet,, and
+    impossible settings, among them a size that does not hold the alphabet, and
     DataError for text without words.
     """
     settings.check()
