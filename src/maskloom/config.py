@@ -19,7 +19,7 @@ from maskloom.rows import row_of
 from maskloom.sections import Positive, Section, key
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.seq2seq.settings import Seq2SeqSection
-from maskloom.tasks.settings import FinetuningData, KindSettings, MixSection, PairSection
+from maskloom.tasks.settings import DocumentSection, FinetuningData, KindSettings, MixSection, PairSection
 from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
 from maskloom.training.settings import FinetuneTraining, Phase, TrainingSection
@@ -105,7 +105,7 @@ class FinetuneRecipe(Section):
     keep_restarts: bool = key(False, "Keep the best model of every seed, for an ensemble.")
     tune_on_dev: bool = key(False, "Fit temperature and thresholds on the dev set at the end.")
     task: Annotated[str, row_of("task")] = key(
-        "single", "Kind of task: single, pair, regression, multilabel, span, tagging, choice or seq2seq."
+        "single", "Kind of task: single, pair, regression, multilabel, document, span, tagging, choice or seq2seq."
     )
     class_weights: Literal["none", "balanced"] | dict[str, Positive] = key(
         "none", "Class weights in the loss: none, balanced, or one per label."
@@ -126,6 +126,7 @@ class FinetuneRecipe(Section):
     training: FinetuneTraining = FinetuneTraining()
     pair: PairSection = PairSection()
     mix: MixSection = MixSection()
+    document: DocumentSection = DocumentSection()
     span: SpanSection = SpanSection()
     tagging: TaggingSection = TaggingSection()
     seq2seq: Seq2SeqSection = Seq2SeqSection()

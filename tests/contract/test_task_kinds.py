@@ -151,6 +151,14 @@ def multilabel(draw, size):
     return table({"text": sentence(draw), "labels": [["x"], ["x", "y"], [], ["z"]][i % 4]} for i in range(size))
 
 
+def document(draw, size):
+    texts = (" . ".join(sentence(draw) for _ in range(1 + i % 4)) for i in range(size))
+    return table(
+        {"title": sentence(draw), "text": text, "labels": [["x"], ["x", "y"], [], ["z"]][i % 4]}
+        for i, text in enumerate(texts)
+    )
+
+
 def tagging(draw, size):
     tags = {"Anna": "B-PER", "Rome": "B-LOC"}
     lines = []
@@ -189,6 +197,7 @@ FILES = {
     "pair": pair,
     "regression": regression,
     "multilabel": multilabel,
+    "document": document,
     "tagging": tagging,
     "span": span,
     "choice": choice,

@@ -122,7 +122,7 @@ def load_model(
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=head_options)
     rows = contents.completed(_rows_of(planned, loaded_heads), form)
-    pooler = () if {"classifier", "choice"}.intersection(loaded_heads) else form.pooler
+    pooler = () if {"classifier", "choice", "document"}.intersection(loaded_heads) else form.pooler
     for part in (pooler, form.top if (added or {}).get("bilstm") else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]

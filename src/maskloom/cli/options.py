@@ -234,8 +234,8 @@ Size = Annotated[SizeName | None, typer.Option(help="Published size of the model
 Task = Annotated[
     str | None,
     typer.Option(
-        help="Kind of task: single, pair, regression, multilabel, span, tagging, choice or seq2seq; single by "
-        "default, or as in the recipe or --format.",
+        help="Kind of task: single, pair, regression, multilabel, document, span, tagging, choice or seq2seq; single "
+        "by default, or as in the recipe or --format.",
         callback=_known_task,
         autocompletion=lambda: names_of("task"),
     ),

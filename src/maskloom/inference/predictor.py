@@ -79,7 +79,7 @@ class TaskModel(ABC):
         """
         task = self.required_task()
         data = _examples_of(inputs, task.example_of or KINDS[task.kind].example_of)
-        if task.heads == ("classifier",):
+        if task.heads[0] in ("classifier", "document"):
             self._check_pairing(data.examples)
         return cast(list[Prediction], self.predict_examples(data))
 

@@ -71,7 +71,10 @@ class SingleLabelMetric:
 
 
 class MultiLabelMetric:
-    """Micro and macro F1 over labels, and the fraction of examples whose label set is exactly right.
+    """Micro and macro F1 over labels, the fraction of examples whose label set is exactly right, and scores by example.
+
+    Those by example are means of |both| / |either| ("jaccard"), of precision, recall and F1 ("_samples"), each 0 where
+    it divides by 0, and the fraction of wrong decisions ("hamming_loss").
 
     Takes 0/1 arrays of shape (examples, labels). A label that neither side ever has counts F1 0 in the macro mean
     (scikit-learn's `zero_division=0`), so that the mean always divides by the number of labels.
@@ -82,6 +85,7 @@ class MultiLabelMetric:
         self.num_labels = num_labels
         self._true_positives, self._predicted, self._actual = np.zeros((3, num_labels), dtype=np.int64)
         self._num_exact = self._num_examples = 0
+        self._by_example = np.zeros(5)
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
         """Take in decisions and truths, both of shape (examples, labels); raises ValueError for other than 0 and 1."""
@@ -97,6 +101,10 @@ class MultiLabelMetric:
         self._actual += true.sum(axis=0)
         self._num_exact += int((chosen == true).all(axis=1).sum())
         self._num_examples += len(chosen)
+        both, num_chosen, num_true = (side.sum(axis=1) for side in (chosen & true, chosen, true))
+        divisors = np.stack([num_chosen + num_true - both, num_chosen, num_true, (num_chosen + num_true) / 2])
+        wrong = (chosen != true).sum() / self.num_labels
+        self._by_example += [*(both / np.where(divisors, divisors, 1)).sum(axis=1), wrong]
 
     def compute(self) -> dict[str, float]:
         """Return fractions in 0..1."""
@@ -105,7 +113,9 @@ class MultiLabelMetric:
         by_label = _f1(self._true_positives, self._predicted + self._actual)
         micro = _f1(self._true_positives.sum(), self._predicted.sum() + self._actual.sum())
         exact = self._num_exact / self._num_examples
-        return {"f1_micro": float(micro), "f1_macro": float(by_label.mean()), "exact_match": exact}
+        names = ("jaccard", "precision_samples", "recall_samples", "f1_samples", "hamming_loss")
+        by_example = dict(zip(names, (self._by_example / self._num_examples).tolist(), strict=True))
+        return {"f1_micro": float(micro), "f1_macro": float(by_label.mean()), "exact_match": exact, **by_example}
 
     def reference(self) -> None:
         """Return None: no constant answer is an obvious rival."""

@@ -18,6 +18,7 @@ from maskloom.layers.processor.matrix_products import Dense, Packable
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.architectures import architecture_of
 from maskloom.models.bilstm_tagger import BiLSTMTagger
+from maskloom.models.document_head import DocumentHead
 from maskloom.models.encoder import Encoder
 
 
@@ -162,12 +163,13 @@ class HeadRow:
     """What is known of a head.
 
     `build` takes the encoder, the number of labels and the head's own options. A head reads the vectors of tokens, the
-    pooled vectors of sequences, the vectors of all layers, the scores of tags, or those of tokens as its memory. One
-    that `is_labelled` has an output for each label; one that `is_tied` has the word embeddings as its decoder.
+    pooled vectors of sequences, those of the several sequences of a document, the vectors of all layers, the scores of
+    tags, or those of tokens as its memory. One that `is_labelled` has an output for each label; one that `is_tied` has
+    the word embeddings as its decoder.
     """
 
     build: Callable[[Encoder, int | None, Mapping[str, Any]], nn.Module]
-    reads: Literal["tokens", "pooled", "layers", "scores", "memory"]
+    reads: Literal["tokens", "pooled", "document", "layers", "scores", "memory"]
     is_labelled: bool = False
     is_tied: bool = False
 
@@ -206,6 +208,13 @@ HEADS: dict[str, HeadRow] = {
     "bilstm_tagger": HeadRow(
         lambda encoder, num_labels, options: BiLSTMTagger(encoder.config, _required(num_labels), **options),
         "layers",
+        is_labelled=True,
+    ),
+    "document": HeadRow(
+        lambda encoder, num_labels, options: DocumentHead(
+            encoder.config.hidden_size, _required(num_labels), encoder.config.head_dropout
+        ),
+        "document",
         is_labelled=True,
     ),
     "crf": HeadRow(lambda encoder, num_labels, options: LinearChainCRF(_required(num_labels)), "scores"),

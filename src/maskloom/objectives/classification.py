@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor
 
 from maskloom.data.batch import ChoiceBatch, ClassificationBatch, TokenBatch
 from maskloom.layers.copies import to_device
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.document_head import DocumentHead
+from maskloom.models.encoder import EncoderOutput
 from maskloom.objectives.objective import NOT_SCORED, TaskObjective, label_tensor
 
 
@@ -73,6 +76,39 @@ class MultiLabelClassification(TaskObjective):
         return F.binary_cross_entropy_with_logits(
             logits, label_tensor(batch, logits), pos_weight=weights, reduction="sum"
         )
+
+
+@dataclass(frozen=True)
+class DocumentClassification(MultiLabelClassification):
+    """Labels of documents of a title and sentences, with two regularisers of probabilities s (Dong et al. 2019).
+
+    For each pair of `similar` labels (j, k, Sim), `similarity` weighs Sim (s_j - s_k)^2 in documents that have both.
+    For each of the `implied` pairs (j, k), `implication` weighs s_j (1 - s_k) / 2 in every document: j implies k.
+    Differs from the paper: it rounds s in the second one, which then has no gradient.
+    """
+
+    head: ClassVar[str] = "document"
+    uses: tuple[bool, bool, bool] = (True, True, True)
+    similarity: float = 0.0
+    implication: float = 0.0
+    similar: tuple[tuple[int, int, float], ...] = ()
+    implied: tuple[tuple[int, int], ...] = ()
+
+    def head_logits(self, model: EncoderWithHeads, output: EncoderOutput, batch: ChoiceBatch) -> Tensor:
+        """Return the head's outputs, (documents, labels), for what the encoder gave for titles and sentences."""
+        return cast(DocumentHead, model.heads[self.head])(output.pooled, batch.num_choices, self.uses).float()
+
+    def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
+        """Return the summed binary cross-entropy and regularisers; logits and labels (documents, labels)."""
+        loss, scores, labels = super().loss_sum_of(logits, batch), logits.sigmoid(), label_tensor(batch, logits)
+        if self.similarity and self.similar:
+            first, second, weights = map(list, zip(*self.similar, strict=True))
+            apart = (scores[:, first] - scores[:, second]).square() * labels[:, first] * labels[:, second]
+            loss = loss + self.similarity * (apart @ logits.new_tensor(weights)).sum()
+        if self.implication and self.implied:
+            child, parent = map(list, zip(*self.implied, strict=True))
+            loss = loss + self.implication / 2 * (scores[:, child] * (1 - scores[:, parent])).sum()
+        return loss
 
 
 @dataclass(frozen=True)

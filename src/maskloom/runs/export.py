@@ -239,6 +239,8 @@ def write_onnx(folder: str | Path) -> list[str]:
     _refuse_decoder(model.config, folder)
     if "bilstm_tagger" in model.heads or model.encoder.top is not None:
         raise ConfigError(f"{folder}: a BiLSTM cannot be exported to ONNX")
+    if "document" in model.heads:
+        raise ConfigError(f"{folder}: a model of documents cannot be exported to ONNX")
     graph = _Graph(model.eval(), has_pooler=not any("pooler" in name for name in report.new_parameters))
     # two rows of unlike lengths, so that no size of the example is taken for a constant
     ids, mask = torch.zeros(2, 7, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)

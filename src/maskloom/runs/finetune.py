@@ -281,9 +281,10 @@ def _prepare(
         dev_encoded = task.encode(dev_data, tokenizer, recipe.data.max_length)
     except UnknownLabelError as error:
         raise with_hint(error, reading) from None
-    weights = _class_weights(recipe, task, encoded)
-    if weights is not None:
-        task = changed(task, class_weights=weights)
+    learned = {} if task.learned is None else task.learned(encoded)
+    if (weights := _class_weights(recipe, task, encoded)) is not None:
+        learned["class_weights"] = weights
+    task = changed(task, **learned) if learned else task
     account = _account(recipe, task, (train_data, encoded), (dev_data, dev_encoded))
     takes_pairs = getattr(train_data.examples[0], "pair", None) is not None
     if resume:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +21,7 @@ from maskloom.tasks.labels import check_alike, encode_labels, names_of_task
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.seq2seq.reading import iterate_sources
 from maskloom.tasks.seq2seq.settings import Seq2SeqSection, Seq2SeqSettings
-from maskloom.tasks.settings import ClassificationSettings, KindSettings
+from maskloom.tasks.settings import ClassificationSettings, DocumentSection, DocumentSettings, KindSettings
 from maskloom.tasks.span.reading import check_answers, iterate_questions, question_example
 from maskloom.tasks.span.settings import SpanSection, SpanSettings
 from maskloom.tasks.tables import ReadingOptions
@@ -138,6 +138,17 @@ def classification_kind(kind: Kind) -> TaskKind:
     )
 
 
+DOCUMENT = replace(
+    classification_kind("multilabel"),
+    name="document",
+    iterate=lambda path, options, _, **how: iterate_examples(path, "document", options, **how),
+    make=_later("document", "document_task"),
+    takes="texts, or titles with their texts",
+    section=DocumentSection,
+    settings=DocumentSettings,
+    known_by="document",
+)
+
 SPAN = TaskKind(
     name="span",
     iterate=iterate_questions,
@@ -215,7 +226,9 @@ SEQ2SEQ = TaskKind(
 )
 
 _CLASSIFICATION = map(classification_kind, ("single", "pair", "regression", "multilabel"))
-KINDS: Rows[TaskKind] = Rows("task", {row.name: row for row in (*_CLASSIFICATION, SPAN, TAGGING, CHOICE, SEQ2SEQ)})
+KINDS: Rows[TaskKind] = Rows(
+    "task", {row.name: row for row in (*_CLASSIFICATION, DOCUMENT, SPAN, TAGGING, CHOICE, SEQ2SEQ)}
+)
 
 
 def task_kind(name: str) -> TaskKind:

@@ -16,13 +16,17 @@ from maskloom.system.foreign_files import is_utf8
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, kept_examples
-from maskloom.tasks.tables import BadRowError, Columns, ReadingOptions, Row, row_text
+from maskloom.tasks.tables import PAIRS, TITLED, BadRowError, Columns, ReadingOptions, Row, row_text
 
 # float() also takes "1_000", "infinity" and the digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 # The square of an error is an fp32 number (at most 3.4e38), and so is a batch's sum of them.
 _LARGEST_TARGET = 1e16
-_TAKES_PAIR: dict[Kind, bool | None] = {"single": False, "pair": True, "regression": None, "multilabel": None}
+_TAKES_PAIR: dict[Kind, bool | None] = {
+    "single": False,
+    "pair": True,
+    **dict.fromkeys(("regression", "multilabel", "document")),
+}
 
 
 def iterate_examples(
@@ -100,7 +104,8 @@ def _find_columns(
     named = _with_catalog_names(options, row, names)
     place = f"{path}: line {line}"
     takes_pair = _TAKES_PAIR.get(kind, False)
-    return tables.choose_names(names, named, place=place, takes_pair=takes_pair, needs_label=needs_label), rows
+    how = {"takes_pair": takes_pair, "needs_label": needs_label, "pairs": TITLED if kind == "document" else PAIRS}
+    return tables.choose_names(names, named, place=place, **how), rows
 
 
 def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: list[str]) -> ReadingOptions:
@@ -140,7 +145,7 @@ def parse_label(
     """
     if kind == "regression":
         return _number(value, label_range)
-    if kind == "multilabel":
+    if kind in ("multilabel", "document"):
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list):
             raise BadRowError("labels are not a list", f"{value!r:.80}; expected names joined by commas or a JSON list")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Strict
 
-from maskloom.sections import Length, Positive, Rate, Section, key
+from maskloom.sections import Count, Length, Positive, Rate, Section, key
 
 
 class FinetuningData(Section):
@@ -36,6 +36,19 @@ class PairSection(Section):
     )
 
 
+class DocumentSection(Section):
+    """Labels of documents by title-guided attention (Dong et al. 2019): what is read, and the two regularisers."""
+
+    max_sentences: Count = key(10, "Sentences of a document that are read; those left out are counted.")
+    language: str = key("en", "Language code of the rules by which texts are cut into sentences.")
+    title: bool = key(True, "The document's vector has that of the title.")
+    guided: bool = key(True, "It has what the title, as the query, reads of the sentences.")
+    own: bool = key(True, "It has what a learned query reads of the sentences.")
+    similarity: float = key(0.0, "Weight of like probabilities for labels that stand together in train.", ge=0, le=1e6)
+    implication: float = key(0.0, "Weight of the rule that a label's document has the labels it implies.", ge=0, le=1e6)
+    implied_from: float = key(0.8, "A label implies a commoner one that this share of its documents has.", gt=0, le=1)
+
+
 class KindSettings(Section):
     """The settings of a kind of task, stored with its models; keys of later releases are ignored.
 
@@ -61,3 +74,13 @@ class ClassificationSettings(PairSection, KindSettings):
 
     class_weights: list[Positive] | None = None
     thresholds: list[Rate] | None = None
+
+
+class DocumentSettings(DocumentSection, ClassificationSettings):
+    """Settings of labels of documents, with the relations of labels that a regulariser reads.
+
+    `similar` are two labels by id and the cosine of their columns in train, `implied` a label and one that it implies.
+    """
+
+    similar: tuple[Annotated[tuple[int, int, float], Strict(False)], ...] = ()
+    implied: tuple[Annotated[tuple[int, int], Strict(False)], ...] = ()

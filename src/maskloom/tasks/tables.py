@@ -288,7 +288,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # Tried in this order; a first text is only taken together with the second text of the same row.
-_PAIRS = (
+PAIRS = (
     ("sentence1", "sentence2"),
     ("text_a", "text_b"),
     ("text1", "text2"),
@@ -298,6 +298,8 @@ _PAIRS = (
     ("question", "answer"),
     ("text", "pair"),
 )
+TITLED = (("title", "text"), ("title", "body"), ("headline", "text"), ("headline", "body"))
+"""The columns of a title and of what it stands over."""
 _TEXTS = ("text", "sentence", "sentence1", "text_a", "review", "question")
 _LABELS = ("label", "labels", "score", "gold_label", "is_duplicate", "class")
 
@@ -377,7 +379,13 @@ def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> 
 
 
 def choose_names(
-    names: list[str], options: ReadingOptions, *, place: str, takes_pair: bool | None, needs_label: bool
+    names: list[str],
+    options: ReadingOptions,
+    *,
+    place: str,
+    takes_pair: bool | None,
+    needs_label: bool,
+    pairs: Sequence[tuple[str, str]] = PAIRS,
 ) -> Columns:
     """Find text, second text and label among `names`, those of a header or the keys of an object.
 
@@ -391,7 +399,7 @@ def choose_names(
         label = None
     text, pair = options.text_column, options.pair_column
     if text is None and pair is None and takes_pair is not False:
-        found = next((row for row in _PAIRS if row[0] in lower and row[1] in lower), None)
+        found = next((row for row in pairs if row[0] in lower and row[1] in lower), None)
         text, pair = (lower[found[0]], lower[found[1]]) if found else (None, None)
     if text is None:
         text = next((lower[name] for name in _TEXTS if name in lower and lower[name] not in (pair, label)), None)

@@ -41,6 +41,8 @@ class Task:
     classes) for softmax where targets are (examples,) ids, (examples, labels) for the logistic function where they are
     0/1, without any temperature; None for a kind without calibration.
 
+    `learned(encoded)` returns settings that the targets of the training data give, as `tune` does; None without any.
+
     `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
     `frames` say what stands before, between and after the examples in a form that needs it.
 
@@ -64,6 +66,7 @@ class Task:
     settings: KindSettings = field(default_factory=KindSettings)
     tune: Callable[..., dict[str, Any]] | None = None
     scored_logits: Callable[[EncodedData, Outputs], np.ndarray] | None = None
+    learned: Callable[[EncodedData], dict[str, Any]] | None = None
     forms: Mapping[str, Callable[[Any, dict[str, Any]], list[str]]] = field(default_factory=dict)
     frames: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     example_of: Callable[[Any, int], Any] | None = None

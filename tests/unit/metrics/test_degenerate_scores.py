@@ -69,7 +69,9 @@ def test_correlation_of_a_constant_is_zero(predictions, targets):
 def test_multi_label_without_any_positive():
     metric = MultiLabelMetric(3)
     scores = scores_of(metric, np.zeros((4, 3)), np.zeros((4, 3)))
-    assert scores == {"f1_micro": 0.0, "f1_macro": 0.0, "exact_match": 1.0}
+    assert scores.pop("exact_match") == 1.0
+    assert len(scores) == 7
+    assert not any(scores.values())
     assert metric.degeneracy() == "no label is ever predicted"
 
 

@@ -115,8 +115,13 @@ def lstm_names(num_layers: int) -> list[str]:
     return [f"lstm.{kind}_{end}" for end in ends for kind in kinds]
 
 
+_GRU = [f"{kind}_l0" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 OWN_HEADS: dict[str, tuple[TensorName, ...]] = {
     "crf": _own("crf", ("start", "end", "transitions")),
+    "document": (
+        *_own("document", [f"sentences.{way}.{name}" for way in ("forwards", "backwards") for name in _GRU]),
+        *_own("document", ("key.weight", "key.bias", "query", "dense.weight", "dense.bias")),
+    ),
     "bilstm_tagger": (
         *_own("bilstm_tagger", lstm_names(MAX_LSTM_LAYERS), inner="bilstm."),
         *_own("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),

@@ -1,0 +1,54 @@
+"""The head of title-guided attention over the sentences of a document (Dong et al. 2019)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from maskloom.errors import ConfigError
+from maskloom.layers.copies import to_device
+from maskloom.layers.dropout import Dropout
+from maskloom.layers.general_attention import masked_softmax
+from maskloom.layers.recurrent import RecurrentLayer
+from maskloom.layers.sequence_layout import SequenceLayout
+
+
+class DocumentHead(nn.Module):
+    """A bidirectional GRU over sentence vectors, two attentions to its states, and a logit for each label.
+
+    The energies are q tanh(W h + b), with W and b shared by both attentions: q is a learned vector in one and the
+    vector of the title in the other. The document is [title; read for the title; read for the learned vector], then
+    dropout and a dense layer. Raises ConfigError for an odd hidden size, which two directions share.
+    """
+
+    def __init__(self, hidden_size: int, num_labels: int, dropout: float) -> None:
+        super().__init__()
+        if hidden_size % 2:
+            raise ConfigError(f"hidden size {hidden_size}: the two directions over sentences share it; make it even")
+        self.num_labels = num_labels
+        self.sentences = RecurrentLayer("gru", hidden_size, bidirectional=True, dropout=0.0)
+        self.key = nn.Linear(hidden_size, hidden_size)
+        self.query = nn.Parameter(torch.empty(hidden_size))
+        self.dropout = Dropout(dropout)
+        self.dense = nn.Linear(3 * hidden_size, num_labels)
+
+    def forward(
+        self, vectors: Tensor, counts: np.ndarray, uses: tuple[bool, bool, bool] = (True, True, True)
+    ) -> Tensor:
+        """Return (documents, labels) for vectors (sequences, hidden), of each document its title and then sentences.
+
+        `counts` (documents,) are at least 2. What `uses` leaves out of the document's three parts is zeros.
+        """
+        firsts, device = np.cumsum(counts) - counts, vectors.device
+        titles = vectors.index_select(0, to_device(firsts, device))
+        others = to_device(np.delete(np.arange(len(vectors)), firsts), device)
+        layout = SequenceLayout.from_lengths(counts - 1, device)
+        states = self.sentences(vectors.index_select(0, others), layout)
+        states = layout.padded(states, layout.max_length)
+        queries = torch.stack([titles, self.query.expand_as(titles)], 1)
+        is_sentence = torch.arange(layout.max_length, device=device) < layout.lengths.unsqueeze(1)
+        energies = queries @ self.key(states).tanh().transpose(1, 2)
+        read = masked_softmax(energies, is_sentence.unsqueeze(1)) @ states
+        parts = torch.cat([titles.unsqueeze(1), read], 1) * titles.new_tensor(uses).unsqueeze(1)
+        return self.dense(self.dropout(parts.flatten(1)))

@@ -1,0 +1,119 @@
+"""Labels of documents, read as a title and sentences (Dong et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from maskloom.data.batch import ChoiceBatch
+from maskloom.errors import amount
+from maskloom.objectives.classification import DocumentClassification
+from maskloom.tasks.classification import classification_task
+from maskloom.tasks.encoding import EncodedGroups, encoded_texts
+from maskloom.tasks.examples import Example, ReadExamples
+from maskloom.tasks.labels import checked_weights, encode_labels
+from maskloom.tasks.settings import DocumentSettings
+from maskloom.tasks.task import Task
+from maskloom.text.sentences import check_language, split_sentences
+from maskloom.text.tokenizer import Tokenizer
+
+
+def document_task(labels: tuple[str, ...], primary: str | None, settings: DocumentSettings) -> Task:
+    """Return the task; scores, thresholds and errors are those of several labels of a text.
+
+    Raises ConfigError for a language without rules of sentences, ValueError where nothing of a document is read.
+    """
+    check_language(settings.language)
+    uses = (settings.title, settings.guided, settings.own)
+    if not any(uses):
+        raise ValueError("document.title, guided and own are all false; a document has at least one of these vectors")
+    objective = DocumentClassification(
+        checked_weights(settings.class_weights, labels),
+        uses,
+        settings.similarity,
+        settings.implication,
+        tuple(settings.similar),
+        tuple(settings.implied),
+    )
+    return replace(
+        classification_task("multilabel", labels, primary, settings),
+        kind="document",
+        heads=("document",),
+        objective=objective,
+        encode=partial(_encode, labels, settings),
+        learned=lambda encoded: label_relations(cast(np.ndarray, encoded.labels), settings),
+    )
+
+
+@dataclass(frozen=True)
+class EncodedDocuments(EncodedGroups):
+    """Token ids of documents, each a title and then sentences; `num_left_out` (documents,) sentences were not read."""
+
+    num_left_out: np.ndarray
+
+    _exceed: ClassVar[str] = "have sentences that exceed"
+    _batch: ClassVar = ChoiceBatch
+
+    def account(self) -> dict[str, Any]:
+        """Return how many sentences there are, titles among them, and what was cut or left out, as plain values."""
+        numbers = {"num_sentences": int(self.first[-1]), "num_left_out": int(self.num_left_out.sum())}
+        return {**super().account(), **numbers}
+
+    def notes(self, path: Path) -> list[str]:
+        """Say how many documents were cut, where any were."""
+        total, num_cut = int(self.num_left_out.sum()), int(np.count_nonzero(self.num_left_out))
+        cut = f"{path}: {num_cut} of {amount(len(self), 'document')} lose {amount(total, 'sentence')} at their end"
+        return [*super().notes(path), *([f"{cut} (document.max_sentences)"] if total else [])]
+
+
+def _encode(
+    names: tuple[str, ...],
+    settings: DocumentSettings,
+    data: ReadExamples,
+    tokenizer: Tokenizer,
+    max_length: int,
+    *,
+    for_training: bool = False,
+) -> EncodedDocuments:
+    labels, documents = encode_labels(data, "multilabel", names), [_parts(one, settings) for one in data.examples]
+    kept = [(title, *sentences[: settings.max_sentences]) for title, sentences in documents]
+    fields = encoded_texts(
+        ((text, None) for texts in kept for text in texts),
+        np.cumsum([0, *map(len, kept)], dtype=np.int64),
+        tokenizer,
+        max_length,
+    )
+    num_left_out = [1 + len(sentences) - len(texts) for (_, sentences), texts in zip(documents, kept, strict=True)]
+    return EncodedDocuments(**fields, labels=labels, num_left_out=np.array(num_left_out, dtype=np.int64))
+
+
+def _parts(example: Example, settings: DocumentSettings) -> tuple[str, Sequence[str]]:
+    """Return the title and the sentences; of a text without a title, the first sentence is both."""
+    text = example.text if example.pair is None else example.pair
+    sentences = split_sentences(text, language=settings.language) or [text]
+    return (sentences[0] if example.pair is None else example.text), sentences
+
+
+def label_relations(targets: np.ndarray, settings: DocumentSettings) -> dict[str, Any]:
+    """Return what the regularisers in use know of labels, from 0/1 targets (documents, labels) of the training data.
+
+    Two labels are alike by the cosine of their columns. One implies another, commoner one by the share of its documents
+    that have that too (Sanderson and Croft 1999). Differs from the paper, which takes word vectors of the labels' names
+    and an ontology.
+    """
+    together = targets.T.astype(np.float64) @ targets
+    counts, found = together.diagonal(), dict[str, Any]()
+    if settings.similarity:
+        cosines = together / np.sqrt(np.maximum(np.outer(counts, counts), 1.0))
+        pairs = zip(*np.nonzero(np.triu(cosines, 1)), strict=True)
+        found["similar"] = [(int(j), int(k), float(cosines[j, k])) for j, k in pairs]
+    if settings.implication:
+        is_implied = together >= settings.implied_from * counts[:, None]
+        pairs = np.argwhere(is_implied & (counts[:, None] > 0) & (counts[:, None] < counts))
+        found["implied"] = [(int(j), int(k)) for j, k in pairs]
+    return found
