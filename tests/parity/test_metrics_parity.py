@@ -80,3 +80,24 @@ def test_multi_label_scores():
         by_label = [f1_by_hand(predictions[:, label], targets[:, label]) for label in range(num_labels)]
         assert scores["f1_macro"] == pytest.approx(np.mean(by_label))
         assert scores["exact_match"] == pytest.approx((predictions == targets).all(1).mean())
+
+
+def test_scores_by_document_are_those_of_scikit_learn():
+    from sklearn.metrics import accuracy_score, f1_score, hamming_loss, jaccard_score, precision_score, recall_score
+
+    rng = np.random.default_rng(8)
+    by_sample = {"jaccard": jaccard_score, "precision_samples": precision_score, "recall_samples": recall_score}
+    by_sample["f1_samples"] = f1_score
+    for _ in range(NUM_CASES):
+        size, num_labels = int(rng.integers(1, 30)), int(rng.integers(2, 9))
+        targets, predictions = (rng.random((2, size, num_labels)) < rng.random((2, size, 1))).astype(int)
+        targets[0], predictions[-1] = rng.integers(2), rng.integers(2)  # every label or none
+        metric = MultiLabelMetric(num_labels)
+        metric.update(predictions[:3], targets[:3])
+        metric.update(predictions[3:], targets[3:])
+        scores = metric.compute()
+        assert scores["hamming_loss"] == pytest.approx(hamming_loss(targets, predictions))
+        assert scores["exact_match"] == pytest.approx(accuracy_score(targets, predictions))
+        for name, score in by_sample.items():
+            expected = score(targets, predictions, average="samples", zero_division=0)
+            assert scores[name] == pytest.approx(expected), name

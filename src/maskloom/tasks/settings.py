@@ -82,5 +82,5 @@ class DocumentSettings(DocumentSection, ClassificationSettings):
     `similar` are two labels by id and the cosine of their columns in train, `implied` a label and one that it implies.
     """
 
-    similar: tuple[Annotated[tuple[int, int, float], Strict(False)], ...] = ()
-    implied: tuple[Annotated[tuple[int, int], Strict(False)], ...] = ()
+    similar: Annotated[tuple[Annotated[tuple[int, int, float], Strict(False)], ...], Strict(False)] = ()
+    implied: Annotated[tuple[Annotated[tuple[int, int], Strict(False)], ...], Strict(False)] = ()
