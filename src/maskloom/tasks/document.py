@@ -37,8 +37,8 @@ def document_task(labels: tuple[str, ...], primary: str | None, settings: Docume
         uses,
         settings.similarity,
         settings.implication,
-        tuple(settings.similar),
-        tuple(settings.implied),
+        settings.similar,
+        settings.implied,
     )
     return replace(
         classification_task("multilabel", labels, primary, settings),
@@ -111,9 +111,9 @@ def label_relations(targets: np.ndarray, settings: DocumentSettings) -> dict[str
     if settings.similarity:
         cosines = together / np.sqrt(np.maximum(np.outer(counts, counts), 1.0))
         pairs = zip(*np.nonzero(np.triu(cosines, 1)), strict=True)
-        found["similar"] = [(int(j), int(k), float(cosines[j, k])) for j, k in pairs]
+        found["similar"] = tuple((int(j), int(k), float(cosines[j, k])) for j, k in pairs)
     if settings.implication:
         is_implied = together >= settings.implied_from * counts[:, None]
         pairs = np.argwhere(is_implied & (counts[:, None] > 0) & (counts[:, None] < counts))
-        found["implied"] = [(int(j), int(k)) for j, k in pairs]
+        found["implied"] = tuple((int(j), int(k)) for j, k in pairs)
     return found

@@ -92,9 +92,9 @@ def test_it_is_saved_with_its_encoder(config, tmp_path):
     save_model(model, tmp_path)
     opened, report = load_model(tmp_path)
     assert not report.new_parameters
-    assert list(opened.heads) == ["document"]
-    for name, values in opened.state_dict().items():
-        assert torch.equal(values, model.state_dict()[name]), name
+    assert "document" in opened.heads
+    for name, values in model.state_dict().items():
+        assert torch.equal(opened.state_dict()[name], values), name
 
 
 def test_what_it_cannot_do_is_refused(tmp_path):

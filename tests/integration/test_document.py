@@ -1,0 +1,79 @@
+"""Documents from files to predictions: a title that chooses the sentence that counts."""
+
+import json
+import random
+
+import pytest
+
+import maskloom
+from maskloom.errors import ConfigError
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
+
+ANIMALS, COLOURS = ["cat", "dog", "cow", "hen"], ["red", "blue", "green"]
+GRU = {
+    "model.architecture": "gru",
+    "model.config": {
+        "hidden_size": 24,
+        "pooling": "attention",
+        "hidden_dropout_prob": 0.0,
+        "initializer_range": 0.3,
+    },
+    "training.num_threads": 1,
+}
+BERT = {**GRU, "model.architecture": "bert"}
+BERT["model.config"] = {"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Each sentence gives an animal a colour; the labels are that of the title's animal, and "warm" but for blue."""
+    folder, draw = tmp_path_factory.mktemp("documents"), random.Random(0)
+    for part, size in (("train", 1200), ("dev", 100)):
+        rows = []
+        for _ in range(size):
+            animals = draw.sample(ANIMALS, draw.randint(2, 4))
+            colours = [draw.choice(COLOURS) for _ in animals]
+            text = " ".join(f"The {animal} is {colour}." for animal, colour in zip(animals, colours, strict=True))
+            number = draw.randrange(len(animals))
+            labels = [colours[number], *(["warm"] if colours[number] != "blue" else [])]
+            rows.append({"title": f"The {animals[number]}", "text": text, "labels": labels})
+        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    vocabulary = Vocabulary([*SPECIAL_TOKENS, *ANIMALS, *COLOURS, "the", "is", "."])
+    (folder / "vocab").mkdir()
+    WordPieceTokenizer(vocabulary, max_length=32).save(folder / "vocab")
+    return folder
+
+
+def trained(data, out, recipe, epochs=10.0):
+    given = {"epochs": epochs, "learning_rate": 1e-2, "batch_size": 32, "max_length": 16, "progress": False}
+    files = (data / "vocab", data / "train.jsonl", data / "dev.jsonl", out)
+    return maskloom.finetune(*files, task="document", recipe=recipe, **given)
+
+
+def test_the_title_says_which_sentence_counts(data, tmp_path):
+    regularised = {"document.similarity": 0.1, "document.implication": 0.1}
+    result = trained(data, tmp_path / "guided", {**GRU, **regularised})
+    scores = result["best"]["scores"]
+    assert scores["f1_micro"] > 0.95
+    assert scores["exact_match"] > 0.9
+    assert scores["hamming_loss"] < 0.05
+    unguided = trained(data, tmp_path / "own", {**GRU, "document.guided": False})
+    assert unguided["best"]["scores"]["f1_micro"] < scores["f1_micro"] - 0.1
+    settings = json.loads((tmp_path / "guided" / "model" / "maskloom.json").read_text(encoding="utf-8"))["settings"]
+    assert settings["implied"] == [[1, 3], [2, 3]]  # green and red are warm
+    assert [pair[:2] for pair in settings["similar"]] == settings["implied"]
+    model = maskloom.load(tmp_path / "guided")
+    title, text = "The hen", "The cat is blue. The hen is red. The dog is green."
+    (found,) = model.predict([(title, text)])
+    assert found["labels"] == ["red", "warm"]
+    with pytest.raises(ConfigError, match="a pair of texts an example, this is one text"):
+        model.predict([text])
+
+
+def test_a_bert_reads_documents_too(data, tmp_path):
+    result = trained(data, tmp_path / "run", BERT, epochs=0.5)
+    assert result["task"] == "document"
+    assert maskloom.load(tmp_path / "run").predict([("The cat", "The cat is red.")])[0]["probabilities"].keys() == {
+        "blue", "green", "red", "warm",
+    }  # fmt: skip
