@@ -7,6 +7,7 @@ import pytest
 
 import maskloom
 from maskloom.errors import ConfigError
+from maskloom.runs.evaluate import evaluate
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -58,6 +59,7 @@ def test_the_title_says_which_sentence_counts(data, tmp_path):
     assert scores["f1_micro"] > 0.95
     assert scores["exact_match"] > 0.9
     assert scores["hamming_loss"] < 0.05
+    assert evaluate(tmp_path / "guided", data / "dev.jsonl")["loss"] == pytest.approx(scores["loss"], rel=1e-5)
     unguided = trained(data, tmp_path / "own", {**GRU, "document.guided": False})
     assert unguided["best"]["scores"]["f1_micro"] < scores["f1_micro"] - 0.1
     settings = json.loads((tmp_path / "guided" / "model" / "maskloom.json").read_text(encoding="utf-8"))["settings"]
