@@ -8,6 +8,7 @@ import pytest
 import maskloom
 from maskloom.errors import ConfigError
 from maskloom.runs.evaluate import evaluate
+from maskloom.runs.task_summaries import finetuning_lines
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -76,6 +77,7 @@ def test_the_title_says_which_sentence_counts(data, tmp_path):
 def test_a_bert_reads_documents_too(data, tmp_path):
     result = trained(data, tmp_path / "run", BERT, epochs=0.5)
     assert result["task"] == "document"
+    assert finetuning_lines(result)[-1].endswith("(texts, or titles with their texts)")
     assert maskloom.load(tmp_path / "run").predict([("The cat", "The cat is red.")])[0]["probabilities"].keys() == {
         "blue", "green", "red", "warm",
     }  # fmt: skip

@@ -56,7 +56,8 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     rows += [("train", examples_text(data["train"])), ("dev", examples_text(data["dev"]))]
     if "tuned" in result:
         rows += _tuned_rows(result["tuned"])
-    takes = KINDS["pair" if result.get("takes_pairs") else result["task"]].takes
+    reads_pairs = result.get("takes_pairs") and result["task"] != "document"
+    takes = KINDS["pair" if reads_pairs else result["task"]].takes
     model = shlex.quote(result["model"])
     rows += [
         ("model", result["model"]),
