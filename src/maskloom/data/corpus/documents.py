@@ -133,12 +133,14 @@ def read_documents(
     on_bad_text: Literal["error", "skip"] = "error",
     documents: DocumentRule = "blank-line",
     report: ReadingReport | None = None,
+    longest: int | None = None,
 ) -> Iterator[Document]:
     """Return the documents of files and folders in the order given, one at a time.
 
     A document of a .txt file ends at a "blank-line", or with the "file", in which blank lines then stay; rows of the
-    other kinds are documents in any case. Line ends: see `data.corpus.text_blocks`. Bad text is bytes that are not
-    UTF-8, NUL characters and lone surrogates: with "error" it raises, with "skip" the document or row is left out,
+    other kinds are documents in any case. One of a .txt of more than `longest` bytes is cut into
+    several, instead of being refused as too large. Line ends: see `data.corpus.text_blocks`. Bad text is bytes that are
+    not UTF-8, NUL characters and lone surrogates: with "error" it raises, with "skip" the document or row is left out,
     counted and named in `report`. Documents without any visible character are left out and counted too.
 
     Raises DataError (file with line, row or byte offset) for bad text, for bad JSON, for a missing or ill-typed
@@ -150,7 +152,7 @@ def read_documents(
     if documents not in ("blank-line", "file"):
         raise ConfigError(f"documents is {documents!r:.80}; it must be 'blank-line' or 'file'")
     report = ReadingReport() if report is None else report
-    return _documents_of_files(source_files(paths, report), on_bad_text == "skip", documents, report)
+    return _documents_of_files(source_files(paths, report), on_bad_text == "skip", documents, report, longest)
 
 
 def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceFile]:
@@ -227,6 +229,7 @@ class _Reader:
     path: Path
     skips_bad_text: bool
     report: ReadingReport
+    longest: int | None
 
     def reject(self, problem: str) -> None:
         """Count a document with bad text, or raise DataError."""
@@ -269,12 +272,12 @@ class _Reader:
 
 
 def _documents_of_files(
-    files: list[SourceFile], skips_bad_text: bool, rule: DocumentRule, report: ReadingReport
+    files: list[SourceFile], skips_bad_text: bool, rule: DocumentRule, report: ReadingReport, longest: int | None
 ) -> Iterator[Document]:
     finished = 0
     for source in files:
         path = source.path
-        reader = _Reader(path, skips_bad_text, report)
+        reader = _Reader(path, skips_bad_text, report, longest)
         check_regular(path)
         with reading_errors(path):
             before = path.stat()
@@ -328,7 +331,12 @@ def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) 
         return DataError(f"{_too_large(reader.path, f'line {line}')}; {advice}")
 
     for raw in raw_documents(
-        stream.lines.read, ends_at_blank_lines=by_line, limit=MAX_DOCUMENT_BYTES, too_large=too_large, start=start
+        stream.lines.read,
+        ends_at_blank_lines=by_line,
+        limit=reader.longest or MAX_DOCUMENT_BYTES,
+        too_large=too_large,
+        start=start,
+        cuts=reader.longest is not None,
     ):
         document = reader.document(raw.content, raw.line, f"document at line {raw.line}", raw.offset)
         del raw

@@ -42,29 +42,38 @@ def raw_documents(
     limit: int,
     too_large: Callable[[int], Exception],
     start: int = 0,
+    cuts: bool = False,
 ) -> Iterator[RawDocument]:
     """Yield the documents that `read(size)` gives block by block: parts between blank lines, or all of it as one.
 
     Parts of nothing but white space are skipped. Raises `too_large(line)` for a document of more than `limit`
-    bytes. `start` is the place of the first byte in the file.
+    bytes, or `cuts` it into several, behind the last line end, blank or character. `start` is the place of the first
+    byte in the file.
     """
     gathered: list[bytes] = []
     size, line, offset = 0, 1, start
-    has_line_end = False
+    has_line_end, most = False, 1 << 62 if cuts else limit  # pieces are a block larger at most
     for piece in _pieces(read, limit):
         has_line_end = has_line_end or b"\n" in piece
         position = 0
         for blank in _BLANK_LINES.finditer(piece) if ends_at_blank_lines else ():
             gathered.append(piece[position : blank.start() + 1])
             num_lines = sum(part.count(b"\n") for part in gathered)
-            yield from _document(gathered, line, offset, limit, too_large)
+            yield from _document(gathered, line, offset, most, too_large)
             line += num_lines + piece.count(b"\n", blank.start() + 1, blank.end())
             offset += size + blank.end() - position
             gathered, size, position = [], 0, blank.end()
         gathered.append(piece[position:] if position else piece)
         size += len(gathered[-1])
-        if size > limit:
+        if size > most:
             raise too_large(line)
+        while size > limit:
+            content = b"".join(gathered)
+            characters = (at for at in range(size - 1, 0, -1) if content[at] & 0xC0 != 0x80)
+            end = content.rfind(b"\n") + 1 or content.rfind(b" ") + 1 or next(characters, size)
+            yield from _document([content[:end]], line, offset, most, too_large)
+            line, offset = line + content.count(b"\n", 0, end), offset + end
+            gathered, size = [content[end:]], size - end
     gathered = gathered if has_line_end else [b"".join(gathered)]
     if not has_line_end and _NEXT_LINE in gathered[0]:
         content = gathered.pop().replace(_NEXT_LINE, b" \n")
@@ -73,10 +82,11 @@ def raw_documents(
             ends_at_blank_lines=ends_at_blank_lines,
             limit=limit,
             too_large=too_large,
-            start=start,
+            start=offset,
+            cuts=cuts,
         )
     else:
-        yield from _document(gathered, line, offset, limit, too_large)
+        yield from _document(gathered, line, offset, most, too_large)
 
 
 def unix_line_ends(content: bytes) -> bytes:

@@ -46,6 +46,40 @@ def test_next_line_ends_lines_only_where_nothing_else_does() -> None:
     assert [text.strip() for text, _, _ in documents("one\x85\x85two".encode())] == ["one", "two"]
 
 
+@pytest.mark.parametrize(
+    ("content", "pieces"),
+    [
+        ("one two three four", ["one two ", "three four"]),
+        ("a\nb\nc d e f g h i j", ["a\nb", "c d e f g ", "h i j"]),
+        ("ééééééééé", ["ééééééé", "éé"]),
+        ("one\n\ntwo three four\n\nfive", ["one", "two three ", "four", "five"]),
+    ],
+)
+def test_long_documents_are_cut_into_pieces_in_the_order_of_the_text(
+    content: str, pieces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_blocks, "_BLOCK", 3)
+    read = io.BytesIO(content.encode()).read
+    found = [*raw_documents(read, ends_at_blank_lines=True, limit=10, too_large=DataError, cuts=True)]
+    assert [raw.content.decode().strip("\n") for raw in found] == pieces
+    for raw in found:
+        assert content.encode()[raw.offset :].startswith(raw.content)
+        assert raw.line == content.encode()[: raw.offset].count(b"\n") + 1
+    with pytest.raises(DataError, match="too large"):
+        documents(content.encode() * 3, limit=10)
+
+
+def test_cutting_keeps_memory_bounded_and_bad_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_blocks, "_BLOCK", 1 << 16)
+    source = io.BytesIO(b"word " * (1 << 19) + b"\x80" * (1 << 18))
+    tracemalloc.start()
+    found = raw_documents(source.read, ends_at_blank_lines=True, limit=1 << 16, too_large=DataError, cuts=True)
+    total = sum(len(raw.content) for raw in found)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert total == (5 << 19) + (1 << 18)
+
+
 def expected(content: bytes) -> list[tuple[str, int, int]]:
     """The documents of text with LF or CR LF, line by line."""
     found: list[tuple[str, int, int]] = []
