@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,13 +27,13 @@ from maskloom.runs.run_folder import (
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
-from maskloom.system.foreign_files import check_name, read_bytes, read_json_object, read_json_value, why_changed
+from maskloom.system.foreign_files import check_name, read_json_object, read_json_value, why_changed
 from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import stop_requests
 from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
 from maskloom.words.kernel import compiled
 from maskloom.words.settings import WordsRecipe
-from maskloom.words.text import Vocabulary, join_phrases, keep_frequent, write_numbers
+from maskloom.words.text import join_phrases, keep_frequent, write_numbers
 from maskloom.words.training import WordTraining
 from maskloom.words.vectors import Form, WordVectors, read_vectors, write_vectors
 
@@ -41,7 +41,8 @@ VOCABULARY, VECTORS, OUTPUTS = "vocabulary.txt", "vectors", "outputs"
 _TOKENS, _PREPARED, _CHECKPOINT, _STATE = "tokens.bin", "prepared.json", "checkpoint", "state.json"
 _SUFFIXES: dict[Form, str] = {"binary": ".bin", "text": ".txt"}
 _SECONDS_BETWEEN_SAVES = 600.0
-_MAX_VOCABULARY_BYTES = 1 << 32
+# A document ends a sentence, and nothing else; one line may be a whole text, as in text8.
+_LONGEST_DOCUMENT = 1 << 22
 MOST_NEIGHBOURS = 50
 """So many neighbours of each word a plot draws at most."""
 
@@ -74,25 +75,25 @@ def train_words(
     if (out / METRICS).exists():
         _tidy(out)
         return {"folder": str(out), "already_trained": True, **read_json_object(out / METRICS)}
-    vocabulary = _prepared(out)
-    if vocabulary is None:
+    counts = _prepared(out)
+    if counts is None:
         try:
-            vocabulary = _prepare(texts, recipe, out, on_bad_text, progress)
+            counts = _prepare(texts, recipe, out, on_bad_text, progress)
         except DataError:
             for name in () if continues else (RECIPE, DESCRIPTION, _TOKENS):  # what is corrected may take the folder
                 (out / name).unlink(missing_ok=True)
             raise
-    training = WordTraining(recipe, vocabulary.counts, np.memmap(out / _TOKENS, np.int32, "r"))
+    training = WordTraining(recipe, counts, np.memmap(out / _TOKENS, np.int32, "r"))
     seconds = _restore(training, out)
     with EventLog(out / "events.jsonl") as log:
         log.forget_after("words", training.blocks_done)
         metrics = _train(training, out, log, progress, seconds)
     suffix = _SUFFIXES[form]
-    nodes = [f"node-{number}" for number in range(len(training.outputs))]
-    write_vectors(out / f"{VECTORS}{suffix}", vocabulary.words, training.vectors, form)
-    names = nodes if recipe.loss == "hierarchical" else vocabulary.words
+    nodes = (f"node-{number}" for number in range(len(training.outputs)))
+    write_vectors(out / f"{VECTORS}{suffix}", _words(out), training.vectors, form)
+    names = nodes if recipe.loss == "hierarchical" else _words(out)
     write_vectors(out / f"{OUTPUTS}{suffix}", names, training.outputs, form)
-    metrics = {"num_words": len(vocabulary.words), "num_tokens": int(vocabulary.counts.sum()), **metrics}
+    metrics = {"num_words": len(counts), "num_tokens": int(counts.sum()), **metrics}
     fault_point("words.finish")
     write_json(out / METRICS, metrics)
     fault_point("words.tidy")
@@ -114,11 +115,14 @@ def _prepare(
     out: Path,
     on_bad_text: Literal["error", "skip"],
     progress: Progress,
-) -> Vocabulary:
-    """Read the text once: the vocabulary, and the text as numbers, which training maps from disk."""
+) -> np.ndarray:
+    """Read the text once, into the vocabulary and into numbers, which training maps from disk; return the counts.
+
+    The words are left to the file, because all of them, and what reading remembers, take a third of the memory.
+    """
     path, reading = out / _TOKENS, ReadingReport()
     progress.begin("reading text", 0)
-    documents = read_documents(texts, on_bad_text=on_bad_text, report=reading)
+    documents = read_documents(texts, on_bad_text=on_bad_text, report=reading, longest=_LONGEST_DOCUMENT)
     words = write_numbers(documents, recipe, path, progress.advance)
     for _ in range(recipe.phrases):
         progress.say(f"joined {amount(join_phrases(path, words, recipe), 'pair')} of words to phrases")
@@ -132,22 +136,30 @@ def _prepare(
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
     fault_point("words.prepared")
     write_json(out / _PREPARED, {name: fingerprint(out / name) for name in _KEPT})
-    return vocabulary
+    return vocabulary.counts
 
 
 _KEPT = (_TOKENS, VOCABULARY)
 
 
-def _prepared(out: Path) -> Vocabulary | None:
-    """Return the vocabulary of a run that is continued, or None where its text has to be read anew."""
+def _prepared(out: Path) -> np.ndarray | None:
+    """Return the counts of words of a run that is continued, or None where its text has to be read anew."""
     if not all((out / name).exists() for name in (_PREPARED, *_KEPT)):
         return None
     sums = {name: read_json_value(out / _PREPARED, name, str) for name in _KEPT}
     if any(fingerprint(out / name) != sums[name] for name in _KEPT):
         return None
-    lines = read_bytes(out / VOCABULARY, limit=_MAX_VOCABULARY_BYTES).decode().split("\n")[:-1]
-    words, counts = zip(*(line.rsplit(" ", 1) for line in lines), strict=True)
-    return Vocabulary([*words], np.array(counts, np.int64))
+    return np.fromiter((int(count) for _, count in _vocabulary(out)), np.int64)
+
+
+def _vocabulary(out: Path) -> Iterator[list[str]]:
+    with (out / VOCABULARY).open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            yield line[:-1].rsplit(" ", 1)
+
+
+def _words(out: Path) -> Iterator[str]:
+    return (word for word, _ in _vocabulary(out))
 
 
 def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress, seconds: float) -> dict[str, Any]:
@@ -198,7 +210,8 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
 
 
 def _is_finite(training: WordTraining) -> bool:
-    return all(np.isfinite(matrix).all() for matrix in (training.vectors, training.outputs))
+    matrices = training.vectors, training.outputs
+    return all(math.isfinite(end) for matrix in matrices for end in (matrix.min(), matrix.max()))
 
 
 def _save(training: WordTraining, out: Path, seconds: float) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
 
 from maskloom.errors import DataError
 from maskloom.tasks.tables import layout_of, read_rows
@@ -74,6 +73,8 @@ def similarity_scores(vectors: WordVectors, pairs: list[Triple]) -> dict[str, An
     folded = _folded(vectors, len(vectors.words))
     found = [(folded.get(a.lower()), folded.get(b.lower()), score) for a, b, score in pairs]
     known = [(a, b, score) for a, b, score in found if a is not None and b is not None]
+    from scipy.stats import pearsonr, spearmanr  # 60 MiB that training has no use for
+
     result: dict[str, Any] = {"pairs": len(pairs), "unknown": len(pairs) - len(known)}
     first, second, scores = np.array(known).reshape(-1, 3).T
     rows = [vectors.directions[side.astype(int)] for side in (first, second)]

@@ -89,6 +89,7 @@ def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path
                 if ends_line and pending and pending[-1] != END:
                     pending.append(END)
         file.write(np.array(pending, np.int32).tobytes())
+    numbering.numbers.default_factory = None  # a cycle, which would keep all words in memory
     return [*numbering.numbers]
 
 

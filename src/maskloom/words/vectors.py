@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -82,11 +82,11 @@ class WordVectors:
         return flat
 
 
-def write_vectors(path: Path, words: Sequence[str], matrix: np.ndarray, form: Form) -> None:
+def write_vectors(path: Path, words: Iterable[str], matrix: np.ndarray, form: Form) -> None:
     """Write vectors as word2vec does, in its binary form (float32, little-endian) or as text with 9 digits."""
     row_of_text = "%.9g" + " %.9g" * (matrix.shape[1] - 1)
     with output_file(path) as file:
-        file.write(f"{len(words)} {matrix.shape[1]}\n".encode())
+        file.write(f"{len(matrix)} {matrix.shape[1]}\n".encode())
         for word, row in zip(words, matrix, strict=True):
             values = row.astype("<f4").tobytes() if form == "binary" else (row_of_text % tuple(row)).encode()
             file.write(word.encode() + b" " + values + b"\n")

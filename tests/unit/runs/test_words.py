@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maskloom.data.corpus import documents
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import words
 from maskloom.runs.export import export
@@ -143,6 +144,19 @@ def test_phrases_forms_and_losses_reach_the_files(text: Path, tmp_path: Path) ->
     outputs = open_vectors(tmp_path / "out" / "outputs.txt")
     assert len(outputs.words) == len(vectors.words) - 1
     assert outputs.words[0] == "node-0"
+
+
+def test_one_long_line_is_read_in_pieces_without_cutting_a_word(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text.write_text(line := " ".join(text.read_text().split()))
+    monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 1000)
+    with pytest.raises(DataError, match="of more than 1,000 bytes"):
+        [*documents.read_documents(text)]
+    monkeypatch.setattr(words, "_LONGEST_DOCUMENT", 100)
+    result = train_words(text, RECIPE, out=tmp_path / "out")
+    assert result["num_tokens"] == len(line.split())
+    assert {*open_vectors(tmp_path / "out").words} == {*line.split()}
 
 
 def test_text_that_is_refused_leaves_no_folder(text: Path, tmp_path: Path) -> None:

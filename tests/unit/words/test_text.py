@@ -1,5 +1,6 @@
 """Words and their numbers, what is left out, and phrases."""
 
+import gc
 import tracemalloc
 from pathlib import Path
 
@@ -21,6 +22,15 @@ def numbered(content: str, path: Path, **keys: object) -> tuple[list[str], list[
 
 def read(words: list[str], path: Path) -> list[str]:
     return " ".join("|" if n < 0 else words[n] for n in np.fromfile(path, np.int32)).split(" | ")
+
+
+def test_words_are_not_kept_in_memory_after_reading(tmp_path: Path) -> None:
+    gc.disable()
+    try:
+        numbered("a needle in hay", tmp_path / "t")
+        assert not [found for found in gc.get_objects() if isinstance(found, dict) and "needle" in found.keys()]
+    finally:
+        gc.enable()
 
 
 def test_words_are_lower_cased_and_cut_at_punctuation(tmp_path: Path) -> None:
