@@ -248,3 +248,18 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="masked"):
         maskloom.load(out).fill_mask("one [MASK]")
+
+
+def test_an_lstm_writes_many_tokens_from_one(data, tmp_path):
+    """One to many: the words up to the one that is the source, from the encoder's last state alone."""
+    rows = [(word, " ".join(WORDS[: place + 1])) for place, word in enumerate(WORDS)]
+    for name, times in (("train.csv", 30), ("dev.csv", 1)):
+        lines = [f"{source},{target}" for source, target in rows * times]
+        (tmp_path / name).write_text("\n".join(["source,target", *lines]) + "\n", encoding="utf-8")
+    model = {"architecture": "lstm", "size": "tiny", "config": {"hidden_size": 32, "decoder_attention": "none"}}
+    model["config"]["hidden_dropout_prob"] = 0.0
+    recipe = {"model": model, "training.num_threads": 1, **LONGEST}
+    files = (data / "v", tmp_path / "train.csv", tmp_path / "dev.csv")
+    keys = {"epochs": 30, "learning_rate": 1e-2, "batch_size": 16, "max_length": 8}
+    result = maskloom.finetune(*files, tmp_path / "run", task="seq2seq", recipe=recipe, progress=False, **keys)
+    assert result["best"]["scores"]["exact_match"] == 100
