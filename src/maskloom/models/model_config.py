@@ -47,6 +47,18 @@ class ModelSection(Section):
         "pre_norm, norms before the blocks, and a BERT's gated, feed-forward blocks with a gate (GEGLU), and rotary, "
         "rotary positions.",
     )
+    word_vectors: str | None = key(
+        None,
+        "Word vectors from which the embeddings of a new model start: the folder of `words train`, or a file in "
+        "word2vec's form. Their width is the hidden size.",
+    )
+    freeze_word_vectors: bool = key(False, "Leave the embeddings as they are, those of words without a vector too.")
+
+    @model_validator(mode="after")
+    def _vectors_are_named(self) -> Self:
+        if self.freeze_word_vectors and self.word_vectors is None:
+            raise ValueError("freeze_word_vectors = true: there is no model.word_vectors")
+        return self
 
 
 class ModelConfig(BaseModel):

@@ -35,6 +35,7 @@ from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
 from maskloom.runs.run_folder import METRICS, TASK, described, input_sums, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import finetuning_lines, model_line
+from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
@@ -139,9 +140,12 @@ def _finetune(
     recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
+    if recipe.model is not None and recipe.model.word_vectors is not None:
+        paths["word_vectors"] = vectors_file(recipe.model.word_vectors)
     sums = input_sums(paths)
     inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
-    about = model_line(initial_model(plan, recipe.seed), recipe)  # weights that do not fit are refused here, in time
+    told = list[str]()
+    about = model_line(initial_model(plan, recipe.seed, told), recipe)  # what does not fit is refused here, in time
     ranks.rows(settings)
     if ranks.world_size > 1 and plan.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
@@ -155,7 +159,7 @@ def _finetune(
         torch.set_num_threads(recipe.training.num_threads)
     about_task = finetuning_lines(recipe, settings, plan.train)
     device = f"device: {describe_device(ranks.device)}"
-    for line in [about, device, *about_task, *extension_lines(settings), *plan.account["notes"]]:
+    for line in [about, *told, device, *about_task, *extension_lines(settings), *plan.account["notes"]]:
         progress.say(line)
     if plan.task.freezes_encoder:
         plan = with_features(plan, out / "features", sums["model"], progress)

@@ -28,6 +28,7 @@ from maskloom.runs.display import Progress
 from maskloom.runs.resuming import BEST_STEP, verify_resuming
 from maskloom.runs.run_folder import METRICS, run_id, saved_sum
 from maskloom.runs.start_summary import step_display
+from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.system.files import copy_files, replacing_folder, write_json
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
@@ -222,13 +223,20 @@ def _added(recipe: FinetuneRecipe) -> dict[str, Any]:
     return {**mix, **({"bilstm": True} if recipe.bilstm else {})}
 
 
-def initial_model(plan: FinetunePlan, seed: int) -> EncoderWithHeads:
-    """Return the source's encoder, or a new one of its or the recipe's sizes, with heads drawn from `seed`."""
-    task, num_tokens = plan.task, len(plan.tokenizer.of_targets.vocabulary)
+def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) -> EncoderWithHeads:
+    """Return the source's encoder, or a new one of its or the recipe's sizes, with heads drawn from `seed`.
+
+    Where it starts from word vectors, `told` gets a sentence on them.
+    """
+    vocabulary = plan.tokenizer.of_targets.vocabulary
+    task, num_tokens = plan.task, len(vocabulary)
     heads, num_outputs, options = heads_of(plan.recipe, task, plan.config), task.num_outputs, task.head_options
     build = partial(build_model, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.recipe.model is not None:
-        return _learning(plan, build(plan.config))
+        model = _learning(plan, build(plan.config))
+        sentences = take_word_vectors(model, plan.recipe.model, vocabulary)
+        (told if told is not None else []).extend(sentences)
+        return model
     model, _report = load_model(
         plan.source,
         heads=heads,

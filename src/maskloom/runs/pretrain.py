@@ -40,6 +40,8 @@ from maskloom.runs.pretraining_plan import (
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
 from maskloom.runs.run_folder import METRICS, fingerprint, model_files, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
+from maskloom.runs.word_vectors import take_word_vectors
+from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
@@ -115,8 +117,10 @@ def _pretrain(
     _check_start(recipe, opened, init, ranks)
     ranks.barrier()  # all have read the recipe before the first one writes it
     inputs = {"corpus": opened.fingerprint, "init": init and fingerprint(*model_files(init))}
+    vectors = vectors_file(recipe.model.word_vectors) if recipe.model.word_vectors and init is None else None
+    inputs |= {"word_vectors": fingerprint(vectors)} if vectors else {}
     if ranks.is_first:
-        paths = {"corpus": opened.folder, "init": init}
+        paths = {"corpus": opened.folder, "init": init, "word_vectors": vectors}
         prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
         claim(out)
     ranks.barrier()
@@ -162,7 +166,8 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
     """Return the model that training starts from, and what is to be said of parts that its folder lacks."""
     config = start_config(recipe, corpus.tokenizer, init)
     if init is None:
-        return build_model(config, heads=heads_of(recipe, config), seed=recipe.seed), []
+        model = build_model(config, heads=heads_of(recipe, config), seed=recipe.seed)
+        return model, take_word_vectors(model, recipe.model, corpus.vocabulary)
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
     return model, _new_parts(report)
 

@@ -28,6 +28,7 @@ from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import check_name, read_json_object, read_json_value, why_changed
+from maskloom.text.vocabulary import SPECIAL_TOKENS
 from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import stop_requests
 from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
@@ -134,6 +135,8 @@ def _prepare(
         )
     pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
+    tokens = dict.fromkeys((*SPECIAL_TOKENS, *vocabulary.words))
+    write_text(out / "vocab.txt", "".join(f"{token}\n" for token in tokens))  # a vocabulary of whole words for models
     fault_point("words.prepared")
     write_json(out / _PREPARED, {name: fingerprint(out / name) for name in _KEPT})
     return vocabulary.counts
@@ -180,7 +183,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             if not math.isfinite(done.loss) or (is_checked and not _is_finite(training)):
                 raise DataError(
                     f"{out}: the loss or a vector is not finite after block {done.blocks_done:,} of {blocks:,}: "
-                    f"the learning rate {training.recipe.peak_rate:g} is too high; "
+                    f"the learning rate {training.recipe.learning_rate:g} is too high; "
                     "give a lower --learning-rate and another --out"
                 )
             speed = (done.blocks_done - first) * len(training.tokens) * training.recipe.epochs / blocks / (now - start)
@@ -239,13 +242,18 @@ def _restore(training: WordTraining, out: Path) -> float:
 
 def open_vectors(place: str | Path) -> WordVectors:
     """Return the vectors of a run's folder, or of a file in word2vec's binary or text form; DataError for others."""
+    return read_vectors(vectors_file(place))
+
+
+def vectors_file(place: str | Path) -> Path:
+    """Return the file of vectors in a run's folder, or what else was named; DataError for a folder without one."""
     place = Path(place)
     check_name(place)
     if not place.is_dir():
-        return read_vectors(place)
+        return place
     for suffix in _SUFFIXES.values():
         if (place / f"{VECTORS}{suffix}").exists():
-            return read_vectors(place / f"{VECTORS}{suffix}")
+            return place / f"{VECTORS}{suffix}"
     if not (place / RECIPE).exists():
         raise DataError(f"{place}: neither {VECTORS}.bin nor {VECTORS}.txt is in it")
     if kind_of_run(described(place)) != "words":

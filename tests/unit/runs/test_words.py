@@ -45,8 +45,8 @@ def text(tmp_path: Path) -> Path:
 def test_a_run_writes_both_matrices_its_vocabulary_and_its_log(text: Path, tmp_path: Path) -> None:
     result = train_words(text, RECIPE, out=tmp_path / "out")
     found = sorted(path.name for path in (tmp_path / "out").iterdir())
-    files = ["events.jsonl", "metrics.json", "outputs.bin", "recipe.toml", "run.json", "vectors.bin", "vocabulary.txt"]
-    assert found == files
+    files = ["events.jsonl", "metrics.json", "outputs.bin", "recipe.toml", "run.json"]
+    assert found == [*files, "vectors.bin", "vocab.txt", "vocabulary.txt"]
     vectors = open_vectors(tmp_path / "out")
     assert len(vectors.words) == result["num_words"]
     assert vectors.matrix.shape[1] == 6

@@ -1,0 +1,45 @@
+"""Embeddings of a new model that start from word vectors (Mikolov et al. 2013)."""
+
+from __future__ import annotations
+
+import torch
+
+from maskloom.errors import ConfigError
+from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.model_config import ModelSection
+from maskloom.runs.words import open_vectors
+from maskloom.text.vocabulary import Vocabulary
+
+
+def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary: Vocabulary) -> list[str]:
+    """Put the vectors of words in place of the embeddings of tokens that are these words; return what is to be told.
+
+    Tokens are looked up as they are, then in the case in which they are most frequent. Special tokens, pieces that
+    continue a word, and words without a vector stay as they are. Raises ConfigError for vectors of another width.
+    """
+    if section.word_vectors is None:
+        return []
+    vectors, table = open_vectors(section.word_vectors), model.encoder.word_embeddings
+    (size, width), folded = (vectors.matrix.shape[1], table.shape[1]), dict[str, int]()
+    if size != width:
+        raise ConfigError(
+            f"model.word_vectors: {section.word_vectors} has vectors of {size} numbers, the embeddings of the model "
+            f"have {width}; set model.config.hidden_size = {size}"
+        )
+    for row, word in enumerate(vectors.words):
+        folded.setdefault(word.lower(), row)
+    rows, special = dict[int, int](), vocabulary.special.tokens
+    for place, token in enumerate(vocabulary.tokens):
+        is_word = token.endswith(vocabulary.suffix) and not vocabulary.is_continuation[place] and token not in special
+        word = vocabulary.bare(token)
+        if is_word and (row := vectors.places.get(word, folded.get(word.lower()))) is not None:
+            rows[place] = row
+    if not rows:
+        raise ConfigError(f"model.word_vectors: no token of the vocabulary is a word of {section.word_vectors}")
+    with torch.no_grad():
+        table[[*rows]] = torch.from_numpy(vectors.matrix[[*rows.values()]]).to(table)
+    if section.freeze_word_vectors:
+        table.requires_grad_(False)
+    source = f"{section.word_vectors}{' and do not change' if section.freeze_word_vectors else ''}"
+    others = f"the other {len(vocabulary) - len(rows):,} are drawn"
+    return [f"embeddings of {len(rows):,} of {len(vocabulary):,} tokens are those of {source}; {others}"]
