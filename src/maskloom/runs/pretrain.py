@@ -116,11 +116,8 @@ def _pretrain(
         ranks.rows(plan.training)
     _check_start(recipe, opened, init, ranks)
     ranks.barrier()  # all have read the recipe before the first one writes it
-    inputs = {"corpus": opened.fingerprint, "init": init and fingerprint(*model_files(init))}
-    vectors = vectors_file(recipe.model.word_vectors) if recipe.model.word_vectors and init is None else None
-    inputs |= {"word_vectors": fingerprint(vectors)} if vectors else {}
+    paths, inputs = _read_by(recipe, opened, init)
     if ranks.is_first:
-        paths = {"corpus": opened.folder, "init": init, "word_vectors": vectors}
         prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
         claim(out)
     ranks.barrier()
@@ -155,6 +152,18 @@ def _pretrain(
         with ranks.at("save"):
             run.write_results(whole, plans[-1], init, metrics)
     return metrics
+
+
+def _read_by(
+    recipe: PretrainRecipe, corpus: Corpus, init: Path | None
+) -> tuple[dict[str, Path | None], dict[str, str | None]]:
+    """Return the paths of what a run reads, and its fingerprints."""
+    paths = {"corpus": corpus.folder, "init": init}
+    inputs = {"corpus": corpus.fingerprint, "init": init and fingerprint(*model_files(init))}
+    if init is None and recipe.model.word_vectors is not None:
+        paths["word_vectors"] = vectors_file(recipe.model.word_vectors)
+        inputs["word_vectors"] = fingerprint(paths["word_vectors"])
+    return paths, inputs
 
 
 def start_config(recipe: PretrainRecipe, tokenizer: Tokenizer, init: Path | None) -> ModelConfig:
