@@ -51,8 +51,7 @@ def train(side: str, model: str, text: Path, out: Path, seed: int, epochs: int) 
     from maskloom.runs.words import train_words
     from maskloom.words.settings import WordsRecipe
 
-    keys = {"workers": WORKERS, "seed": seed, "learning_rate": 0.05 if model == "cbow" else 0.025}
-    recipe = WordsRecipe(model=model, epochs=epochs, tokenize="spaces", **keys)
+    recipe = WordsRecipe(model=model, epochs=epochs, workers=WORKERS, seed=seed, tokenize="spaces")
     return train_words(text, recipe, out=out)["seconds"]
 
 
@@ -127,8 +126,7 @@ def report(result: dict[str, Any]) -> str:
         f"{result['load']:.1f}.",
         f"- Text: {result['text']}, {result['words']:,} words, lower-cased and without punctuation. Both sides: "
         f"{WORKERS} workers, size 100, window 5, 5 noise words, {result['epochs']} epochs; gensim reads by "
-        "`corpus_file`, its fastest way. Both have the peak learning rates of the C program; with several workers "
-        "gensim's falls more slowly this way, as each counts its own sentences alone.",
+        "`corpus_file`, its fastest way, and has the learning rates of the C program.",
         f"- Medians of {order_said(result['rounds'])} Scores are means over {NUM_SEEDS} seeds.",
         "",
         "| model | maskloom, words/s | gensim, words/s | ratio | range | reached (floor / target / stretch) |",

@@ -24,7 +24,7 @@ _KEYS: dict[str, tuple[Any, Any, str]] = {
     "context": (Literal["mean", "sum"], "mean", "What cbow makes of the vectors of a window."),
     "divided_gradient": (bool, False, "Divide what a cbow window learns by its words; word2vec gives each all of it."),
     "epochs": (int, 5, "Passes over the text."),
-    "learning_rate": (float, 0.05, "Peak learning rate; word2vec has 0.025 for skipgram."),
+    "learning_rate": (float, None, "Peak learning rate; by default 0.025 for skipgram, 0.05 for cbow."),
     "min_count": (int, 5, "Words that occur less often are left out."),
     "tokenize": (
         Literal["words", "spaces"],

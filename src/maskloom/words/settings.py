@@ -29,8 +29,8 @@ class WordsRecipe(Section):
         False, "Divide what the words of a cbow window learn by their number; word2vec gives each the whole."
     )
     epochs: int = key(5, "Passes over the text.", ge=1, le=100_000)
-    learning_rate: Positive = key(
-        0.05, "Peak learning rate, which falls linearly to 1/10,000 of it; word2vec has 0.025 for skipgram."
+    learning_rate: Positive | None = key(
+        None, "Peak learning rate, which falls linearly to 1/10,000 of it; absent: 0.025 for skipgram, 0.05 for cbow."
     )
     min_count: int = key(5, "Words that occur less often are left out.", ge=1, le=2**31)
     tokenize: Literal["words", "spaces"] = key(
@@ -42,3 +42,8 @@ class WordsRecipe(Section):
     workers: int = key(1, "Threads that train.", ge=1, le=256)
     deterministic: bool = key(False, "Have several threads give the same vectors every time; slower.")
     seed: int = key(0, "Seed of weights, windows, subsampling and noise.", ge=0, lt=2**32)
+
+    @property
+    def peak_rate(self) -> float:
+        """The learning rate at the start."""
+        return self.learning_rate or (0.05 if self.model == "cbow" else 0.025)

@@ -170,7 +170,7 @@ class WordTraining:
 
     def rate_of(self, block: int) -> float:
         """Return the learning rate of a block of the whole training."""
-        return self.recipe.learning_rate * max(_LOWEST_RATE, 1 - block / (self.num_blocks + 1))
+        return self.recipe.peak_rate * max(_LOWEST_RATE, 1 - block / (self.num_blocks + 1))
 
     def _trained(self, part: tuple[np.ndarray, np.ndarray, range]) -> tuple[float, int]:
         vectors, outputs, numbers = part

@@ -58,9 +58,10 @@ def test_huffman_codes_are_prefix_free_and_as_short_as_can_be() -> None:
 def test_the_rate_falls_linearly_to_its_floor() -> None:
     state = WordTraining(WordsRecipe(epochs=4, size=2), *random_text())
     rates = [state.rate_of(block) for block in range(state.num_blocks)]
-    assert rates[0] == 0.05
-    assert np.diff(rates) == pytest.approx(-0.05 / 13)
-    assert state.rate_of(10**9) == pytest.approx(5e-6)
+    assert rates[0] == 0.025
+    assert np.diff(rates) == pytest.approx(-0.025 / 13)
+    assert WordsRecipe(model="cbow").peak_rate == 0.05
+    assert state.rate_of(10**9) == pytest.approx(2.5e-6)
 
 
 @pytest.mark.parametrize(("workers", "deterministic"), [(1, False), (3, True)])
