@@ -131,3 +131,13 @@ def test_what_does_not_go_together_is_refused(run, corpus, tmp_path):
     new = ("--vocab", corpus, "--set", "model.architecture=elmo", "--set", "model.config.hidden_size=8")
     invoke("finetune", "--task", "single", *new, *files[:4], "--epochs", 1, "--out", tmp_path / "new")
     assert maskloom.load(tmp_path / "new").predict(["blue cat"])[0]["label"] in ("a", "b")
+
+
+def test_a_lower_cased_vocabulary_is_refused(corpus, tmp_path):
+    text = corpus.parent / "text.txt"
+    invoke("vocab", "train", text, "--model", "words", "--size", 100, "--out", tmp_path / "words")
+    invoke("corpus", "build", text, "--vocab", tmp_path / "words", "--out", tmp_path / "corpus")
+    command = ("pretrain", "--corpus", tmp_path / "corpus", *SMALL, "--out", tmp_path / "run")
+    result = CliRunner().invoke(app, [*map(str, command)])
+    assert "is lower-cased" in str(result.exception)
+    assert "--cased" in str(result.exception)

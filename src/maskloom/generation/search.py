@@ -286,11 +286,13 @@ class Choice:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the largest logit of each row, a token, and its log-probability."""
         if self.settings.temperature == 0.0:
-            logits = self._allowed(self._without_never(logits), texts, limits)
+            forced = any(self.must_end(*limited) for limited in zip(texts, limits, strict=True))
+            is_limited = forced or self.settings.min_tokens or self.settings.no_repeat_ngram
+            seen = self.log_probabilities(logits, texts, limits) if is_limited else self._without_never(logits)
             # NumPy looks through them several times as fast
-            tokens = torch.from_numpy(logits.numpy().argmax(1)) if logits.device.type == "cpu" else logits.argmax(1)
-            largest = logits.gather(1, tokens.unsqueeze(1))
-            return largest, tokens, -(logits - largest).exp_().sum(1).log_()
+            tokens = torch.from_numpy(seen.numpy().argmax(1)) if seen.device.type == "cpu" else seen.argmax(1)
+            largest = seen.gather(1, tokens.unsqueeze(1))
+            return largest, tokens, largest if is_limited else -(seen - largest).exp_().sum(1).log_()
         largest, log_probabilities = logits.amax(1), self.log_probabilities(logits, texts, limits)
         tokens = self._drawn(log_probabilities, rows, step)
         return largest, tokens, log_probabilities.gather(1, tokens.unsqueeze(1))

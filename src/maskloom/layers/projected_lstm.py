@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,20 +37,29 @@ class ProjectedLSTMs(Recomputable):
         self.projection = nn.Parameter(torch.empty(2, size, cell_size))
         self.dropout = Dropout(dropout)
 
-    def computed(
+    def forward(
         self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: object = None
     ) -> Tensor:
         """Return h at every token; `past` has the state before each sequence, zeros where empty, and gets the last.
 
         With a true `memory` the right halves are those of another text of the same lengths, already reversed.
         """
-        inputs, sizes = self.dropout(hidden[: layout.num_tokens]), layout.sizes
-        width = self.size + self.cell_size
-        kept = inputs.new_zeros(len(sizes), 2, width) if past is None or past.is_empty else past.kept
+        state = hidden.new_zeros(layout.num_sequences, 2, self.size + self.cell_size)
+        state = state if past is None or past.is_empty else past.kept
+        vectors, state = super().forward(hidden, layout, None, (state, bool(memory)))  # pyright: ignore
+        if past is not None:
+            past.kept = state
+        return vectors
+
+    def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, hidden: Tensor, layout: SequenceLayout, past: None = None, memory: tuple[Tensor, bool] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return h at every token and the last states; `memory` has those before, and whether halves are two texts."""
+        inputs, (kept, is_reversed) = self.dropout(hidden[: layout.num_tokens]), cast("tuple[Tensor, bool]", memory)
         if layout.num_tokens:
-            at = TimeOrder(sizes, hidden.device, num_ways=1 if memory else 2)
+            at = TimeOrder(layout.sizes, hidden.device, num_ways=1 if is_reversed else 2)
             by_time = at.by_time(inputs)
-            by_time = by_time[0].unflatten(1, (2, -1)).transpose(0, 1) if memory else by_time
+            by_time = by_time[0].unflatten(1, (2, -1)).transpose(0, 1) if is_reversed else by_time
             first = kept.index_select(0, at.going).transpose(0, 1).contiguous()
             with torch.autocast(hidden.device.type, enabled=False):
                 outputs, last = _Steps.apply(  # pyright: ignore[reportGeneralTypeIssues]
@@ -60,11 +69,12 @@ class ProjectedLSTMs(Recomputable):
                     (at.batch_sizes, self.clips),
                 )
             kept = kept.index_copy(0, at.going, last.transpose(0, 1).to(kept.dtype))
-            found = at.packed(outputs.transpose(0, 1).flatten(1)[None] if memory else outputs)
+            found = at.packed(outputs.transpose(0, 1).flatten(1)[None] if is_reversed else outputs)
             inputs = found + hidden[: layout.num_tokens] if self.adds_input else found
-        if past is not None:
-            past.kept = kept
-        return inputs
+        return inputs, kept
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile nothing: torch would compile anew for the lengths of every batch."""
 
 
 def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

@@ -98,7 +98,8 @@ class Elmo(Encoder):
     def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
         """Return the state of each layer before a text, (sequences, 2, size + cell size)."""
         width = self.config.hidden_size // 2 + self.config.intermediate_size
-        return tuple(self.word_embeddings.new_zeros(num_sequences, 2, width) for _ in self.layers)
+        dtype, device = self.word_embeddings.dtype, self.word_embeddings.device
+        return tuple(torch.zeros(num_sequences, 2, width, dtype=dtype, device=device) for _ in self.layers)
 
     def encode_words(
         self, vectors: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None = None, *, is_reversed: bool = False

@@ -68,7 +68,7 @@ class Encoder(nn.Module):
         self.top = None
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; in parts none of whose weights learn, nothing is dropped."""
+        """Set the mode; in the encoder's own parts nothing is dropped where none of their weights learn."""
         super().train(mode)
         for part in self.children():
             if (weights := [*part.parameters()]) and not any(each.requires_grad for each in weights):

@@ -113,7 +113,8 @@ class Recurrent(Encoder):
     def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
         """Return the state of each layer before a text, (sequences, parts, hidden)."""
         layer, word = cast(RecurrentLayer, self.layers[0]), self.word_embeddings
-        return tuple(word.new_zeros(num_sequences, *layer.state_shape) for _ in self.layers)
+        shape = (num_sequences, *layer.state_shape)
+        return tuple(torch.zeros(shape, dtype=word.dtype, device=word.device) for _ in self.layers)
 
     def new_decoder(self) -> RecurrentDecoder:
         """Return a decoder of the same sizes."""

@@ -143,6 +143,9 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
         raise ConfigError(f"{needs}, {lacks}; {hint} objective = 'causal_lm'")
     if row.has_decoder and not corpus.tokenizer.template.end:
         raise ConfigError(f"objective = {recipe.objective!r} needs a token that ends a text, {lacks}")
+    if row.reads_spelling and corpus.tokenizer.lowercase:
+        why = "the model reads words as texts spell them; train one with `maskloom vocab train --model words --cased`"
+        raise ConfigError(f"the vocabulary of {corpus.folder} is lower-cased: {why}")
     for plan in phase_plans(recipe):
         row.corruption(corpus.vocabulary, plan.data, recipe.seed)  # it may refuse a vocabulary
     if data.next_sentence and None in (special.classify, special.separator):

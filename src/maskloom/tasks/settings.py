@@ -18,7 +18,9 @@ class FinetuningData(Section):
 class MixSection(Section):
     """How a learned mix of layers is made, an ELMo's or that of [features] (Peters et al. 2018, 3.2)."""
 
-    layer_norm: bool = key(False, "Bring each layer to mean 0 and variance 1 before they are mixed.")
+    layer_norm: bool = key(
+        False, "Bring each layer to mean 0 and variance 1 over a batch before mixing; answers then depend on the batch."
+    )
     l2: float = key(0.0, "Weight of the sum of squares of the mix's weights in the loss.", ge=0.0, le=1e6)
     dropout: float = key(0.0, "Dropout of an ELMo's mix; [features] has its own.", ge=0.0, lt=1.0)
 

@@ -52,6 +52,19 @@ def test_cached_steps_are_the_whole_pass(make):
         assert (torch.stack([step[row] for step in found]) - whole).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("how", [{"min_tokens": 6}, {"no_repeat_ngram": 1}])
+def test_greedy_texts_are_as_likely_as_those_of_a_beam_of_one(how):
+    model = gpt()
+    greedy, search = (
+        continue_texts(model, PROMPTS, Generation(8, **way, **how), end=9)
+        for way in ({"temperature": 0.0}, {"beam": 1})
+    )
+    assert [text.token_ids for text in greedy] == [text.token_ids for text in search]
+    assert [text.log_probability for text in greedy] == pytest.approx(
+        [text.log_probability for text in search], abs=1e-5
+    )
+
+
 @torch.no_grad()
 def test_sequences_can_be_dropped_and_repeated():
     model, decoder = gpt(), None

@@ -83,3 +83,25 @@ def test_a_reversed_text_on_the_right_is_read_as_it_stands():
     for one, other in zip(plain.split(LENGTHS), found.split(LENGTHS), strict=True):
         assert torch.equal(one[:, :SIZE], other[:, :SIZE])
         assert torch.equal(one[:, SIZE:].flip(0), other[:, SIZE:])
+
+
+def test_nothing_is_compiled():
+    layer = layer_of()
+    layer.compile()
+    assert layer._compiled_call_impl is None
+
+
+def test_with_a_state_it_is_recomputed_too():
+    hidden, found = inputs(), []
+    for recomputes in (False, True):
+        layer, past = (
+            layer_of(),
+            Kept(torch.randn(5, 2, SIZE + CELL, generator=torch.Generator().manual_seed(3)).double()),
+        )
+        layer.recomputes, calls, computed = recomputes, [], layer.computed
+        layer.computed = lambda *given, calls=calls, computed=computed: calls.append(1) or computed(*given)
+        output = layer(hidden, SequenceLayout.from_lengths(LENGTHS), past)
+        gradients = torch.autograd.grad(output.sin().sum(), [hidden, *layer.parameters()])
+        assert len(calls) == 1 + recomputes
+        found.append([output, past.kept, *gradients])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -162,7 +162,7 @@ def _attended(
     q.mul_(1.0 / math.sqrt(q.shape[-1]))
     scores = torch.bmm(q, k.transpose(1, 2))
     if excluded is not None:
-        scores.view(*keys.shape, -1).add_(excluded)
+        scores.view(*keys.shape, scores.shape[2]).add_(excluded)
     probabilities = torch.softmax(scores, -1, out=scores)
     if not dropout:
         return [q, k, v, probabilities, torch.bmm(probabilities, v)]
@@ -192,13 +192,14 @@ def _rows(slots: Tensor, group: LengthGroup) -> Tensor:
 
 def _by_head(rows: Tensor, num_parts: int, num_heads: int) -> Tensor:
     """Copy a group's rows (n, s, parts h d) into (parts, n h, s, d)."""
-    split = rows.view(*rows.shape[:2], num_parts, num_heads, -1).permute(2, 0, 3, 1, 4)
+    size = rows.shape[2] // (num_parts * num_heads)
+    split = rows.view(*rows.shape[:2], num_parts, num_heads, size).permute(2, 0, 3, 1, 4)
     return split.clone(memory_format=torch.contiguous_format).flatten(1, 2)
 
 
 def _store(rows: Tensor, values: Tensor, num_heads: int) -> None:
     """Copy (parts, n h, s, d) into a group's rows (n, s, parts h d)."""
-    split = values.view(len(values), -1, num_heads, *values.shape[2:]).permute(1, 3, 0, 2, 4)
+    split = values.view(len(values), len(rows), num_heads, *values.shape[2:]).permute(1, 3, 0, 2, 4)
     rows.view(split.shape).copy_(split)
 
 

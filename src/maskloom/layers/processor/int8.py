@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from maskloom.errors import ConfigError
 from maskloom.layers.activations import Activation
 from maskloom.layers.attention import SelfAttention
+from maskloom.layers.narrow_attention import NarrowDense
 from maskloom.layers.processor.matrix_products import Dense
 
 # Rows go through in blocks, whose values stay in the processor's cache, and in steps: each shape costs a kernel.
@@ -87,16 +88,22 @@ def quantize_dense_layers(module: nn.Module) -> None:
     """Replace every `Dense` within a module by its `Int8Dense`; layers of other kinds stay as they are.
 
     The values of attention are the fine outputs: on MiniLM's weights most of the error of a vector came from them.
-    Raises ConfigError where the processor has no eight-bit products, or the module is not in its memory.
+    Raises ConfigError where the processor has no eight-bit products, the module is not in its memory, or has no such
+    layer.
     """
     for parameter in module.parameters():
         if (device := parameter.device).type != "cpu":
             raise ConfigError(f"int8: the model is on {device}; eight-bit inference is for the processor (cpu)")
+    if not any(isinstance(part, Dense) for part in module.modules()):
+        raise ConfigError(
+            "int8: this model has no dense layer of a Transformer, so nothing would change; leave int8 out"
+        )
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Dense):
                 is_qkv = isinstance(parent, SelfAttention) and name == "qkv"
-                setattr(parent, name, Int8Dense(child, num_fine=child.out_features // 3 if is_qkv else 0))
+                num_values = child.widths[-1] if type(child) is NarrowDense else child.out_features // 3
+                setattr(parent, name, Int8Dense(child, num_fine=num_values if is_qkv else 0))
 
 
 @cache

@@ -102,3 +102,10 @@ def test_where_a_query_has_nothing_to_read_the_plain_computation_serves():
     queries = packed([3, 2], 8)
     assert prefers_paired(queries, layout([3, 2], [1, 4]))
     assert not prefers_paired(queries, layout([3, 2], [0, 4]))
+
+
+def test_texts_without_queries_are_no_matter():
+    queries, key_values = packed([0, 5], 2 * 4), packed([30, 5], 2 * 2 * 4)
+    layout = AttentionLayout(*map(SequenceLayout.from_lengths, ([0, 5], [30, 5])))
+    expected = attend_between(queries, *key_values.chunk(2, 1), layout, 2)
+    torch.testing.assert_close(paired_attention(queries, key_values, layout, 2, 0.0), expected)

@@ -115,3 +115,8 @@ def test_a_model_on_another_device_is_refused():
         module = torch.nn.Sequential(Dense(4, 4))
     with pytest.raises(ConfigError, match="int8: the model is on meta; eight-bit inference is for the processor"):
         quantize_dense_layers(module)
+
+
+def test_a_model_without_a_layer_for_it_is_refused():
+    with pytest.raises(ConfigError, match="no dense layer of a Transformer"):
+        quantize_dense_layers(torch.nn.LSTM(4, 4))
