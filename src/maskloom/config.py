@@ -120,7 +120,7 @@ class FinetuneRecipe(Section):
     bilstm: bool = key(
         False, "Put a BiLSTM with random weights between a BERT or an ELMo and its head (Table 5 of the paper)."
     )
-    frozen: bool = key(False, "Leave the model as it is: only the new head, a BiLSTM and an ELMo's mix learn.")
+    frozen: bool = key(False, "Keep the encoder's weights fixed: only the new head, a BiLSTM and an ELMo's mix learn.")
     model: ModelSection | None = None
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()

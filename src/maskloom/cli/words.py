@@ -14,8 +14,16 @@ words_app = typer.Typer(help="Train word vectors (word2vec) and query them.", no
 
 # The keys of WordsRecipe, which is not imported here: every command would wait for it.
 _KEYS: dict[str, tuple[Any, Any, str]] = {
-    "model": (Literal["skipgram", "cbow"], "skipgram", "Each word of a window predicts its centre; cbow: all do."),
-    "loss": (Literal["negative", "hierarchical", "softmax"], "negative", "Noise words, a Huffman code, or all words."),
+    "model": (
+        Literal["skipgram", "cbow"],
+        "skipgram",
+        "skipgram: each word of a window predicts its centre; cbow: all together do.",
+    ),
+    "loss": (
+        Literal["negative", "hierarchical", "softmax"],
+        "negative",
+        "Against noise words, along a Huffman code, or over all words.",
+    ),
     "size": (int, 100, "Numbers of a vector."),
     "window": (int, 5, "Most words on each side; each window draws its own width up to this."),
     "negative": (int, 5, "Noise words for each prediction."),
@@ -29,7 +37,7 @@ _KEYS: dict[str, tuple[Any, Any, str]] = {
     "tokenize": (
         Literal["words", "spaces"],
         "words",
-        "Lower-cased, without punctuation; spaces: as the text has them.",
+        "words: lower-cased, without punctuation; spaces: as they stand between blanks.",
     ),
     "cased": (bool, False, "Keep case with --tokenize words."),
     "phrases": (int, 0, "Passes that join pairs of words into phrases, such as new_york."),

@@ -12,9 +12,9 @@ from maskloom.layers.processor.matrix_products import Dense
 
 
 class NarrowDense(Dense):
-    """Projections to `num_narrow` parts of heads of `key_size`, and one of the hidden size behind them if `has_values`.
+    """Projections in one matrix: `num_narrow` of width `narrow`, then one of the hidden size if it `has_values`.
 
-    All start as if apart, as the `widths` of the parts say.
+    Their initial weights are those of separate projections, of which `widths` has the sizes.
     """
 
     def __init__(self, hidden_size: int, narrow: int, num_narrow: int, *, has_values: bool) -> None:

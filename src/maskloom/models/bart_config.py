@@ -53,8 +53,8 @@ class BartConfig(ModelConfig):
 
     Encoder and decoder have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Word embeddings
     are multiplied by sqrt(hidden_size) with `scale_embedding`. What the decoder reads begins with
-    `decoder_start_token_id`, the end of a text as published. The forced tokens are the first that is written, and the
-    only one where a text comes to its limit. With `num_source_layers` another encoder, before this one, reads sources
+    `decoder_start_token_id`, the end of a text as published. `forced_bos_token_id` is written
+    first, and `forced_eos_token_id` where a text reaches its limit. With `num_source_layers` another encoder, before this one, reads sources
     in a vocabulary of their own (3.4).
     """
 

@@ -19,7 +19,7 @@ from maskloom.objectives.objective import encode_batch
 class CarriedLanguageModeling(MaskedLanguageModeling):
     """Cross-entropy of every next token, where a row begins in the state that the row before it ended in.
 
-    Gradients end where the row begins (Williams and Peng 1990; Mikolov et al. 2010). The encoder is a `Recurrent`.
+    Gradients end where the row begins (Williams and Peng 1990; Mikolov et al. 2010). The encoder has a `first_state`.
     """
 
     def first_carry(self, model: EncoderWithHeads, num_sequences: int) -> Carry:

@@ -43,9 +43,9 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors,
     whole or sharded, .npz, a TensorFlow 1 checkpoint, or pytorch_model.bin; of several the first in this order. It may
     also be the weight file itself, or a checkpoint's prefix, or a folder of ELMo's, options.json with an HDF5 file.
-    Heads are kept. Whether text is lower-cased is what the
-    configuration, the folder's name and the vocabulary say, unless `lowercase` is given. Raises ConfigError where `out`
-    holds something, DataError with all that does not fit: tensors, vocabulary and configuration.
+    Heads are kept. Whether text is lower-cased is what the configuration, the folder's name and the vocabulary say,
+    unless `lowercase` is given. Raises ConfigError where `out` holds something, DataError with all that does not fit:
+    tensors, vocabulary and configuration.
     """
     source, out = Path(source), Path(out)
     check_new_folder(out)

@@ -58,8 +58,8 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, int]:
 def _smallest_gradient(maker: str, family: int) -> int:
     """Return the numbers of a weight below which MKL makes its gradient faster.
 
-    Families of AMD from 26 on (Zen 5) have 512-bit units of full width; oneDNN reaches 1.2 to 2.2 times MKL's rate with
-    weights of 2^14 to 2^20 there, and loses to it on earlier ones (benchmarks/README.md).
+    Families of AMD from 26 on (Zen 5) have 512-bit units of full width, and oneDNN makes these gradients up to twice as
+    fast as MKL; on earlier ones it is the slower (benchmarks/README.md, points 6 and 9).
     """
     return 1 << 14 if maker == "AuthenticAMD" and family >= 26 else 1 << 20
 

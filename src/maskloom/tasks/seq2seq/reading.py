@@ -33,8 +33,8 @@ def iterate_sources(
 
     CSV, TSV and JSONL have a column of either, by the options or the usual names. In JSONL a source may be a list of
     sentences, which blanks join, and several targets are a list. Any other file has a source a line, and the file
-    beside it with the suffix of targets theirs. Raises DataError, with file and line, for a row
-    that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for files of unequal length.
+    beside it with the suffix of targets theirs. Raises DataError, with file and line, for a row that breaks a rule
+    (unless `options.on_bad_rows` is "skip", which counts it), and for files of unequal length.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
