@@ -55,4 +55,4 @@ class EnergyAttention(nn.Module):
         for group in layout.groups:
             own, allowed = group.keys_of(k_slots), None if group.allowed is None else group.allowed[:, 0]
             contexts.append((self.weights(group.queries_of(q_slots), own, allowed) @ own).flatten(0, 1))
-        return layout.queries.read_by_tokens(torch.cat(contexts))
+        return layout.queries.read_by_tokens(torch.cat(contexts))[: len(queries)]

@@ -182,7 +182,7 @@ def attend_between(
         elif dropout > 0.0:
             probabilities = F.dropout(probabilities, dropout)
         contexts.append((probabilities @ v).transpose(1, 2).flatten(0, 1).flatten(1))
-    return layout.queries.read_by_tokens(torch.cat(contexts))
+    return layout.queries.read_by_tokens(torch.cat(contexts))[: len(queries)]
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:

@@ -53,9 +53,9 @@ class BartConfig(ModelConfig):
 
     Encoder and decoder have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Word embeddings
     are multiplied by sqrt(hidden_size) with `scale_embedding`. What the decoder reads begins with
-    `decoder_start_token_id`, the end of a text as published. `forced_bos_token_id` is written
-    first, and `forced_eos_token_id` where a text reaches its limit. With `num_source_layers` another encoder, before this one, reads sources
-    in a vocabulary of their own (3.4).
+    `decoder_start_token_id`, the end of a text as published. `forced_bos_token_id` is written first, and
+    `forced_eos_token_id` where a text reaches its limit. With `num_source_layers` another encoder, before this one,
+    reads sources in a vocabulary of their own (3.4).
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 50_265

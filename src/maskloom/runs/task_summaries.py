@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
+from maskloom.errors import amount
 from maskloom.metrics.answers import is_percent
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import aligned, lines_of
@@ -142,7 +143,7 @@ def examples_text(account: dict[str, Any]) -> str:
     if account.get("num_truncated_examples"):
         text += f"; {account['num_truncated_examples']:,} cut to {account['max_length']} tokens"
     if account.get("num_truncated_targets"):
-        text += f"; {account['num_truncated_targets']:,} targets cut"
+        text += f"; {amount(account['num_truncated_targets'], 'target')} cut"
     if account.get("num_also_in_train"):
         text += f"; {account['num_also_in_train']:,} also in train"
     return "; ".join([text, *account.get("notes", ())])

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from maskloom.layers.energies import EnergyAttention
-from maskloom.layers.general_attention import AttentionLayout
+from maskloom.layers.general_attention import AttentionLayout, attend_between
+from maskloom.layers.processor.matrix_products import products_by
 from maskloom.layers.sequence_layout import SequenceLayout
 
 QUERIES, KEYS = [2, 0, 1, 1], [5, 3, 0, 12]
@@ -73,3 +74,14 @@ def test_gradients_are_those_of_differences():
     module, (queries, keys) = attention("mlp", 3), texts(3)
     plan = layout()
     assert torch.autograd.gradcheck(lambda q, k: module(q, k, plan), (queries.requires_grad_(), keys.requires_grad_()))
+
+
+def test_a_batch_whose_rows_would_be_filled_up_gets_a_context_for_every_query():
+    lengths = [301, 302]
+    with products_by("onednn"):
+        queries, keys = SequenceLayout.from_lengths(lengths), SequenceLayout.from_lengths([3, 40])
+        rows, sources = torch.randn(sum(lengths), 4).double(), torch.randn(43, 4).double()
+        found = attention("dot", 4)(rows, sources, AttentionLayout(queries, keys))
+        plain = attend_between(rows, sources, sources, AttentionLayout(queries, keys), 1)
+    assert len(found) == len(plain) == sum(lengths)
+    torch.testing.assert_close(found[:301], ((rows[:301] @ sources[:3].T).softmax(1)) @ sources[:3])

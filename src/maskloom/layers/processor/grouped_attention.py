@@ -59,7 +59,7 @@ def paired_attention(
         keys[layout.queries.tokens],
         dither,
     )
-    return layout.queries.read_by_tokens(contexts)  # pyright: ignore[reportArgumentType]
+    return layout.queries.read_by_tokens(contexts)[: len(queries)]  # pyright: ignore[reportArgumentType]
 
 
 def _keys(num_rows: int, dropout: float) -> tuple[Tensor, float]:
