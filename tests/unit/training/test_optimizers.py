@@ -54,8 +54,8 @@ MODELS = [(name, head) for name in ARCHITECTURES for head in [*FORMATS[name].hea
 @pytest.mark.parametrize(("name", "head"), MODELS)
 def test_groups_are_those_of_the_published_names_for_every_architecture_and_head(name: str, head: str | None) -> None:
     options = {"bilstm_tagger": {"layers": "scalar_mix", "lstm_size": 6}}
-    has_no_attention = {"num_attention_heads"} if name in ("rnn", "lstm", "gru") else set()
-    sizes = {key: value for key, value in SIZES.items() if key not in has_no_attention}
+    has_heads = not ARCHITECTURES[name].has_state and not ARCHITECTURES[name].reads_spelling
+    sizes = {key: value for key, value in SIZES.items() if has_heads or key != "num_attention_heads"}
     config = ARCHITECTURES[name].config_type(**sizes)
     model = build_model(config, [head] if head else [], 3, head_options=options)
     assert _groups(model) == _groups_by_name(model)
