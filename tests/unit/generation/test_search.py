@@ -52,7 +52,7 @@ def test_cached_steps_are_the_whole_pass(make):
         assert (torch.stack([step[row] for step in found]) - whole).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("how", [{"min_tokens": 6}, {"no_repeat_ngram": 1}])
+@pytest.mark.parametrize("how", [{"min_tokens": 6}, {"no_repeat_ngram": 1}, {}])
 def test_greedy_texts_are_as_likely_as_those_of_a_beam_of_one(how):
     model = gpt()
     greedy, search = (

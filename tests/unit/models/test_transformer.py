@@ -263,6 +263,8 @@ def written_out_search(table, width):
     for _ in range(LONGEST):
         best = sorted((one for text in going for one in table.grown(*text)), key=lambda one: -one[2])[: 2 * width]
         ended += [(text, total) for text, is_ended, total in best[:width] if is_ended]
+        if width == 1 and ended:
+            return ended  # it is greedy
         going = [(text, total) for text, is_ended, total in best if not is_ended][:width]
     return ended + going
 
