@@ -41,8 +41,8 @@ class Generation:
     most likely are kept, and of these the fewest that have the probability `top_p` together (Holtzman et al. 2020,
     3.1); at temperature 0 it is the most likely. The draws of a text depend on `seed` and its number alone. With `beam`
     it is a search instead, among that many texts kept at each step: for the one that is most likely per token, or with
-    `length_penalty` a for that of the highest log-probability over ((5 + length) / 6)^a (Wu et al. 2016, 7); a beam of 1
-    is greedy. A text does not end before `min_tokens` tokens, and repeats no run of `no_repeat_ngram` tokens. Raises
+    `length_penalty` a for that of the highest log-probability over ((5 + length) / 6)^a (Wu et al. 2016, 7). A beam of
+    1 is greedy. A text does not end before `min_tokens` tokens, and repeats no run of `no_repeat_ngram` tokens. Raises
     ConfigError for a value out of range and for a beam beside settings of a draw.
     """
 
