@@ -183,7 +183,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             if not math.isfinite(done.loss) or (is_checked and not _is_finite(training)):
                 raise DataError(
                     f"{out}: the loss or a vector is not finite after block {done.blocks_done:,} of {blocks:,}: "
-                    f"the learning rate {training.recipe.learning_rate:g} is too high; "
+                    f"the learning rate {training.recipe.peak_rate:g} is too high; "
                     "give a lower --learning-rate and another --out"
                 )
             speed = (done.blocks_done - first) * len(training.tokens) * training.recipe.epochs / blocks / (now - start)
