@@ -17,17 +17,16 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
-from rounds import in_turn, order_said, quiet_load, reached
+from rounds import in_turn, order_said, quiet_load, rates_of_processes, reached
 from surroundings import processor, write_real_text
 
 from maskloom.checkpoints.huggingface import load_model, save_model
@@ -123,21 +122,7 @@ def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, f
     difference = check_losses(model, loader.next_batch({})[0], peer, length)
     names = (OURS, PEER, COMPILED) if compiled else (OURS, PEER)
     given = [str(corpus.folder), str(place), size, str(length)]
-    sides = {
-        name: subprocess.Popen(
-            [sys.executable, __file__, "--side", name, *given], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for name in names
-    }
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    for number_of_round in range(-1, rounds):  # the first warms up
-        for name in in_turn(list(names), number_of_round):
-            print("go", file=sides[name].stdin, flush=True)
-            rate = float(cast(IO[str], sides[name].stdout).readline())
-            if number_of_round >= 0:
-                rates[name].append(rate)
-    for side in sides.values():
-        side.communicate()
+    rates = rates_of_processes(dict.fromkeys(names, given), rounds)
     what = f"training, {size}, rows of {length}"
     return {"what": what, "aims": TRAINING_AIMS.get(size), "difference": difference, "rates": rates}
 

@@ -16,19 +16,18 @@ import csv
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from gpt_speed import NUM_THREADS, write_files
-from rounds import in_turn, order_said, quiet_load
+from rounds import order_said, quiet_load, rates_of_processes
 from surroundings import data_folder
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
@@ -174,24 +173,7 @@ def measured(task: str, folder: Path, size: int, rounds: int) -> dict[str, Any]:
         differences.append(abs(ours - float(peer_loss(peer, *padded(batch)).detach())))
     if max(differences) > 1e-5:
         raise SystemExit(f"the losses of both sides differ by {max(differences)}")
-    sides = {
-        name: subprocess.Popen(
-            [sys.executable, __file__, "--side", name, task, str(folder), str(size)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in (OURS, PEER)
-    }
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(-1, rounds):  # the first warms up
-        for name in in_turn(list(sides), number):
-            print("go", file=sides[name].stdin, flush=True)
-            rate = float(cast(IO[str], sides[name].stdout).readline())
-            if number >= 0:
-                rates[name].append(rate)
-    for side in sides.values():
-        side.communicate()
+    rates = rates_of_processes(dict.fromkeys((OURS, PEER), (task, str(folder), str(size))), rounds)
     lengths = batches.data.lengths
     return {
         "what": f"{task}, width {size}",

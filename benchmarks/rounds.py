@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import IO, TypeVar, cast
 
 MIN_ROUNDS = 5
 _HIGHEST_LOAD = 0.5
@@ -32,6 +34,33 @@ def quiet_load() -> float:
             )
         time.sleep(5)
     return load
+
+
+def rates_of_processes(given: Mapping[str, Sequence[str]], num_rounds: int) -> dict[str, list[float]]:
+    """Return the rates of each side by its name, one a round, after one more round that warms up.
+
+    Each side is a process of its own of the script that runs, started with `--side`, its name and what is given for it.
+    For every line of its input it measures once and prints a rate.
+    """
+    sides = {
+        name: subprocess.Popen(
+            [sys.executable, sys.argv[0], "--side", name, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, arguments in given.items()
+    }
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(-1, num_rounds):
+        for name in in_turn(list(sides), number):
+            print("go", file=sides[name].stdin, flush=True)
+            rate = float(cast(IO[str], sides[name].stdout).readline())
+            if number >= 0:
+                rates[name].append(rate)
+    for side in sides.values():
+        side.communicate()
+    return rates
 
 
 def order_said(num_rounds: int) -> str:

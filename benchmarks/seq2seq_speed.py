@@ -16,19 +16,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from gpt_speed import NUM_THREADS, write_files
-from rounds import in_turn, order_said, quiet_load, reached
+from rounds import in_turn, order_said, quiet_load, rates_of_processes, reached
 from surroundings import data_folder
 from torch import nn
 
@@ -141,24 +140,7 @@ def train(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     save_model(model, place)
     difference = check_losses(model, place, batches_of(folder, size).next_batch({})[0])
     names = [name for pair in PAIRS.items() for name in pair]
-    sides = {
-        name: subprocess.Popen(
-            [sys.executable, __file__, "--side", name, str(folder), str(size)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in names
-    }
-    rates: dict[str, list[float]] = {name: [] for name in names}
-    for number_of_round in range(-1, rounds):  # the first warms up
-        for name in in_turn(names, number_of_round):
-            print("go", file=sides[name].stdin, flush=True)
-            rate = float(cast(IO[str], sides[name].stdout).readline())
-            if number_of_round >= 0:
-                rates[name].append(rate)
-    for side in sides.values():
-        side.communicate()
+    rates = rates_of_processes(dict.fromkeys(names, (str(folder), str(size))), rounds)
     what = f"training, d {size}, {LAYERS[size]} layers, {BATCH[size]} pairs"
     return [
         {"what": what, "aims": TRAINING_AIMS[size], "ours": ours, "peer": peer, "difference": difference}

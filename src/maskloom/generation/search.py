@@ -259,7 +259,8 @@ class Choice:
 
     def _allowed(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
         """Take away what a text may not go on with here; what is left keeps its probability."""
-        if last := [row for row, limited in enumerate(zip(texts, limits, strict=True)) if self.must_end(*limited)]:
+        limited = enumerate(zip(texts, limits, strict=True)) if self.forces_end else ()
+        if last := [row for row, (text, limit) in limited if self.must_end(text, limit)]:
             logits.index_fill_(0, to_device(np.array(last), logits.device), -math.inf)
         elif not (self.settings.min_tokens or self.settings.no_repeat_ngram):
             return logits
@@ -286,8 +287,7 @@ class Choice:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the largest logit of each row, a token, and its log-probability."""
         if self.settings.temperature == 0.0:
-            forced = any(self.must_end(*limited) for limited in zip(texts, limits, strict=True))
-            is_limited = forced or self.settings.min_tokens or self.settings.no_repeat_ngram
+            is_limited = self.forces_end or self.settings.min_tokens or self.settings.no_repeat_ngram
             seen = self.log_probabilities(logits, texts, limits) if is_limited else self._without_never(logits)
             # NumPy looks through them several times as fast
             tokens = torch.from_numpy(seen.numpy().argmax(1)) if seen.device.type == "cpu" else seen.argmax(1)

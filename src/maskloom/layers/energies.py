@@ -51,8 +51,8 @@ class EnergyAttention(nn.Module):
         """Return the context of every query."""
         if not layout.groups:
             return torch.zeros_like(queries)
-        q_slots, k_slots, contexts = layout.queries.filled_from(queries), layout.keys.filled_from(keys), list[Tensor]()
+        q_slots, k_slots, contexts = layout.queries.to_slots(queries), layout.keys.to_slots(keys), list[Tensor]()
         for group in layout.groups:
             own, allowed = group.keys_of(k_slots), None if group.allowed is None else group.allowed[:, 0]
             contexts.append((self.weights(group.queries_of(q_slots), own, allowed) @ own).flatten(0, 1))
-        return layout.queries.read_by_tokens(torch.cat(contexts))[: len(queries)]
+        return layout.queries.from_slots(torch.cat(contexts))[: len(queries)]

@@ -162,8 +162,7 @@ def attend_between(
     is_keyed = dropout > 0.0 and queries.device.type == "cpu" and not torch.compiler.is_compiling()
     drawn = next_keys(len(queries)) if is_keyed else None
     q_slots, k_slots, v_slots = (
-        slots.filled_from(part)
-        for part, slots in ((queries, layout.queries), (keys, layout.keys), (values, layout.keys))
+        slots.to_slots(part) for part, slots in ((queries, layout.queries), (keys, layout.keys), (values, layout.keys))
     )
     contexts = []
     for group in layout.groups:
@@ -182,7 +181,7 @@ def attend_between(
         elif dropout > 0.0:
             probabilities = F.dropout(probabilities, dropout)
         contexts.append((probabilities @ v).transpose(1, 2).flatten(0, 1).flatten(1))
-    return layout.queries.read_by_tokens(torch.cat(contexts))[: len(queries)]
+    return layout.queries.from_slots(torch.cat(contexts))[: len(queries)]
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from maskloom.layers.attention import Kept
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import product
 from maskloom.layers.recurrent_passes import TimeOrder
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import Recomputable
+from maskloom.layers.transformer import CarriedLayer
 
 
-class ProjectedLSTMs(Recomputable):
+class ProjectedLSTMs(CarriedLayer):
     """Two LSTMs over packed sequences, the second from right to left: (tokens, 2 size) to the same.
 
     The first reads and writes the left half of each vector, the second the right half (Peters et al. 2018, 3.1). A step
     is c = f c + i tanh(g), cut to +-`cell_clip`, and h = P (o tanh(c)), of `size`, cut to +-`clip`; both are 0 where
     nothing is cut. With `adds_input` the input is added to h, outside of the recurrence. `weight` is that of the input,
     left, and of h, for the gates i, f, o, g; all weights have the ways first. What is kept of a sequence is (2, size +
-    cell size): h and c of each way. Dropout falls on the inputs. The last state has no gradient.
+    cell size): h and c of each way. With a true `memory` the right halves are those of another text of the same
+    lengths, already reversed. Dropout falls on the inputs. The last state has no gradient.
     """
 
     def __init__(
@@ -35,27 +35,13 @@ class ProjectedLSTMs(Recomputable):
         self.weight = nn.Parameter(torch.empty(2, 4 * cell_size, 2 * size))
         self.bias = nn.Parameter(torch.empty(2, 1, 4 * cell_size))
         self.projection = nn.Parameter(torch.empty(2, size, cell_size))
-        self.dropout = Dropout(dropout)
+        self.dropout, self.state_shape = Dropout(dropout), (2, size + cell_size)
 
-    def forward(
-        self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: object = None
-    ) -> Tensor:
-        """Return h at every token; `past` has the state before each sequence, zeros where empty, and gets the last.
-
-        With a true `memory` the right halves are those of another text of the same lengths, already reversed.
-        """
-        state = hidden.new_zeros(layout.num_sequences, 2, self.size + self.cell_size)
-        state = state if past is None or past.is_empty else past.kept
-        vectors, state = super().forward(hidden, layout, None, (state, bool(memory)))  # pyright: ignore
-        if past is not None:
-            past.kept = state
-        return vectors
-
-    def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, hidden: Tensor, layout: SequenceLayout, past: None = None, memory: tuple[Tensor, bool] | None = None
+    def computed(
+        self, hidden: Tensor, layout: SequenceLayout, past: None, memory: tuple[Tensor, Any]
     ) -> tuple[Tensor, Tensor]:
         """Return h at every token and the last states; `memory` has those before, and whether halves are two texts."""
-        inputs, (kept, is_reversed) = self.dropout(hidden[: layout.num_tokens]), cast("tuple[Tensor, bool]", memory)
+        inputs, (kept, is_reversed) = self.dropout(hidden[: layout.num_tokens]), memory
         if layout.num_tokens:
             at = TimeOrder(layout.sizes, hidden.device, num_ways=1 if is_reversed else 2)
             by_time = at.by_time(inputs)
@@ -72,9 +58,6 @@ class ProjectedLSTMs(Recomputable):
             found = at.packed(outputs.transpose(0, 1).flatten(1)[None] if is_reversed else outputs)
             inputs = found + hidden[: layout.num_tokens] if self.adds_input else found
         return inputs, kept
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile nothing: torch would compile anew for the lengths of every batch."""
 
 
 def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import dense
@@ -25,7 +24,7 @@ from maskloom.layers.recurrent_passes import (
     recurrence,
 )
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import Recomputable
+from maskloom.layers.transformer import CarriedLayer
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def read_by_kernel(
     return torch.cat(outputs, 1), torch.cat(last, 2)
 
 
-class RecurrentLayer(Recomputable):
+class RecurrentLayer(CarriedLayer):
     """A cell that reads each sequence forwards, or two that read it both ways: (tokens, hidden) to the same.
 
     Two share the hidden size, which must be even. Dropout falls on the inputs, never on the state (Zaremba et al. 2014,
@@ -110,32 +109,17 @@ class RecurrentLayer(Recomputable):
         self.backwards = self.cell.module(hidden_size, width) if bidirectional else None
         self.dropout = Dropout(dropout)
 
-    def forward(
-        self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: object = None
-    ) -> Tensor:
-        """Return h at every token; `past` has the state before the first one, zeros where empty, and gets the last."""
-        state = hidden.new_zeros(layout.num_sequences, *self.state_shape)
-        if past is not None and not past.is_empty:
-            state = past.kept
-        vectors, state = super().forward(hidden, layout, None, state)  # pyright: ignore[reportArgumentType]
-        if past is not None:
-            past.kept = state
-        return vectors
-
-    def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, hidden: Tensor, layout: SequenceLayout, past: None = None, memory: Any = None
+    def computed(
+        self, hidden: Tensor, layout: SequenceLayout, past: None, memory: tuple[Tensor, Any]
     ) -> tuple[Tensor, Tensor]:
         """Return h at every token and the last states, of those before the first token in `memory`."""
-        vectors, state = self.dropout(hidden[: layout.num_tokens]), cast(Tensor, memory)
+        vectors, (state, _) = self.dropout(hidden[: layout.num_tokens]), memory
         if not layout.num_tokens:
             return vectors, state
         ways = [rnn.all_weights[0] for rnn in (self.forwards, self.backwards) if rnn is not None]
         at = TimeOrder(layout.sizes, hidden.device, num_ways=len(ways))
         vectors, last = read(self.cell, ways, vectors, at, state.index_select(0, at.going))
         return vectors, state.index_copy(0, at.going, last.to(state.dtype))
-
-    def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile nothing: torch would compile anew for the lengths of every batch."""
 
 
 class BiLSTM(nn.Module):

@@ -241,12 +241,12 @@ class Slots:
     padding: Tensor
     num_tokens: int
 
-    def filled_from(self, packed: Tensor) -> Tensor:
+    def to_slots(self, packed: Tensor) -> Tensor:
         """Bring (rows, features) into this order; padding may not send back gradients."""
         slots = self.slots[: len(packed)]  # rows that fill up may be absent
         return _ToSlots.apply(packed, self.tokens, slots, self.num_tokens)  # pyright: ignore[reportReturnType]
 
-    def read_by_tokens(self, slots: Tensor) -> Tensor:
+    def from_slots(self, slots: Tensor) -> Tensor:
         """Bring (slots, features) back into packed order."""
         return _FromSlots.apply(slots, self.tokens, self.slots, self.padding)  # pyright: ignore[reportReturnType]
 

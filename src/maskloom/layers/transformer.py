@@ -67,6 +67,34 @@ class Recomputable(nn.Module):
         raise NotImplementedError
 
 
+class CarriedLayer(Recomputable):
+    """A layer whose state passes from step to step: (tokens, width) to the same.
+
+    What is kept of a sequence is its last state, of `state_shape`, zeros before the first token. Subclasses compute
+    vectors and last states (sequences, *state_shape) of those before and of `memory`, which come as a pair.
+    """
+
+    state_shape: tuple[int, ...]
+
+    def forward(self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: Any = None) -> Tensor:
+        """Return the vector of every token; `past` has the state before the first one, and gets the last."""
+        state = hidden.new_zeros(layout.num_sequences, *self.state_shape)
+        state = state if past is None or past.is_empty else past.kept
+        vectors, state = super().forward(hidden, layout, None, (state, memory))  # pyright: ignore[reportArgumentType]
+        if past is not None:
+            past.kept = state
+        return vectors
+
+    def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, hidden: Tensor, layout: SequenceLayout, past: None, memory: tuple[Tensor, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the vector of every token and the last states, of those before and what else `memory` has."""
+        raise NotImplementedError
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile nothing: torch would compile anew for the lengths of every batch."""
+
+
 class TransformerLayer(Recomputable):
     """Attention, then feed-forward, each with a `residual` and a norm of its own, which `norm` makes.
 

@@ -52,9 +52,6 @@ ELMO_FORMAT = PublishedFormat(
     rows=_rows,
     heads=_HEADS,
     class_names=lambda config: own_classes("Elmo", {("bilm",): "BidirectionalLM"}),
-    tied_copies=lambda config: {},
-    is_ignored=lambda name: False,
-    canonical=lambda name, rows: (name, False),
     top=_TOP,
     optional=(*_WORDS, *_MIX),
 )

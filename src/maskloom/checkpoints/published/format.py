@@ -59,9 +59,9 @@ class PublishedFormat:
     rows: Callable[..., list[TensorName]]
     heads: Mapping[str, tuple[TensorName, ...]]
     class_names: Callable[[Any], Sequence[tuple[tuple[str, ...], str]]]
-    tied_copies: Callable[[Any], Mapping[str, str]]
-    is_ignored: Callable[[str], bool]
-    canonical: Callable[[str, Mapping[str, TensorName]], tuple[str, bool]]
+    tied_copies: Callable[[Any], Mapping[str, str]] = lambda _: {}
+    is_ignored: Callable[[str], bool] = lambda _: False
+    canonical: Callable[[str, Mapping[str, TensorName]], tuple[str, bool]] = lambda name, _: (name, False)
     pooler: tuple[TensorName, ...] = ()
     top: tuple[TensorName, ...] = ()
     optional: tuple[TensorName, ...] = ()

@@ -55,7 +55,4 @@ def recurrent_format(name: str) -> PublishedFormat:
         rows=_rows,
         heads=_HEADS,
         class_names=lambda config: own_classes(name.title(), {("lm",): "LMHeadModel"}),
-        tied_copies=lambda config: {},
-        is_ignored=lambda name: False,
-        canonical=lambda name, rows: (name, False),
     )

@@ -56,7 +56,4 @@ TRANSFORMER_FORMAT = PublishedFormat(
     rows=_rows,
     heads=_HEADS,
     class_names=lambda config: own_classes("Transformer", {("mlm",): "ForMaskedLM"}),
-    tied_copies=lambda config: {},
-    is_ignored=lambda name: False,
-    canonical=lambda name, rows: (name, False),
 )

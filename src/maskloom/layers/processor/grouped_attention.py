@@ -51,15 +51,15 @@ def paired_attention(
     """
     keys, dither = _keys(len(queries), dropout)
     contexts = _PairedAttention.apply(
-        layout.queries.filled_from(queries),
-        layout.keys.filled_from(key_values),
+        layout.queries.to_slots(queries),
+        layout.keys.to_slots(key_values),
         layout.groups,
         num_heads,
         dropout,
         keys[layout.queries.tokens],
         dither,
     )
-    return layout.queries.read_by_tokens(contexts)[: len(queries)]  # pyright: ignore[reportArgumentType]
+    return layout.queries.from_slots(contexts)[: len(queries)]  # pyright: ignore[reportArgumentType]
 
 
 def _keys(num_rows: int, dropout: float) -> tuple[Tensor, float]:
@@ -84,7 +84,7 @@ class _GroupedAttention(torch.autograd.Function):
         kept: list[Tensor] = []
         for group in groups:
             q, k, v = _by_head(_rows(slots, group), 3, num_heads)
-            excluded = _excluded(group, q.dtype, causal=causal)
+            excluded = _excluded_of(group, q.dtype, causal=causal)
             group_keys = head_keys(_rows(keys, group), num_heads)
             parts = _attended(q, k, v, excluded, dropout, group_keys, dither)
             _store(_rows(contexts, group), parts[-1].unsqueeze(0), num_heads)
@@ -124,11 +124,8 @@ class _PairedAttention(torch.autograd.Function):
         for group in groups:
             (q,) = _by_head(group.queries_of(queries), 1, num_heads)
             k, v = _by_head(group.keys_of(key_values), 2, num_heads)
-            excluded = None
-            if (allowed := group.allowed) is not None:
-                excluded = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill_(~allowed, -math.inf)
             group_keys = head_keys(group.queries_of(keys), num_heads)
-            parts = _attended(q, k, v, excluded, dropout, group_keys, dither)
+            parts = _attended(q, k, v, _excluded(group.allowed, q.dtype), dropout, group_keys, dither)
             _store(group.queries_of(contexts), parts[-1].unsqueeze(0), num_heads)
             kept += parts
         ctx.groups, ctx.num_heads = groups, num_heads
@@ -203,9 +200,14 @@ def _store(rows: Tensor, values: Tensor, num_heads: int) -> None:
     rows.view(split.shape).copy_(split)
 
 
-def _excluded(group: LengthGroup, dtype: torch.dtype, *, causal: bool) -> Tensor | None:
-    """Return minus infinity where a query may not attend, (n or 1, 1, s or 1, s), None where all may."""
+def _excluded_of(group: LengthGroup, dtype: torch.dtype, *, causal: bool) -> Tensor | None:
+    """Return what `_excluded` does of a text's own tokens, (n or 1, 1, s or 1, s)."""
     allowed = group.mask(causal=causal)
     if causal and allowed is None:
         return torch.full((group.length, group.length), -math.inf, dtype=dtype).triu_(1)
+    return _excluded(allowed, dtype)
+
+
+def _excluded(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return minus infinity where a query may not attend, None where all may."""
     return None if allowed is None else torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -math.inf)
