@@ -307,8 +307,11 @@ def _hint(kind: type[BaseModel], path: list[str]) -> str:
             asks_epochs = name == "steps" and "epochs" in OTHER_NAMES.get(path[-1].lower(), ())
             flag = " or the flag --epochs" if asks_epochs else ""
             return f"did you mean {' or '.join(map(repr, found))}{flag}?"
-    here = _keys_at(kind, path[:-1])
+    here, all_names = _keys_at(kind, path[:-1]), {known.path.rpartition(".")[2] for known in recipe_keys(kind)}
     near = difflib.get_close_matches(path[-1], here, n=1, cutoff=0.5)
+    like = difflib.get_close_matches(path[-1], all_names, n=1, cutoff=0.85)
+    if like and like[0] not in here:
+        return f"did you mean {' or '.join(map(repr, keys_named(kind, like[0])))}?"
     if near:
         return f"did you mean {'.'.join([*path[:-1], *near])!r}?"
     return f"known keys: {', '.join(sorted(here))}"

@@ -28,6 +28,7 @@ def test_keys_carry_their_defaults_and_choices():
     ("kind", "override", "hint"),
     [
         (FinetuneRecipe, "learning_rate=1e-4", "'learning_rate'; did you mean 'training.learning_rate'?"),
+        (FinetuneRecipe, "learning_rat=1e-4", "'learning_rat'; did you mean 'training.learning_rate'?"),
         (FinetuneRecipe, "training.lr=1e-4", "did you mean 'training.learning_rate'?"),
         (FinetuneRecipe, "num_train_epochs=2", "did you mean 'training.epochs'?"),
         (PretrainRecipe, "epochs=2", "did you mean 'training.steps' or the flag --epochs?"),

@@ -96,7 +96,7 @@ class BothWays(Corruption[tuple[Texts, Texts], BothWaysBatch]):
         if self.vocabulary.suffix or not self.vocabulary.prefix or self.vocabulary.is_continuation.any():
             raise ConfigError(
                 "objective = 'bidirectional_lm' predicts whole words, and this vocabulary has pieces of words; "
-                "make one with: maskloom vocab train TEXT... --model words"
+                "make one with: maskloom vocab train TEXT... --model words --cased"
             )
 
     def __call__(self, texts: tuple[Texts, Texts]) -> BothWaysBatch:
