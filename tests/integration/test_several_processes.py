@@ -113,6 +113,17 @@ def test_two_processes_with_a_share_of_the_weights_each_train_as_one_does(
 
 
 @pytest.mark.slow
+def test_state_is_carried_where_weights_are_shared_out(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
+    changes = ("objective='carried_lm'", "data.next_sentence=false", "model.architecture='lstm'")
+    unknown = ("model.config.num_attention_heads", "model.config.intermediate_size")
+    places = {place for place, part in enumerate(command) if part.startswith(unknown)}
+    kept = [part for place, part in enumerate(command) if not {place, place + 1} & places]
+    carried = [*kept, *(part for change in changes for part in ("--set", change))]
+    runs = [_run(fleet, 2, [*carried, *FSDP], tmp_path / "two"), _run(fleet, 1, carried, tmp_path / "one")]
+    _assert_same(*runs)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), MICRO], ids=["whole parts", "micro-batches"])
 def test_machines_with_a_copy_each_that_their_processes_share_train_as_one_does(
     command: list[str], alone: Path, tmp_path: Path, more: tuple

@@ -64,7 +64,7 @@ def recipe_of_run(
     by_flag = dict[str, str]()
     own = {change.partition("=")[0].strip() for change in changes}
     for name in (name for name, value in flags.items() if value is not None and FLAG_KEYS[name] in own):
-        raise UsageError(f"--{name.replace('_', '-')} and --set {FLAG_KEYS[name]}=… say the same key: give one of them")
+        raise UsageError(f"--{name.replace('_', '-')} and --set {FLAG_KEYS[name]}=… set the same key: give one of them")
     if given is None and resumes is not None and (resumes / RECIPE).exists():
         given = resumes / RECIPE
     elif isinstance(given, str | Path):

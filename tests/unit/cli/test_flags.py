@@ -87,7 +87,7 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
         (["finetune", "--model", ".", "--train", "t", "--dev", "d", "--out", "o", "--format", "mrcp"], "--format: "),
         (
             ["pretrain", "--corpus", "c", "--out", "o", "--batch-size", "4", "--set", "training.batch_size=8"],
-            "--batch-size and --set training.batch_size=… say the same key: give one of them",
+            "--batch-size and --set training.batch_size=… set the same key: give one of them",
         ),
         (
             ["pretrain", "--corpus", "c", "--out", "o", "--epochs", "2", "--set", "training.steps=8"],
