@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from maskloom.system.worker_processes import Patience, _work, results_of_processes
+from tests.child_processes import children
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +27,6 @@ def _no_process_is_left() -> Iterator[None]:
     before = set(children())  # what other tests have in use for a whole module, such as a server
     yield
     assert set(children()) <= before
-
-
-def children() -> list[int]:
-    """Return the processes that this one has started and that have not ended."""
-    return [int(number) for path in Path("/proc/self/task").glob("*/children") for number in path.read_text().split()]
 
 
 def results(function: Callable[..., Any], tasks: Iterator[Any], num_workers: int = 2, **options: Any) -> Iterator[Any]:

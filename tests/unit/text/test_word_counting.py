@@ -16,14 +16,15 @@ from maskloom.system.worker_processes import Work
 from maskloom.text import word_counting
 from maskloom.text.normalization import words
 from maskloom.text.word_counting import count_words
+from tests.child_processes import children
 
 TEXTS = ["The cat, the Dog\x00 THE", "a b a\tb", "", "Ünï \ud800x 中文 ΟΔΟΣ.", "the cat " * 50]
 
 
 def workers() -> list[int]:
     """The processes that this one started to do tasks."""
-    children = [number for path in Path("/proc/self/task").glob("*/children") for number in path.read_text().split()]
-    return [int(n) for n in children if b"maskloom.system.worker_processes" in Path(f"/proc/{n}/cmdline").read_bytes()]
+    named = ((number, Path(f"/proc/{number}/cmdline")) for number in children())
+    return [number for number, path in named if b"maskloom.system.worker_processes" in path.read_bytes()]
 
 
 @pytest.fixture(autouse=True)
