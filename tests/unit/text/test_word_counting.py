@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.child_processes import children
 
 from maskloom.system.worker_processes import Work
 from maskloom.text import word_counting
 from maskloom.text.normalization import words
 from maskloom.text.word_counting import count_words
-from tests.child_processes import children
 
 TEXTS = ["The cat, the Dog\x00 THE", "a b a\tb", "", "Ünï \ud800x 中文 ΟΔΟΣ.", "the cat " * 50]
 
