@@ -56,8 +56,8 @@ class RowDraws:
         if num_rows not in self._keys:
             return None
         self.place += 1
-        word = _hashed(torch.tensor([2 * self.place, 2 * self.place + 1], dtype=torch.int32) * _GAMMA)
-        return _hashed(self._keys[num_rows] ^ word[0]), (int(word[1]) + 2**31) / 2**32
+        words = [_hashed_word(_wrapped(number * _GAMMA)) for number in (2 * self.place, 2 * self.place + 1)]
+        return _hashed(self._keys[num_rows] ^ words[0]), (words[1] + 2**31) / 2**32
 
 
 @contextmanager
@@ -114,6 +114,17 @@ def _hashed(words: Tensor) -> Tensor:
     words.bitwise_xor_(words >> 16).mul_(_FACTOR_1)
     words.bitwise_xor_(words >> 15).mul_(_FACTOR_2)
     return words.add_(words >> 16)
+
+
+def _hashed_word(word: int) -> int:
+    """Hash one int32 word as `_hashed` does many."""
+    word = _wrapped((word ^ word >> 16) * _FACTOR_1)
+    word = _wrapped((word ^ word >> 15) * _FACTOR_2)
+    return _wrapped(word + (word >> 16))
+
+
+def _wrapped(number: int) -> int:
+    return (number + 2**31) % 2**32 - 2**31
 
 
 class Dropout(nn.Dropout):

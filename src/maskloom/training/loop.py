@@ -128,7 +128,8 @@ def train_steps(
     while state.step < settings.steps:
         started = time.perf_counter()
         batch, position = batches.take(state.position)
-        model.train()
+        if not model.training:  # it walks over all modules
+            model.train()
         scale = factor(state.step)
         for group in optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
@@ -278,8 +279,9 @@ class _Gradients:
             total = _total_norm(parameters)
             losses, (norm,) = _numbers(found, total)
             losses = self.ranks.sum_(losses)
-            # gradients whose norm is not finite stay as they are, so that one can see which of them it comes from
-            if limit is not None and math.isfinite(norm):
+            # gradients whose norm is not finite stay as they are, so that one can see which of them it comes from, and
+            # those that the clipping would multiply by 1
+            if limit is not None and math.isfinite(norm) and norm + 1e-6 >= limit:
                 torch.nn.utils.clip_grads_with_norm_(parameters, limit, total, foreach=True)
             if state.loss_scale is None:
                 return losses, norm

@@ -85,8 +85,7 @@ class _GroupedAttention(torch.autograd.Function):
         for group in groups:
             q, k, v = _by_head(_rows(slots, group), 3, num_heads)
             excluded = _excluded_of(group, q.dtype, causal=causal)
-            group_keys = head_keys(_rows(keys, group), num_heads)
-            parts = _attended(q, k, v, excluded, dropout, group_keys, dither)
+            parts = _attended(q, k, v, excluded, dropout, _rows(keys, group), dither)
             _store(_rows(contexts, group), parts[-1].unsqueeze(0), num_heads)
             kept += parts
         ctx.groups, ctx.num_heads = groups, num_heads
@@ -124,8 +123,8 @@ class _PairedAttention(torch.autograd.Function):
         for group in groups:
             (q,) = _by_head(group.queries_of(queries), 1, num_heads)
             k, v = _by_head(group.keys_of(key_values), 2, num_heads)
-            group_keys = head_keys(group.queries_of(keys), num_heads)
-            parts = _attended(q, k, v, _excluded(group.allowed, q.dtype), dropout, group_keys, dither)
+            excluded = _excluded(group.allowed, q.dtype)
+            parts = _attended(q, k, v, excluded, dropout, group.queries_of(keys), dither)
             _store(group.queries_of(contexts), parts[-1].unsqueeze(0), num_heads)
             kept += parts
         ctx.groups, ctx.num_heads = groups, num_heads
@@ -154,16 +153,17 @@ def _attended(
 ) -> list[Tensor]:
     """Return what the gradient needs, the context last; `q` is divided by sqrt(d) in place.
 
-    `excluded` (n or 1, 1, queries, keys) is minus infinity where a query may not attend.
+    `excluded` (n or 1, 1, queries, keys) is minus infinity where a query may not attend; `keys` (n, queries) are those
+    of the draws of dropout.
     """
     q.mul_(1.0 / math.sqrt(q.shape[-1]))
     scores = torch.bmm(q, k.transpose(1, 2))
     if excluded is not None:
-        scores.view(*keys.shape, scores.shape[2]).add_(excluded)
+        scores.view(len(keys), -1, *scores.shape[1:]).add_(excluded)
     probabilities = torch.softmax(scores, -1, out=scores)
     if not dropout:
         return [q, k, v, probabilities, torch.bmm(probabilities, v)]
-    factors = dropout_factors(probabilities, dropout, keys, dither)
+    factors = dropout_factors(probabilities, dropout, head_keys(keys, len(q) // len(keys)), dither)
     return [q, k, v, probabilities, factors, torch.bmm(probabilities * factors, v)]
 
 
