@@ -26,6 +26,7 @@ from maskloom.reproduce.experiments import Trend, above
 
 _PAIRS = 4000
 _TEST = "test_2016_flickr"
+_SCORES = {"bleu": 1, "chrf": 1, "loss": 2}  # and the digits that are shown
 _NOISE = {"infill_rate": 0.3, "permute_sentences": 0.0}
 _FIRST, _EPOCHS = 6.0, 24.0
 # Each way to the same model: whether it begins with BART's weights, and the epochs of its steps.
@@ -111,7 +112,8 @@ def translated(options: argparse.Namespace, way: str, seed: int) -> dict[str, fl
             how = ("--task", "seq2seq", "--seed", str(seed), *vocab, *much, *resumed(folder), *sets)
             command("finetune", "--model", str(before), *files, "--out", str(folder), *how)
         test = options.out / f"{_TEST}.de"
-        return json.loads(command("evaluate", "--model", str(folder), "--data", str(test), "--json"))
+        found = json.loads(command("evaluate", "--model", str(folder), "--data", str(test), "--json"))
+        return {name: found[name] for name in _SCORES}
 
     return kept(options.out / "scores" / f"{name}.json", make)
 
@@ -135,9 +137,7 @@ def write_page(options: argparse.Namespace, scores: Mapping[str, list[dict[str, 
         "|---|---|---|---|",
     ]
     for way, found in scores.items():
-        cells = [
-            spread([one[name] for one in found], digits) for name, digits in (("bleu", 1), ("chrf", 1), ("loss", 2))
-        ]
+        cells = [spread([one[name] for one in found], digits) for name, digits in _SCORES.items()]
         lines.append(f"| {way} | {' | '.join(cells)} |")
     measured = f"{verdict['mean']:.1f} ± {verdict['standard_error']:.1f} BLEU" if "mean" in verdict else "-"
     lines += ["", f"{verdict['claim']}: {verdict['verdict']}, {measured} (difference seed by seed, standard error)."]
