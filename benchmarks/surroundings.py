@@ -11,11 +11,13 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return the name of the processor and the number of its cores."""
+    """Return the name of the processor, its family, which a maker's name hides, and the number of its cores."""
     from maskloom.runs.run_folder import environment
 
-    hardware = environment()["hardware"]
-    return f"{hardware['processor'] or hardware['machine']}, {hardware['cores']} cores"
+    hardware, described = environment()["hardware"], Path("/proc/cpuinfo")
+    lines = described.read_text(encoding="utf-8").splitlines() if described.exists() else []
+    family = next((f" of family {line.partition(':')[2].strip()}" for line in lines if line[:10] == "cpu family"), "")
+    return f"{hardware['processor'] or hardware['machine']}{family}, {hardware['cores']} cores"
 
 
 def data_folder() -> Path:

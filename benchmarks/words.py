@@ -115,6 +115,19 @@ def peak_memory(folder: Path) -> dict[str, float]:
     return found
 
 
+def summary(models: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the row of the README."""
+    ratios = " / ".join(f"{statistics.median(row['ratios']):.2f}" for row in models)
+    names = " / ".join(row["model"] for row in models)
+    return [
+        {
+            "job": f"word vectors, {names}",
+            "beside": "gensim, 2 workers",
+            "result": f"{ratios} times the words per second",
+        }
+    ]
+
+
 def report(result: dict[str, Any]) -> str:
     """Return the Markdown page."""
     lines = [
@@ -135,9 +148,10 @@ def report(result: dict[str, Any]) -> str:
     total = result["words"] * result["epochs"]
     for row in result["models"]:
         rates = [total / statistics.median(row["sides"][side]["seconds"]) for side in SIDES]
+        ratio = statistics.median(row["ratios"])
         lines.append(
-            f"| {row['model']} | {rates[0]:,.0f} | {rates[1]:,.0f} | **{statistics.median(row['ratios']):.1f}** | "
-            f"{min(row['ratios']):.1f}-{max(row['ratios']):.1f} | {reached(min(row['ratios']), MODELS[row['model']])} |"
+            f"| {row['model']} | {rates[0]:,.0f} | {rates[1]:,.0f} | **{ratio:.2f}** | "
+            f"{min(row['ratios']):.2f}-{max(row['ratios']):.2f} | {reached(ratio, MODELS[row['model']])} |"
         )
     lines += ["", f"| Spearman | {' | '.join(SETS)} |", "|---|---|---|---|"]
     for row in result["models"]:
@@ -182,6 +196,7 @@ def main() -> None:
             "memory": peak_memory(folder),
             "models": [compare(model, folder / "text.txt", folder, options) for model in options.models],
         }
+    result["summary"] = summary(result["models"])
     options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     options.out.write_text(report(result), encoding="utf-8")
     print(report(result))

@@ -27,6 +27,7 @@ PAGES = (
     "gpt_speed_intel",
     "seq2seq_speed",
     "recurrent_speed",
+    "words",
     "corpus_building",
     "vocabulary_training",
     "encoding",

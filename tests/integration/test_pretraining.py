@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from maskloom.data.corpus.opening import Corpus, split_documents
 from tools.checking import verify_checkpoint
 
 TINY = [
@@ -201,12 +203,22 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(corpus: Path, left_alone: 
     assert "training.batch_size was 8, is 4" in changed.stderr
 
 
+def _check_share(folder: Path, said: tuple[str, str, str]) -> None:
+    opened = Corpus.open(folder)
+    _, documents = split_documents(opened, 0.2, seed=0)
+    bounds = opened.document_offsets
+    tokens = sum(int(opened.sentence_lengths[bounds[n] : bounds[n + 1]].sum()) for n in documents)
+    assert said == (str(len(documents)), str(opened.num_documents), f"{100 * tokens / opened.num_tokens:.3g}")
+
+
 def test_two_phases_carry_the_weights_over(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     phases = "phases=[{max_length=16, steps=6, batch_size=4}, {max_length=32, steps=3, batch_size=2}]"
     more = ["--set", phases, "--set", "data.max_length=64"]
     said = run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *more).stderr
     assert "data.max_length = 64: ignored, every phase has its own length" in said
+    (held_out,) = re.findall(r"held out: (\d+) of (\d+) documents, ([\d.]+) % of the tokens", said)
+    _check_share(corpus, held_out)
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [e["step"] for e in events if e["event"] == "finished"] == [6, 3]
     from safetensors.numpy import load_file

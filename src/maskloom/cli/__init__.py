@@ -24,7 +24,7 @@ from maskloom.training.faults.interruption import RAISED, Interrupted, StopReque
 app = typer.Typer(
     name="maskloom",
     cls=PointingGroup,
-    help="Train text encoders: raw text to a vocabulary, a corpus, a pre-trained BERT and fine-tuned tasks, offline.",
+    help="Train text encoders, BERT and its relatives, from raw text to fine-tuned tasks, offline.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -45,7 +45,7 @@ def pretrain(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Pre-train a BERT with masked LM and next-sentence prediction."""
+    """Pre-train a model on a corpus: by default a BERT, with masked LM and next-sentence prediction."""
     from maskloom.config import PretrainRecipe
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.recipes import with_epochs

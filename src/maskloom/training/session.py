@@ -327,7 +327,7 @@ class TrainingSession:
     def _note(self, step: int, metrics: dict[str, float]) -> bool:
         """Log metrics, and tell whether they are the best so far of those that decide what is kept."""
         self._write("evaluation", step=step, metrics=metrics)
-        if self.on_metrics is not None:
+        if self.on_metrics is not None and metrics:
             self.on_metrics(step, metrics)
         score = self.score(metrics) if self.settings.keep_best and self.score is not None else None
         if score is None or not math.isfinite(score):

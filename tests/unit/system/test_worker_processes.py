@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.child_processes import children
+from tests.started_processes import children
 
 from maskloom.system.worker_processes import Patience, _work, results_of_processes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.child_processes import children
+from tests.started_processes import children
 
 from maskloom.system.worker_processes import Work
 from maskloom.text import word_counting

@@ -353,6 +353,15 @@ def test_a_signal_ends_an_evaluation_which_the_resumed_run_makes_up_for(tmp_path
     assert again.memory["evaluated"] == [2, 4, 6, 8]
 
 
+def test_only_what_an_evaluation_found_is_told(tmp_path: Path) -> None:
+    for found, told in (({"loss": 1.0}, 4), ({}, 0)):
+        session, seen = _session(tmp_path / str(told), steps=4, evaluate_every=1), []
+        session.evaluate = lambda found=found: found
+        session.on_metrics = lambda step, metrics, seen=seen: seen.append((step, metrics))
+        session.run()
+        assert len(seen) == told
+
+
 def test_a_spike_is_said_and_logged_and_does_not_stop(tmp_path: Path) -> None:
     class Spiking(MaskedLanguageModeling):
         def loss_sums(self, model, batch):
