@@ -176,7 +176,7 @@ def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:
             ]
             svg = line_chart(lines, x_name="% of the steps", y_name=f"{name}, dev", levels=[level], as_percent=True)
         else:
-            as_percent = not name.endswith("bleu")  # which is not a fraction of anything
+            as_percent = results["metrics"].get(role) != "bleu"  # which is not a fraction of anything
             dots = [
                 DotRow(arm.name, [value / (100 if as_percent else 1) for value in values], f"c{number % NUM_COLOURS}")
                 for number, arm in enumerate(arms)

@@ -16,8 +16,8 @@ from maskloom.runs.display import printable
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 140, 14, 40
 _MAX_DOTS = 60
-# What fits to the right of a chart, and to the left of a row of dots.
-_MAX_NAME = 17
+# What fits to the right of a chart, and to the left of a row of dots, which gives long names more room.
+_MAX_NAME, _MAX_LONG_NAME = 17, 28
 # From the foot of one name to that of the next below it.
 _LINE = 14
 # Of heat maps: shades of either colour, the most cells that tell their values, and the size of a cell beside names.
@@ -105,7 +105,8 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     """Return rows of dots over one scale, with a dashed vertical at `level`; fractions are shown in percent."""
     values = [value for row in rows for value in row.values] + [level[1]]
     scale = ticks(min(values), max(values), is_fraction=as_percent)
-    left, right, row_height = 130, _WIDTH - 70, 34
+    is_long = any(len(row.name) > _MAX_NAME for row in rows)
+    left, right, row_height = 200 if is_long else 130, _WIDTH - 70, 34
     height = _TOP + row_height * len(rows) + 44
 
     def place(value: float) -> float:
@@ -122,7 +123,7 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     for number, row in enumerate(rows):
         y = _TOP + row_height * (number + 0.5)
         mean = sum(row.values) / len(row.values)
-        parts.append(_text(left - 12, y + 4, _cut(row.name), "end"))
+        parts.append(_text(left - 12, y + 4, _cut(row.name, _MAX_LONG_NAME), "end"))
         parts.append(_stroke(f"mean {row.style}", (place(mean), y - 10), (place(mean), y + 10)))
         parts += [
             f'<circle class="dot {row.style}" cx="{place(value):.1f}" cy="{y}" r="5">'
@@ -246,8 +247,8 @@ def _apart(ends: list[tuple[float, str, str]], bottom: float, gap: float = 15.0)
     return raised[::-1]
 
 
-def _cut(name: str) -> str:
-    return name if len(name) <= _MAX_NAME else name[: _MAX_NAME - 1] + "…"
+def _cut(name: str, most: int = _MAX_NAME) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _figure(value: float, as_percent: bool, *, exact: bool = False) -> str:

@@ -58,6 +58,13 @@ def test_a_dot_chart_has_a_dot_a_value_and_the_mean() -> None:
     assert {"60.0%", "40.0%", "majority"} <= {e.text for e in tree.iter("text")}
 
 
+def test_long_names_of_rows_of_dots_are_told_apart() -> None:
+    names = ["label smoothing 0.2", "label smoothing 0.1", "a name that is longer than any chart has room for"]
+    svg = dot_chart([DotRow(name, [0.5], "c0") for name in names], level=("", 0.0), name="n")
+    texts = {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(svg).iter("text")}
+    assert texts[names[0]] == texts[names[1]] == 188 == texts["a name that is longer than …"]
+
+
 def test_scores_that_are_no_shares_are_not_shown_in_percent() -> None:
     svg = dot_chart([DotRow("F1", [88.4, 86.4], "c0")], level=("none", 50.0), name="n", as_percent=False)
     texts = {e.text for e in ElementTree.fromstring(svg).iter("text")}
