@@ -72,7 +72,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
-    parser.add_argument("--steps", type=int, default=1500, help="steps of every pre-training, of 32 x 128 tokens; 600 are too few")
+    parser.add_argument("--steps", type=int, default=1500, help="steps of every pre-training, of 32 x 128 tokens")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, of one thread each")
     parser.add_argument("--megabytes", type=float, default=20.0, help="text to pre-train on")
