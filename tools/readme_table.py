@@ -24,6 +24,7 @@ PAGES = (
     "finetuning_speed",
     "embedding",
     "gpt_speed",
+    "gpt_speed_zen5",
     "gpt_speed_intel",
     "seq2seq_speed",
     "recurrent_speed",
@@ -34,6 +35,10 @@ PAGES = (
     "overheads",
     "busy",
 )
+
+
+# What the table says of a page's machine, by a part of its name; of others nothing.
+_PLACES = {"Intel": "Intel", "AMD EPYC of family 26": "AMD Zen 5"}
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ def speed_table() -> str:
         path = ROOT / "benchmarks" / f"{page}.json"
         if path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))
-            place = " (Intel)" if "Intel" in content.get("processor", content.get("machine", "")) else ""
+            machine = content.get("processor", content.get("machine", ""))
+            place = next((f" ({said})" for name, said in _PLACES.items() if name in machine), "")
             for row in content.get("summary", []):
                 link = f"[page](benchmarks/{page}.md)"
                 lines.append(f"| {row['job']} | {row['beside']} | {row['result']}{place} | {link} |")
