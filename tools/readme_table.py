@@ -20,6 +20,7 @@ README = ROOT / "README.md"
 # Pages of benchmarks/ whose figures have rows for the README, in its order; those of another processor end with it.
 PAGES = (
     "pretraining_step",
+    "pretraining_step_zen5",
     "pretraining_step_intel",
     "finetuning_speed",
     "embedding",
