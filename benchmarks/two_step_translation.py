@@ -48,8 +48,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, of one thread each")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if not (options.out / "corpus").exists():
-        prepare(options.out)
+    kept(options.out / "scores" / "corpus.json", lambda: prepare(options.out))
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda seed: pretrained(options, seed), range(options.seeds)))
         jobs = {
@@ -60,14 +59,14 @@ def main() -> None:
         write_page(options, {way: [scores[way, seed] for seed in range(options.seeds)] for way in _WAYS})
 
 
-def prepare(out: Path) -> None:
-    """Write the pairs, the English text, both vocabularies and the corpus."""
+def prepare(out: Path) -> int:
+    """Write the pairs, the English text, both vocabularies and the corpus, and return its number of documents."""
     source = data_folder() / "family" / "multi30k"
     for language in ("de", "en"):
-        lines = (source / f"train.{language}").read_text(encoding="utf-8").splitlines()
+        lines = (source / f"train.{language}").read_text(encoding="utf-8").rstrip("\n").split("\n")
         (out / f"train.{language}").write_text("\n".join(lines[:_PAIRS]) + "\n", encoding="utf-8")
         for name, number in (("val", 300), (_TEST, 1000)):
-            chosen = (source / f"{name}.{language}").read_text(encoding="utf-8").splitlines()[:number]
+            chosen = (source / f"{name}.{language}").read_text(encoding="utf-8").split("\n")[:number]
             (out / f"{name}.{language}").write_text("\n".join(chosen) + "\n", encoding="utf-8")
         if language == "en":  # each caption is a document
             (out / "text.txt").write_text("\n\n".join(lines[-24_000:]) + "\n", encoding="utf-8")
@@ -75,6 +74,7 @@ def prepare(out: Path) -> None:
         command("vocab", "train", str(out / text), "--cased", "--size", "4000", "--out", str(out / name))
     build = ("corpus", "build", str(out / "text.txt"), "--vocab", str(out / "english"), "--sentences", "lines")
     command(*build, "--out", str(out / "corpus"))
+    return json.loads((out / "corpus" / "manifest.json").read_text(encoding="utf-8"))["num_documents"]
 
 
 def pretrained(options: argparse.Namespace, seed: int) -> float:
@@ -102,14 +102,14 @@ def translated(options: argparse.Namespace, way: str, seed: int) -> dict[str, fl
         for number, epochs in enumerate(steps):
             first = number == 0
             before, folder = folder, options.out / "runs" / f"{name}-step-{number + 1}"
-            sets = ["seq2seq.target_suffix=en", "seq2seq.beam=1", "seq2seq.source_layers=2"] if first else []
+            sets = ["seq2seq.target_suffix=en", "seq2seq.beam=1"]
+            sets += ["seq2seq.source_layers=2"] if first else []
             sets += ["from_scratch=true"] if not starts_trained else []
             sets += ["seq2seq.source_first=true"] if first and len(steps) > 1 else []
-            sets = settings(*(sets or ["seq2seq.target_suffix=en", "seq2seq.beam=1"]))
             files = ("--train", str(options.out / "train.de"), "--dev", str(options.out / "val.de"))
             vocab = ("--source-vocab", str(options.out / "german")) if first else ()
             much = ("--epochs", str(epochs), "--batch-size", "32", "--learning-rate", "1e-3", "--max-length", "64")
-            how = ("--task", "seq2seq", "--seed", str(seed), *vocab, *much, *resumed(folder), *sets)
+            how = ("--task", "seq2seq", "--seed", str(seed), *vocab, *much, *resumed(folder), *settings(*sets))
             command("finetune", "--model", str(before), *files, "--out", str(folder), *how)
         test = options.out / f"{_TEST}.de"
         found = json.loads(command("evaluate", "--model", str(folder), "--data", str(test), "--json"))

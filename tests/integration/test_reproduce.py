@@ -185,6 +185,7 @@ def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(
     assert changed["big"].model.config["num_attention_heads"] == 8
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| parameters, millions (the paper) |" in table
+    assert not re.search(r"<title>[^<]*%", (tmp_path / "out" / "report.html").read_text())  # BLEU is no percentage
     assert re.search(r"\| one head \| \d.* \| \d\.\d\d \(65\) \| h 1 24.9 \|", table)
     assert result["parameters"]["half the key size"] < result["parameters"]["the model"]
     model, _ = load_model(tmp_path / "out" / "finetuned" / "the-model-0-multi30k" / "model")

@@ -177,10 +177,10 @@ def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:
             svg = line_chart(lines, x_name="% of the steps", y_name=f"{name}, dev", levels=[level], as_percent=True)
         else:
             as_percent = results["metrics"].get(role) != "bleu"  # which is not a fraction of anything
+            unit = 100 if as_percent else 1
             dots = [
-                DotRow(arm.name, [value / (100 if as_percent else 1) for value in values], f"c{number % NUM_COLOURS}")
+                DotRow(arm.name, [value / unit for value in found[arm.name]], f"c{number % NUM_COLOURS}")
                 for number, arm in enumerate(arms)
-                if (values := found[arm.name])
             ]
             svg = dot_chart(dots, level=level, name=f"{name} on dev, one dot a seed", as_percent=as_percent)
         charts.append(Chart(f"{name}, on dev", svg))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from maskloom.layers import dropout
 from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing, dropout_factors, head_keys, next_keys
 
 
@@ -103,6 +104,12 @@ def test_shape_and_type_follow_the_tensor(shape, dtype):
     factors = dropout_factors(like, 0.1, torch.zeros(shape[:-1], dtype=torch.int32), 0.5)
     assert factors.shape == shape
     assert factors.dtype == dtype
+
+
+@pytest.mark.parametrize("word", [0, 1, -1, 12345, -(2**31), 2**31 - 1, 0x9E3779B9 - 2**32])
+def test_one_word_is_hashed_as_many_are(word):
+    many = torch.tensor([7, word, -3], dtype=torch.int32)
+    assert dropout._hashed_word(word) == int(dropout._hashed(many)[1])
 
 
 def test_blocks_do_not_change_the_draws(monkeypatch):

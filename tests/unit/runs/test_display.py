@@ -18,6 +18,10 @@ def test_lines_are_aligned_and_nested() -> None:
     ]
 
 
+def test_large_numbers_are_written_out() -> None:
+    assert lines_of({"loss": 12345.6, "size": 9876.6}) == ["loss  12,346", "size  9877"]
+
+
 def test_what_is_not_there_has_no_line_and_counts_are_told_from_things() -> None:
     result = {"why_smaller": None, "num_differing": 2, "differing": ["a", "b"], "files": [], "rate": 0.0, "is": False}
     expected = [

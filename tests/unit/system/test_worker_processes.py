@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,26 @@ def _no_process_is_left() -> Iterator[None]:
     before = set(children())  # what other tests have in use for a whole module, such as a server
     yield
     assert set(children()) <= before
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError])
+def test_listing_processes_endures_a_thread_that_ends(error: type[OSError], monkeypatch: pytest.MonkeyPatch) -> None:
+    read, asked = Path.read_text, []
+
+    def read_text(path: Path) -> str:
+        asked.append(path)
+        if len(asked) == 1:
+            raise error(path)
+        return read(path)
+
+    with ThreadPoolExecutor() as pool, subprocess.Popen(["sleep", "9"]) as process:
+        pool.submit(int).result()
+        monkeypatch.setattr(Path, "read_text", read_text)
+        found = {*children(), *children()}
+        monkeypatch.undo()
+        process.kill()
+    assert len(asked) >= 4
+    assert process.pid in found
 
 
 def results(function: Callable[..., Any], tasks: Iterator[Any], num_workers: int = 2, **options: Any) -> Iterator[Any]:
