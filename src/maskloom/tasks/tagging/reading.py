@@ -156,6 +156,8 @@ _TEXT_KEYS = ("text", "sentence")
 _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
 # Words that the splitter of the training data would cut again are rare in data that was cut as that was.
 _MOST_JOINED = 0.03
+# How many different lines of a file in columns are remembered: of a few megabytes, as in CoNLL-2003, all.
+_LINES_KNOWN = 100_000
 _NO_WORDS = "a sentence without words"
 # A sentence as it stands in a file, or the first rule that it breaks.
 _Found = TaggedSentence | BadRowError
@@ -306,69 +308,74 @@ class _Columns:
         self._tag = _column_number(options.label_column, "tag") or 0  # 0: the last, fields[-1]
         self._width: int | None = None
         self._is_tabbed = False
+        # The fields of lines that were met: most come again, and are then neither split nor checked anew.
+        self._rows: dict[str, tuple[str, ...]] = {}
+        self._has_bad = False
 
     def sentences(self) -> Iterator[_Found]:
         """Yield the sentences between blank lines, with the place of each."""
-        lines: list[str] = []
+        rows: list[tuple[str, ...]] = []
         opening: tuple[str, ...] | None = None
         first_line = number = document = 0
         is_document_open = False
         # a blank line closes the last sentence
         for line, text in chain(tables.read_lines(self._path), [(0, "")]):
-            bare = text.strip(" \t")
-            is_opening = bare[:1] == "-" and SPACES.split(bare)[0] == DOCUMENT_START
-            if bare and not is_opening:
-                if not lines:
-                    first_line = line
-                    self._start(text, line)
-                lines.append(text)
-                continue
-            if lines:
-                number += 1
-                is_document_open = True
-                yield self._sentence(lines, first_line, number, document, opening)
-                lines, opening = [], None
-            if is_opening:
-                document += is_document_open
-                is_document_open, opening = True, tuple(SPACES.split(bare))
+            row = self._rows.get(text)
+            if row is None:
+                fields = tuple(SPACES.split(text.strip(" \t")))
+                if fields[0] in ("", DOCUMENT_START):
+                    if rows:
+                        number += 1
+                        is_document_open = True
+                        yield self._sentence(rows, first_line, number, document, opening)
+                        rows, opening = [], None
+                    if fields[0]:
+                        document += is_document_open
+                        is_document_open, opening = True, fields
+                    continue
+                row = self._new_row(text, line)
+            if not rows:
+                first_line = line
+            rows.append(row)
 
-    def _start(self, text: str, line: int) -> None:
-        """Take width and separator from the first word of the file."""
-        if self._width is None:
+    def _new_row(self, text: str, line: int) -> tuple[str, ...]:
+        """Return the fields of a line that was not met before; the first of the file tells width and separator."""
+        is_first = self._width is None
+        if is_first:
             # where tags are not needed, that of the first word may be blank
             self._is_tabbed = "\t" in (text.strip(" \t") if self._needs_label else text)
-            self._width = len(self._split([text])[0])
+        if len(self._rows) == _LINES_KNOWN:
+            self._rows.clear()
+        # Other white space, such as a no-break space, may be part of a word.
+        row = self._rows[text] = tuple(text.split("\t") if self._is_tabbed else SPACES.split(text.strip(" \t")))
+        if is_first:
+            self._width = len(row)
             self._check_width(line)
+        self._has_bad |= self._problem(row, line) is not None
+        return row
 
     def _sentence(
-        self, lines: list[str], first_line: int, number: int, document: int, opening: tuple[str, ...] | None
+        self,
+        rows: list[tuple[str, ...]],
+        first_line: int,
+        number: int,
+        document: int,
+        opening: tuple[str, ...] | None,
     ) -> _Found:
-        rows = self._split(lines)
-        if {*map(len, rows)} == {self._width}:
-            words = [row[self._word - 1] for row in rows]
-            tags = [row[self._tag - 1].strip() for row in rows] if self._needs_label else None
-            if all(map(str.strip, words)) and (tags is None or all(tags)):
-                return TaggedSentence(
-                    words=tuple(words),
-                    tags=None if tags is None else tuple(tags),
-                    line=first_line,
-                    number=number,
-                    document=document,
-                    columns=tuple(rows),
-                    separator="\t" if self._is_tabbed else " ",
-                    opening=opening,
-                )
-        return next(problem for line, row in enumerate(rows, first_line) if (problem := self._problem(row, line)))
-
-    def _split(self, lines: list[str]) -> list[tuple[str, ...]]:
-        """Return the fields of lines; of those in spaces all at once, which takes half the time."""
-        if self._is_tabbed:
-            return [tuple(line.split("\t")) for line in lines]
-        # Other white space, such as a no-break space, may be part of a word.
-        text = "\n".join(lines).replace("\t", " ")
-        while "  " in text:
-            text = text.replace("  ", " ")
-        return [tuple(line.strip(" ").split(" ")) for line in text.split("\n")]
+        for line, row in enumerate(rows, first_line) if self._has_bad else ():
+            if problem := self._problem(row, line):
+                return problem
+        columns = list(zip(*rows, strict=True))
+        return TaggedSentence(
+            words=columns[self._word - 1],
+            tags=tuple(map(str.strip, columns[self._tag - 1])) if self._needs_label else None,
+            line=first_line,
+            number=number,
+            document=document,
+            columns=tuple(rows),
+            separator="\t" if self._is_tabbed else " ",
+            opening=opening,
+        )
 
     def _problem(self, row: tuple[str, ...], line: int) -> BadRowError | None:
         if len(row) != self._width:
