@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -14,12 +15,16 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from maskloom.runs.display import printable
 
 _WIDTH, _HEIGHT = 640, 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 140, 14, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 140, 20, 48
 _MAX_DOTS = 60
-# What fits to the right of a chart, and to the left of a row of dots, which gives long names more room.
+# How many letters of a name are shown: at cells and dots, and where a chart makes room for its longest name.
 _MAX_NAME, _MAX_LONG_NAME = 17, 28
-# From the foot of one name to that of the next below it.
+# The width of a letter of charts with axes, about, and from the foot of one of their names to that of the next.
+_LETTER, _GAP = 8.5, 17
+# From the foot of one name of scattered dots to that of the next below it.
 _LINE = 14
+_LARGE = 'class="large"'  # its letters; such charts stand two beside each other
+_NUMBER = re.compile(r"[+-]?\d|–?$")
 # Of heat maps: shades of either colour, the most cells that tell their values, and the size of a cell beside names.
 _LEVELS, _MOST_TOLD = 25, 1000
 _SMALLEST_CELL, _LARGEST_CELL = 15, 26
@@ -61,21 +66,21 @@ def line_chart(
         return "<p>nothing was measured</p>"
     x_ticks, y_ticks = ticks(0.0, max(x_values)), ticks(min(y_values), max(y_values), is_fraction=as_percent)
     x_top = max(max(x_values), 1e-12)
+    right = _WIDTH - _room([*(line.name for line in lines if not line.is_faint), *(name for name, _ in levels)])
 
     def x_place(value: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * value / x_top
+        return _LEFT + (right - _LEFT) * value / x_top
 
     def y_place(value: float) -> float:
         fraction = (value - y_ticks[0]) / max(y_ticks[-1] - y_ticks[0], 1e-12)
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * fraction
 
-    right = _WIDTH - _RIGHT
-    parts = [_text(_LEFT, _TOP - 4, y_name, "start")]
+    parts = [_text(_LEFT, _TOP - 6, y_name, "start")]
     for tick in y_ticks:
         parts.append(_stroke("grid", (_LEFT, y_place(tick)), (right, y_place(tick))))
         parts.append(_text(_LEFT - 8, y_place(tick) + 4, _figure(tick, as_percent), "end"))
     for tick in (tick for tick in x_ticks if tick <= x_top * 1.0001):
-        parts.append(_text(x_place(tick), _HEIGHT - _BOTTOM + 18, _figure(tick, False), "middle"))
+        parts.append(_text(x_place(tick), _HEIGHT - _BOTTOM + 20, _figure(tick, False), "middle"))
     parts.append(_text((_LEFT + right) / 2, _HEIGHT - 6, x_name, "middle"))
     for name, value in marks:
         parts.append(_stroke("level", (x_place(value), _TOP), (x_place(value), _HEIGHT - _BOTTOM)))
@@ -97,16 +102,15 @@ def line_chart(
             ]
             ends.append((y_place(line.points[-1][1]), line.name, f"name {line.style}"))
     named = _apart(ends, _HEIGHT - _BOTTOM)
-    parts += [_text(right + 8, place + 4, _cut(name), "start", style) for place, name, style in named]
-    return _svg(parts, _HEIGHT, y_name)
+    parts += [_text(right + 8, place + 4, _cut(name, _MAX_LONG_NAME), "start", style) for place, name, style in named]
+    return _svg(parts, _HEIGHT, y_name, more=_LARGE)
 
 
 def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as_percent: bool = True) -> str:
     """Return rows of dots over one scale, with a dashed vertical at `level`; fractions are shown in percent."""
     values = [value for row in rows for value in row.values] + [level[1]]
     scale = ticks(min(values), max(values), is_fraction=as_percent)
-    is_long = any(len(row.name) > _MAX_NAME for row in rows)
-    left, right, row_height = 200 if is_long else 130, _WIDTH - 70, 34
+    left, right, row_height = _room(row.name for row in rows), _WIDTH - 80, 34
     height = _TOP + row_height * len(rows) + 44
 
     def place(value: float) -> float:
@@ -116,7 +120,7 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     parts = []
     for tick in scale:
         parts.append(_stroke("grid", (place(tick), _TOP), (place(tick), bottom)))
-        parts.append(_text(place(tick), bottom + 16, _figure(tick, as_percent), "middle"))
+        parts.append(_text(place(tick), bottom + 18, _figure(tick, as_percent), "middle"))
     x = place(level[1])
     parts.append(_stroke("level", (x, _TOP), (x, bottom)))
     parts.append(_text(x, height - 6, level[0], "middle", "level-name"))
@@ -131,7 +135,12 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
             for value in row.values
         ]
         parts.append(_text(right + 12, y + 4, _figure(mean, as_percent, exact=True), "start", "figure"))
-    return _svg(parts, height, name)
+    return _svg(parts, height, name, more=_LARGE)
+
+
+def _room(names: Iterable[str]) -> float:
+    """Return how much room the longest of some names takes beside a chart."""
+    return 24 + _LETTER * min(max(map(len, names), default=0), _MAX_LONG_NAME)
 
 
 def heat_map(
@@ -235,7 +244,7 @@ def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = F
     return [round(step * number, 12) for number in range(first, last + 1)]
 
 
-def _apart(ends: list[tuple[float, str, str]], bottom: float, gap: float = 15.0) -> list[tuple[float, str, str]]:
+def _apart(ends: list[tuple[float, str, str]], bottom: float, gap: float = _GAP) -> list[tuple[float, str, str]]:
     """Move labels down where they would overlap, and up again where that would lead below the bottom."""
     placed: list[tuple[float, str, str]] = []
     for place, name, style in sorted(ends):
@@ -277,7 +286,14 @@ def _svg(parts: list[str], height: float, name: str, width: float = _WIDTH, more
 def page_template(name: str) -> Template:
     """Return a template of this package; what is put into it is escaped unless it is marked as safe."""
     environment = Environment(loader=PackageLoader("maskloom", "."), autoescape=True, undefined=StrictUndefined)
+    environment.globals["number_columns"] = number_columns
     return environment.get_template(name)
+
+
+def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Return which columns of a table after the first hold numbers, or a dash for want of one."""
+    columns = list(zip(*rows, strict=True))
+    return [place for place, cells in enumerate(columns) if place and all(map(_NUMBER.match, cells))]
 
 
 def visible(text: object) -> str:

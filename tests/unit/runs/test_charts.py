@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maskloom.runs.charts import DotRow, Line, dot_chart, heat_map, line_chart, scatter_chart, ticks
+from maskloom.runs.charts import DotRow, Line, dot_chart, heat_map, line_chart, number_columns, scatter_chart, ticks
 
 values = st.floats(-1e6, 1e6, allow_nan=False)
 
@@ -62,7 +62,23 @@ def test_long_names_of_rows_of_dots_are_told_apart() -> None:
     names = ["label smoothing 0.2", "label smoothing 0.1", "a name that is longer than any chart has room for"]
     svg = dot_chart([DotRow(name, [0.5], "c0") for name in names], level=("", 0.0), name="n")
     texts = {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(svg).iter("text")}
-    assert texts[names[0]] == texts[names[1]] == 188 == texts["a name that is longer than …"]
+    assert texts[names[0]] == texts[names[1]] == texts["a name that is longer than …"] > 8 * 28
+
+
+def test_names_at_the_ends_of_lines_have_room() -> None:
+    """What was cut: "restricted self-…" beside a chart whose right half was empty."""
+    names = ["restricted self-attention", "convolution"]
+    svg = line_chart([Line(name, [(0, 0.0), (9, 1.0)], "c0") for name in names], x_name="tokens", y_name="layers")
+    places = {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(svg).iter("text")}
+    assert places[names[0]] == places[names[1]] <= 640 - 8 * len(names[0])
+    short = line_chart([Line("b", [(0, 0.0), (9, 1.0)], "c0")], x_name="tokens", y_name="layers")
+    assert {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(short).iter("text")}["b"] > 600
+
+
+def test_columns_of_numbers_are_told_from_text() -> None:
+    rows = [["base", "25.8 ± 1.2", "2.16 (65)", "base 25.8", "-"], ["big", "–", "+7", "", "n"]]
+    assert number_columns(rows) == [1, 2]
+    assert number_columns([]) == []
 
 
 def test_scores_that_are_no_shares_are_not_shown_in_percent() -> None:
@@ -73,12 +89,12 @@ def test_scores_that_are_no_shares_are_not_shown_in_percent() -> None:
 
 
 def test_names_stay_within_the_chart() -> None:
-    lines = [Line(f"a very long name of run {number}", [(0, 0.0), (1, 0.01)], "c0") for number in range(9)]
+    lines = [Line(f"a very long name of a certain run {number}", [(0, 0.0), (1, 0.01)], "c0") for number in range(9)]
     svg = line_chart(lines, x_name="x", y_name="y", levels=[("top", 1.0)])
     places = [float(y) for y in re.findall(r'class="name c0" x="[\d.]+" y="([\d.]+)"', svg)]
     assert max(places) <= 300 - 40 + 5
     shown = [e.text or "" for e in ElementTree.fromstring(svg).iter("text") if e.attrib["class"] == "name c0"]
-    assert shown == ["a very long name…"] * 9
+    assert shown == ["a very long name of a certa…"] * 9
 
 
 def test_names_of_dots_do_not_overlap_and_the_first_ones_stand() -> None:

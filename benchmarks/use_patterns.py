@@ -1,0 +1,376 @@
+"""The patterns in which recurrent networks are used, one task each, by the ordinary commands.
+
+One to many, many to one, many to many word by word, and from sequence to sequence with and without attention. Every
+run is a command in a process of one thread; a run that is finished lies under --out and is not made again. Beside the
+networks stand baselines that read no order: mean of word vectors with a layer above, the commonest tag of a word, the
+frequencies of characters.
+
+    python benchmarks/use_patterns.py --out ~/patterns --results results/use_patterns
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import itertools
+import json
+import math
+import platform
+import random
+import resource
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from surroundings import data_folder, processor
+from torch import nn
+from translation import command
+
+from maskloom.text.normalization import words as words_of
+
+_REVERSED, _DIGITS = 50_000, 20
+_REVIEWS = 8_000
+_CONLL = ("train", "valid")
+_LONGEST = 200
+_NAMES = {"exact_match": "exact match", "bleu": "BLEU"}
+_NOTES = (
+    "Names: the different names of people, places, organisations and others in CoNLL-2003's training file, 800 held",
+    "out; the source is the class, the target the letters, and the score that of the last epoch. Without order: the",
+    "frequencies of letters; what has to pass is .8 bits below them. Reviews: MR, a tenth held out; long ones: 8,000 of",
+    "IMDB, 2,000 held out; without order the mean of learned word vectors under one hidden layer, the best of ten",
+    "epochs; the network has to be above the bound and above that. Parts of speech: those of CoNLL-2003's files; without",
+    "order the commonest tag of each word. Digits: 20 of them, in 50,000 texts. Translation: Multi30k, German to",
+    "English, greedy, scored on dev.",
+)
+# Each task: how its vocabulary is trained, and the arguments of its run.
+_VOCABULARIES = {
+    "names": ("--cased", "--model", "words", "--size", "200"),
+    "MR": ("--size", "5000"),
+    "IMDB": ("--size", "8000"),
+    "tags": ("--cased", "--size", "8000"),
+    "digits": ("--model", "words", "--size", "30"),
+    "captions": ("--cased", "--size", "6000"),
+}
+_POOLED = ("--task", "single", "--set", "model.config.pooling=max", "--set", "training.learning_rate=1e-3")
+_TAGGED = ("--task", "tagging", "--set", "tagging.scheme=plain", "--label-column", "2", "--epochs", "3")
+
+
+def _sets(*settings: str) -> tuple[str, ...]:
+    return tuple(itertools.chain.from_iterable(("--set", setting) for setting in settings))
+
+
+_SPELLED = (
+    "--task",
+    "seq2seq",
+    *_sets("seq2seq.label_smoothing=0.0", "training.learning_rate=3e-3"),
+    "--batch-size",
+    "64",
+)
+_TRANSLATED = (
+    *("--task", "seq2seq", *_sets("seq2seq.target_suffix=en", "training.learning_rate=2e-3", "seq2seq.beam=1")),
+    *("--epochs", "3", "--batch-size", "64"),
+)
+# Each run: its pattern, its data, the cell, the arguments, the score and what it has to pass.
+_RUNS: dict[str, tuple[str, str, str, tuple[str, ...], str, float | None]] = {
+    "names": (
+        *("one to many", "names", "lstm"),
+        (*_SPELLED, *_sets("model.config.decoder_attention=none"), "--epochs", "8"),
+        *("bits per character", None),
+    ),
+    "reviews": ("many to one", "MR", "lstm", (*_POOLED, "--epochs", "3"), "accuracy", 0.72),
+    "long reviews": (
+        *("many to one", "IMDB", "lstm"),
+        (*_POOLED, "--epochs", "3", "--max-length", "200"),
+        *("accuracy", 0.80),
+    ),
+    "parts of speech": (
+        *("many to many", "tags", "lstm"),
+        (*_TAGGED, *_sets("training.learning_rate=3e-3")),
+        *("accuracy", 0.93),
+    ),
+    "reversed digits": (
+        *("sequence to sequence", "digits", "gru"),
+        (*_SPELLED, *_sets("model.config.decoder_attention=mlp"), "--epochs", "2"),
+        *("exact_match", 0.95),
+    ),
+    "translation with attention": (
+        *("sequence to sequence", "captions", "gru"),
+        (*_TRANSLATED, *_sets("model.config.decoder_attention=mlp")),
+        *("bleu", None),
+    ),
+    "translation without attention": (
+        *("sequence to sequence", "captions", "gru"),
+        (*_TRANSLATED, *_sets("model.config.decoder_attention=none")),
+        *("bleu", None),
+    ),
+}
+
+
+def main() -> None:
+    """Make what is not made yet, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
+    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for name, (_, data, *_rest) in _RUNS.items():
+        path = out / f"{name.replace(' ', '-')}.json"
+        if not path.exists():
+            if not (out / f"{data}-vocab").exists():
+                texts = _PREPARE[data](out)
+                command("vocab", "train", *map(str, texts), *_VOCABULARIES[data], "--out", str(out / f"{data}-vocab"))
+            path.write_text(json.dumps(_run(out, name), indent=1) + "\n", encoding="utf-8")
+        found[name] = json.loads(path.read_text(encoding="utf-8"))
+        print(name, found[name], flush=True)
+    if options.results:
+        _write_page(options.results, found)
+
+
+def _run(out: Path, name: str) -> dict[str, Any]:
+    """Train one network and return its score on held-out data, that of its baseline, and the seconds it took."""
+    _, data, cell, arguments, score, _ = _RUNS[name]
+    train, dev = _files(out, data)
+    folder = out / f"{name.replace(' ', '-')}-run"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    command(
+        *(
+            "finetune",
+            "--vocab",
+            str(out / f"{data}-vocab"),
+            "--size",
+            "tiny",
+            "--train",
+            str(train),
+            "--dev",
+            str(dev),
+        ),
+        *(*arguments, *_sets(f"model.architecture={cell}", "training.num_threads=1"), "--out", str(folder)),
+        *(["--resume"] if (folder / "recipe.toml").exists() else []),
+    )
+    seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
+    scores = metrics["best"]["scores"]
+    if score == "bits per character":
+        scores = {**metrics["last"]["scores"], score: metrics["last"]["scores"]["loss"] / math.log(2)}
+    return {"score": scores[score], "scores": scores, "seconds": seconds, "baseline": _baseline(out, data)}
+
+
+def _files(out: Path, data: str) -> tuple[Path, Path]:
+    if data == "tags":
+        return tuple(data_folder() / "conll2003" / f"{part}.txt" for part in _CONLL)  # pyright: ignore
+    suffix = {"MR": "csv", "IMDB": "csv", "captions": "de"}.get(data, "jsonl")
+    return out / f"{data}-train.{suffix}", out / f"{data}-dev.{suffix}"
+
+
+def _prepare_names(out: Path) -> list[Path]:
+    """Write the different names of CoNLL-2003's training data, letter by letter, each told by its class."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for sentence in _sentences("train"):
+        parts: list[str] = []
+        kind = ""
+        for word, tag in [*((fields[0], fields[3]) for fields in sentence), ("", "O")]:
+            if tag[0] != "I" and parts:
+                names[kind].add(" ".join(parts))
+                parts = []
+            if tag != "O":
+                kind = tag[2:]
+                parts.append(word)
+    rows = [
+        {"source": kind, "target": " ".join(name.replace(" ", "_"))}
+        for kind in sorted(names)
+        for name in sorted(names[kind])
+    ]
+    random.Random(0).shuffle(rows)
+    return [_write_rows(out, "names", rows[800:], rows[:800])]
+
+
+def _prepare_digits(out: Path) -> list[Path]:
+    chance = random.Random(0)
+    texts = [[str(chance.randrange(10)) for _ in range(_DIGITS)] for _ in range(_REVERSED + 500)]
+    rows = [{"source": " ".join(text), "target": " ".join(reversed(text))} for text in texts]
+    return [_write_rows(out, "digits", rows[500:], rows[:500])]
+
+
+def _write_rows(out: Path, data: str, train: Sequence[dict[str, str]], dev: Sequence[dict[str, str]]) -> Path:
+    """Write rows of sources and targets, and return the text of those to train on."""
+    for part, rows in (("train", train), ("dev", dev)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (out / f"{data}-{part}.jsonl").write_text(lines, encoding="utf-8")
+    text = "".join(f"{row['source']} {row['target']}\n" for row in train)
+    (out / f"{data}.txt").write_text(text, encoding="utf-8")
+    return out / f"{data}.txt"
+
+
+def _prepare_reviews(out: Path) -> list[Path]:
+    rows = [
+        (line.strip(), name)
+        for name in ("neg", "pos")
+        for line in (data_folder() / "sentiment" / f"rt-polarity.{name}").read_text(encoding="latin-1").split("\n")
+        if line.strip()
+    ]
+    random.Random(0).shuffle(rows)
+    return [_write_texts(out, "MR", rows[1066:], rows[:1066])]
+
+
+def _prepare_long_reviews(out: Path) -> list[Path]:
+    with gzip.open(data_folder() / "imdb" / "train.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [(row["text"], str(row["label"])) for row in map(json.loads, file)]
+    random.Random(0).shuffle(rows)
+    return [_write_texts(out, "IMDB", rows[2000 : 2000 + _REVIEWS], rows[:2000])]
+
+
+def _write_texts(out: Path, data: str, train: Sequence[tuple[str, str]], dev: Sequence[tuple[str, str]]) -> Path:
+    for part, rows in (("train", train), ("dev", dev)):
+        with (out / f"{data}-{part}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *rows])
+    (out / f"{data}.txt").write_text("".join(f"{text}\n" for text, _ in train), encoding="utf-8")
+    return out / f"{data}.txt"
+
+
+def _prepare_tags(out: Path) -> list[Path]:
+    lines = (" ".join(fields[0] for fields in sentence) + "\n" for sentence in _sentences("train"))
+    (out / "tags.txt").write_text("".join(lines), encoding="utf-8")
+    return [out / "tags.txt"]
+
+
+def _prepare_captions(out: Path) -> list[Path]:
+    for name, part in (("train", "train"), ("val", "dev")):
+        for language in ("de", "en"):
+            source = data_folder() / "family" / "multi30k" / f"{name}.{language}"
+            (out / f"captions-{part}.{language}").write_bytes(source.read_bytes())
+    return [out / f"captions-train.{language}" for language in ("de", "en")]
+
+
+_PREPARE = {
+    "names": _prepare_names,
+    "digits": _prepare_digits,
+    "MR": _prepare_reviews,
+    "IMDB": _prepare_long_reviews,
+    "tags": _prepare_tags,
+    "captions": _prepare_captions,
+}
+
+
+def _sentences(part: str) -> Iterable[list[list[str]]]:
+    """Yield the sentences of a file of CoNLL-2003, each as the fields of its words."""
+    text = (data_folder() / "conll2003" / f"{part}.txt").read_text(encoding="utf-8")
+    for block in text.split("\n\n"):
+        rows = [line.split() for line in block.splitlines() if line.strip() and not line.startswith("-DOCSTART-")]
+        if rows:
+            yield rows
+
+
+def _baseline(out: Path, data: str) -> float | None:
+    """Return the score of what reads no order."""
+    if data == "names":
+        counts, held_out = (
+            Counter(
+                letter for line in path.open(encoding="utf-8") for letter in [*json.loads(line)["target"].split(), ""]
+            )
+            for path in _files(out, data)
+        )
+        total = counts.total() + len(counts) + 1
+        bits = sum(-number * math.log2((counts[letter] + 1) / total) for letter, number in held_out.items())
+        return bits / held_out.total()
+    if data == "tags":
+        seen: dict[str, Counter[str]] = defaultdict(Counter)
+        for fields in itertools.chain.from_iterable(_sentences("train")):
+            seen[fields[0]][fields[1]] += 1
+        commonest = sum(seen.values(), Counter[str]()).most_common(1)[0][0]
+        words = list(itertools.chain.from_iterable(_sentences("valid")))
+        guesses = (seen[word].most_common(1)[0][0] if word in seen else commonest for word, *_ in words)
+        return sum(guess == fields[1] for guess, fields in zip(guesses, words, strict=True)) / len(words)
+    return _mean_of_words(out, data) if data in ("MR", "IMDB") else None
+
+
+def _mean_of_words(out: Path, data: str) -> float:
+    """Train the mean of a text's word vectors with one hidden layer; return the best epoch's accuracy on dev."""
+    torch.manual_seed(0)
+    parts = []
+    for path in _files(out, data):
+        with path.open(encoding="utf-8", newline="") as file:
+            parts.append([(words_of(text, lowercase=True), label) for text, label in list(csv.reader(file))[1:]])
+    counts = Counter(itertools.chain.from_iterable(text for text, _ in parts[0]))
+    numbers = {word: number for number, (word, _) in enumerate(counts.most_common(10_000), start=1)}
+    classes = sorted({label for _, label in parts[0]})
+    (texts, labels), (held_out, answers) = (
+        (
+            [torch.tensor([numbers.get(word, 0) for word in text[:_LONGEST]] or [0]) for text, _ in part],
+            torch.tensor([classes.index(label) for _, label in part]),
+        )
+        for part in parts
+    )
+    vectors = nn.EmbeddingBag(len(numbers) + 1, 64)
+    layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, len(classes)))
+    optimizer = torch.optim.Adam([*vectors.parameters(), *layers.parameters()], 1e-3)
+    best = 0.0
+    for _ in range(10):
+        for rows in torch.randperm(len(texts)).split(32):
+            logits = layers(_means(vectors, [texts[row] for row in rows]))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(logits, labels[rows]).backward()
+            optimizer.step()
+        with torch.no_grad():
+            right = layers(_means(vectors, held_out)).argmax(1) == answers
+        best = max(best, right.float().mean().item())
+    return best
+
+
+def _means(vectors: nn.EmbeddingBag, texts: Sequence[torch.Tensor]) -> torch.Tensor:
+    starts = [0, *itertools.accumulate(map(len, texts))][:-1]
+    return vectors(torch.cat(list(texts)), torch.tensor(starts))
+
+
+def _write_page(target: Path, found: dict[str, dict[str, Any]]) -> None:
+    """Write the results as JSON and as a page."""
+    lines = [
+        "# Use patterns of recurrent networks",
+        "",
+        "Made by `python benchmarks/use_patterns.py --out DIR --results results/use_patterns`; do not edit.",
+        "One run each, of a network of size tiny (hidden size 128, 64 a direction) from random weights, on one thread;",
+        "scores are of the epoch that is best on held-out data, seconds the processor's, evaluations included.",
+        "",
+        "| task | pattern | network | score | | without order | to pass | passed | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, run in found.items():
+        pattern, _, cell, _, score, bound = _RUNS[name]
+        baseline = run["baseline"]
+        if score == "bits per character":
+            bound = baseline - 0.8
+            passed = run["score"] < bound
+        else:
+            passed = bound is not None and run["score"] > max(bound, baseline or 0.0)
+        cells = [_digits(score, value) for value in (run["score"], baseline, bound)]
+        verdict = "-" if bound is None else "yes" if passed else "no"
+        lines.append(
+            f"| {name} | {pattern} | {cell} | {_NAMES.get(score, score)} | {' | '.join(cells)} | {verdict} "
+            f"| {run['seconds']:.0f} |"
+        )
+    lines += [
+        "",
+        *_NOTES,
+        "",
+        "Every run is `maskloom finetune --vocab VOCAB --size tiny --train FILE --dev FILE --out RUN` with",
+        "",
+    ]
+    lines += [f"- {name}: `{' '.join(arguments)}`" for name, (_, _, _, arguments, _, _) in _RUNS.items()]
+    lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
+    target.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _digits(score: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if score.startswith("bits") else f"{value:.1f}" if score == "bleu" else f"{100 * value:.1f} %"
+
+
+if __name__ == "__main__":
+    main()
