@@ -65,15 +65,16 @@ def judge_answer(question: Any, prediction: dict[str, Any], target: Any, labels:
 
 
 def judge_tags(sentence: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
-    """Judge the tags of a sentence, shown by its entities or by the words that differ."""
+    """Judge the tags of a sentence, shown by its entities or by the words that differ, all words where none does."""
     true_tags, tags = [labels[number] for number in target.tolist()], prediction["tags"]
     if "entities" in prediction:
         truth, answer = (_entities(sentence.words, found) for found in (true_tags, tags))
         probability = min((entity["probability"] for entity in prediction["entities"]), default=None)
     else:
-        sides = [(word, tag, other) for word, tag, other in zip(sentence.words, true_tags, tags, strict=True)]
-        truth = ", ".join(f"{word} {tag}" for word, tag, other in sides if tag != other)
-        answer = ", ".join(f"{word} {other}" for word, tag, other in sides if tag != other)
+        sides = list(zip(sentence.words, true_tags, tags, strict=True))
+        sides = [side for side in sides if side[1] != side[2]] or sides
+        truth = ", ".join(f"{word} {tag}" for word, tag, _ in sides)
+        answer = ", ".join(f"{word} {other}" for word, _, other in sides)
         probability = min(prediction["tag_probabilities"], default=None)
     return Verdict(truth, answer, float(true_tags != tags), probability)
 

@@ -16,7 +16,7 @@ from maskloom.runs.display import Progress
 from maskloom.runs.report.record import RunRecord
 from maskloom.runs.run_folder import fingerprint
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.judging import Verdict
+from maskloom.tasks.judging import Verdict, judge_text
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
 
@@ -85,7 +85,8 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
                 confusion[int(target), task.labels.index(prediction["label"])] += 1
         progress.advance(first + len(piece.examples))
     progress.end()
-    return _sorted_out(judged, len(data.examples), kind.is_scale, task.labels, confusion)
+    is_graded = kind.is_scale and kind.judge is not judge_text
+    return _sorted_out(judged, len(data.examples), is_graded, task.labels, confusion)
 
 
 def _why_none(run: RunRecord, dev: Path) -> str:
@@ -107,7 +108,7 @@ def _sorted_out(
 ) -> Examples:
     right, wrong = [one for one in judged if not one.error], [one for one in judged if one.error]
     if is_graded:
-        right = wrong = sorted(judged, key=lambda one: one.error)
+        right = sorted(judged, key=lambda one: one.error)
     shown_wrong = sorted(wrong, key=lambda one: (-one.error if is_graded else 0, -(one.probability or 0.0)))
     is_small = confusion.sum() > 0 and len(labels) <= _MAX_CONFUSED_LABELS
     return Examples(
