@@ -162,6 +162,8 @@ def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
 
 def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, command: str) -> None:
     """Write PATH.md and PATH.json."""
+    from maskloom.objectives.pretraining import unigram_of
+
     lm = found["pretrain"]
     starts = [f"{start}, lambda {weight:g}" for start in ("pre-trained", "random") for weight in LAMBDAS]
     lines = [
@@ -170,7 +172,7 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, comma
         f"Four layers, 128 wide, {lm['tokens']:,} tokens of English Wikipedia read once: "
         f"{lm['lm_loss']:.3f} nats per token held out ({lm['lm_bits_per_character']:.3f} bits per character, "
         "perplexity "
-        f"{lm['lm_perplexity']:.1f}; unigram {lm['unigram_entropy']:.3f} nats). Then {NUM_EXAMPLES} examples of each "
+        f"{lm['lm_perplexity']:.1f}; unigram {unigram_of(lm):.3f} nats). Then {NUM_EXAMPLES} examples of each "
         f"task, {NUM_SEEDS} seeds, the best of {NUM_EPOCHS} epochs on at most {NUM_DEV} examples of dev: mean and "
         "standard deviation in percent.",
         "",

@@ -70,7 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
 def test_every_figure_is_there(finished: tuple[Path, dict[str, Any]]) -> None:
     out, results = finished
     assert json.loads((out / "results.json").read_text(encoding="utf-8")) == results
-    assert 0 < results["pretraining"]["unigram_entropy"] < 10
+    assert 0 < results["pretraining"]["unigram_cross_entropy"] < 10
     for task in ("sentence", "pair"):
         compared = results["tasks"][task]
         assert compared["pretrained"]["scores"].keys() == compared["random"]["scores"].keys() == {"0", "1"}
@@ -115,6 +115,9 @@ def test_the_summary_ends_with_the_folder_and_three_commands(finished: tuple[Pat
         ["maskloom", "pretrain"],
     ]
     assert str(out) in lines[-5]
+    entropy = results["pretraining"]["unigram_cross_entropy"]
+    early = {name: value for name, value in results["pretraining"].items() if name != "unigram_cross_entropy"}
+    assert summary_lines({**results, "pretraining": {**early, "unigram_entropy": entropy}}) == lines
 
 
 def test_another_seed_in_the_same_folder_is_refused(finished: tuple[Path, dict[str, Any]]) -> None:

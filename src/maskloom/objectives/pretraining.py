@@ -208,3 +208,8 @@ PRETRAINING = Rows(
 def row_of(metrics: Mapping[str, float]) -> Pretraining | None:
     """Return the row whose loss metrics hold, or None."""
     return next((row for row in PRETRAINING.values() if f"{row.part}_loss" in metrics), None)
+
+
+def unigram_of(metrics: Mapping[str, float]) -> float | None:
+    """Return the unigram cross-entropy in metrics, which early runs wrote as an entropy; None for none."""
+    return metrics.get("unigram_cross_entropy", metrics.get("unigram_entropy"))

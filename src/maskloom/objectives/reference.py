@@ -44,12 +44,12 @@ class TokenFrequencies:
         }
 
     def metrics(self, sums: Mapping[str, float], found: Mapping[str, float]) -> dict[str, float]:
-        """Return the entropy of the guesses in nats, the number of predictions, and the majority's part of pairs."""
+        """Return the cross-entropy of the guesses in nats, how many they are, and the majority's part of pairs."""
         targets, metrics = max(sums["targets"], 1), {}
         if self._tells_text:  # of the predicted text, as the tokenizer normalises it
             nats = found[f"{self._part}_loss"] * targets
             metrics[f"{self._part}_bits_per_character"] = nats / max(sums["characters"], 1) / math.log(2)
-        metrics |= {"unigram_entropy": sums["nats"] / targets, "num_predictions": sums["targets"]}
+        metrics |= {"unigram_cross_entropy": sums["nats"] / targets, "num_predictions": sums["targets"]}
         if sums["pairs"] and (pair_task := pair_task_of(found)):
             fraction = sums["random_pairs"] / sums["pairs"]
             metrics[f"{pair_task}_majority_fraction"] = max(fraction, 1.0 - fraction)

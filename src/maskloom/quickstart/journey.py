@@ -17,6 +17,7 @@ from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.errors import ConfigError
 from maskloom.inference import Predictor
+from maskloom.objectives.pretraining import unigram_of
 from maskloom.quickstart.documentation import gather_documents, write_documents
 from maskloom.quickstart.tasks import QuickstartTasks, build_tasks
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
@@ -156,7 +157,7 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
     lines = [
         "",
         f"Pre-trained on {results['corpus']['num_tokens']:,} tokens of documentation. On held-out documents:",
-        f"  masked-LM loss    {metrics['mlm_loss']:.2f} nats per token (unigram {metrics['unigram_entropy']:.2f})",
+        f"  masked-LM loss    {metrics['mlm_loss']:.2f} nats per token (unigram {unigram_of(metrics):.2f})",
         f"  masked-LM accuracy {metrics['mlm_accuracy']:.1%}",
         f"  next sentence     {metrics['nsp_accuracy']:.1%} (constant answer {metrics['nsp_majority_fraction']:.1%})",
         "",

@@ -381,7 +381,7 @@ def describe_metrics(metrics: dict[str, float]) -> str:
     part = "" if row is None else row.part
     forms = {
         f"{part}_loss": f"{part.upper() if len(part) < 4 else part} loss {{:.3f}} nats",
-        "unigram_entropy": " (unigram {:.3f})",
+        "unigram_cross_entropy": " (unigram {:.3f})",
         f"{part}_accuracy": ", accuracy {:.3f}",
         f"{part}_perplexity": ", perplexity {:.1f}",
         "forward_perplexity": " (forward {:.1f}",

@@ -9,7 +9,7 @@ from typing import Any
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import amount
 from maskloom.metrics.answers import is_percent
-from maskloom.objectives.pretraining import PRETRAINING
+from maskloom.objectives.pretraining import PRETRAINING, unigram_of
 from maskloom.runs.display import aligned, lines_of
 from maskloom.tasks.kinds import KINDS
 
@@ -32,9 +32,8 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
             rows.append((name, form.format(before[key]), form.format(result[key])))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{name:<{widths[0]}}  {first:>{widths[1]}}  {last:>{widths[2]}}" for name, first, last in rows]
-    if "unigram_entropy" in result:
-        unigram = f"unigram: {result['unigram_entropy']:.3f} nats"
-        lines.append(f"{result['num_predictions']:,.0f} predicted pieces of held-out text; {unigram}")
+    if unigram := unigram_of(result):
+        lines.append(f"{result['num_predictions']:,.0f} predicted pieces of held-out text; unigram: {unigram:.3f} nats")
     return lines
 
 

@@ -71,7 +71,7 @@ def test_an_architecture_is_spelled_as_the_field_spells_it(architecture, spelled
 def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):
     metrics = {
         "loss": 3.2, "mlm_loss": 2.5, "mlm_accuracy": 0.5, "mlm_perplexity": 12.2, "nsp_loss": 0.7, "nsp_accuracy": 0.6,
-        "unigram_entropy": 4.0, "num_predictions": 900.0, "nsp_majority_fraction": 0.51,
+        "unigram_cross_entropy": 4.0, "num_predictions": 900.0, "nsp_majority_fraction": 0.51,
     }  # fmt: skip
     found = written(pretraining_card(PretrainRecipe(), metrics, None), tmp_path)
     assert found.data.metrics == ["accuracy", "perplexity"]
@@ -81,7 +81,7 @@ def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):
         ("accuracy", "nsp accuracy", 0.6),
         ("perplexity", "mlm perplexity", 12.2),
     ]
-    assert "| unigram_entropy | 4 |" in found.text  # a person may see it
+    assert "| unigram_cross_entropy | 4 |" in found.text  # a person may see it
 
 
 def test_the_names_of_scores_are_those_that_transformers_writes():

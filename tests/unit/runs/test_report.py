@@ -67,19 +67,23 @@ EVENTS = [
     {"event": "lost_events", "number": 3},
     {"event": "warning", "stage": "phase-1", "step": 2, "text": "<b>loss</b> jumped"},
     step(3, 7.0),
-    {"event": "evaluation", "stage": "phase-1", "step": 3, "metrics": {"mlm_loss": 7.25, "unigram_entropy": 7.5}},
+    {"event": "evaluation", "stage": "phase-1", "step": 3, "metrics": {"mlm_loss": 7.25, "unigram_cross_entropy": 7.5}},
     {"event": "finished", "stage": "phase-1", "step": 3, "seconds": 60.0},
     step(1, 6.0, "phase-2"),
 ]
 
 
-def test_a_run_that_is_not_finished_has_a_page(tmp_path):
+@pytest.mark.parametrize("name", ["unigram_cross_entropy", "unigram_entropy"])  # the name that early runs wrote
+def test_a_run_that_is_not_finished_has_a_page(name, tmp_path):
     run = write_run(tmp_path / "run", events=EVENTS)
+    log = run / "events.jsonl"
+    log.write_text(log.read_text().replace("unigram_cross_entropy", name))
     result = report([run], tmp_path / "page.html")
     assert result == {"page": str(tmp_path / "page.html"), "runs": {"run": "pretrain"}}
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "not finished: step 4" in text
     assert "7.25" in text
+    assert "word frequency" in text
     assert "&lt;b&gt;loss&lt;/b&gt; jumped" in text
     assert "no longer exists" in text
 

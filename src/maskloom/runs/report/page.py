@@ -11,7 +11,7 @@ from markupsafe import escape
 
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
 from maskloom.errors import ConfigError
-from maskloom.objectives.pretraining import PRETRAINING, row_of
+from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
 from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, page_template, visible
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_page
@@ -97,7 +97,7 @@ def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
     state = "finished" if run.result is not None else f"not finished: step {last:,}"
     if run.kind == "glue" and run.result is not None:
         state = f"finished, {len(run.result['tasks'])} tasks"
-    reference = found.get("unigram_entropy") if run.best is None else run.best["best"]["reference"]
+    reference = unigram_of(found) if run.best is None else run.best["best"]["reference"]
     spread = None if run.best is None else run.best["restarts"]
     return {
         "name": run.name,
@@ -170,7 +170,7 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     if not runs:
         return []
     metrics = scores(runs[0])
-    entropy = metrics.get("unigram_entropy")
+    entropy = unigram_of(metrics)
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
     row, pair = row_of(metrics) or PRETRAINING["masked_lm"], pair_task_of(metrics) or "nsp"
     part, (loss_name, targets) = row.part, row.names
