@@ -249,10 +249,15 @@ def test_a_finished_run_is_extended_by_the_command(run, single, tmp_path):
     recipe, files = single
     out = tmp_path / "run"
     finetune(recipe, **files, out=out)
-    options = [word for name, path in files.items() for word in (f"--{name}", path)]
-    said = run("finetune", *options, "--out", out, "--resume", "--epochs", 2)
+    said = run("finetune", "--out", out, "--resume", "--epochs", 2)  # the run knows its files and its model
     assert "extended: planned for 5 steps, 10 from step 5 on; the learning rate moves at once to that of a" in said
     assert len(losses(out)) == 10
+    assert f"{out} is complete" in run("finetune", "--out", out, "--resume", "--train", files["train"])
+    said = run("finetune", "--out", out, "--resume", "--dev", files["train"], code=3)
+    assert f"dev {files['train']} is not {files['dev']}, which was read at the start" in said
+    assert "give either --model" in run("finetune", "--out", tmp_path / "new", "--resume", code=2)
+    said = run("finetune", "--out", tmp_path / "new", "--resume", "--model", files["model"], code=2)
+    assert "give --train, a file of labelled examples" in said
 
 
 @pytest.mark.parametrize("num_removed", [0, 1, 2, 3])

@@ -71,6 +71,13 @@ def test_the_best_model_is_that_of_the_folder(finished, folder):
     assert not list((folder / "out" / "trials").glob("*/model"))
 
 
+def test_a_search_that_goes_on_knows_what_it_was_given(finished, folder):
+    done = CliRunner().invoke(app, ["search", "--resume", "--out", str(folder / "out"), "--json"])
+    assert done.exit_code == 0, done.output
+    again, (_, result) = json.loads(done.output.splitlines()[-1]), finished
+    assert [trial["settings"] for trial in again["trials"]] == [trial["settings"] for trial in result["trials"]]
+
+
 def test_a_shell_repeats_a_trial_to_the_last_digit(finished, folder, tmp_path):
     _, result = finished
     program = tmp_path / "maskloom"

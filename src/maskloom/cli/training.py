@@ -72,27 +72,43 @@ def pretrain(
     show(result, as_json, out, lines=pretraining_lines)
 
 
-def _start(model: Path | None, vocab: Path | None) -> tuple[Path, bool]:
-    """Return the folder that was given, and whether a new model begins; raises UsageError for none and for both."""
-    if (model is None) == (vocab is None):
-        raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")
-    return model or vocab or Path(), vocab is not None
+def _begin(
+    start: dict[str, Path | None],
+    recipe: Path | None,
+    changes: list[str] | None,
+    out: Path,
+    resume: bool,
+    flags: dict[str, Any],
+    reading: Any,
+) -> tuple[Any, dict[str, Path]]:
+    """Return the recipe, which describes a new model, of the usual size unless told, and no other, and the inputs.
 
-
-def _recipe_of(
-    is_new: bool, recipe: Path | None, changes: list[str] | None, out: Path, resume: bool, flags: dict[str, Any]
-) -> Any:
-    """Return the recipe, which describes a new model, of the usual size unless told, and no other."""
+    A run that goes on knows the inputs that `start` lacks. Raises UsageError for one that is told by neither, and for a
+    model beside a vocabulary.
+    """
     from maskloom.config import FinetuneRecipe
     from maskloom.models.model_config import ModelSection
+    from maskloom.runs.first_look import look_at_training_data
+    from maskloom.runs.run_folder import described
 
-    is_told = recipe is not None or any(given.startswith("model.") for given in changes or [])
-    if is_new and flags["size"] is None and not is_told and not continues(out, resume):
+    model, vocab, goes_on = start["model"], start.pop("vocab"), continues(out, resume)
+    known = described(out)["paths"] if goes_on else {}
+    given = {name: path for name, path in {**start, "model": model or vocab}.items() if path is not None}
+    inputs = {**{name: Path(path) for name, path in known.items()}, **given}
+    if "model" not in inputs or (model and vocab):
+        raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")
+    for name in ("train", "dev"):
+        if name not in inputs:
+            raise UsageError(f"give --{name}, a file of labelled examples")
+    is_told = recipe is not None or any(change.startswith("model.") for change in changes or [])
+    if vocab and flags["size"] is None and not is_told and not goes_on:
         flags["size"] = ModelSection().size
     chosen = chosen_recipe(FinetuneRecipe, recipe, changes or [], out, resume, flags=flags)
-    if (chosen.model is not None) != is_new:
+    if "model" in given and (chosen.model is not None) != (vocab is not None):
         raise UsageError("[model] and --vocab go together: a new model of those sizes is trained on that vocabulary")
-    return chosen
+    files = [] if goes_on else [inputs["train"], inputs["dev"]]
+    look_at_training_data(inputs["model"], files, chosen.task, reading, chosen)
+    return chosen, inputs
 
 
 StartModel = Annotated[Path | None, typer.Option(help="A model or run folder in Hugging Face layout to start from.")]
@@ -102,8 +118,14 @@ StartVocab = Annotated[
 SourceVocab = Annotated[
     Path | None, typer.Option(help="Read sources of seq2seq in a vocabulary of their own, with new embeddings.")
 ]
-starts = with_options("start", {"model": StartModel, "vocab": StartVocab}, _start)
-"""Adds --model and --vocab to a command, which gets the folder and whether a new model begins in `start`."""
+StartTrain = Annotated[
+    Path | None, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json (of a new run).")
+]
+StartDev = Annotated[
+    Path | None, typer.Option(help="Labelled examples to choose the best weights or trial by (of a new run).")
+]
+starts = with_options("start", {"model": StartModel, "vocab": StartVocab, "train": StartTrain, "dev": StartDev})
+"""Adds options for what training starts from to a command, which gets them by name in `start`."""
 
 
 @trains(
@@ -115,8 +137,6 @@ starts = with_options("start", {"model": StartModel, "vocab": StartVocab}, _star
 def finetune(
     *,
     start: Any,
-    train: Annotated[Path, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json.")],
-    dev: Annotated[Path, typer.Option(help="Labelled examples to choose the best weights by.")],
     out: Out,
     source_vocab: SourceVocab = None,
     flags: Any,
@@ -129,18 +149,15 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on labelled text and keep the weights that score best on dev."""
-    from maskloom.runs.first_look import look_at_training_data
-
-    source, is_new = start
-    chosen = _recipe_of(is_new, recipe, overrides, out, resume, flags)
-    look_at_training_data(source, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
+    chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
 
     with verification(verify, resume):
-        data, shown = LabelledFiles(train, dev, reading, metric, source_vocab), terminal_progress()
-        result = run(chosen, model=source, data=data, out=out, resume=resume, verify=verify, progress=shown)
+        data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
+        how = {"out": out, "resume": resume, "verify": verify, "progress": terminal_progress()}
+        result = run(chosen, model=paths["model"], data=data, **how)
     show(result, as_json, lines=finetuning_lines)
 
 
@@ -150,8 +167,6 @@ def finetune(
 def search(
     *,
     start: Any,
-    train: Annotated[Path, typer.Option(help="Labelled examples.")],
-    dev: Annotated[Path, typer.Option(help="Labelled examples to compare trials by.")],
     out: Out,
     source_vocab: SourceVocab = None,
     flags: Any,
@@ -169,19 +184,15 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune with many settings and rank them by their best dev score."""
-    from maskloom.runs.first_look import look_at_training_data
-
-    source, is_new = start
-    chosen = _recipe_of(is_new, recipe, overrides, out, resume, flags)
-    look_at_training_data(source, [] if continues(out, resume) else [train, dev], chosen.task, reading, chosen)
+    chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe is refused before it
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run
     from maskloom.runs.search_table import print_table, search_rows
 
-    data = LabelledFiles(train, dev, reading, metric, source_vocab)
-    tried = Trials(space_beside(grid, flags), method, trials)
-    result = run(chosen, model=source, data=data, out=out, trials=tried, resume=resume, progress=terminal_progress())
+    data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
+    tried = {"out": out, "trials": Trials(space_beside(grid, flags), method, trials), "resume": resume}
+    result = run(chosen, model=paths["model"], data=data, **tried, progress=terminal_progress())
     if as_json:
         print_json(result)
         return
