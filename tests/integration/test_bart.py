@@ -63,7 +63,7 @@ def test_it_learns_to_turn_words_round_and_transformers_writes_the_same(folder, 
     model = tmp_path / "run" / "model"
     assert json.loads((model / "maskloom.json").read_text(encoding="utf-8"))["settings"]["decoder_start"] == 2
     sources = [source for source, _ in PAIRS[:8]]
-    found = [answer["target"] for answer in Predictor.load(model).predict(sources)]
+    found = [answer["text"] for answer in Predictor.load(model).predict(sources)]
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     peer = transformers.BartForConditionalGeneration.from_pretrained(model).eval()
     inputs = tokenizer(sources, return_tensors="pt", padding=True)

@@ -57,7 +57,7 @@ def test_from_text_to_a_model_that_writes_as_transformers_does(folder, tmp_path,
     more = ("--learning-rate", "4e-3", "--steps", 120, "--batch-size", 16, "--metric", "exact_match", *given)
     run("finetune", "--task", "seq2seq", "--model", tmp_path / "run", *files, *more)
     sources = [row["source"] for row in rows]
-    found = [answer["target"] for answer in maskloom.load(tmp_path / "tuned").predict(sources)]
+    found = [answer["text"] for answer in maskloom.load(tmp_path / "tuned").predict(sources)]
     assert sum(answer == row["target"] for answer, row in zip(found, rows, strict=True)) > 4  # a constant answer has 1
     assert f"{found[2]}\n" in run("generate", "--model", tmp_path / "tuned", "--prompt", sources[2], "--beam", 1)
 

@@ -93,7 +93,7 @@ def test_a_run_resumes_and_its_model_is_fine_tuned(folder, tmp_path, objective, 
     data = ("--train", tmp_path / "train.jsonl", "--dev", tmp_path / "dev.jsonl", "--out", tmp_path / "tuned")
     tuning = ("--task", "seq2seq", "--steps", 5, "--set", "data.max_length=24", "--set", "seq2seq.max_target_length=8")
     invoke("finetune", "--model", tmp_path / "whole", *data, *tuning)
-    assert isinstance(maskloom.load(tmp_path / "tuned").predict(["the cat runs"])[0]["target"], str)
+    assert isinstance(maskloom.load(tmp_path / "tuned").predict(["the cat runs"])[0]["text"], str)
     card = (tmp_path / "whole" / "model" / "README.md").read_text()
     assert "with a decoder" in card
     assert "text2text-generation" in card

@@ -64,10 +64,10 @@ def test_words_are_turned_round(model, data, tmp_path, run):
     run("predict", "--model", out, "--input", data / "dev.src", "--output", tmp_path / "out.csv")
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [row["text"] for row in rows] == (data / "dev.src").read_text(encoding="utf-8").splitlines()
-    right = sum(row["target"].split() == row["text"].split()[::-1] for row in rows)
+    assert [row["source"] for row in rows] == (data / "dev.src").read_text(encoding="utf-8").splitlines()
+    right = sum(row["text"].split() == row["source"].split()[::-1] for row in rows)
     assert right == pytest.approx(0.6 * result["best"]["scores"]["exact_match"])
-    assert maskloom.load(out).predict(["one two three"]) == [{"target": "three two one"}]
+    assert maskloom.load(out).predict(["one two three"]) == [{"text": "three two one"}]
 
 
 def test_a_beam_finds_texts_of_higher_scores_than_the_greedy_search(model):
@@ -87,7 +87,7 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     assert run("generate", "--model", out, "--prompt", "one two three").split("\n")[-2] == "three two one"
     search = ("--beam", 4, "--num-best", 3, "--length-penalty", 0.6)
     said = json.loads(run("generate", "--model", out, "--prompt", "one two three", *search, "--json").splitlines()[-1])
-    assert said["text"] == "three two one"
+    assert (said["source"], said["text"]) == ("one two three", "three two one")
     assert said["finish"] == "end"
     assert len(said["others"]) == 2
     assert said["log_probability"] > max(other["log_probability"] for other in said["others"])
@@ -95,8 +95,8 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     said = run("generate", "--model", out, "--input", data / "dev.src", "--output", tmp_path / "out.jsonl", *page)
     assert "page.html" in said
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
-    predicted = maskloom.load(out).predict([row["prompt"] for row in rows])
-    assert [row["text"] for row in rows] == [one["target"] for one in predicted]
+    predicted = maskloom.load(out).predict([row["source"] for row in rows])
+    assert [row["text"] for row in rows] == [one["text"] for one in predicted]
     short = run("generate", "--model", out, "--prompt", "one two three", "--max-tokens", 2)  # searches all the same
     assert short.split("\n")[-2] == "three two"
     assert "num_best 5: give a beam" in run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
@@ -167,7 +167,7 @@ def test_several_targets_are_pairs_to_learn_from_and_references_to_score_against
     ]
     (tmp_path / "several.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     scores = json.loads(run("evaluate", "--model", out, "--data", tmp_path / "several.jsonl", "--json").splitlines()[0])
-    found = [one["target"] for one in maskloom.load(out).predict(["one two three", "four five", "six one"])]
+    found = [one["text"] for one in maskloom.load(out).predict(["one two three", "four five", "six one"])]
     assert found == ["three two one", "five four", "one six"]
     assert (scores["exact_match"], scores["rougeL"], scores["num_examples"]) == (100.0, 100.0, 3)
     assert scores["signatures"]["chrf"].startswith("nrefs:var|")

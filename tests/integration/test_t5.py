@@ -114,7 +114,7 @@ def test_trained_from_nothing_it_begins_and_ends_as_its_folder_says(tokenizer, t
     assert [content[key] for key in ("pad_token_id", "decoder_start_token_id", "eos_token_id")] == [
         ids["[PAD]"], ids["[PAD]"], ids["[SEP]"],
     ]  # fmt: skip
-    assert maskloom.load(tmp_path / "run").predict(["the cat"]) == [{"target": "sat on the mat"}]
+    assert maskloom.load(tmp_path / "run").predict(["the cat"]) == [{"text": "sat on the mat"}]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe"])

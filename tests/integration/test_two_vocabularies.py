@@ -84,10 +84,10 @@ def test_a_transformer_reads_one_vocabulary_and_writes_another(transformer, data
     scores = json.loads(run("evaluate", "--model", out, "--data", data / "dev.de", "--json").splitlines()[0])
     assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
     assert scores["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-6)
-    assert maskloom.load(out).predict(["fünf zwei eins"]) == [{"target": "one two five"}]
+    assert maskloom.load(out).predict(["fünf zwei eins"]) == [{"text": "one two five"}]
     assert run("generate", "--model", out, "--prompt", "fünf zwei eins").split("\n")[-2] == "one two five"
     run("export", out, "--out", tmp_path / "exported")
-    assert maskloom.load(tmp_path / "exported").predict(["fünf zwei eins"]) == [{"target": "one two five"}]
+    assert maskloom.load(tmp_path / "exported").predict(["fünf zwei eins"]) == [{"text": "one two five"}]
 
 
 def test_runs_are_repeated_resumed_and_go_on_with_both_vocabularies(transformer, data, tmp_path, run):
@@ -144,7 +144,7 @@ def test_a_bart_learns_to_translate_in_two_steps_of_which_the_first_changes_what
     config = json.loads((second / "model" / "config.json").read_text(encoding="utf-8"))
     assert (config["model_type"], config["source_layers"]) == ("maskloom_bart_sources", 1)
     assert config["source_vocab_size"] == len(Tokenizer.load(data / "de").vocabulary)
-    assert maskloom.load(second).predict(["fünf zwei eins"]) == [{"target": "one two five"}]
+    assert maskloom.load(second).predict(["fünf zwei eins"]) == [{"text": "one two five"}]
     scores = json.loads(run("evaluate", "--model", second, "--data", data / "dev.de", "--json").splitlines()[0])
     assert scores["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-6)
 
@@ -175,7 +175,7 @@ def test_the_documented_call_trains_a_new_model(data, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "API.md").read_text(encoding="utf-8")
     exec(page.partition("```python\n")[2].partition("```")[0], {"maskloom": maskloom})
-    assert "'target': " in capsys.readouterr().out
+    assert "'text': " in capsys.readouterr().out
     assert Tokenizer.load("runs/translation/model").vocabulary == Tokenizer.load(data / "de").vocabulary
     assert Tokenizer.load("runs/translation/model").of_targets.vocabulary == Tokenizer.load(data / "en").vocabulary
 

@@ -138,7 +138,7 @@ def test_a_published_folder_is_trained_on_and_says_there_what_it_says_here(folde
     result = maskloom.finetune(*files, recipe=recipe, progress=False, metric="exact_match", **how)
     assert result["best"]["scores"]["exact_match"] == 100
     said = maskloom.load(tmp_path / "run").predict([row["source"] for row in rows])
-    assert said == [{"target": row["target"]} for row in rows]
+    assert said == [{"text": row["target"]} for row in rows]
     there = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "run" / "model").eval()
     opened = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
     for row in rows:

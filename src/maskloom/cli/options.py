@@ -125,6 +125,30 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return with_options("reading", {name: _READING[name] for name in names}, reading, on_bad_rows="error")
 
 
+_GENERATION: dict[str, Any] = {
+    "max_tokens": Annotated[int | None, typer.Option(help="Most tokens to add; else 64, or as fine-tuned.")],
+    "temperature": Annotated[
+        float | None, typer.Option(help="Draw; below 1 likelier tokens come more often; 0 takes the likeliest.")
+    ],
+    "top_k": Annotated[int | None, typer.Option(help="Draw among this many of the likeliest tokens.")],
+    "top_p": Annotated[
+        float | None, typer.Option(help="Draw among the fewest tokens that have this probability together.")
+    ],
+    "beam": Annotated[int | None, typer.Option(help="Search with this many candidates instead of drawing.")],
+    "length_penalty": Annotated[
+        float | None, typer.Option(help="Of a search: scores are divided by ((5 + length) / 6) to this power.")
+    ],
+    "num_best": Annotated[int | None, typer.Option(help="Texts of a search to show, best first.")],
+    "min_tokens": Annotated[int | None, typer.Option(help="Tokens that a text has at least.")],
+    "no_repeat_ngram": Annotated[int | None, typer.Option(help="Repeat no run of so many tokens; 0 allows all.")],
+    "seed": Annotated[int | None, typer.Option(help="Seed of the draws.")],
+}
+draws = with_options(
+    "given", _GENERATION, lambda **given: {name: value for name, value in given.items() if value is not None}
+)
+"""Adds the options of generation to a command, which gets those that were given by name in its parameter `given`."""
+
+
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
     from maskloom.system.foreign_files import check_model_name
 

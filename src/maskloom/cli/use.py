@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, reads, show, takes_models
+from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, draws, reads, show, takes_models
 from maskloom.rows import PoolingMode
 from maskloom.runs.display import terminal_progress
 
@@ -226,6 +226,7 @@ def tune(
 
 
 @reads("text_column", "on_bad_rows")
+@draws
 def generate(
     model: Model,
     *,
@@ -238,23 +239,8 @@ def generate(
         Path | None,
         typer.Option(help="Page to write, .html: how the first texts are made (attention, search, masks, positions)."),
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to add; else 64, or as fine-tuned.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Draw; below 1 likelier tokens come more often; 0 takes the likeliest.")
-    ] = None,
-    top_k: Annotated[int | None, typer.Option(help="Draw among this many of the likeliest tokens.")] = None,
-    top_p: Annotated[
-        float | None, typer.Option(help="Draw among the fewest tokens that have this probability together.")
-    ] = None,
-    beam: Annotated[int | None, typer.Option(help="Search with this many candidates instead of drawing.")] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="Of a search: scores are divided by ((5 + length) / 6) to this power.")
-    ] = None,
-    num_best: Annotated[int | None, typer.Option(help="Texts of a search to show, best first.")] = None,
-    min_tokens: Annotated[int | None, typer.Option(help="Tokens that a text has at least.")] = None,
-    no_repeat_ngram: Annotated[int | None, typer.Option(help="Repeat no run of so many tokens; 0 allows all.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts at once.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the draws.")] = None,
+    given: Any,
     reading: Any,
     device: Device = None,
     as_json: AsJson = False,
@@ -266,26 +252,23 @@ def generate(
     _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading, report)
     from maskloom.inference import Predictor  # heavy: wrong data is refused before it
     from maskloom.runs.predict import generate as run
+    from maskloom.runs.task_summaries import generated_lines
 
-    given = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p, "beam": beam}
-    given |= {"seed": seed, "length_penalty": length_penalty, "num_best": num_best, "min_tokens": min_tokens}
-    given |= {"no_repeat_ngram": no_repeat_ngram}
-    given = {name: value for name, value in given.items() if value is not None}
-    written, page, texts = {}, {}, []
+    written, page, found = {}, {}, dict[str, Any]()
     if input_file is not None and output is not None:
         shown = terminal_progress()
         written = run(model, input_file, output, given, reading=reading, batch_size=batch_size, progress=shown)
     if report is not None:
         from maskloom.runs.report.generation import generation_report
 
-        page, texts = generation_report(model, input_file or [prompt or ""], report, given, reading=reading)
-    if input_file is not None:
+        page, (found, *_) = generation_report(model, input_file or [prompt or ""], report, given, reading=reading)
+    elif input_file is None:
+        predictor = Predictor.load(model, batch_size=batch_size)
+        found = {predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}
+    if input_file is None:
+        show({**found, **page}, as_json, lines=generated_lines)
+    else:
         show({**written, **page}, as_json, beside=output)
-        return
-    (found,) = texts or Predictor.load(model, batch_size=batch_size).generate([prompt or ""], **given)
-    lines = [found["text"], *(other["text"] for other in found.get("others", []))]
-    lines += [f"page: {report}"] if report else []
-    show({"prompt": prompt, **found, **page}, as_json, lines=lambda _: lines)
 
 
 @reads("text_column", "on_bad_rows")

@@ -345,6 +345,11 @@ class Predictor(TaskModel):
         return found
 
     @property
+    def input_name(self) -> str:
+        """What a text that is written from or continued is called: "source" where there is a decoder, or "prompt"."""
+        return "prompt" if self.writer is None else "source"
+
+    @property
     def writer(self) -> SequenceToSequence | None:
         """How a model with a decoder writes, or None."""
         objective = self.task.objective if self.task else None

@@ -36,7 +36,7 @@ class Prediction(TypedDict):
     - tags: `words`, `tags`, and `entities`, or, for tags of single words, `spans` and `tag_probabilities`
     - answers: `answer` ("" for none), `probability`, `start`, `end`, `candidates`, and `null_odds` where a question may
       have no answer
-    - a text from a text: `target`
+    - a text from a source: `text`
     - multiple choice: `choice` (from 0), `choice_text`, `probabilities` by number
     """
 
@@ -44,7 +44,7 @@ class Prediction(TypedDict):
     labels: list[str]
     probabilities: dict[str, float]
     score: float
-    target: str
+    text: str
     words: list[str]
     tags: list[str]
     entities: list[Entity]

@@ -229,7 +229,7 @@ def generate(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write a .jsonl with a row for each prompt: `index`, `line`, `prompt`, and what `GeneratedText` has.
+    """Write a .jsonl with a row for each prompt: `index`, `line`, `prompt` or `source`, and what `GeneratedText` has.
 
     Those of `Generation` that are given change the model's own. The output takes its name when it is complete. Raises
     ConfigError or DataError for a model that continues nothing, a wrong file, and a prompt, by its line, that is empty
@@ -245,7 +245,7 @@ def generate(
         return found
 
     load = partial(Predictor.load, model, batch_size=batch_size)
-    written = _write_texts(load, (Path(input), Path(output)), ("prompt", "generating"), continued, reading, progress)
+    written = _write_texts(load, (Path(input), Path(output)), "generating", continued, reading, progress)
     return {**written, "num_tokens": num_tokens}
 
 
@@ -269,22 +269,22 @@ def fill_spans(
         return predictor.span_filler.fill(texts, names, settings, first)
 
     load = partial(Predictor.load, model, batch_size=batch_size)
-    return _write_texts(load, (Path(input), Path(output)), ("source", "filling"), filled, reading, progress)
+    return _write_texts(load, (Path(input), Path(output)), "filling", filled, reading, progress)
 
 
 def _write_texts(
     load: Callable[[], Predictor],
     places: tuple[Path, Path],
-    words: tuple[str, str],
+    doing: str,
     made_by: Callable[[Predictor, list[str], list[str], int], Sequence[Any]],
     reading: ReadingOptions | None,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Write a row for each text of a file: `index`, `line`, the text by the first of `words`, and what is made of it.
+    """Write a row for each text of a file: `index`, `line`, its `source` or `prompt`, and what is made of it.
 
     `made_by` gets texts, their names in messages, and the number of the first.
     """
-    (source, target), (key, doing), progress = places, words, progress or Progress()
+    (source, target), progress = places, progress or Progress()
     check_place(source, target)
     output_suffix(target, (".jsonl",))
     predictor = load()
@@ -297,7 +297,7 @@ def _write_texts(
             names = [f"{source}, line {example.line}" for example in window]
             made = made_by(predictor, [example.text for example in window], names, index)
             for example, found in zip(window, made, strict=True):
-                row = {"index": index, "line": example.line, key: example.text, **found}
+                row = {"index": index, "line": example.line, predictor.input_name: example.text, **found}
                 print(json.dumps(row, ensure_ascii=False), file=file)
                 index += 1
     return {"output": str(target), "num_texts": index, "data": rows.report.as_dict()}

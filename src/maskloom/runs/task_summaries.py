@@ -91,6 +91,12 @@ def written_lines(result: dict[str, Any]) -> list[str]:
     return aligned([("written", f"{result['output']}: {what}"), ("read", examples_text({**result["data"], **account}))])
 
 
+def generated_lines(result: dict[str, Any]) -> list[str]:
+    """Return a text that was generated and the next best, and the name of a page about it."""
+    texts = [result["text"], *(other["text"] for other in result.get("others", []))]
+    return [*texts, *([f"page: {result['page']}"] if "page" in result else [])]
+
+
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what was fitted and how each score moved; a score that stood still shows one number."""
     rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are on this file; evaluate on another")]

@@ -26,7 +26,7 @@ def judge_first_value(example: Any, prediction: dict[str, Any], target: Any, lab
 
 def judge_text(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
     """Judge a text by whether it is one of the targets."""
-    answer = prediction["target"]
+    answer = prediction["text"]
     return Verdict(" | ".join(target), answer, float(answer not in target))
 
 

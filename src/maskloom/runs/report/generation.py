@@ -60,8 +60,8 @@ def generation_report(
     given: Mapping[str, Any],
     *,
     reading: ReadingOptions | None = None,
-) -> tuple[dict[str, Any], list[GeneratedText]]:
-    """Write a page about what a model makes of texts, or of the first ones of a file; return what it is and these.
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Write a page about what a model makes of texts, or of the first ones of a file; return it and them as rows.
 
     Those of `Generation` that are given change the model's own. The page shows attention, the steps of the search or
     the draws, masks, positions and the blocks of the model, and loads nothing. Raises ConfigError for a page that
@@ -105,7 +105,8 @@ def generation_report(
     )
     with output_file(target, "w") as file:
         file.write(content)
-    return {"page": str(target), "num_shown": len(shown)}, shown
+    written = [{predictor.input_name: text, **result} for text, result in zip(texts, shown, strict=True)]
+    return {"page": str(target), "num_shown": len(shown)}, written
 
 
 def _how(settings: Generation) -> str:

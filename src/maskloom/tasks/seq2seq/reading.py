@@ -21,6 +21,14 @@ _SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue")
 _TARGETS = ("target", "tgt", "summary", "translation", "output")
 
 
+class Source(Example):
+    """A text to write another one from."""
+
+    def as_row(self) -> dict[str, str]:
+        """Return the text by the name that it has beside what is written from it."""
+        return {"source": self.text}
+
+
 def iterate_sources(
     path: str | Path,
     options: ReadingOptions | None = None,
@@ -28,7 +36,7 @@ def iterate_sources(
     *,
     needs_label: bool = True,
     report: ReadingReport | None = None,
-) -> Iterator[Example]:
+) -> Iterator[Source]:
     """Yield sources as texts with targets as labels, in the order of the file.
 
     CSV, TSV and JSONL have a column of either, by the options or the usual names. In JSONL a source may be a list of
@@ -44,7 +52,8 @@ def iterate_sources(
         if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
         named = _with_usual_names(path, options, needs_label=needs_label)
-        yield from iterate_examples(path, "seq2seq", named, needs_label=needs_label, report=report)
+        examples = iterate_examples(path, "seq2seq", named, needs_label=needs_label, report=report)
+        yield from (Source(**vars(example)) for example in examples)
         return
     suffix = options.target_suffix
     if suffix is None and settings:
@@ -109,8 +118,8 @@ def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
         yield Row([source[1], target[1]], number)
 
 
-def _example(row: Row) -> Example:
+def _example(row: Row) -> Source:
     source, *target = (str(part) for part in row.fields)
     for what, text in (("source", source), *(("target", text) for text in target)):
         row_text(text, f"the {what}", empty=f"empty {what}")
-    return Example(text=source, pair=None, label=target[0].strip() if target else None, line=row.line)
+    return Source(text=source, pair=None, label=target[0].strip() if target else None, line=row.line)

@@ -49,7 +49,7 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
         objective=SequenceToSequence(settings.label_smoothing, generation),
         encode=partial(_encode, settings),
         decide=_texts,
-        decode=lambda encoded, outputs: [{"target": text} for text in _texts(encoded, outputs)],
+        decode=lambda encoded, outputs: [{"text": text} for text in _texts(encoded, outputs)],
         metric=metric,
         targets=attrgetter("texts"),
         settings=settings,
