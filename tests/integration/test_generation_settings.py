@@ -86,7 +86,7 @@ def test_the_next_best_are_told_with_the_scores_that_rank_them(model, run, tmp_p
         orders.add(tuple(text["text"] for text in texts))
     assert len(orders) == 2
     said = run("generate", "--model", model, "--prompt", TEXT, "--beam", 6, "--num-best", 6, "--length-penalty", 2)
-    assert said.splitlines()[-6:] == [text["text"] for text in texts]
+    assert said.splitlines()[-7:-1] == [f"{text['score']:.3f}  {text['text']}" for text in texts]
     assert "score" not in maskloom.load(model).generate([TEXT], temperature=0.0)[0]
 
 

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -56,6 +57,7 @@ def test_words_are_turned_round(model, data, tmp_path, run):
     scores = json.loads(said.splitlines()[0])
     assert scores["exact_match"] == result["best"]["scores"]["exact_match"]
     assert scores["metric"] == "bleu"
+    assert "sacrebleu's bleu  nrefs:1|case:mixed|" in run("evaluate", "--model", out, "--data", data / "dev.src")
     assert 90 < scores["rouge2"] <= scores["rougeL"] <= scores["rouge1"] <= 100
     stored = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["best"]["signatures"]
     assert scores["signatures"] == stored == result["best"]["signatures"]
@@ -84,8 +86,14 @@ def test_a_beam_finds_texts_of_higher_scores_than_the_greedy_search(model):
 
 def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, run):
     out, _ = model
-    assert run("generate", "--model", out, "--prompt", "one two three").split("\n")[-2] == "three two one"
+    text, account = run("generate", "--model", out, "--prompt", "one two three").split("\n")[-3:-1]
+    assert text == "three two one"
+    assert re.fullmatch(r"score -\d\.\d{3}, log-probability -\d\.\d{3}, ended by the model", account)
     search = ("--beam", 4, "--num-best", 3, "--length-penalty", 0.6)
+    lines = run("generate", "--model", out, "--prompt", "one two three", *search).split("\n")[-5:-2]
+    scores = [float(line.split("  ")[0]) for line in lines]
+    assert scores == sorted(scores, reverse=True)
+    assert lines[0].endswith("  three two one")
     said = json.loads(run("generate", "--model", out, "--prompt", "one two three", *search, "--json").splitlines()[-1])
     assert (said["source"], said["text"]) == ("one two three", "three two one")
     assert said["finish"] == "end"
@@ -98,7 +106,8 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     predicted = maskloom.load(out).predict([row["source"] for row in rows])
     assert [row["text"] for row in rows] == [one["text"] for one in predicted]
     short = run("generate", "--model", out, "--prompt", "one two three", "--max-tokens", 2)  # searches all the same
-    assert short.split("\n")[-2] == "three two"
+    assert short.split("\n")[-3] == "three two"
+    assert short.endswith(", cut at the limit of tokens\n")
     assert "num_best 5: give a beam" in run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
     assert "'' has no token" in run("generate", "--model", out, "--prompt", "", code=3)
     longest = " ".join(["one"] * 1100)
@@ -108,7 +117,7 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
 def test_a_page_shows_how_texts_are_written(model, data, tmp_path, run):
     (out, _), page = model, tmp_path / "page.html"
     said = run("generate", "--model", out, "--prompt", "one two three", "--report", page)
-    assert said.splitlines()[-2:] == ["three two one", f"page: {page}"]
+    assert said.splitlines()[-3:-1] == ["three two one", f"page: {page}"]
     assert "<h3>Cross-attention: what the decoder reads" in page.read_text(encoding="utf-8")
     said = json.loads(run("generate", "--model", out, "--input", data / "dev.src", "--report", page, "--json"))
     assert said == {"page": str(page), "num_shown": 3}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import numpy as np
 import pytest
@@ -56,7 +57,11 @@ def filling(tokenizer, tmp_path_factory):
 
 def test_blanks_are_filled(filling, tmp_path, run):
     text, filled = "Thank you <X> me to <Y> week!", "Thank you cat sat me to mat week!"
-    assert run("fill-spans", "--model", filling, text).splitlines()[-1] == filled
+    said = run("fill-spans", "--model", filling, text).splitlines()
+    assert said[-2] == filled
+    assert re.fullmatch(r"log-probability -\d\.\d{3}, ended by the model", said[-1])
+    said = run("fill-spans", "--model", filling, text, "--max-tokens", 1).splitlines()
+    assert said[-1].endswith(", cut at the limit of tokens; nothing for blank 1, blank 2")
     found = json.loads(run("fill-spans", "--model", filling, text, "--beam", "3", "--json").splitlines()[-1])
     assert found.pop("log_probability") == pytest.approx(0.0, abs=2.0)
     assert found == {"source": text, "text": filled, "fillings": ["cat sat", "mat"], "finish": "end"}

@@ -214,11 +214,12 @@ def show(
     *,
     lines: Callable[[Any], list[str]] = lines_of,
     beside: Path | None = None,
+    account: Callable[[Any], str] | None = None,
 ) -> None:
     """Print a result as one JSON value or for a person: as `lines` words it, by default every key of it.
 
     Of several processes that train together the first one prints. A result that stands `beside` rows that were written
-    to standard output goes to standard error.
+    to standard output goes to standard error, and so does what a person gets as an `account` of the lines.
     """
     if not is_first_process():
         return
@@ -227,6 +228,8 @@ def show(
         print_json(result, err=to_stderr)
         return
     say(*lines(result), err=to_stderr)
+    if account is not None:
+        say(account(result), err=True)
     if out is not None:
         say(f"written to {out}")
 

@@ -252,7 +252,7 @@ def generate(
     _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading, report)
     from maskloom.inference import Predictor  # heavy: wrong data is refused before it
     from maskloom.runs.predict import generate as run
-    from maskloom.runs.task_summaries import generated_lines
+    from maskloom.runs.task_summaries import generated_lines, generation_line
 
     written, page, found = {}, {}, dict[str, Any]()
     if input_file is not None and output is not None:
@@ -266,7 +266,7 @@ def generate(
         predictor = Predictor.load(model, batch_size=batch_size)
         found = {predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}
     if input_file is None:
-        show({**found, **page}, as_json, lines=generated_lines)
+        show({**found, **page}, as_json, lines=generated_lines, account=generation_line)
     else:
         show({**written, **page}, as_json, beside=output)
 
@@ -294,6 +294,7 @@ def fill_spans(
     from maskloom.generation.search import Generation  # heavy: wrong data is refused before it
     from maskloom.inference import Predictor
     from maskloom.runs.predict import fill_spans as run
+    from maskloom.runs.task_summaries import generated_lines, generation_line
 
     how = Generation(max_tokens, 1.0 if beam is not None and temperature == 0.0 else temperature, beam=beam, seed=seed)
     if input_file is not None and output is not None:
@@ -302,7 +303,7 @@ def fill_spans(
         show(result, as_json, beside=output)
         return
     (found,) = Predictor.load(model, batch_size=batch_size).fill_spans([text or ""], how)
-    show({"source": text, **found}, as_json, lines=lambda result: [result["text"]])
+    show({"source": text, **found}, as_json, lines=generated_lines, account=generation_line)
 
 
 def _check_one_or_file(

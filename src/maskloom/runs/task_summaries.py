@@ -72,6 +72,7 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
     rows = _score_rows(result["metric"], {name: result[name] for name in names}, result["reference"])
     if result["degenerate"]:
         rows.append(("degenerate", result["degenerate"]))
+    rows += [(f"sacrebleu's {name}", signature) for name, signature in result.get("signatures", {}).items()]
     return aligned([*rows, ("examples", examples_text(result["data"]))])
 
 
@@ -92,9 +93,19 @@ def written_lines(result: dict[str, Any]) -> list[str]:
 
 
 def generated_lines(result: dict[str, Any]) -> list[str]:
-    """Return a text that was generated and the next best, and the name of a page about it."""
-    texts = [result["text"], *(other["text"] for other in result.get("others", []))]
-    return [*texts, *([f"page: {result['page']}"] if "page" in result else [])]
+    """Return a text that was generated, or several of a search by score, and the name of a page about it."""
+    texts = [result, *result.get("others", [])]
+    lines = [f"{one['score']:.3f}  {one['text']}" for one in texts] if len(texts) > 1 else [result["text"]]
+    return [*lines, *([f"page: {result['page']}"] if "page" in result else [])]
+
+
+def generation_line(result: dict[str, Any]) -> str:
+    """Return how likely a text that was generated or filled is, what ended it, and which blanks got nothing."""
+    told = [f"score {result['score']:.3f}"] if "score" in result else []
+    told.append(f"log-probability {result['log_probability']:.3f}")
+    told.append("ended by the model" if result["finish"] == "end" else "cut at the limit of tokens")
+    empty = [f"blank {at}" for at, filling in enumerate(result.get("fillings", []), start=1) if not filling]
+    return ", ".join(told) + (f"; nothing for {', '.join(empty)}" if empty else "")
 
 
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
