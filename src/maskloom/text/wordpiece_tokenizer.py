@@ -77,14 +77,14 @@ class WordPieceTokenizer(Tokenizer):
         return ([whole[word]] if word in whole else [piece.id for piece in cut(word)] for word in words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Glue `##` pieces to what stands before, and put a space between words."""
+        """Glue `##` pieces to what stands before, if anything does, and put a space between words."""
         special_ids = self.vocabulary.special_ids
         text = ""
         for index in ids:
             if skip_special_tokens and index in special_ids:
                 continue
             token = self.vocabulary.tokens[index]
-            if text and self.vocabulary.is_continuation[index]:
+            if self.vocabulary.is_continuation[index]:
                 text += token[len(CONTINUATION_PREFIX) :]
             else:
                 text += f" {token}" if text else token
