@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +28,10 @@ ExperimentName = Literal[
 ]
 
 _SEEDS, _MINUTES = 3, 60.0
+_training_option: Any = partial(
+    typer.Option, rich_help_panel="Not of figure1, transformer-table1, rnn-gradients and rnn-attention"
+)
+_budget_option: Any = partial(typer.Option, rich_help_panel="Of budget")
 _NOT_OF_RANDOM_WEIGHTS = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
 
 
@@ -36,26 +41,28 @@ def reproduce(
     *,
     scale: Annotated[
         Literal["tiny", "one-gpu", "paper"],
-        typer.Option(help="Two cores and minutes, one GPU, or the paper's."),
+        _training_option(help="Two cores and minutes, one GPU, or the paper's."),
     ] = "tiny",
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Runs of everything, each with its own seed.")] = _SEEDS,
+    seeds: Annotated[
+        int, _training_option(min=1, max=100, help="Runs of everything, each with its own seed.")
+    ] = _SEEDS,
     corpus: Annotated[
-        Path | None, typer.Option(help="A corpus folder; by default the documentation on this machine.")
+        Path | None, _training_option(help="A corpus folder; by default the documentation on this machine.")
     ] = None,
-    tasks: Annotated[Path | None, typer.Option(help="Labelled data: GLUE's folders, squad/, conll2003/.")] = None,
+    tasks: Annotated[Path | None, _training_option(help="Labelled data: GLUE's folders, squad/, conll2003/.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a key of every recipe: pretrain.training.steps=100, finetune.KEY=VALUE."),
+        _training_option("--set", help="A key of every recipe: pretrain.training.steps=100, finetune.KEY=VALUE."),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.01, help="Of budget: what each recipe has for pre-training; by default 60.")
+        float | None, _budget_option(min=0.01, help="What each recipe has for pre-training; by default 60.")
     ] = None,
     beside: Annotated[
-        list[str] | None, typer.Option(help="Of budget: NAME=FOLDER, a model of the same vocabulary made elsewhere.")
+        list[str] | None, _budget_option(help="NAME=FOLDER, a model of the same vocabulary made elsewhere.")
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(min=1, max=256, help="Runs at once, by one thread each. At tiny one a core, else one."),
+        _training_option(min=1, max=256, help="Runs at once, by one thread each. At tiny one a core, else one."),
     ] = None,
     device: Device = None,
     as_json: AsJson = False,
@@ -99,8 +106,8 @@ def _pages() -> dict[str, Callable[[Path], dict[str, Any]]]:
     return {
         "figure1": figure_1,
         "transformer-table1": transformer_table_1,
-        "rnn-gradients": rnn_gradients,
-        "rnn-attention": rnn_attention,
+        "rnn-gradients": partial(rnn_gradients, progress=terminal_progress()),
+        "rnn-attention": partial(rnn_attention, progress=terminal_progress()),
     }
 
 

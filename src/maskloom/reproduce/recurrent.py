@@ -20,8 +20,10 @@ from maskloom.models.recurrent import RecurrentDecoder
 from maskloom.models.recurrent_config import GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.reproduce.results import folder_for, write_page
 from maskloom.runs.charts import Line, heat_map, line_chart
+from maskloom.runs.display import Progress
 from maskloom.runs.report.page import NUM_COLOURS, Chart
 
+_SILENT = Progress()
 _UNITS, _STEPS_BACK, _RATE, _BATCH = 32, 50, 3e-3, 32
 _BEGIN, _END, _DIGITS = 10, 11, 10
 _MOST_TRAINED = 20  # digits of a text to write backwards; longer ones are new in their length too
@@ -78,16 +80,18 @@ def _trained(
     is_done: Callable[[], bool] = lambda: False,
     *,
     last_rate: float = 1.0,
+    progress: Progress = _SILENT,
 ) -> None:
     """Train at a rate that ends at `last_rate` of what it begins with."""
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last_rate, max(1, num_steps))
-    for _ in range(num_steps):
+    for step in range(1, num_steps + 1):
         optimizer.zero_grad()
         next(losses).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        progress.advance(step)
         if is_done():
             return
 
@@ -129,7 +133,11 @@ def gate_shares(model: EncoderWithHeads, length: int) -> dict[str, dict[float, f
 
 
 def rnn_gradients(
-    out: str | Path, *, lengths: Sequence[int] = (5, 10, 20, 50, 100, 200), num_steps: int = 400
+    out: str | Path,
+    *,
+    lengths: Sequence[int] = (5, 10, 20, 50, 100, 200),
+    num_steps: int = 400,
+    progress: Progress = _SILENT,
 ) -> dict[str, Any]:
     """Measure what is left of gradients over time, and which networks remember a first token; write a page."""
     folder = folder_for(out)
@@ -144,10 +152,15 @@ def rnn_gradients(
     sizes |= {"causal": True, "hidden_dropout_prob": 0.0}
     accuracies, gates = dict[str, dict[int, float]](), dict[str, dict[str, dict[float, float]]]()
     for name, make in _MEMORIES.items():
-        found = {length: first_token_network(make(**sizes), length, num_steps=num_steps) for length in lengths}
+        found = dict[int, tuple[EncoderWithHeads, float]]()
+        progress.begin(f"{name}: first tokens of {len(lengths)} lengths", len(lengths))
+        for length in lengths:
+            found[length] = first_token_network(make(**sizes), length, num_steps=num_steps)
+            progress.advance(len(found))
         accuracies[name] = {length: accuracy for length, (_, accuracy) in found.items()}
         if name.startswith("LSTM"):
             gates[name] = gate_shares(found[lengths[-1]][0], lengths[-1])
+    progress.end()
     by_kind = {kind: {name: norms[name] for name in norms if name.startswith(kind)} for kind in kinds}
     charts = [
         Chart(
@@ -178,7 +191,7 @@ def rnn_gradients(
 
 
 def reversal_accuracy(
-    attention: Reader, lengths: Sequence[int], *, num_steps: int
+    attention: Reader, lengths: Sequence[int], *, num_steps: int, progress: Progress = _SILENT
 ) -> tuple[dict[int, float], list[list[float]] | None]:
     """Train an LSTM to write digits backwards; return exact matches by length, and what one target reads."""
     config = LstmConfig(
@@ -210,7 +223,9 @@ def reversal_accuracy(
             read, labels, target = written(digits)
             yield head.loss_sum(head(read, target, hidden, source), labels) / len(labels)
 
-    _trained(model, losses(), num_steps, last_rate=0.05)
+    progress.begin(f"digits backwards, attention: {attention}", num_steps)
+    _trained(model, losses(), num_steps, last_rate=0.05, progress=progress)
+    progress.end()
     with torch.no_grad():
         accuracies = {}
         for length in lengths:
@@ -237,11 +252,16 @@ def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
 
 
 def rnn_attention(
-    out: str | Path, *, lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40), num_steps: int = 3000
+    out: str | Path,
+    *,
+    lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40),
+    num_steps: int = 3000,
+    progress: Progress = _SILENT,
 ) -> dict[str, Any]:
     """Compare an LSTM that crams digits into one vector with those that attend to them; write a page."""
     folder = folder_for(out)
-    found = {name: reversal_accuracy(reader, lengths, num_steps=num_steps) for name, reader in _READERS.items()}
+    how = {"num_steps": num_steps, "progress": progress}
+    found = {name: reversal_accuracy(reader, lengths, **how) for name, reader in _READERS.items()}
     accuracies = {name: row for name, (row, _) in found.items()}
     charts = [Chart("digits written backwards without a fault", _lines(accuracies, "digits", "exact", share=True))]
     maps = {name: weights for name, (_, weights) in found.items() if weights is not None}

@@ -50,6 +50,16 @@ def test_no_name_of_an_option_is_cut_on_a_narrow_screen(name: str, monkeypatch) 
     assert {name for name in names if name.startswith("-")} <= set(shown)
 
 
+def test_reproduce_says_which_options_an_experiment_does_not_take(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(app, ["reproduce", "--help"]).output
+    refused = shown.partition(" Not of figure1, transformer-table1, rnn-gradients and rnn-attention ")[2]
+    assert [
+        name for name in ("--corpus", "--tasks", "--set", "--jobs", "--scale", "--seeds") if name not in refused
+    ] == []
+    assert [name for name in ("--out", "--device", "--json") if name in refused] == []
+
+
 ORDER = (
     "--model", "--ensemble", "--train", "--dev", "--data", "--input", "--out", "--output", "--task", "--epochs",
     "--batch-size", "--seed", "--restarts", "--recipe", "--grid", "--metric", "--text-column", "--format",

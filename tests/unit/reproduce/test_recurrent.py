@@ -17,6 +17,22 @@ from maskloom.reproduce.recurrent import (
     rnn_attention,
     rnn_gradients,
 )
+from maskloom.runs.display import Progress
+
+READERS = ("none", "dot", "scaled_dot", "mlp", "bilinear")
+
+
+class StageRecorder(Progress):
+    """Keeps what is shown of stages."""
+
+    def __init__(self):
+        self.seen = []
+
+    def begin(self, what, total, done=0):
+        self.what = what
+
+    def advance(self, done, **figures):
+        self.seen.append((self.what, done))
 
 
 @pytest.mark.parametrize("radius", [0.5, 1.0, 1.5])
@@ -67,7 +83,9 @@ def test_the_share_on_the_antidiagonal_counts_a_place_on_either_side():
 
 
 def test_both_write_numbers_and_a_page(tmp_path):
-    result = rnn_gradients(tmp_path, lengths=(2,), num_steps=1)
+    progress = StageRecorder()
+    result = rnn_gradients(tmp_path, lengths=(2,), num_steps=1, progress=progress)
+    assert [at for _, at in progress.seen] == [1] * 6
     found = json.loads((tmp_path / "rnn-gradients.json").read_text())
     assert found["slopes"]["linear, 1.5"] == pytest.approx(math.log10(1.5))
     assert set(found["accuracies"]) == {
@@ -75,7 +93,9 @@ def test_both_write_numbers_and_a_page(tmp_path):
     }  # fmt: skip
     assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 6
     assert result["lines"][-1].endswith("rnn-gradients.html")
-    rnn_attention(tmp_path, lengths=(2,), num_steps=1)
+    progress = StageRecorder()
+    rnn_attention(tmp_path, lengths=(2,), num_steps=3, progress=progress)
+    assert progress.seen == [(f"digits backwards, attention: {name}", at) for name in READERS for at in (1, 2, 3)]
     assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 5
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
