@@ -213,7 +213,9 @@ class ModelConfig(BaseModel):
         key = (names or {}).get(key, key)
         reason = reason_of(problem)
         if problem["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0.5)
+            akin = [kind for kind in cls.mro()[1].__subclasses__() if key in kind.model_fields]
+            near = difflib.get_close_matches(key, cls.model_fields, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
+            hint = f"it is of {' and '.join(kind.__name__ for kind in akin)}" if akin else hint
             return f"unknown model key {key!r:.200}; {hint}"
         return f"{key} = {problem['input']!r:.200}: {reason}" if key else reason

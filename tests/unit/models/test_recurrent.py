@@ -120,7 +120,9 @@ def test_every_key_changes_what_is_computed():
         ("lstm", {"hidden_act": "relu"}, "hidden_act: a recurrent network has no feed-forward blocks"),
         ("gru", {"intermediate_size": 3, "layer_norm_eps": 0.5}, "layer_norm_eps, intermediate_size: a recurrent"),
         ("rnn", {"pooling": "first"}, "pooling = 'first'"),
-        ("rnn", {"forget_bias": 1.0}, "unknown model key 'forget_bias'"),
+        ("rnn", {"forget_bias": 1.0}, "unknown model key 'forget_bias'; it is of LstmConfig and GruConfig"),
+        ("lstm", {"nonlinearity": "sigmoid"}, "unknown model key 'nonlinearity'; it is of RnnConfig"),
+        ("lstm", {"nonlineary": "tanh"}, "unknown model key 'nonlineary'; known: attention_energy, "),
     ],
 )
 def test_wrong_keys_are_refused(name, keys, message):
