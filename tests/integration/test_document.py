@@ -6,8 +6,9 @@ import random
 import pytest
 
 import maskloom
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, DataError
 from maskloom.runs.evaluate import evaluate
+from maskloom.runs.predict import predict
 from maskloom.runs.task_summaries import finetuning_lines
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -72,6 +73,10 @@ def test_the_title_says_which_sentence_counts(data, tmp_path):
     assert found["labels"] == ["red", "warm"]
     with pytest.raises(ConfigError, match="a pair of texts an example, this is one text"):
         model.predict([text])
+    (tmp_path / "new.txt").write_text(f"\n{text}\n", encoding="utf-8")
+    message = r"new\.txt: line 1: one text; the model learned from titles with their texts: give columns with both"
+    with pytest.raises(DataError, match=message):
+        predict(tmp_path / "guided", tmp_path / "new.txt", tmp_path / "out.jsonl")
 
 
 def test_a_bert_reads_documents_too(data, tmp_path):

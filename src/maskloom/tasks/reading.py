@@ -155,6 +155,9 @@ def parse_label(
         return tuple(names)
     if kind == "seq2seq":
         items = value if value and isinstance(value, list) else [value]
+        empty = [number for number, item in enumerate(items, start=1) if item is None or not str(item).strip()]
+        if empty and len(items) > 1:
+            raise BadRowError("missing target", f"reference {empty[0]} is empty")
         targets = [_name(item, "target", "text") for item in items]
         return tuple(targets) if len(targets) > 1 else targets[0]
     return _name(value)

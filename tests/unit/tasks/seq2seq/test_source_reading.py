@@ -146,7 +146,9 @@ def test_messages_speak_of_targets(write):
         ('{"x": 1}', r"target is not a text: \{'x': 1\}"),
         ('["b", ["c"]]', r"target is not a text: \['c'\]"),
         ("[]", r"target is not a text: \[\]"),
-        ('["b", " "]', "missing target"),
+        ('["b", " "]', "missing target: reference 2 is empty"),
+        ('["b", "c", null]', "missing target: reference 3 is empty"),
+        ('[""]', "missing target$"),
     ):
         with pytest.raises(DataError, match=rf"a\.jsonl: line 1: {message}"):
             read(write("a.jsonl", f'{{"source": "a", "target": {value}}}\n'))
