@@ -32,6 +32,14 @@ class StoppedError(Exception):
     pass
 
 
+class StageNames(Progress):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        self.names.append(what)
+
+
 class StoppingProgress(Progress):
     def begin(self, what: str, total: int, done: int = 0) -> None:
         if what == "fine-tuning, seed 1":
@@ -62,7 +70,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
         with pytest.raises(StoppedError):
             quickstart(out=out, overrides=OVERRIDES, progress=StoppingProgress())
         before = (out / "pretrained" / "model" / "model.safetensors").stat().st_mtime_ns
-        results = quickstart(out=out, overrides=OVERRIDES)
+        progress = StageNames()
+        results = quickstart(out=out, overrides=OVERRIDES, progress=progress)
+        predicted = [name for name in progress.names if "examples of" in name]
+        assert len(set(predicted)) == len(predicted) == 4
+        assert predicted[0] == "sentence-pretrained: examples of sentence-dev.jsonl"
         assert (out / "pretrained" / "model" / "model.safetensors").stat().st_mtime_ns == before
         yield out, results
 

@@ -73,7 +73,7 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
     chosen = data.examples[:most] if sees_document else _spread(data.examples, most)
     judged: list[Judged] = []
     confusion = np.zeros((len(task.labels), len(task.labels)), dtype=np.int64)
-    progress.begin(f"examples of {dev.name}", len(chosen))
+    progress.begin(f"{run.name}: examples of {dev.name}", len(chosen))
     for first in range(0, len(chosen), _AT_ONCE):
         piece = ReadExamples(chosen[first : first + _AT_ONCE], data.report)
         encoded = predictor.encoded(piece)
