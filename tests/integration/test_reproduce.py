@@ -154,7 +154,10 @@ def test_figure_4_reads_checkpoints_of_one_run(tmp_path, corpus, tasks):
     exported = sorted(path.name for path in (tmp_path / "pretrained" / "bert-0" / "exported").iterdir())
     assert exported == ["step-12", "step-16", "step-2", "step-4", "step-8"]
     assert len(result["scores"]) == 12
-    assert (tmp_path / "report.html").read_text().count("<polyline") == 2
+    page = (tmp_path / "report.html").read_text()
+    assert page.count("<polyline") == 2
+    assert " --corpus CORPUS --tasks TASKS --" in page  # no folders of this machine
+    assert str(tasks) not in page + (tmp_path / "table.md").read_text()
 
 
 def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tasks):
@@ -218,7 +221,7 @@ def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, t
     assert claims[0] == "the loss is half a nat below that of mine"
     assert "better than mine on conll2003" in claims
     table = (tmp_path / "beside" / "table.md").read_text()
-    assert "--minutes 0.01 --seeds 2 --beside mine=" in table
+    assert "--minutes 0.01 --seeds 2 --beside mine=FOLDER --" in table
     assert "the paper |" not in table
     with pytest.raises(ConfigError, match="was started with"):
         reproduce("budget", out=tmp_path / "beside", scale=Budget(0.02, scale.beside), **how)

@@ -141,8 +141,8 @@ def _command(results: Mapping[str, Any]) -> str:
     flags = [f"--minutes {scale.split()[0]}" if scale.endswith(" minutes") else f"--scale {scale}"]
     flags += [f"--seeds {results['num_seeds']}"]
     flags += [f"--jobs {results['num_jobs']}"] if results["num_jobs"] > 1 else []
-    flags += [f"--beside {name}={folder}" for name, folder in results.get("beside", {}).items()]
-    flags += [f"--{name} {results[name]}" for name in ("corpus", "tasks") if results[name]]
+    flags += [f"--beside {name}=FOLDER" for name in results.get("beside", {})]
+    flags += [f"--{name} {name.upper()}" for name in ("corpus", "tasks") if results[name]]
     flags += [f"--set {name}.{value}" for name, values in results["overrides"].items() for value in values]
     return f"maskloom reproduce {results['experiment']} {' '.join(flags)} --out DIR"
 
