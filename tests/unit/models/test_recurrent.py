@@ -56,6 +56,12 @@ def test_the_query_of_attention_is_the_last_state_or_learned(query):
     assert not nothing.pooled.any()
 
 
+@pytest.mark.parametrize("heads", [("classifier",), ("decoder",), ("document",), ("lm",), ("lm", "classifier"), ()])
+def test_a_folder_has_the_heads_that_were_saved(heads, tmp_path):
+    save_model(build_model(GruConfig(**SMALL), heads, 2, seed=1), tmp_path)
+    assert tuple(load_model(tmp_path)[0].heads) == heads
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(

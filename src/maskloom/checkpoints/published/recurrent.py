@@ -55,4 +55,5 @@ def recurrent_format(name: str) -> PublishedFormat:
         rows=_rows,
         heads=_HEADS,
         class_names=lambda config: own_classes(name.title(), {("lm",): "LMHeadModel"}),
+        unseen=frozenset({"lm"}),
     )
