@@ -116,7 +116,7 @@ def test_a_run_asked_to_stop_saves_and_resumes_to_the_bit(corpus: Path, left_alo
     code = _kill_after_step(_pretrain(corpus, out), out, 10, signal.SIGINT)
     assert code == 130
     assert list((out / "checkpoints" / "phase-1").glob("step-*"))
-    result = run("pretrain", "--corpus", corpus, "--out", out, "--resume")
+    result = run("pretrain", "--out", out, "--resume")  # the run knows its corpus
     assert "continuing at" in result.stderr
     assert _digest(out) == _digest(left_alone)
 
@@ -199,6 +199,7 @@ def _kill_after_step(arguments: list, out: Path, step: int, signal_number: int) 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(corpus: Path, left_alone: Path) -> None:
     assert "--resume" in run(*_pretrain(corpus, left_alone), code=3).stderr
+    assert "give --corpus, a corpus folder" in run("pretrain", "--out", left_alone / "new", "--resume", code=2).stderr
     changed = run(*_pretrain(corpus, left_alone, "--resume", "--set", "training.batch_size=4"), code=3)
     assert "training.batch_size was 8, is 4" in changed.stderr
 

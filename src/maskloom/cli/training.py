@@ -35,7 +35,8 @@ from maskloom.runs.display import terminal_progress
 
 @trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
 def pretrain(
-    corpus: Annotated[Path, typer.Option(help="A corpus folder.")],
+    *,
+    corpus: Annotated[Path | None, typer.Option(help="A corpus folder (of a new run).")] = None,
     out: Out,
     flags: Any,
     recipe: Recipe = None,
@@ -49,10 +50,15 @@ def pretrain(
     from maskloom.config import PretrainRecipe
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.recipes import with_epochs
+    from maskloom.runs.run_folder import described
 
     epochs = flags.pop("epochs")
     if epochs is not None and any(given.startswith("training.steps=") for given in overrides or []):
         raise UsageError("--epochs and --set training.steps=… both say how long to train: give one of them")
+    known = described(out)["paths"] if continues(out, resume) else {}
+    corpus, init = corpus or _path(known.get("corpus")), init or _path(known.get("init"))
+    if corpus is None:
+        raise UsageError("give --corpus, a corpus folder")
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest
@@ -70,6 +76,10 @@ def pretrain(
             chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=terminal_progress()
         )
     show(result, as_json, out, lines=pretraining_lines)
+
+
+def _path(known: str | None) -> Path | None:
+    return Path(known) if known else None
 
 
 def _begin(
