@@ -55,6 +55,11 @@ _PRETRAINING: dict[str, dict[str, Any]] = {
         "data": {"max_length": 32, "next_sentence": False, "static_masks": True},
         "training": {**_TRAINING, "learning_rate": 1e-3, "micro_batch_size": 8},
     },
+    "causal_lm": {
+        "objective": "causal_lm",
+        "data": {"max_length": 32},
+        "training": {**_TRAINING, "learning_rate": 1e-3},
+    },
     "denoising": {
         "objective": "denoising",
         "denoising": {"mask_rate": 0.1, "delete_rate": 0.1, "infill_rate": 0.2, "rotate_rate": 0.5},
@@ -72,6 +77,7 @@ _FINETUNING: dict[str, dict[str, Any]] = {
     "pair": {"training": {"optimizer": "bert_adam", "schedule": "google"}},
     "regression": {},
     "multilabel": {},
+    "document": {"document": {"similarity": 1.0, "implication": 1.0, "implied_from": 0.3}},
     "span": {"span": {"stride": 8, "max_question_length": 5}},
     "tagging": {},
     "tagging_crf": {"tagging": {"crf": True, "context": "document"}},
@@ -182,6 +188,17 @@ def _multilabel(draw: random.Random, size: int) -> tuple[str, str]:
     return _jsonl({"text": _sentence(draw), "labels": [["x"], ["x", "y"], [], ["z"]][i % 4]} for i in range(size))
 
 
+def _document(draw: random.Random, size: int) -> tuple[str, str]:
+    return _jsonl(
+        {
+            "title": _sentence(draw),
+            "text": " ".join(_sentence(draw).capitalize() for _ in range(1 + i % 4)),
+            "labels": [["x"], ["x", "y"], [], ["z"]][i % 4],
+        }
+        for i in range(size)
+    )
+
+
 def _tagging(draw: random.Random, size: int) -> tuple[str, str]:
     tags = {"ban": "B-PER", "zan": "B-LOC", "zard": "B-ORG"}
     lines = []
@@ -219,6 +236,7 @@ _DATA: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
     "pair": _pair,
     "regression": _regression,
     "multilabel": _multilabel,
+    "document": _document,
     "tagging": _tagging,
     "span": _span,
     "choice": _choice,

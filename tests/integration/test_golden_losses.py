@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from maskloom.tasks.kinds import KINDS
 from tools.golden_losses import STORED, compute, machine_class, names
 
 GOLDEN = json.loads(STORED.read_text(encoding="utf-8"))
@@ -11,6 +12,8 @@ GOLDEN = json.loads(STORED.read_text(encoding="utf-8"))
 
 def test_every_run_is_stored():
     assert list(GOLDEN["runs"]) == names()
+    kinds = {name.removeprefix("finetune/").partition("_")[0] for name in names() if name.startswith("finetune/")}
+    assert kinds == set(KINDS)
 
 
 @pytest.mark.parametrize("name", names())

@@ -73,7 +73,11 @@ _READING: dict[str, Any] = {
     "pair_column": Annotated[str | None, typer.Option(help="Column of the second text.")],
     "label_column": Annotated[str | None, typer.Option(help="Column of the label or score.")],
     "format": Annotated[
-        str | None, typer.Option(help="A data set's file as distributed: cola, sst-2, mrpc …, goemotions, conll2003.")
+        str | None,
+        typer.Option(
+            help="A data set's file as distributed: cola, sst-2 … (GLUE), goemotions, conll2003, swag, hellaswag, "
+            "codah, cosmosqa, arc, commonsenseqa, copa, race."
+        ),
     ],
     "labels": Annotated[Path | None, typer.Option(help="A file with one label name per line.")],
     "target_suffix": Annotated[

@@ -1,6 +1,7 @@
 """The help: every command and option explains itself, in its panel and in one voice."""
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from maskloom.cli import INSPECT, PREPARE, TRAIN, USE, app
+from maskloom.tasks.catalog import CATALOG
 
 
 def all_commands(command: Any, name: str = "maskloom") -> dict[str, Any]:
@@ -30,6 +32,12 @@ def test_every_command_and_option_says_what_it_does(name: str) -> None:
     helps = {parameter.name: getattr(parameter, "help", "") for parameter in command.params}
     assert [option for option, text in helps.items() if not text] == []
     assert [text for text in helps.values() if not text.rstrip().endswith((".", ")"))] == []
+
+
+def test_the_help_of_formats_names_the_data_sets_of_the_catalog() -> None:
+    options = {option.name: option for option in COMMANDS["maskloom finetune"].params}
+    named = set(re.findall(r"[a-z][\w-]+", options["format"].help))
+    assert {name for name in CATALOG if not name.startswith("glue:")} <= named
 
 
 @pytest.mark.parametrize("name", COMMANDS)
