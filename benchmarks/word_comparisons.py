@@ -1,0 +1,311 @@
+"""What word2vec's settings change, on Wikipedia: model and length of text, noise words, window and size; senses.
+
+CBOW is compared with skip-gram on three lengths of text, numbers of noise words on the shortest and the longest, and
+windows with sizes of vectors on the middle one. Each training is `maskloom words train` with one worker, which gives
+the same vectors every time, at the learning rate of two that does best on MTurk-771 with the first seed. It is scored
+by `maskloom words evaluate` on other sets. Last, occurrences of "bank" are told apart by their vectors in a BERT, which
+a word vector cannot do. What is finished lies under --out (some 2 GB) and is not made again.
+
+    python benchmarks/word_comparisons.py --out ~/word-comparisons --results results/word_comparisons
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import platform
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from denoising import kept, resumed
+from scipy.stats import t as student
+from surroundings import data_folder, processor, write_real_text
+from translation import command, spread
+from word_senses import compare_senses, paragraph, sense_lines, sense_trends, table
+
+from maskloom.reproduce.experiments import Measure, Scores, Trend, above, beyond
+from maskloom.words.evaluation import read_pairs
+
+# Each text as a fraction of the longest, and the learning rates that are tried: less text wants a higher one.
+PARTS = {"short": 1 / 6, "middle": 0.4, "long": 1.0}
+RATES = {"short": (0.1, 0.2), "middle": (0.05, 0.1), "long": (0.05, 0.1)}
+NOISE, WINDOWS, SIZES = (1, 2, 5, 10, 15, 20), (2, 5, 10), (50, 100, 300)
+WORDSIM, SIMLEX, MEN, SIMILARITY, RELATEDNESS = "WordSim-353", "SimLex-999", "MEN", "WordSim similar", "WordSim related"
+CHOOSES = "MTurk-771"
+# Columns and the files of their pairs.
+SETS = {
+    WORDSIM: "wordsim353",
+    SIMLEX: "simlex999",
+    MEN: "men",
+    "RW": "rw",
+    SIMILARITY: "wordsim353-sim",
+    RELATEDNESS: "wordsim353-rel",
+    CHOOSES: "mturk-771",
+}
+# Pairs of MEN by the count of the rarer word in the text that is trained on: at least the first, below the second.
+BANDS = {"MEN, 5 to 19": (5, 20), "MEN, 20 to 99": (20, 100), "MEN, 100 on": (100, 1 << 60)}
+RARE, _, FREQUENT = BANDS
+ANALOGIES, AVERAGE = "analogies", "mean"
+_OF_MEANS = "Claims about windows are of the mean of the sizes, those about sizes of the mean of the windows."
+# What is kept of a training beside scores.
+_ASIDE = _KNOWN, _WORDS = "pairs of known words", "words"
+
+
+class Arm(NamedTuple):
+    """A training: a part of the text, a model, and what is compared."""
+
+    part: str
+    model: str = "cbow"
+    negative: int = 5
+    window: int = 5
+    size: int = 100
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+
+MODELS = [Arm(part, model) for part in PARTS for model in ("skipgram", "cbow")]
+NOISES = [Arm(part, negative=number) for part in ("short", "long") for number in NOISE]
+GRID = {(window, size): Arm("middle", window=window, size=size) for window in WINDOWS for size in SIZES}
+
+
+def main() -> None:
+    """Make what is not made yet, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
+    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    parser.add_argument("--megabytes", type=float, default=37.0, help="the longest text; 12 at least")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--sentences", type=int, default=40, help="at most so many of a sense in each of --seeds draws")
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at once, of one thread each")
+    options = parser.parse_args()
+    named = {name: getattr(options, name) for name in ("megabytes", "epochs", "seeds", "sentences")}
+    changed = {name: value for name, value in named.items() if value != parser.get_default(name)}
+    options.more = "".join(f" --{name} {value:g}" for name, value in changed.items())
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    options.out.mkdir(parents=True, exist_ok=True)
+    text = kept(options.out / "text.json", lambda: write_parts(options))
+    arms, seeds = [*dict.fromkeys([*MODELS, *NOISES, *GRID.values()])], range(options.seeds)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        tries = {(arm, rate): pool.submit(trained, options, arm, rate, 0) for arm in arms for rate in RATES[arm.part]}
+        rates = chosen_rates({tried: future.result() for tried, future in tries.items()})
+        jobs = {(arm, seed): pool.submit(trained, options, arm, rates[arm], seed) for seed in seeds for arm in arms}
+        scores = {job: future.result() for job, future in jobs.items()}
+    best = Arm("long", "skipgram")
+    vectors, longest = run_folder(options, best, rates[best], 0), options.out / "long.txt"
+    senses = kept(options.out / "senses.json", lambda: compare_senses(options, longest, vectors))
+    if options.results:
+        write_page(options, text, rates, scores, senses)
+
+
+def write_parts(options: argparse.Namespace) -> str:
+    """Write the texts; say what the longest is."""
+    much = {name: int(part * options.megabytes * 1e6) for name, part in PARTS.items()}
+    return [write_real_text(options.out / f"{name}.txt", num_bytes) for name, num_bytes in much.items()][-1]
+
+
+def run_folder(options: argparse.Namespace, arm: Arm, rate: float, seed: int) -> Path:
+    """Return the folder of a training."""
+    return options.out / "runs" / f"{arm}-{rate:g}-{seed}"
+
+
+def trained(options: argparse.Namespace, arm: Arm, rate: float, seed: int) -> dict[str, Any]:
+    """Train and return the scores, by the names of columns."""
+    folder, sets = run_folder(options, arm, rate, seed), data_folder() / "family" / "words"
+
+    def make() -> dict[str, Any]:
+        much = ("--negative", str(arm.negative), "--window", str(arm.window), "--size", str(arm.size))
+        how = ("--model", arm.model, "--learning-rate", str(rate), "--epochs", str(options.epochs), *much)
+        more = ("--seed", str(seed), "--json", *resumed(folder))
+        told = json.loads(
+            command("words", "train", str(options.out / f"{arm.part}.txt"), "--out", str(folder), *how, *more)
+        )
+        files = {name: sets / "similarity" / f"{stem}.csv" for name, stem in SETS.items()}
+        files |= write_bands(folder, files[MEN])
+        wanted = [part for path in files.values() for part in ("--pairs", str(path))]
+        wanted += ["--analogies", str(sets / "questions-words.txt")] if arm in MODELS else []
+        found = json.loads(command("words", "evaluate", str(folder), *wanted, "--json"))
+        scores: dict[str, Any] = {name: found[path.name]["spearman"] for name, path in files.items()}
+        scores[AVERAGE] = fmean(scores[name] for name in (WORDSIM, SIMLEX, MEN))
+        if arm in MODELS:
+            scores[ANALOGIES] = found["questions-words.txt"]["accuracy"]
+        known = {name: found[path.name]["pairs"] - found[path.name]["unknown"] for name, path in files.items()}
+        return {**scores, _KNOWN: known, _WORDS: told["num_tokens"]}
+
+    return kept(options.out / "scores" / f"{folder.name}.json", make)
+
+
+def write_bands(folder: Path, pairs: Path) -> dict[str, Path]:
+    """Write the pairs of each band of frequency as a file, and return the files."""
+    lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
+    counts = {word: int(count) for word, count in (line.rsplit(" ", 1) for line in lines)}
+    bands = {name: folder / f"band-{number}.csv" for number, name in enumerate(BANDS)}
+    for name, (low, high) in BANDS.items():
+        with bands[name].open("w", encoding="utf-8", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(("word1", "word2", "similarity"))
+            for *words, score in read_pairs(pairs):
+                if low <= min(counts.get(word.lower(), 0) for word in words) < high:
+                    rows.writerow((*words, score))
+    return bands
+
+
+def chosen_rates(tries: dict[tuple[Arm, float], dict[str, Any]]) -> dict[Arm, float]:
+    """Return the learning rate of each arm that does best on the set that chooses."""
+    arms = dict.fromkeys(arm for arm, _ in tries)
+    return {arm: max(RATES[arm.part], key=lambda rate: tries[arm, rate][CHOOSES]) for arm in arms}
+
+
+def model_trends(label: Callable[[str], str]) -> list[Trend]:
+    """Return what is claimed of skip-gram beside CBOW; `label` names a part of the text."""
+
+    def lead(part: str, column: str) -> Measure:
+        return above(str(Arm(part, "skipgram")), str(Arm(part, "cbow")), column)
+
+    trends = []
+    for part in PARTS:
+        for column in (WORDSIM, SIMLEX, MEN, "RW", RARE, FREQUENT, ANALOGIES):
+            trends.append(Trend(f"skip-gram is better, {label(part)}: {column}", lead(part, column)))
+        wider = beyond(lead(part, RARE), lead(part, FREQUENT))
+        trends.append(Trend(f"its lead is larger with rare words of MEN than with frequent ones, {label(part)}", wider))
+    for column in (WORDSIM, SIMLEX, MEN):
+        claim = f"its lead is larger on {label('short')} than on {label('long')}: {column}"
+        trends.append(Trend(claim, beyond(lead("short", column), lead("long", column))))
+    return trends
+
+
+def noise_trends(label: Callable[[str], str]) -> list[Trend]:
+    """Return what is claimed of the number of noise words."""
+
+    def gain(part: str, more: int, few: int) -> Measure:
+        return above(str(Arm(part, negative=more)), str(Arm(part, negative=few)), AVERAGE)
+
+    trends = [
+        Trend(f"{more} noise words are better than {few}, {label(part)}", gain(part, more, few))
+        for part in ("short", "long")
+        for more, few in ((2, 1), (5, 2), (10, 5), (20, 5))
+    ]
+    claim = f"20 in place of 5 bring more on {label('short')} than on {label('long')}"
+    return [*trends, Trend(claim, beyond(gain("short", 20, 5), gain("long", 20, 5)))]
+
+
+def mean_gain(pairs: Sequence[tuple[Arm, Arm]], column: str) -> Measure:
+    """Return how far the first of each pair is above the second, in the mean of the pairs, seed by seed."""
+    gains = [above(str(better), str(worse), column) for better, worse in pairs]
+    return lambda scores: [fmean(values) for values in zip(*(gain(scores) for gain in gains), strict=True)]
+
+
+def grid_trends() -> list[Trend]:
+    """Return what is claimed of windows and of sizes, each in the mean of the other."""
+    wide = [(GRID[WINDOWS[-1], size], GRID[WINDOWS[0], size]) for size in SIZES]
+    narrow = [(worse, better) for better, worse in wide]
+    trends = [Trend(f"a window of 10 is better than one of 2: {c}", mean_gain(wide, c)) for c in (RELATEDNESS, MEN)]
+    trends += [
+        Trend(f"a window of 2 is better than one of 10: {c}", mean_gain(narrow, c)) for c in (SIMILARITY, SIMLEX)
+    ]
+    for one, other in ((RELATEDNESS, SIMILARITY), (MEN, SIMLEX)):
+        more = beyond(mean_gain(wide, one), mean_gain(wide, other))
+        trends.append(Trend(f"a window of 10 in place of 2 brings more to {one} than to {other}", more))
+    for small, large in pairwise(SIZES):
+        pairs = [(GRID[window, large], GRID[window, small]) for window in WINDOWS]
+        for column in (WORDSIM, SIMLEX, MEN):
+            trends.append(Trend(f"size {large} is better than {small}: {column}", mean_gain(pairs, column)))
+    return trends
+
+
+def with_verdicts(trends: Sequence[Trend], scores: Scores, lines: list[str]) -> list[dict[str, Any]]:
+    """Add a table of verdicts to the lines of the page, and return the verdicts."""
+    verdicts = [trend.verdict(scores) for trend in trends]
+    cells = [
+        (v["claim"], v["verdict"], f"{v['mean']:+.3f} ± {v['standard_error']:.3f}" if "mean" in v else "-")
+        for v in verdicts
+    ]
+    lines += table(("claim", "here", "mean ± standard error"), cells)
+    return verdicts
+
+
+def introduction(options: argparse.Namespace, text: str) -> list[str]:
+    """Return the first lines of the page."""
+    chance = float(student.sf(2, options.seeds - 1)) if options.seeds > 1 else 0.0
+    return [
+        "# Word vectors compared: models, noise words, windows and sizes, senses",
+        "",
+        f"Made by `python benchmarks/word_comparisons.py --out DIR --results results/word_comparisons{options.more}`.",
+        *paragraph(
+            f"Do not edit. Text: {text}, and the first sixth and the first two fifths of it. `maskloom words train` "
+            f"with one worker and {options.epochs} epochs; else the defaults: size 100, window 5, 5 noise words. "
+            "Each row has the better of two learning rates (0.1 and 0.2 on the shortest text, 0.05 and 0.1 on the "
+            f"others) by {CHOOSES} and the first seed. Scores are Spearman's correlation: mean and standard deviation "
+            f"of {options.seeds} seeds."
+        ),
+        *paragraph(
+            "Claims are measured in differences seed by seed: shown is a mean above two standard errors, denied one "
+            f"below minus that. Where there is no difference, {chance:.0%} of claims are shown by chance, and as many "
+            "denied. Seeds do not tell how scores would vary with other pairs of words."
+        ),
+    ]
+
+
+def write_page(
+    options: argparse.Namespace,
+    text: str,
+    rates: dict[Arm, float],
+    runs: dict[tuple[Arm, int], dict[str, Any]],
+    senses: dict[str, Any],
+) -> None:
+    """Write the results as JSON and as a page."""
+    first = {arm: runs[arm, 0] for arm in rates}
+    by_arm = {
+        str(arm): {
+            name: [runs[arm, seed][name] for seed in range(options.seeds)] for name in scores if name not in _ASIDE
+        }
+        for arm, scores in first.items()
+    }
+
+    def label(part: str) -> str:
+        return f"{first[Arm(part)][_WORDS] / 1e6:.1f} M words"
+
+    def rows(arms: Sequence[Arm], columns: Sequence[str], named: Callable[[Arm], Sequence[object]]) -> list[list[str]]:
+        scores = [[spread(by_arm[str(arm)][column], 3) for column in columns] for arm in arms]
+        return [[*map(str, named(arm)), f"{rates[arm]:g}", *cells] for arm, cells in zip(arms, scores, strict=True)]
+
+    lines = introduction(options, text)
+    lines += ["## CBOW and skip-gram by length of text", ""]
+    lines += paragraph(
+        "MEN's pairs are also divided by the count of the rarer word in the text. Analogies: fraction right."
+    )
+    three, verdicts = (WORDSIM, SIMLEX, MEN), {}
+    columns = (*three, "RW", *BANDS, ANALOGIES)
+    lines += table(("text", "model", "rate", *columns), rows(MODELS, columns, lambda arm: (label(arm.part), arm.model)))
+    known = [(label(part), *(f"{first[Arm(part)][_KNOWN][name]:,}" for name in columns[:-1])) for part in PARTS]
+    lines += [*paragraph("Pairs of known words, the others are skipped:"), *table(("text", *columns[:-1]), known)]
+    verdicts["models"] = with_verdicts(model_trends(label), by_arm, lines)
+    lines += ["## Number of noise words", "", *paragraph("CBOW. Claims are of the mean of the three sets.")]
+    cells = rows(NOISES, (*three, AVERAGE), lambda arm: (label(arm.part), arm.negative))
+    lines += table(("text", "noise words", "rate", *three, AVERAGE), cells)
+    verdicts["noise words"] = with_verdicts(noise_trends(label), by_arm, lines)
+    lines += ["## Window and size", "", *paragraph(f"CBOW, {label('middle')}. {_OF_MEANS}")]
+    columns = (SIMILARITY, RELATEDNESS, *three)
+    cells = rows([*GRID.values()], columns, lambda arm: (arm.window, arm.size))
+    lines += table(("window", "size", "rate", *columns), cells)
+    verdicts["window and size"] = with_verdicts(grid_trends(), by_arm, lines)
+    lines += sense_lines(senses, options.seeds)
+    verdicts["senses"] = with_verdicts(sense_trends(senses["scores"]), senses["scores"], lines)
+    lines.append(f"{processor()}, {platform.python_implementation()} {platform.python_version()}.")
+    content: dict[str, Any] = {"text": text, "epochs": options.epochs}
+    content |= {"rates": {str(arm): rate for arm, rate in rates.items()}, "scores": by_arm, "senses": senses}
+    content |= {name: {part: first[Arm(part)][name] for part in PARTS} for name in _ASIDE}
+    content["verdicts"] = verdicts
+    options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
