@@ -234,16 +234,16 @@ def with_verdicts(trends: Sequence[Trend], scores: Scores, lines: list[str]) -> 
 def introduction(options: argparse.Namespace, text: str) -> list[str]:
     """Return the first lines of the page."""
     chance = float(student.sf(2, options.seeds - 1)) if options.seeds > 1 else 0.0
+    tried = ", ".join(f"{name} text: {' and '.join(map(str, rates))}" for name, rates in RATES.items())
     return [
         "# Word vectors compared: models, noise words, windows and sizes, senses",
         "",
         f"Made by `python benchmarks/word_comparisons.py --out DIR --results results/word_comparisons{options.more}`.",
         *paragraph(
-            f"Do not edit. Text: {text}, and the first sixth and the first two fifths of it. `maskloom words train` "
-            f"with one worker and {options.epochs} epochs; else the defaults: size 100, window 5, 5 noise words. "
-            "Each row has the better of two learning rates (0.1 and 0.2 on the shortest text, 0.05 and 0.1 on the "
-            f"others) by {CHOOSES} and the first seed. Scores are Spearman's correlation: mean and standard deviation "
-            f"of {options.seeds} seeds."
+            f"Do not edit. Text: {text}, and shorter ones from its start. `maskloom words train` with one worker and "
+            f"{options.epochs} epochs; else the defaults: size 100, window 5, 5 noise words. Each row has the learning "
+            f"rate that does best on {CHOOSES} with the first seed, of two ({tried}). Scores are Spearman's correlation: "
+            f"mean and standard deviation of {options.seeds} seeds."
         ),
         *paragraph(
             "Claims are measured in differences seed by seed: shown is a mean above two standard errors, denied one "
