@@ -242,8 +242,8 @@ def introduction(options: argparse.Namespace, text: str) -> list[str]:
         *paragraph(
             f"Do not edit. Text: {text}, and shorter ones from its start. `maskloom words train` with one worker and "
             f"{options.epochs} epochs; else the defaults: size 100, window 5, 5 noise words. Each row has the learning "
-            f"rate that does best on {CHOOSES} with the first seed, of two ({tried}). Scores are Spearman's correlation: "
-            f"mean and standard deviation of {options.seeds} seeds."
+            f"rate that does best on {CHOOSES} with the first seed, of two ({tried}). Scores are Spearman's "
+            f"correlation: mean and standard deviation of {options.seeds} seeds."
         ),
         *paragraph(
             "Claims are measured in differences seed by seed: shown is a mean above two standard errors, denied one "
