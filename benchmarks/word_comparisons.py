@@ -37,7 +37,7 @@ PARTS = {"short": 1 / 6, "middle": 0.4, "long": 1.0}
 RATES = {"short": (0.1, 0.2), "middle": (0.05, 0.1), "long": (0.05, 0.1)}
 NOISE, WINDOWS, SIZES = (1, 2, 5, 10, 15, 20), (2, 5, 10), (50, 100, 300)
 WORDSIM, SIMLEX, MEN, SIMILARITY, RELATEDNESS = "WordSim-353", "SimLex-999", "MEN", "WordSim similar", "WordSim related"
-CHOOSES = "MTurk-771"
+CHOOSES, SCORED = "MTurk-771", data_folder() / "family" / "words"
 # Columns and the files of their pairs.
 SETS = {
     WORDSIM: "wordsim353",
@@ -106,7 +106,10 @@ def main() -> None:
 
 
 def write_parts(options: argparse.Namespace) -> str:
-    """Write the texts; say what the longest is."""
+    """Write the texts, and the pairs without the rows of blanks that end some files; say what the longest text is."""
+    for stem in SETS.values():
+        rows = (SCORED / "similarity" / f"{stem}.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+        (options.out / f"{stem}.csv").write_text("".join(row for row in rows if ",,," not in row), encoding="utf-8")
     much = {name: int(part * options.megabytes * 1e6) for name, part in PARTS.items()}
     return [write_real_text(options.out / f"{name}.txt", num_bytes) for name, num_bytes in much.items()][-1]
 
@@ -118,7 +121,7 @@ def run_folder(options: argparse.Namespace, arm: Arm, rate: float, seed: int) ->
 
 def trained(options: argparse.Namespace, arm: Arm, rate: float, seed: int) -> dict[str, Any]:
     """Train and return the scores, by the names of columns."""
-    folder, sets = run_folder(options, arm, rate, seed), data_folder() / "family" / "words"
+    folder = run_folder(options, arm, rate, seed)
 
     def make() -> dict[str, Any]:
         much = ("--negative", str(arm.negative), "--window", str(arm.window), "--size", str(arm.size))
@@ -127,10 +130,10 @@ def trained(options: argparse.Namespace, arm: Arm, rate: float, seed: int) -> di
         told = json.loads(
             command("words", "train", str(options.out / f"{arm.part}.txt"), "--out", str(folder), *how, *more)
         )
-        files = {name: sets / "similarity" / f"{stem}.csv" for name, stem in SETS.items()}
+        files = {name: options.out / f"{stem}.csv" for name, stem in SETS.items()}
         files |= write_bands(folder, files[MEN])
         wanted = [part for path in files.values() for part in ("--pairs", str(path))]
-        wanted += ["--analogies", str(sets / "questions-words.txt")] if arm in MODELS else []
+        wanted += ["--analogies", str(SCORED / "questions-words.txt")] if arm in MODELS else []
         found = json.loads(command("words", "evaluate", str(folder), *wanted, "--json"))
         scores: dict[str, Any] = {name: found[path.name]["spearman"] for name, path in files.items()}
         scores[AVERAGE] = fmean(scores[name] for name in (WORDSIM, SIMLEX, MEN))

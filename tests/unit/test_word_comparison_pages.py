@@ -81,6 +81,21 @@ def test_bands_hold_pairs_by_the_count_of_the_rarer_word(tmp_path):
     assert rows == [["fen,sea,4.0"], ["sun,fog,5.0"], ["Sun,sea,9.0"]]
 
 
+def test_rows_of_blanks_are_left_out_and_texts_are_parts_of_the_longest(tmp_path, monkeypatch):
+    import word_comparisons as page
+
+    from maskloom.words.evaluation import read_pairs
+
+    (tmp_path / "similarity").mkdir()
+    for stem in page.SETS.values():
+        rows = ",word1,word2,similarity\n0,sun,sea,9.5\n1,,,\n"
+        (tmp_path / "similarity" / f"{stem}.csv").write_text(rows, encoding="utf-8")
+    monkeypatch.setattr(page, "SCORED", tmp_path)
+    monkeypatch.setattr(page, "write_real_text", lambda path, num_bytes: f"{path.stem} {num_bytes}")
+    assert page.write_parts(Namespace(out=tmp_path, megabytes=12.0)) == "long 12000000"
+    assert read_pairs(tmp_path / f"{page.SETS[page.MEN]}.csv") == [("sun", "sea", 9.5)]
+
+
 def test_the_page_gives_scores_and_verdicts(tmp_path):
     import word_comparisons as page
 
