@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -41,10 +43,10 @@ OBJECTIVE = PRETRAINING["bidirectional_lm"].objective("bilm", None)
 _PAGE = """\
 # Training both ways by characters
 
-Made by `python benchmarks/elmo_speed.py --results benchmarks/elmo_speed`; do not edit. Forward and backward pass of
-rows of {steps} words, words drawn by Zipf's law from {words:,}, words per second. The plain side is a loop of torch
-over the same weights: each way by itself, characters of every word as often as it comes, all logits. Losses agree to
-{loss:.0e}, gradients to {gradient:.0e} of the largest.
+Made by `{command}`; do not edit. Forward and backward pass of rows of
+{steps} words, words drawn by Zipf's law from {words:,}, words per second. The plain side is a loop of torch over the
+same weights: each way by itself, characters of every word as often as it comes, all logits. Losses agree to {loss:.0e},
+gradients to {gradient:.0e} of the largest. "Whole" is what training computes.
 
 | size | rows | threads | ours | plain loop | ratio | range | reached (floor / target / stretch) |
 |---|---|---|---|---|---|---|---|
@@ -164,8 +166,8 @@ def main() -> None:
                     ("recurrent layers", (hidden, rows), (our_layers, plain_layers)),
                 ):
                     rates: dict[str, list[float]] = {side.__name__: [] for side in sides}
+                    quiet_load()  # before the first: the rounds themselves are a load
                     for number in range(options.rounds):
-                        quiet_load()
                         for side in in_turn(sides, number):
                             with kept_memory():  # as in training
                                 took = seconds(model, side, *inputs, least=options.seconds)
@@ -176,6 +178,7 @@ def main() -> None:
     if options.results:
         options.results.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         page = _PAGE.format(
+            command=shlex.join(["python", "benchmarks/elmo_speed.py", *sys.argv[1:]]),
             steps=STEPS,
             words=NUM_WORDS,
             loss=max(loss for loss, _ in errors),
