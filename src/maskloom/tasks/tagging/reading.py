@@ -351,6 +351,8 @@ class _Columns:
         if is_first:
             self._width = len(row)
             self._check_width(line)
+        elif not self._needs_label and len(row) == cast(int, self._width) - 1 and self._tag in (0, self._width):
+            row = self._rows[text] = (*row, "-")  # the tag is not known
         self._has_bad |= self._problem(row, line) is not None
         return row
 

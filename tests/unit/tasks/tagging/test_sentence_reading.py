@@ -145,6 +145,19 @@ def test_raw_text_is_cut_into_words_with_their_characters(write):
     assert (same.words, same.spans) == (sentence.words, sentence.spans)
 
 
+def test_rows_without_the_tag_are_read_where_tags_are_not_needed(write):
+    """A file that is tagged in part was refused: "3 between spaces, expected 4"."""
+    path = write("The DT O\nP. NNP B-PER\n\nSimmons NNP\nsleeps VBZ\n", "a.conll")
+    first, second = read_sentences(path, needs_label=False).examples
+    assert second.words == ("Simmons", "sleeps")
+    assert second.columns == (("Simmons", "NNP", "-"), ("sleeps", "VBZ", "-"))
+    assert first.columns == (("The", "DT", "O"), ("P.", "NNP", "B-PER"))
+    with pytest.raises(DataError, match="line 4: wrong number of columns: 2 between spaces, expected 3"):
+        read_sentences(path)
+    with pytest.raises(DataError, match="line 2: wrong number of columns: 1 between spaces, expected 3"):
+        read_sentences(write("The DT O\nP.\n", "b.conll"), needs_label=False)
+
+
 def test_words_without_a_text_count_as_joined_by_spaces(write):
     sentence = read_sentences(write(CONLL)).examples[1]
     assert sentence.text == "Peter Blackburn"
