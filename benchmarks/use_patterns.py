@@ -45,7 +45,7 @@ _NOTES = (
     "without order the commonest tag of each word. Digits: 20 of them, in 50,000 texts. Translation: Multi30k, German",
     "to English, greedy, scored on dev.",
 )
-# Each task: how its vocabulary is trained, and the arguments of its run.
+# How the vocabulary of each data set is trained.
 _VOCABULARIES = {
     "names": ("--cased", "--model", "words", "--size", "200"),
     "MR": ("--size", "5000"),
@@ -62,16 +62,11 @@ def _sets(*settings: str) -> tuple[str, ...]:
     return tuple(itertools.chain.from_iterable(("--set", setting) for setting in settings))
 
 
-_SPELLED = (
-    "--task",
-    "seq2seq",
-    *_sets("seq2seq.label_smoothing=0.0", "training.learning_rate=3e-3"),
-    "--batch-size",
-    "64",
-)
+_WRITTEN = ("--task", "seq2seq", "--batch-size", "64")
+_SPELLED = (*_WRITTEN, *_sets("seq2seq.label_smoothing=0.0", "training.learning_rate=3e-3"))
 _TRANSLATED = (
-    *("--task", "seq2seq", *_sets("seq2seq.target_suffix=en", "training.learning_rate=2e-3", "seq2seq.beam=1")),
-    *("--epochs", "3", "--batch-size", "64"),
+    *(*_WRITTEN, *_sets("seq2seq.target_suffix=en", "training.learning_rate=2e-3", "seq2seq.beam=1")),
+    *("--epochs", "3"),
 )
 # Each run: its pattern, its data, the cell, the arguments, the score and what it has to pass.
 _RUNS: dict[str, tuple[str, str, str, tuple[str, ...], str, float | None]] = {
@@ -138,21 +133,10 @@ def _run(out: Path, name: str) -> dict[str, Any]:
     train, dev = _files(out, data)
     folder = out / f"{name.replace(' ', '-')}-run"
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    command(
-        *(
-            "finetune",
-            "--vocab",
-            str(out / f"{data}-vocab"),
-            "--size",
-            "tiny",
-            "--train",
-            str(train),
-            "--dev",
-            str(dev),
-        ),
-        *(*arguments, *_sets(f"model.architecture={cell}", "training.num_threads=1"), "--out", str(folder)),
-        *(["--resume"] if (folder / "recipe.toml").exists() else []),
-    )
+    files = ("--vocab", str(out / f"{data}-vocab"), "--train", str(train), "--dev", str(dev), "--out", str(folder))
+    resumed = ["--resume"] if (folder / "recipe.toml").exists() else []
+    changes = _sets(f"model.architecture={cell}", "training.num_threads=1")
+    command("finetune", "--size", "tiny", *files, *arguments, *changes, *resumed)
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     scores = metrics["best"]["scores"]
@@ -270,10 +254,8 @@ def _baseline(out: Path, data: str) -> float | None:
     """Return the score of what reads no order."""
     if data == "names":
         counts, held_out = (
-            Counter(
-                letter for line in path.open(encoding="utf-8") for letter in [*json.loads(line)["target"].split(), ""]
-            )
-            for path in _files(out, data)
+            Counter(letter for line in lines for letter in [*json.loads(line)["target"].split(), ""])
+            for lines in (path.read_text(encoding="utf-8").splitlines() for path in _files(out, data))
         )
         total = counts.total() + len(counts) + 1
         bits = sum(-number * math.log2((counts[letter] + 1) / total) for letter, number in held_out.items())
@@ -339,20 +321,7 @@ def _write_page(target: Path, found: dict[str, dict[str, Any]]) -> None:
         "| task | pattern | network | score | | without order | to pass | passed | seconds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for name, run in found.items():
-        pattern, _, cell, _, score, bound = _RUNS[name]
-        baseline = run["baseline"]
-        if score == "bits per character":
-            bound = baseline - 0.8
-            passed = run["score"] < bound
-        else:
-            passed = bound is not None and run["score"] > max(bound, baseline or 0.0)
-        cells = [_digits(score, value) for value in (run["score"], baseline, bound)]
-        verdict = "-" if bound is None else "yes" if passed else "no"
-        lines.append(
-            f"| {name} | {pattern} | {cell} | {_NAMES.get(score, score)} | {' | '.join(cells)} | {verdict} "
-            f"| {run['seconds']:.0f} |"
-        )
+    lines += [_row(name, run) for name, run in found.items()]
     lines += [
         "",
         *_NOTES,
@@ -364,6 +333,19 @@ def _write_page(target: Path, found: dict[str, dict[str, Any]]) -> None:
     lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
     target.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _row(name: str, run: dict[str, Any]) -> str:
+    pattern, _, cell, _, score, bound = _RUNS[name]
+    baseline = run["baseline"]
+    if score == "bits per character":
+        bound = baseline - 0.8
+        passed = run["score"] < bound
+    else:
+        passed = bound is not None and run["score"] > max(bound, baseline or 0.0)
+    cells = [pattern, cell, _NAMES.get(score, score), *(_digits(score, v) for v in (run["score"], baseline, bound))]
+    verdict = "-" if bound is None else "yes" if passed else "no"
+    return f"| {' | '.join([name, *cells, verdict])} | {run['seconds']:.0f} |"
 
 
 def _digits(score: str, value: float | None) -> str:

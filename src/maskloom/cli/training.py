@@ -101,9 +101,10 @@ def _begin(
     from maskloom.runs.first_look import look_at_training_data
     from maskloom.runs.run_folder import described
 
-    model, vocab, goes_on = start["model"], start.pop("vocab"), continues(out, resume)
+    model, vocab, goes_on = start["model"], start["vocab"], continues(out, resume)
     known = described(out)["paths"] if goes_on else {}
-    given = {name: path for name, path in {**start, "model": model or vocab}.items() if path is not None}
+    named = {"model": model or vocab, "train": start["train"], "dev": start["dev"]}
+    given = {name: path for name, path in named.items() if path is not None}
     inputs = {**{name: Path(path) for name, path in known.items()}, **given}
     if "model" not in inputs or (model and vocab):
         raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")

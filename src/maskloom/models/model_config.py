@@ -216,6 +216,8 @@ class ModelConfig(BaseModel):
             akin = [kind for kind in cls.mro()[1].__subclasses__() if key in kind.model_fields]
             near = difflib.get_close_matches(key, cls.model_fields, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
-            hint = f"it is of {' and '.join(kind.__name__ for kind in akin)}" if akin else hint
+            if akin:
+                names_of_akin = " and ".join(kind.__name__.removesuffix("Config").lower() for kind in akin)
+                hint = f"it is a key of the architecture {names_of_akin}"
             return f"unknown model key {key!r:.200}; {hint}"
         return f"{key} = {problem['input']!r:.200}: {reason}" if key else reason

@@ -84,10 +84,13 @@ def reading_for(
         return kind.iterate(path, options, task.settings, **how)
 
     options = options_for(path, iterate, given, known, kind=kind, needs_label=needs_label)
-    first = next(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)), None)
-    if first is not None and known.get("takes_pairs") and getattr(first, "pair", "") is None:
-        two = "titles with their texts" if task.kind == "document" else "pairs of texts"
-        raise DataError(f"{path}: line {first.line}: one text; the model learned from {two}: give columns with both")
+    if known.get("takes_pairs"):
+        first = next(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)), None)
+        if first is not None and first.pair is None:
+            two = "titles with their texts" if task.kind == "document" else "pairs of texts"
+            raise DataError(
+                f"{path}: line {first.line}: one text; the model learned from {two}: give columns with both"
+            )
     return FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
 
 

@@ -126,8 +126,8 @@ def test_every_key_changes_what_is_computed():
         ("lstm", {"hidden_act": "relu"}, "hidden_act: a recurrent network has no feed-forward blocks"),
         ("gru", {"intermediate_size": 3, "layer_norm_eps": 0.5}, "layer_norm_eps, intermediate_size: a recurrent"),
         ("rnn", {"pooling": "first"}, "pooling = 'first'"),
-        ("rnn", {"forget_bias": 1.0}, "unknown model key 'forget_bias'; it is of LstmConfig and GruConfig"),
-        ("lstm", {"nonlinearity": "sigmoid"}, "unknown model key 'nonlinearity'; it is of RnnConfig"),
+        ("rnn", {"forget_bias": 1.0}, "unknown model key 'forget_bias'; it is a key of the architecture lstm and gru"),
+        ("lstm", {"nonlinearity": "sigmoid"}, "unknown model key 'nonlinearity'; it is a key of the architecture rnn"),
         ("lstm", {"nonlineary": "tanh"}, "unknown model key 'nonlineary'; known: attention_energy, "),
     ],
 )

@@ -156,8 +156,8 @@ _TEXT_KEYS = ("text", "sentence")
 _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
 # Words that the splitter of the training data would cut again are rare in data that was cut as that was.
 _MOST_JOINED = 0.03
-# How many different lines of a file in columns are remembered: of a few megabytes, as in CoNLL-2003, all.
-_LINES_KNOWN = 100_000
+# How many different lines of a file in columns are remembered, and of how many characters: in CoNLL-2003 all.
+_LINES_KNOWN, _LONGEST_KNOWN = 100_000, 200
 _NO_WORDS = "a sentence without words"
 # A sentence as it stands in a file, or the first rule that it breaks.
 _Found = TaggedSentence | BadRowError
@@ -176,13 +176,13 @@ def iterate_sentences(
     Plain tags stay as they are: those of a file that has no entity tags, and all where the model's are "plain".
 
     A file in columns has one word a line and a blank line between sentences; the word is the first column and the tag
-    the last unless `options` names others by number; -DOCSTART- opens a document. JSONL has `tokens` with `tags`, or
-    `text` that is still to be cut into words. A .txt file without columns is one raw sentence a line, for prediction
-    only, and .csv a table with such a column. Lines that were cut into words before are cut at blanks alone, and the
-    report says so, as where words given are not such as those of training. A file without marks of documents counts as
-    one document. The scheme "auto" reads the file once more to detect it. Raises DataError, with file and line, for a
-    sentence that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it, and for a file that cannot be
-    read.
+    the last unless `options` names others by number, which may be absent where tags are not needed; -DOCSTART- opens a
+    document. JSONL has `tokens` with `tags`, or `text` that is still to be cut into words. A .txt file without columns
+    is one raw sentence a line, for prediction only, and .csv a table with such a column. Lines that were cut into words
+    before are cut at blanks alone, and the report says so, as where words given are not such as those of training. A
+    file without marks of documents counts as one document. The scheme "auto" reads the file once more to detect it.
+    Raises DataError, with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip",
+    which counts it, and for a file that cannot be read.
     """
     path, options, settings = Path(path), options or ReadingOptions(), settings or TaggingSettings()
     report = report or ReadingReport(path)
@@ -346,13 +346,14 @@ class _Columns:
             self._is_tabbed = "\t" in (text.strip(" \t") if self._needs_label else text)
         if len(self._rows) == _LINES_KNOWN:
             self._rows.clear()
+        rows = self._rows if len(text) <= _LONGEST_KNOWN else {}
         # Other white space, such as a no-break space, may be part of a word.
-        row = self._rows[text] = tuple(text.split("\t") if self._is_tabbed else SPACES.split(text.strip(" \t")))
+        row = rows[text] = tuple(text.split("\t") if self._is_tabbed else SPACES.split(text.strip(" \t")))
         if is_first:
             self._width = len(row)
             self._check_width(line)
         elif not self._needs_label and len(row) == cast(int, self._width) - 1 and self._tag in (0, self._width):
-            row = self._rows[text] = (*row, "-")  # the tag is not known
+            row = rows[text] = (*row, "-")  # the tag is not known
         self._has_bad |= self._problem(row, line) is not None
         return row
 

@@ -1,5 +1,6 @@
 import gzip
 import json
+import tracemalloc
 
 import pytest
 
@@ -143,6 +144,16 @@ def test_raw_text_is_cut_into_words_with_their_characters(write):
     assert read_sentences(table, needs_label=False).examples[0].words == sentence.words
     same = read_sentences(write(jsonl({"text": sentence.text}), "raw.jsonl"), needs_label=False).examples[0]
     assert (same.words, same.spans) == (sentence.words, sentence.spans)
+
+
+def test_long_lines_in_columns_are_not_kept(write):
+    """Lines are remembered to be split once; 300 of 100 kB would be 60 MB."""
+    path = write("".join(f"{number}{'x' * 100_000} O\n\n" for number in range(300)), "a.conll")
+    tracemalloc.start()
+    assert sum(1 for _ in iterate_sentences(path, settings=TaggingSettings(scheme="plain"))) == 300
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6
 
 
 def test_rows_without_the_tag_are_read_where_tags_are_not_needed(write):

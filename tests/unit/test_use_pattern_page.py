@@ -1,0 +1,51 @@
+"""What the page of use patterns says: units, what has to pass, and the baselines that read no order."""
+
+import importlib
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def patterns(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("use_patterns")
+
+
+@pytest.mark.parametrize(
+    ("name", "score", "baseline", "told", "verdict"),
+    [
+        ("names", 4.1, 5.0, "4.10 | 5.00 | 4.20", "yes"),
+        ("names", 4.3, 5.0, "4.30 | 5.00 | 4.20", "no"),
+        ("reviews", 0.75, 0.7, "75.0 % | 70.0 % | 72.0 %", "yes"),
+        ("reviews", 0.75, 0.76, "75.0 % | 76.0 % | 72.0 %", "no"),
+        ("reviews", 0.71, 0.7, "71.0 % | 70.0 % | 72.0 %", "no"),
+        ("reversed digits", 94.8, None, "94.8 % | - | 95.0 %", "no"),
+        ("translation with attention", 27.2, None, "27.2 | - | -", "-"),
+    ],
+)
+def test_a_row_passes_above_its_bound_and_its_baseline(patterns, name, score, baseline, told, verdict):
+    row = patterns._row(name, {"score": score, "baseline": baseline, "seconds": 12.3})
+    assert row.endswith(f"| {told} | {verdict} | 12 |")
+
+
+def test_frequencies_of_letters_count_the_end(patterns, tmp_path):
+    for part, names in (("train", ["a b", "a b"]), ("dev", ["a"])):
+        rows = "".join(json.dumps({"source": "PER", "target": name}) + "\n" for name in names)
+        (tmp_path / f"names-{part}.jsonl").write_text(rows, encoding="utf-8")
+    # a, b and the end twice each, one more for each and for letters that were not met: 3 of 10
+    assert patterns._baseline(tmp_path, "names") == pytest.approx(-math.log2(0.3))
+
+
+def test_names_are_read_letter_by_letter_with_their_classes(patterns, tmp_path, monkeypatch):
+    tags = [("New", "B-LOC"), ("York", "I-LOC"), ("Bo", "B-PER"), ("Al", "B-PER"), ("and", "O"), ("Al", "B-PER")]
+    monkeypatch.setattr(patterns, "_sentences", lambda _: [[[word, "", "", tag] for word, tag in tags]])
+    kept = {}
+    monkeypatch.setattr(patterns, "_write_rows", lambda out, data, train, dev: kept.setdefault("rows", [*train, *dev]))
+    patterns._prepare_names(tmp_path)
+    found = {(row["source"], row["target"]) for row in kept["rows"]}
+    assert found == {("LOC", "N e w _ Y o r k"), ("PER", "B o"), ("PER", "A l")}
