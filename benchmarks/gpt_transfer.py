@@ -26,6 +26,7 @@ import torch
 from surroundings import data_folder, processor
 
 NUM_EXAMPLES, NUM_DEV, NUM_SEEDS, NUM_EPOCHS, LAMBDAS = 1000, 500, 5, 3, (0.0, 0.5)
+GAIN = 5.0  # points that pre-training is to bring
 PRETRAINING = {
     "objective": "causal_lm",
     "model": {
@@ -195,14 +196,34 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, comma
 
 
 def conclusions(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Say what the numbers say: how much pre-training brings at lambda 0, and which way lambda moves the score."""
-    lines = []
+    """Say what the numbers say: what pre-training brings at lambda 0, and which way lambda moves the score.
+
+    A gain of more than `GAIN` points is shown or denied by the rule of `maskloom reproduce`: differences are between
+    runs of one seed, and their mean lies more than two standard errors above or below.
+    """
+    from maskloom.reproduce.experiments import Trend
+    from maskloom.reproduce.results import verdict_text
+
+    lines = [
+        f"Pre-training is to bring more than {GAIN:g} points (*shown* where the mean difference, less {GAIN:g}, is more "
+        "than two standard errors above 0, *denied* where it is more than two below). What lambda does is only told.",
+        "",
+    ]
     for name in (name for name in TASKS if name in found):
-        means = {key: 100 * statistics.fmean(run["scores"]) for key, run in found[name]["runs"].items()}
-        gain = means["pre-trained, lambda 0"] - means["random, lambda 0"]
-        moved = means["pre-trained, lambda 0.5"] - means["pre-trained, lambda 0"]
-        lines.append(f"- {name}: pre-training brings {gain:+.1f} points, lambda 0.5 then {moved:+.1f}.")
+        scores = {key: [100 * score for score in run["scores"]] for key, run in found[name]["runs"].items()}
+        gains = differences(scores, "pre-trained, lambda 0", "random, lambda 0")
+        moves = differences(scores, "pre-trained, lambda 0.5", "pre-trained, lambda 0")
+        claim = f"{name}: pre-training brings more than {GAIN:g} points"
+        verdict = Trend(claim, lambda _, gains=gains: [gain - GAIN for gain in gains]).verdict({})
+        moved, error = statistics.fmean(moves), statistics.stdev(moves) / len(moves) ** 0.5
+        told = f"It brings {statistics.fmean(gains):+.1f}; lambda 0.5 then {moved:+.1f}, standard error {error:.1f}."
+        lines.append(f"- {verdict_text(verdict)}. {told}")
     return lines
+
+
+def differences(scores: dict[str, list[float]], one: str, other: str) -> list[float]:
+    """Return by how much one kind of run is above another, seed by seed."""
+    return [above - below for above, below in zip(scores[one], scores[other], strict=True)]
 
 
 if __name__ == "__main__":
