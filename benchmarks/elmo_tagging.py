@@ -13,14 +13,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from feature_based import some_sentences
 from surroundings import data_folder, processor, write_real_text
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, validate_recipe
+from maskloom.data.corpus.opening import Corpus, split_documents
+from maskloom.data.settings import PretrainingData
 from maskloom.models.assembled import build_model
 from maskloom.models.recurrent_config import LstmConfig
+from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.recipe_files import recipe_path
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.finetune import LabelledFiles, finetune
@@ -36,6 +40,7 @@ CHANGES = [
     *("features.lstm_size=256", "features.dropout=0.3", "training.epochs=15.0", "data.max_length=2000"),
     "tagging.crf=true",
 ]
+_DISCOUNT = 0.75
 # Name, model, layers, what it is.
 ROWS = (
     ("vectors", "vectors", "embeddings", "word vectors alone"),
@@ -51,6 +56,7 @@ Made by `python benchmarks/elmo_tagging.py --out DIR --megabytes {megabytes:g} -
 of words with 5 occurrences or more; a word that has fewer is the unknown word, a zero vector. ELMo: size {size},
 {parameters:,} parameters, {steps:,} steps of `objective = "bidirectional_lm"`, {seen:,} words read, a softmax over
 {vocabulary:,} words; perplexity on held-out text {perplexity:.1f} (forward {forward:.1f}, backward {backward:.1f}).
+That of a trigram on the same text, interpolated by Kneser and Ney's rule, is {trigram:.1f}.
 Taggers: {train:,} sentences of CoNLL-2003, drawn by Python's `random.Random(0)`, scored on {dev} of its dev set: entity
 F1 in percent, the best epoch on dev, mean ± standard deviation over {seeds} seeds. The recipe is `features` with
 
@@ -97,7 +103,7 @@ def main() -> None:
         found[name] = result["restarts"]
         print(name, found[name]["mean"], found[name]["standard_deviation"], flush=True)
     if options.results:
-        _write_page(options, text, found)
+        _write_page(options, text, found, trigram_perplexity(*_streams(out / "corpus")))
 
 
 def _text(path: Path, num_bytes: int) -> str:
@@ -147,7 +153,53 @@ def _elmo(out: Path, options: argparse.Namespace) -> Path:
     return run
 
 
-def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[str, Any]]) -> None:
+def _streams(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the words that the language model learns and those held out from it, each with the marks of sentences."""
+    opened, row = Corpus.open(corpus), PRETRAINING["bidirectional_lm"]
+    data = PretrainingData(next_sentence=False, max_length=512)
+    found = []
+    for documents in split_documents(opened, data.held_out_fraction, seed=0):
+        loader = row.loader(opened, documents, data, batch_size=64, seed=0)
+        found.append(np.concatenate([batch.mlm_labels for batch in loader.epoch_batches(0)]).astype(np.int64))
+    return found[0], found[1]
+
+
+def trigram_perplexity(train: np.ndarray, held_out: np.ndarray) -> float:
+    """Return the perplexity of words by a trigram with interpolated Kneser-Ney smoothing (Chen and Goodman 1999, 2.7).
+
+    A context that was not seen leaves it to the shorter one, and the shortest interpolates with equal probabilities.
+    """
+    base = int(max(train.max(), held_out.max())) + 1
+    probability = np.full(len(held_out) - 2, 1.0 / base)
+    ngrams, times = np.unique(_grams(train, base), return_counts=True)
+    levels = [(ngrams, times)]
+    for _ in range(2):  # below the trigram a gram counts once for each word that it follows
+        ngrams, times = np.unique(ngrams % base ** (3 - len(levels)), return_counts=True)
+        levels.append((ngrams, times))
+    wanted = _grams(held_out, base)
+    for order, (grams, counts) in zip((1, 2, 3), reversed(levels), strict=True):
+        contexts, inverse = np.unique(grams // base, return_inverse=True)
+        totals, kinds = np.bincount(inverse, counts), np.bincount(inverse)
+        own = wanted % base**order
+        count, total = _looked_up(grams, counts, own), _looked_up(contexts, totals, own // base)
+        rest = _DISCOUNT * _looked_up(contexts, kinds, own // base)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mixed = (np.maximum(count - _DISCOUNT, 0.0) + rest * probability) / total
+        probability = np.where(total > 0, mixed, probability)
+    return float(np.exp(-np.log(probability).mean()))
+
+
+def _grams(words: np.ndarray, base: int) -> np.ndarray:
+    return (words[:-2] * base + words[1:-1]) * base + words[2:]
+
+
+def _looked_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the values of keys, 0 for those that there are not; `keys` ascend."""
+    places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where(keys[places] == wanted, values[places], 0).astype(np.float64)
+
+
+def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[str, Any]], trigram: float) -> None:
     run = options.out / "elmo"
     metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
     config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
@@ -155,6 +207,7 @@ def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[st
 
     with safe_open(run / "model" / "model.safetensors", "pt") as file:
         parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    metrics["trigram_perplexity"] = trigram
     about = {"metrics": metrics, "seen": options.steps * 64 * 20, "parameters": parameters, "text": text, "rows": found}
     options.results.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     mean = {name: 100 * found[name]["mean"] for name in found}
@@ -174,6 +227,7 @@ def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[st
         perplexity=metrics["bilm_perplexity"],
         forward=metrics["forward_perplexity"],
         backward=metrics["backward_perplexity"],
+        trigram=trigram,
         train=options.train,
         dev=options.dev,
         changes=" ".join(f"--set {change}" for change in CHANGES),

@@ -205,8 +205,9 @@ def conclusions(found: dict[str, dict[str, Any]]) -> list[str]:
     from maskloom.reproduce.results import verdict_text
 
     lines = [
-        f"Pre-training is to bring more than {GAIN:g} points (*shown* where the mean difference, less {GAIN:g}, is more "
-        "than two standard errors above 0, *denied* where it is more than two below). What lambda does is only told.",
+        f"Pre-training is to bring more than {GAIN:g} points: *shown* where the mean difference, less {GAIN:g}, is "
+        "more than two standard errors above 0, *denied* where it is more than two below. What lambda does is only "
+        "told.",
         "",
     ]
     for name in (name for name in TASKS if name in found):
