@@ -1,14 +1,15 @@
-"""Write the README's tables: speed from benchmarks/, task scores from results/.
+"""Write the README's tables: speed from benchmarks/, task scores from results/; and all speeds of benchmarks/README.md.
 
     python tools/readme_table.py [--check]
 
-The figures lie between marks in README.md; --check fails when they differ from those in the two folders.
+The figures lie between marks in both files; --check fails when they differ from those in the two folders.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
-# Pages of benchmarks/ whose figures have rows for the README, in its order; those of another processor end with it.
+README, BENCHMARKS = ROOT / "README.md", ROOT / "benchmarks" / "README.md"
+# Pages of benchmarks/ whose figures have rows, in their order; those of another processor end with it.
 PAGES = (
     "pretraining_step",
     "pretraining_step_zen5",
@@ -38,8 +39,63 @@ PAGES = (
 )
 
 
-# What the table says of a page's machine, by a part of its name; of others nothing.
-_PLACES = {"Intel": "Intel", "AMD EPYC of family 26": "AMD Zen 5"}
+# What the tables call a page's machine, by a part of its name; others are the first.
+_PLACES = {"AMD EPYC": "", "AMD Zen 5": "AMD EPYC of family 26", "Intel Xeon": "Intel"}
+# A figure that stands alone is how many times as much maskloom does in the same time.
+_RATE = re.compile(r" times the \w+ per second$")
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A row of the README: the page, parts of the job and of what is beside it there, and what both are called here."""
+
+    page: str
+    named: tuple[str, str]
+    job: str
+    beside: str
+
+
+_SIZES, _PICKED = "tiny / mini / small / base", "transformers, MLM head on predicted positions only"
+_LENGTHS, _GROUPED = "MRPC / wide mix / GoEmotions / SQuAD v1.1", "transformers, batches grouped by length"
+_GPT = "tiny / mini / base"
+SPEEDS = (
+    Speed("pretraining_step", ("rows of 128", "predicted"), f"pre-training, rows of 128: {_SIZES}", _PICKED),
+    Speed("pretraining_step", ("mixed", "predicted"), f"pre-training, mixed lengths: {_SIZES}", _PICKED),
+    Speed("finetuning_speed", ("fine-tuning", "grouped"), f"fine-tuning: {_LENGTHS}", _GROUPED),
+    Speed("finetuning_speed", ("prediction", "grouped"), f"prediction: {_LENGTHS}", _GROUPED),
+    Speed(
+        "embedding",
+        ("MiniLM, fp32", ""),
+        "sentence embeddings, fp32",
+        "sentence-transformers / onnxruntime fp32 / onnxruntime int8",
+    ),
+    Speed(
+        "embedding",
+        ("MiniLM, int8", ""),
+        "sentence embeddings, int8",
+        "sentence-transformers / onnxruntime fp32 / onnxruntime int8",
+    ),
+    Speed("gpt_speed", ("training", "rows of 128"), f"GPT training, rows of 128: {_GPT}", "transformers"),
+    Speed("gpt_speed", ("more tokens", "1 prompt"), "GPT, continuing one text: mini / base", "transformers, generate"),
+    Speed("seq2seq_speed", ("BART training", ""), "BART training: width 128 / 256 / 512", "transformers"),
+    Speed("seq2seq_speed", ("decoding", "8 sources"), "BART, beam 4: width 256 / 512", "transformers, generate"),
+    Speed("recurrent_speed", ("tagger", ""), "LSTM tagger training: width 128 / 300", "torch's LSTM, packed sequences"),
+    Speed("words", ("word vectors", ""), "word vectors: skip-gram / CBOW", "gensim, 2 workers"),
+    Speed(
+        "corpus_building",
+        ("text to corpus", "datasets.map"),
+        "text to corpus, 1 / 2 processes",
+        "datasets.map as in run_mlm",
+    ),
+    Speed(
+        "vocabulary_training",
+        ("20 MB", ""),
+        "vocabulary of 30,000 from 20 MB, 1 / 2 processes",
+        "tokenizers' trainer",
+    ),
+    Speed("encoding", ("text to token ids", "batch_fast"), "text to token ids", "tokenizers, encode_batch_fast"),
+    Speed("overheads", ("first vector", ""), "first vector from a model folder", "transformers"),
+)
 
 
 @dataclass(frozen=True)
@@ -71,12 +127,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
     options = parser.parse_args()
-    before = README.read_text(encoding="utf-8")
-    after = with_table(with_table(before, "speed", speed_table()), "tasks", task_table())
-    if options.check and before != after:
-        sys.exit("README.md: its tables are not those of benchmarks/ and results/; run tools/readme_table.py")
-    if not options.check:
-        README.write_text(after, encoding="utf-8")
+    for path, tables in {
+        README: {"speed": speed_table(), "tasks": task_table()},
+        BENCHMARKS: {"speed": whole_speed_table()},
+    }.items():
+        before = after = path.read_text(encoding="utf-8")
+        for name, table in tables.items():
+            after = with_table(after, name, table)
+        if options.check and before != after:
+            sys.exit(f"{path}: its tables are not those of benchmarks/ and results/; run tools/readme_table.py")
+        if not options.check:
+            path.write_text(after, encoding="utf-8")
 
 
 def with_table(text: str, name: str, table: str) -> str:
@@ -87,18 +148,48 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def speed_table() -> str:
+    """Return the README's choice of jobs, with a column for each processor that has pages."""
+    lines = [f"| job | compared with | {' | '.join(_PLACES)} |", "|---" * (2 + len(_PLACES)) + "|"]
+    found = summaries()
+    for speed in SPEEDS:
+        cells = dict.fromkeys(_PLACES, "–")
+        for page, place, row in found:
+            is_named = all(part in row[key] for part, key in zip(speed.named, ("job", "beside"), strict=True))
+            if page.startswith(speed.page) and is_named:
+                figures = _aligned(_RATE.sub("", row["result"]), row["job"], speed.job)
+                cells[place] = f"[{figures}](benchmarks/{page}.md)"
+        if set(cells.values()) == {"–"}:
+            raise ValueError(f"{speed.page}.json: no row of its summary is named {speed.named}")
+        lines.append(f"| {speed.job} | {speed.beside} | {' | '.join(cells.values())} |")
+    return "\n".join(lines)
+
+
+def _aligned(figures: str, job: str, wanted: str) -> str:
+    """Return figures of sizes with a dash for a size that this page lacks."""
+    own, sizes = (re.findall(r"\b(?:tiny|mini|small|base)\b", text) for text in (job, wanted))
+    by_size = dict(zip(own, figures.split(" / "), strict=False))
+    return " / ".join(by_size.get(size, "–") for size in sizes) if sizes and own != sizes else figures
+
+
+def whole_speed_table() -> str:
     """Return one row for each job that a benchmark names in its summary."""
-    lines = ["| job | compared with | maskloom | page |", "|---|---|---|---|"]
+    lines = ["| job | compared with | maskloom | processor | page |", "|---" * 5 + "|"]
+    for page, place, row in summaries():
+        lines.append(f"| {row['job']} | {row['beside']} | {row['result']} | {place} | [page]({page}.md) |")
+    return "\n".join(lines)
+
+
+def summaries() -> list[tuple[str, str, dict[str, str]]]:
+    """Return the rows of the pages' summaries, each with its page and the name of the processor."""
+    found = []
     for page in PAGES:
         path = ROOT / "benchmarks" / f"{page}.json"
         if path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))
             machine = content.get("processor", content.get("machine", ""))
-            place = next((f" ({said})" for name, said in _PLACES.items() if name in machine), "")
-            for row in content.get("summary", []):
-                link = f"[page](benchmarks/{page}.md)"
-                lines.append(f"| {row['job']} | {row['beside']} | {row['result']}{place} | {link} |")
-    return "\n".join(lines)
+            place = next(name for name, part in reversed(_PLACES.items()) if part in machine)
+            found += [(page, place, row) for row in content.get("summary", [])]
+    return found
 
 
 def task_table() -> str:
