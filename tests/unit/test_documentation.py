@@ -109,4 +109,4 @@ def test_the_score_of_the_translation_recipe_is_the_measured_one() -> None:
     (run,) = (run for run in runs if run["name"] == "the recipe" and run["seed"] == 0)
     bleu, minutes = run["scores"]["test_2016_flickr"]["bleu"], run["cpu_seconds"] / 60
     told = " ".join((REPOSITORY / "docs" / "TASKS.md").read_text(encoding="utf-8").split())
-    assert f"the recipe comes to {bleu:.1f} BLEU on test2016 in {minutes:.0f} minutes" in told
+    assert f"the recipe reaches {bleu:.1f} BLEU on test2016 in {minutes:.0f} minutes" in told

@@ -233,7 +233,10 @@ def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> E
 
 
 def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
-    """Return how long what is left will take: timed steps of each model, and as fast through the training files."""
+    """Return how long what is left will take, by timed steps of each model.
+
+    Fine-tuning takes as long as pre-training on as many tokens, in steps of as few: those of short examples are slow.
+    """
     if not plan.experiment.models:
         return f"{sum(not stages.has(_stage_of(*job)) for job in plan.jobs())} runs from scratch are left"
     pretraining = finetuning = 0.0
@@ -247,18 +250,43 @@ def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
         )
         if not num_left and all(arm.model != model for arm, _, _ in left):
             continue
-        (row,) = plan_pretraining(plan.pretraining(model, 0), corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"]
+        row = _timed(plan, model)
         rates[model], pretraining = row["tokens_per_second"], pretraining + num_left * row["seconds"]
-    torch.set_num_threads(threads)
+    if left and not rates:  # all that is left is of models made elsewhere
+        model = next(iter(plan.experiment.models))
+        rates[model] = _timed(plan, model)["tokens_per_second"]
+    slower: dict[int, float] = {}  # by the sequences of a step
     for arm, role, seed in left:
-        probe = plan.probes[role]
-        bytes_per_token = _BYTES_PER_TAGGED if probe.kind == "tagging" else _BYTES_PER_TOKEN
-        num_tokens = Path(probe.files.train).stat().st_size / bytes_per_token
-        epochs = plan.finetuning(arm, probe, seed).training.epochs
-        finetuning += epochs * num_tokens / rates.get(arm.model, min(rates.values()))
+        probe, recipe = plan.probes[role], plan.finetuning(arm, plan.probes[role], seed)
+        num_tokens, num_rows = _size_of(probe)
+        model = next(iter(rates))
+        whole = plan.pretraining(model, 0)
+        few = max(1, round(num_tokens / num_rows * recipe.training.batch_size / whole.data.max_length))
+        if few not in slower:
+            is_few = few < whole.training.batch_size
+            slower[few] = rates[model] / _timed(plan, model, few)["tokens_per_second"] if is_few else 1.0
+        rate = rates.get(arm.model, min(rates.values())) / slower[few]
+        finetuning += recipe.training.epochs * num_tokens / rate
+    torch.set_num_threads(threads)
     pretraining, finetuning = pretraining / (1 if plan.experiment.recipes else num_jobs), finetuning / num_jobs
     told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
     return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {len(left)} runs of fine-tuning"
+
+
+def _timed(plan: Plan, model: str, batch_size: int | None = None) -> dict[str, Any]:
+    """Return what pre-training of a model takes here, with other batches where a size is given."""
+    recipe = plan.pretraining(model, 0)
+    if batch_size is not None:
+        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"batch_size": batch_size})})
+    return plan_pretraining(recipe, corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"][0]
+
+
+def _size_of(probe: Probe) -> tuple[float, int]:
+    """Return about how many tokens the training file of a task has, and its rows: lines, or sentences in columns."""
+    path, num_rows = Path(probe.files.train), 1
+    with path.open("rb") as file:
+        num_rows += sum(not line.strip() for line in file) if probe.kind == "tagging" else sum(1 for _ in file)
+    return path.stat().st_size / (_BYTES_PER_TAGGED if probe.kind == "tagging" else _BYTES_PER_TOKEN), num_rows
 
 
 def _pretraining_stage(model: str, seed: int) -> str:
