@@ -1,4 +1,4 @@
-"""Training of a language model of both ways by characters, against a plain loop of torch over the same weights.
+"""Training of a bidirectional language model on characters, against a plain loop of torch over the same weights.
 
 The plain side steps through each way by itself with torch's own operations and lets autograd keep them, computes the
 characters of every word as often as it comes, and the loss from all logits; the product of inputs and weights is one
@@ -41,7 +41,7 @@ NUM_WORDS, STEPS = 20_000, 20
 AIMS = (1.5, 2.0, 3.0)
 OBJECTIVE = PRETRAINING["bidirectional_lm"].objective("bilm", None)
 _PAGE = """\
-# Training both ways by characters
+# Pre-training an ELMo
 
 Made by `{command}`; do not edit. Forward and backward pass of rows of
 {steps} words, words drawn by Zipf's law from {words:,}, words per second. The plain side is a loop of torch over the

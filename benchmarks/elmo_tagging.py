@@ -202,7 +202,7 @@ def _nameless_words(out: Path) -> Path:
 
 
 def _elmo(out: Path, options: argparse.Namespace) -> Path:
-    """Return the run of the language model of both ways."""
+    """Return the run of the bidirectional language model."""
     words, corpus, run = (out / name for name in ("vocabulary", "corpus", "elmo"))
     if not (run / "metrics.json").exists():
         if not words.exists():

@@ -73,7 +73,7 @@ class PretrainRecipe(Section):
     def _parts_fit(self) -> Self:
         row, what = PRETRAINING[self.objective], f"objective = {self.objective!r}"
         if row.is_causal and self.data.pair_task:
-            raise ValueError(f"{what}: data.next_sentence = true needs a model that reads both ways")
+            raise ValueError(f"{what}: data.next_sentence = true needs a bidirectional model")
         if (row.has_decoder or row.reads_spelling) and self.data.next_sentence:
             raise ValueError(f"{what} reads single texts: data.next_sentence = true is not for it")
         plain = PretrainingData()
@@ -156,7 +156,9 @@ class FinetuneRecipe(Section):
         if self.mix.dropout and self.features is not None:
             raise ValueError("mix.dropout: features.dropout falls on what [features] mixes; use that")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):
-            raise ValueError("bilstm = true: it reads both ways, so neither [features] nor auxiliary_lm goes with it")
+            raise ValueError(
+                "bilstm = true: a BiLSTM is bidirectional; neither [features] nor auxiliary_lm goes with it"
+            )
         if self.class_weights != "none" and not kind.names_labels:
             raise ValueError(f"class_weights: task = {self.task!r} has no labels to weigh; leave it at 'none'")
         if self.class_weights != "none" and self.task == "tagging" and self.tagging.crf:

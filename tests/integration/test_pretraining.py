@@ -276,7 +276,7 @@ def test_a_left_to_right_model_learns_to_predict_the_next_token(corpus: Path, tm
     refused = run("fill-mask", "--model", out, "a [MASK]", code=3)
     assert "from left to right" in refused.stderr
     for wrong, said in (
-        (["--set", "objective=causal_lm", "--set", "data.next_sentence=true"], "reads both ways"),
+        (["--set", "objective=causal_lm", "--set", "data.next_sentence=true"], "needs a bidirectional model"),
         (["--set", "model.config.causal=true"], "leave it out"),
         (["--init", out / "model"], "the initial model is a left-to-right one"),
     ):

@@ -209,7 +209,7 @@ def test_a_causal_objective_has_single_segments_and_no_masks():
     assert validate_recipe(PretrainRecipe, tomllib.loads(recipe_toml(recipe)), source="r") == recipe
     assert PretrainRecipe().data.next_sentence is True
     for data, said in (
-        ({"next_sentence": True}, "data.next_sentence = true needs a model that reads both ways"),
+        ({"next_sentence": True}, "data.next_sentence = true needs a bidirectional model"),
         ({"masked_lm_prob": 0.3}, "leave out data.masked_lm_prob"),
         ({"keep_prob": 0.0, "whole_word_masking": True}, "leave out data.keep_prob, data.whole_word_masking"),
     ):

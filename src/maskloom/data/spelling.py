@@ -1,4 +1,4 @@
-"""Sentences for a language model of both ways that reads words by their characters (Peters et al. 2018, 3.1)."""
+"""Sentences for a bidirectional language model that reads words character by character (Peters et al. 2018, 3.1)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Spelling:
 
 @dataclass(frozen=True)
 class BothWaysBatch(PretrainingBatch):
-    """A batch of words for both ways: what the second one reads and predicts, (words,), and the `spelling` of words."""
+    """Words for both directions: what the second reads and predicts, (words,), and the `spelling` of words."""
 
     backward_ids: np.ndarray | None = None
     backward_labels: np.ndarray | None = None

@@ -330,7 +330,7 @@ class Predictor(TaskModel):
         if self.writer is not None:
             begin, end = self.tokenizer.template.begin, self.tokenizer.template.end
         elif not self.model.config.is_causal:
-            raise ConfigError("this model reads both ways and continues no text; a GPT or a left-to-right BERT does")
+            raise ConfigError("this model is bidirectional, so it continues no text; a GPT or a left-to-right BERT can")
         found = [[*begin, *ids, *end] for ids in self.tokenizer.token_ids_batch(texts)]
         least = self.generation(settings).min_tokens
         for name, text, ids in zip(names, texts, found, strict=True):

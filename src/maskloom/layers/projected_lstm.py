@@ -73,7 +73,7 @@ def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | 
 
 
 class _Steps(torch.autograd.Function):
-    """All steps of both ways at once, tokens in the order of time; weights get their gradients in one product each."""
+    """All steps of both directions at once, tokens in the order of time; weights get gradients in one product each."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""BART: an encoder that reads both ways and a decoder (Lewis et al. 2019, 2.1), together one encoder of texts."""
+"""BART: a bidirectional encoder and a decoder (Lewis et al. 2019, 2.1), together one encoder of texts."""
 
 from __future__ import annotations
 

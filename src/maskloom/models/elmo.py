@@ -64,7 +64,7 @@ class WordSpellings(nn.Module):
 
 
 class Elmo(Encoder):
-    """Words spelled in bytes through a character CNN and projected LSTMs of both ways; the layers are mixed.
+    """Words spelled in bytes through a character CNN and bidirectional projected LSTMs; the layers are mixed.
 
     The tokens are those of `text.spelled_tokenizer`; each byte of a word gets the vector of the word. The vectors of
     tokens are a `ScalarMix` of the embeddings, twice side by side, and of all layers, and a sequence's is the maximum

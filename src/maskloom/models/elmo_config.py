@@ -22,7 +22,7 @@ SPELLING_SIZE = 515
 
 
 class ElmoConfig(ModelConfig):
-    """Sizes and constants of an ELMo, frozen; `hidden_size` counts both ways, `intermediate_size` is of the cells.
+    """Sizes and constants of an ELMo, frozen; `hidden_size` is of both directions, `intermediate_size` of the cells.
 
     `vocab_size` counts the words that it learns to predict; what it reads are words spelled in bytes. `filters` are
     pairs of width and number. The layers after the first add their input where `adds_input`. `mix_dropout` falls on the

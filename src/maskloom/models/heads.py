@@ -88,10 +88,10 @@ class LanguageModelHead(Packable):
 
 
 class BidirectionalLMHead(nn.Module):
-    """A softmax over words that both ways of a language model share (Peters et al. 2018, equation 1 and after).
+    """A softmax over words that both directions of a language model share (Peters et al. 2018, equation 1 and after).
 
     It has the table `decoder` (vocabulary, size) and a bias. The loss is of either way's states (predictions, size);
-    the logits, of both side by side, (predictions, 2 size), are the sum of both ways' for the word between them.
+    the logits, of both side by side, (predictions, 2 size), are the sum of both directions' for the word between them.
     """
 
     def __init__(self, decoder: nn.Parameter) -> None:

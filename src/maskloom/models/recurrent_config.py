@@ -25,7 +25,7 @@ RECURRENT_SIZES = {
 class RecurrentConfig(ModelConfig):
     """Sizes and constants of a recurrent network, frozen.
 
-    It reads both ways, each direction with half of the hidden size, or with `causal` from left to right alone. A
+    It is bidirectional, each direction with half of the hidden size, or with `causal` reads from left to right. A
     sequence's vector is by `pooling` the last state ("last", of both ends), the maximum, mean or sum of its tokens, or
     what attention reads: by one of four energies, with the last h or c as query or a learned one. A decoder attends by
     the energy `decoder_attention`, or with "none" has the last state of the encoder alone.

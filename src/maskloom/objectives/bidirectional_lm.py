@@ -1,4 +1,4 @@
-"""Language modelling both ways by characters, with state from batch to batch (Peters et al. 2018, 3.1)."""
+"""Bidirectional language modelling on characters, with state carried from batch to batch (Peters et al. 2018, 3.1)."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class BidirectionalLanguageModeling(CarriedLanguageModeling):
     """
 
     def target_counts(self, batch: Any) -> dict[str, float]:
-        """Return the number of predictions of both ways."""
+        """Return the number of predictions of both directions."""
         return {self.part: 2.0 * len(batch.mlm_labels)}
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
-        """Return the summed loss of both ways in nats."""
+        """Return the summed loss of both directions in nats."""
         hidden, labels = self._predictions(model, batch)
         return {self.part: _head(model).loss_sum(torch.cat(hidden), torch.cat(labels))}
 

@@ -72,7 +72,7 @@ def both_ways(corpus: Corpus, documents: np.ndarray | None, data: PretrainingDat
 
 
 def bidirectional(part: str, data: PretrainingData) -> SummedObjective:
-    """Return the loss over the vocabulary of both ways with state from batch to batch."""
+    """Return the bidirectional loss over the vocabulary, with state carried from batch to batch."""
     from maskloom.objectives.bidirectional_lm import BidirectionalLanguageModeling  # torch
 
     return BidirectionalLanguageModeling(part, None)

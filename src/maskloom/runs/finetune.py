@@ -239,7 +239,7 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
     """Raise ConfigError for a task, a loss or a length that a model is not for."""
     if recipe.auxiliary_lm and not config.is_causal:
         raise ConfigError(
-            f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} reads both ways, so it would see the tokens that it is "
+            f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} is bidirectional, so it would see the tokens that it is "
             "to predict; a GPT or a left-to-right BERT can"
         )
     limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
