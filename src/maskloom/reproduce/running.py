@@ -16,7 +16,7 @@ import torch
 from maskloom.checkpoints.safetensors_format import read_header
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.manifest import read_manifest
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, amount
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
 from maskloom.quickstart.journey import Stages
@@ -270,7 +270,7 @@ def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
     torch.set_num_threads(threads)
     pretraining, finetuning = pretraining / (1 if plan.experiment.recipes else num_jobs), finetuning / num_jobs
     told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
-    return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {len(left)} runs of fine-tuning"
+    return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {amount(len(left), 'run')} of fine-tuning"
 
 
 def _timed(plan: Plan, model: str, batch_size: int | None = None) -> dict[str, Any]:

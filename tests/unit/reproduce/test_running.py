@@ -1,0 +1,70 @@
+"""What an experiment says before it starts: how long the rest will take."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from maskloom.reproduce import running
+from maskloom.reproduce.probes import Probe
+from maskloom.runs.finetune import LabelledFiles
+
+
+def probe(path, kind: str) -> Probe:
+    return Probe("it", kind, LabelledFiles(path, path))
+
+
+def plan(path, *, kind: str, models: dict[str, bool], arm_model: str, epochs: float = 2.0) -> Any:
+    """Return a plan of which `models` tells whether each is still to be pre-trained, with one run of fine-tuning."""
+    recipe = SimpleNamespace(
+        data=SimpleNamespace(max_length=64), training=SimpleNamespace(batch_size=16, epochs=epochs)
+    )
+    return SimpleNamespace(
+        experiment=SimpleNamespace(models=models, recipes={"A": path}),
+        jobs=lambda: [(SimpleNamespace(name="arm", model=arm_model), "role", 0)],
+        pretrainings=lambda: [(name, 0) for name, is_left in models.items() if is_left],
+        pretraining=lambda model, seed: recipe,
+        finetuning=lambda arm, probe, seed: recipe,
+        probes={"role": probe(path, kind)},
+    )
+
+
+NOTHING_DONE: Any = SimpleNamespace(has=lambda stage: False)
+
+
+def test_training_files_are_measured_by_rows_and_bytes(tmp_path):
+    columns = tmp_path / "train.conll"
+    columns.write_text("Anna B-PER\nsleeps O\n\nBob B-PER\n", encoding="utf-8")
+    assert running._size_of(probe(columns, "tagging")) == (columns.stat().st_size / running._BYTES_PER_TAGGED, 2)
+    table = tmp_path / "train.csv"
+    table.write_text("text,label\none,a\ntwo,b\n", encoding="utf-8")
+    assert running._size_of(probe(table, "single")) == (table.stat().st_size / running._BYTES_PER_TOKEN, 4)
+
+
+def test_steps_of_short_examples_take_longer_than_their_tokens_say(tmp_path, monkeypatch):
+    path = tmp_path / "train.conll"
+    path.write_text("Anna B-PER\nsleeps O\n\n" * 4000, encoding="utf-8")  # 1.8 tokens a sentence by its bytes
+    asked = []
+
+    def timed(plan, model, batch_size=None):
+        asked.append(batch_size)
+        return {"seconds": 60.0, "tokens_per_second": 1000.0 if batch_size is None else 100.0}
+
+    monkeypatch.setattr(running, "_timed", timed)
+    said = running._expected(plan(path, kind="tagging", models={"A": True}, arm_model="A"), NOTHING_DONE, 1)
+    assert asked == [None, 1]
+    tokens = path.stat().st_size / running._BYTES_PER_TAGGED
+    assert said == (
+        f"about {running.in_words(60.0 + 2 * tokens / 100.0)}: 60 seconds of pre-training and "
+        f"{running.in_words(2 * tokens / 100.0)} for 1 run of fine-tuning"
+    )
+
+
+def test_what_is_left_may_be_of_models_made_elsewhere_alone(tmp_path, monkeypatch):
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\n" + "some words,a\n" * 1000, encoding="utf-8")
+    monkeypatch.setattr(running, "_timed", lambda *_: {"seconds": 9.0, "tokens_per_second": 10_000.0})
+    said = running._expected(
+        plan(path, kind="single", models={"A": False}, arm_model="made elsewhere"), NOTHING_DONE, 1
+    )
+    assert said.endswith("for 1 run of fine-tuning")
