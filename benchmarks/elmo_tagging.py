@@ -48,6 +48,8 @@ CHANGES = [
     "tagging.crf=true",
 ]
 _DISCOUNT = 0.75
+# The directions of the language model, and what each predicts.
+_WAYS = {"forward": "mlm_labels", "backward": "backward_labels"}
 # Name, model, layers, what it is.
 ROWS = (
     ("vectors", "vectors", "embeddings", "word vectors alone"),
@@ -64,7 +66,8 @@ Made by `python benchmarks/elmo_tagging.py --out DIR --megabytes {megabytes:g} -
 of words with 5 occurrences or more; a word that has fewer is the unknown word, a zero vector. ELMo: size {size},
 {parameters:,} parameters, {steps:,} steps of `objective = "bidirectional_lm"`, {seen:,} words read, a softmax over
 {vocabulary:,} words; perplexity on held-out text {perplexity:.1f} (forward {forward:.1f}, backward {backward:.1f}).
-That of a trigram on the same text, interpolated by Kneser and Ney's rule, is {trigram:.1f}.
+Trigrams on the same text, interpolated by Kneser and Ney's rule, have {trigrams[forward]:.1f} and
+{trigrams[backward]:.1f}.
 Taggers: {train:,} sentences of CoNLL-2003, drawn by Python's `random.Random(0)`, scored on {dev} of its dev set: entity
 F1 in percent, the best epoch on dev, mean ± standard deviation over {seeds} seeds. The recipe is `features` with
 
@@ -114,7 +117,7 @@ def main() -> None:
         found[name] = result["restarts"]
         print(name, found[name]["mean"], found[name]["standard_deviation"], flush=True)
     if options.results:
-        _write_page(options, text, found, trigram_perplexity(*_streams(out / "corpus")))
+        _write_page(options, text, found, {way: trigram_perplexity(*_streams(out / "corpus", way)) for way in _WAYS})
 
 
 def _text(path: Path, num_bytes: int) -> str:
@@ -217,14 +220,14 @@ def _elmo(out: Path, options: argparse.Namespace) -> Path:
     return run
 
 
-def _streams(corpus: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the words that the language model learns and those held out from it, each with the marks of sentences."""
+def _streams(corpus: Path, way: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the words that one direction of the language model learns, and those held out, with marks of sentences."""
     opened, row = Corpus.open(corpus), PRETRAINING["bidirectional_lm"]
     data = PretrainingData(next_sentence=False, max_length=512)
     found = []
     for documents in split_documents(opened, data.held_out_fraction, seed=0):
         loader = row.loader(opened, documents, data, batch_size=64, seed=0)
-        found.append(np.concatenate([batch.mlm_labels for batch in loader.epoch_batches(0)]).astype(np.int64))
+        found.append(np.concatenate([getattr(batch, _WAYS[way]) for batch in loader.epoch_batches(0)]).astype(np.int64))
     return found[0], found[1]
 
 
@@ -263,7 +266,9 @@ def _looked_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.n
     return np.where(keys[places] == wanted, values[places], 0).astype(np.float64)
 
 
-def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[str, Any]], trigram: float) -> None:
+def _write_page(
+    options: argparse.Namespace, text: str, found: dict[str, dict[str, Any]], trigrams: dict[str, float]
+) -> None:
     run = options.out / "elmo"
     metrics = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
     config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
@@ -271,7 +276,7 @@ def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[st
 
     with safe_open(run / "model" / "model.safetensors", "pt") as file:
         parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    metrics["trigram_perplexity"] = trigram
+    metrics["trigram_perplexity"] = trigrams
     about = {"metrics": metrics, "seen": options.steps * 64 * 20, "parameters": parameters, "text": text, "rows": found}
     options.results.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     mean = {name: 100 * found[name]["mean"] for name in found}
@@ -291,7 +296,7 @@ def _write_page(options: argparse.Namespace, text: str, found: dict[str, dict[st
         perplexity=metrics["bilm_perplexity"],
         forward=metrics["forward_perplexity"],
         backward=metrics["backward_perplexity"],
-        trigram=trigram,
+        trigrams=trigrams,
         train=options.train,
         dev=options.dev,
         changes=" ".join(f"--set {change}" for change in CHANGES),

@@ -1,7 +1,11 @@
-"""The table of docs/ELMO.md: decreases of errors follow from its scores."""
+"""The table of docs/ELMO.md, whose decreases follow from its scores; the trigram of ELMo's page."""
 
+import itertools
 import re
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "ELMO.md"
 
@@ -13,3 +17,32 @@ def test_relative_decreases_follow_from_the_scores():
         decrease = 100 * (float(with_elmo) - float(baseline)) / (100 - float(baseline))
         digits = len(told.partition(".")[2])
         assert f"{decrease:.{digits}f}" == told
+
+
+def test_probabilities_of_the_trigram_add_up_to_one_in_seen_and_unseen_contexts(monkeypatch):
+    monkeypatch.syspath_prepend(PAGE.parents[1] / "benchmarks")
+    from elmo_tagging import trigram_perplexity
+
+    train = np.random.default_rng(0).integers(0, 5, 60)
+    for context in itertools.product(range(5), repeat=2):
+        total = sum(1 / trigram_perplexity(train, np.array([*context, word])) for word in range(5))
+        assert total == pytest.approx(1.0)
+
+
+def test_the_trigram_is_that_of_kneser_and_ney(monkeypatch):
+    monkeypatch.syspath_prepend(PAGE.parents[1] / "benchmarks")
+    from elmo_tagging import trigram_perplexity
+
+    train = np.array([0, 1, 2, 0, 1, 2, 2, 0, 1, 0])
+    trigrams = [tuple(train[at : at + 3].tolist()) for at in range(len(train) - 2)]
+    bigrams = {(second, third) for _, second, third in set(trigrams)}
+    unigrams = [third for _, third in bigrams]
+    least = 1 / 3
+    one = (unigrams.count(2) - 0.75 + 0.75 * len(set(unigrams)) * least) / len(unigrams)
+    after = [second for first, second, third in set(trigrams)].count(1)
+    kinds = {third for _, second, third in trigrams if second == 1}
+    pairs = len({(first, second, third) for first, second, third in trigrams if (second, third) == (1, 2)})
+    two = (max(pairs - 0.75, 0) + 0.75 * len(kinds) * one) / after
+    seen = [third for first, second, third in trigrams if (first, second) == (0, 1)]
+    three = (seen.count(2) - 0.75 + 0.75 * len(set(seen)) * two) / len(seen)
+    assert 1 / trigram_perplexity(train, np.array([0, 1, 2])) == pytest.approx(three)
