@@ -86,6 +86,10 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=40, help="at most so many of a sense in each of --seeds draws")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at once, of one thread each")
     options = parser.parse_args()
+    if options.megabytes < 12.0:
+        parser.error(
+            f"--megabytes {options.megabytes:g}: shorter texts hold too few sentences of each sense; give 12 or more"
+        )
     named = {name: getattr(options, name) for name in ("megabytes", "epochs", "seeds", "sentences")}
     changed = {name: value for name, value in named.items() if value != parser.get_default(name)}
     options.more = "".join(f" --{name} {value:g}" for name, value in changed.items())

@@ -105,6 +105,11 @@ class BothWays(Corruption[tuple[Texts, Texts], BothWaysBatch]):
         ids, labels = backwards.token_ids, backwards.mlm_labels
         return BothWaysBatch(**vars(forwards), backward_ids=ids, backward_labels=labels, spelling=self._spelling)
 
+    def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return how many predictions rows of those lengths have, twice: each word is predicted in both directions."""
+        predicted, wanted = super().counts(lengths, num_marks)
+        return 2 * predicted, 2 * wanted
+
     @cached_property
     def _spelling(self) -> Spelling:
         return Spelling.of(self.vocabulary)

@@ -33,6 +33,13 @@ def tracks_of(loader, num_batches):
     return tracks
 
 
+def test_predictions_are_counted_in_both_directions(loader):
+    _, batches = loader
+    account = batches.account()
+    predicted = [len(batch.mlm_labels) + len(batch.backward_labels) for batch in batches.epoch_batches(0)]
+    assert account.predictions_per_instance * account.num_instances == pytest.approx(sum(predicted))
+
+
 def test_one_way_reads_sentences_and_the_other_the_same_ones_reversed_at_the_same_places(loader):
     corpus, batches = loader
     begin, end = (marks[0] for marks in (corpus.tokenizer.running_text.begin, corpus.tokenizer.running_text.end))
