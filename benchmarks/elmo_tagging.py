@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ CHANGES = [
     "tagging.crf=true",
 ]
 _DISCOUNT = 0.75
+_MORE = {"normed": ("mix.layer_norm=true",)}  # settings of single rows
 # The directions of the language model, and what each predicts.
 _WAYS = {"forward": "mlm_labels", "backward": "backward_labels"}
 # Name, model, layers, what it is.
@@ -56,6 +58,7 @@ ROWS = (
     ("characters", "elmo", "embeddings", "ELMo's characters alone, layer 0"),
     ("top", "elmo", "last", "ELMo, top layer"),
     ("mix", "elmo", "scalar_mix", "ELMo, learned mix of layers"),
+    ("normed", "elmo", "scalar_mix", "the same, of layers brought to mean 0 and variance 1"),
     ("joined", "joined", "embeddings", "word vectors with all layers of the ELMo, joined"),
 )
 _PAGE = """\
@@ -77,7 +80,8 @@ F1 in percent, the best epoch on dev, mean ± standard deviation over {seeds} se
 |---|---|---|
 {rows}
 
-Joined as in the paper (3.3), ELMo's layers bring {brought:+.1f} F1 to word vectors. The mix alone is {lead:+.1f} ahead
+The last row reads the vectors that the first and the fourth wrote. Joined like that, as in the paper (3.3), ELMo's
+layers bring {brought:+.1f} F1 to word vectors. The mix alone is {lead:+.1f} ahead
 of them, and {top:+.1f} ahead of the top layer. {machine}.
 """
 
@@ -107,7 +111,7 @@ def main() -> None:
     ]
     found = {}
     for name, model, layers, _ in ROWS:
-        changes = [f"features.layers={layers}", *CHANGES, f"restarts={options.seeds}"]
+        changes = [f"features.layers={layers}", *CHANGES, *_MORE.get(name, ()), f"restarts={options.seeds}"]
         recipe = load_recipe(FinetuneRecipe, recipe_path("features"), changes)
         folder, source = out / name, models.get(model)
         resume = (folder / "recipe.toml").exists()
@@ -281,7 +285,7 @@ def _write_page(
     options.results.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     mean = {name: 100 * found[name]["mean"] for name in found}
     rows = [
-        f"| {what} | `{layers}` | {mean[name]:.1f} ± {100 * (found[name]['standard_deviation'] or 0.0):.1f} |"
+        f"| {what} | `{layers}`{''.join(f', `{more}`' for more in _MORE.get(name, ()))} | {mean[name]:.1f} ± {100 * (found[name]['standard_deviation'] or 0.0):.1f} |"
         for name, _, layers, what in ROWS
     ]
     page = _PAGE.format(
@@ -306,7 +310,9 @@ def _write_page(
         top=mean["mix"] - mean["top"],
         machine=processor(),
     )
-    options.results.with_suffix(".md").write_text(page, encoding="utf-8")
+    paragraphs = page.split("\n\n")
+    filled = [part if part[0] in "#| " else fill(part, 120, break_on_hyphens=False) for part in paragraphs]
+    options.results.with_suffix(".md").write_text("\n\n".join(filled) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The table of docs/ELMO.md, whose decreases follow from its scores; the trigram of ELMo's page."""
 
 import itertools
+import json
 import re
 from pathlib import Path
 
@@ -46,3 +47,11 @@ def test_the_trigram_is_that_of_kneser_and_ney(monkeypatch):
     seen = [third for first, second, third in trigrams if (first, second) == (0, 1)]
     three = (seen.count(2) - 0.75 + 0.75 * len(set(seen)) * two) / len(seen)
     assert 1 / trigram_perplexity(train, np.array([0, 1, 2])) == pytest.approx(three)
+
+
+def test_scores_at_a_small_scale_are_the_measured_ones():
+    results = json.loads((PAGE.parents[1] / "results" / "elmo.json").read_text("utf-8"))["rows"]
+    vectors, mix, joined = (100 * results[name]["mean"] for name in ("vectors", "mix", "joined"))
+    told = " ".join(PAGE.read_text("utf-8").split())
+    assert f"reaches {vectors:.1f} F1 on CoNLL-2003's names with word vectors alone, {mix:.1f} with ELMo's mix" in told
+    assert f"and {joined:.1f} with both joined" in told
