@@ -284,10 +284,10 @@ def _write_page(
     about = {"metrics": metrics, "seen": options.steps * 64 * 20, "parameters": parameters, "text": text, "rows": found}
     options.results.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     mean = {name: 100 * found[name]["mean"] for name in found}
-    rows = [
-        f"| {what} | `{layers}`{''.join(f', `{more}`' for more in _MORE.get(name, ()))} | {mean[name]:.1f} ± {100 * (found[name]['standard_deviation'] or 0.0):.1f} |"
-        for name, _, layers, what in ROWS
-    ]
+    rows = []
+    for name, _, layers, what in ROWS:
+        settings, spread = [layers, *_MORE.get(name, ())], 100 * (found[name]["standard_deviation"] or 0.0)
+        rows.append(f"| {what} | {', '.join(f'`{one}`' for one in settings)} | {mean[name]:.1f} ± {spread:.1f} |")
     page = _PAGE.format(
         steps=options.steps,
         megabytes=options.megabytes,
