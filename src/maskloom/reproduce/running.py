@@ -277,7 +277,8 @@ def _timed(plan: Plan, model: str, batch_size: int | None = None) -> dict[str, A
     """Return what pre-training of a model takes here, with other batches where a size is given."""
     recipe = plan.pretraining(model, 0)
     if batch_size is not None:
-        recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"batch_size": batch_size})})
+        few = recipe.training.model_copy(update={"batch_size": batch_size, "micro_batch_size": None})
+        recipe = recipe.model_copy(update={"training": few})
     return plan_pretraining(recipe, corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"][0]
 
 
