@@ -153,7 +153,8 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
     if sys.stderr.isatty():
         typer.echo("\x1b[?25h", err=True, nl=False)  # a bar that was left has hidden the cursor
     words = ["maskloom", *sys.argv[1:]]
-    if words[1:2] and words[1] in _REPEATABLE:
+    is_at_once = words[1:2] == ["reproduce"] and bool({*words[2:]} & {*experiments.MADE_AT_ONCE})
+    if (words[1:2] and words[1] in _REPEATABLE) or is_at_once:
         is_build = words[1:3] == ["corpus", "build"]
         kept = "finished shards are kept, continue with" if is_build else "nothing was written, start again with"
         typer.echo(f"{stop}; {kept}: {shlex.join(words)}", err=True)

@@ -27,6 +27,8 @@ ExperimentName = Literal[
     "rnn-attention",
 ]
 
+MADE_AT_ONCE = ("figure1", "transformer-table1", "rnn-gradients", "rnn-attention")
+"""Experiments that keep nothing before their page."""
 _SEEDS, _MINUTES = 3, 60.0
 _training_option: Any = partial(
     typer.Option, rich_help_panel="Not of figure1, transformer-table1, rnn-gradients and rnn-attention"
@@ -76,7 +78,7 @@ def reproduce(
         raise UsageError(f"{experiment}: --minutes and --beside are for budget")
     if experiment == "budget" and scale != "tiny":
         raise UsageError("budget: its scale are --minutes; leave --scale out")
-    if experiment in ("figure1", "transformer-table1", "rnn-gradients", "rnn-attention"):
+    if experiment in MADE_AT_ONCE:
         if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
             what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"
             raise UsageError(f"{experiment} {what}: leave out {_NOT_OF_RANDOM_WEIGHTS}")

@@ -39,7 +39,9 @@ def read_pairs(path: Path) -> list[Triple]:
         score = next((name for name in _SCORES if name in names), None)
         if score is None:
             raise DataError(f"{path}: line 1: no column of scores named similarity among {', '.join(names)}")
-        places, rows = [names.index(name) for name in ("word1", "word2", score)], rows[1:]
+        places = [names.index(name) for name in ("word1", "word2", score)]
+        # a row may have no more than its number, in a column without a name
+        rows = [row for row in rows[1:] if any(cell.strip() for cell, name in zip(row[0], names, strict=False) if name)]
     elif {*re.findall(r"\w+", " ".join(names[2:]))} & {*_SCORES} and not _is_score(names[2]):
         rows = rows[1:]
     triples = [_triple(f"{path}: line {line}", fields, places) for fields, line in rows]
@@ -100,13 +102,22 @@ def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
 def read_analogies(path: Path) -> dict[str, list[list[str]]]:
     """Read questions of four words a line by section, which a line `: name` begins; DataError for any other line.
 
-    Words stand between white space, in a .csv in four columns without a header.
+    Words stand between white space, in a .csv in four columns, or in those that a header names word1, word2, word3 and
+    word4 or target; the section is then what a column type or category says.
     """
     sections: dict[str, list[list[str]]] = {}
-    name = path.stem
+    name, names = path.stem, list[str]()
     is_csv = ".csv" in map(str.lower, path.suffixes[-2:])
     for row in read_rows(path, "csv" if is_csv else "text"):
-        line = " ".join(map(str, row.fields))
+        fields = [*map(str, row.fields)]
+        if is_csv and not names and not sections and {"word1", "word2", "word3"} <= {*map(str.lower, fields)}:
+            names = [field.strip().lower() for field in fields]
+            continue
+        if names and len(fields) == len(names):
+            told = dict(zip(names, fields, strict=True))
+            name = told.get("type") or told.get("category") or path.stem
+            fields = [told["word1"], told["word2"], told["word3"], told.get("word4") or told.get("target", "")]
+        line = " ".join(fields)
         words = line.split()
         if line.startswith(":"):
             name = line[1:].strip()

@@ -49,8 +49,12 @@ class WordVectors:
     def _spelled_like(self, word: str) -> str:
         if word.lower() in self.places:
             return f" (did you mean {word.lower()}?)"
-        like = [known for known in self.words if abs(len(known) - len(word)) <= 2 and {*known[:2]} & {*word[:2]}]
-        near = difflib.get_close_matches(word[:80], like, _NUM_NEAR, 0.75)
+        like: dict[str, str] = {}  # known words by their lower case, the most frequent form of each
+        begin = {*word[:2].lower()}
+        for known in self.words:
+            if abs(len(known) - len(word)) <= 2 and begin & {*known[:2].lower()}:
+                like.setdefault(known.lower(), known)
+        near = [like[one] for one in difflib.get_close_matches(word[:80].lower(), like, _NUM_NEAR, 0.75)]
         return f" (did you mean {', '.join(near)}?)" if near else ""
 
     def neighbours(self, word: str, number: int = 10) -> list[tuple[str, float]]:
@@ -174,6 +178,8 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
         fields = line.rstrip().split(b" ")
         if not line.strip():
             raise DataError(f"{path}: cut short: {row:,} words, line 1 says {num_words:,}")
+        if not line.endswith(b"\n"):  # the number at its end may lack digits
+            raise DataError(f"{path}: line {number:,}: cut short: it ends without a line break; add one if it is whole")
         if len(fields) != size + 1:
             raise DataError(f"{path}: line {number:,}: {len(fields) - 1} numbers instead of {size}")
         try:

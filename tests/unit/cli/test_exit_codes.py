@@ -95,6 +95,10 @@ def test_an_argument_that_is_not_utf8_is_one_line(monkeypatch, capsys, arguments
         (("corpus", "build", "a b"), "finished shards are kept, continue with: maskloom corpus build 'a b'"),
         (("vocab", "train", "a"), "nothing was written, start again with: maskloom vocab train a"),
         (("embed", "--int8"), "nothing was written, start again with: maskloom embed --int8"),
+        (
+            ("reproduce", "rnn-attention", "--out", "a"),
+            "nothing was written, start again with: maskloom reproduce rnn-attention --out a",
+        ),
     ],
 )
 def test_a_command_without_resume_says_what_the_same_command_does(monkeypatch, capsys, arguments, expected) -> None:

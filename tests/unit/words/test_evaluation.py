@@ -19,6 +19,7 @@ VECTORS = WordVectors(
     ("name", "content"),
     [
         ("a.csv", ",word1,word2,similarity\n0,sun-n,light-n,5\n1,big-j,dog-n,1.5\n"),
+        ("a.csv", ",word1,word2,similarity\n0,sun,light,5\n1,big,dog,1.5\n2,,,\n"),
         ("a.csv", "word1,word2,score\nsun,light,5\nbig,dog,1.5\n"),
         ("a.csv", "Word 1,Word 2,Human (mean)\nsun,light,5\nbig,dog,1.5\n"),
         ("a.txt", "Word 1 Word 2 Human (mean)\nsun light 5\nbig dog 1.5\n"),
@@ -88,6 +89,14 @@ def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
     assert read_analogies(table) == read_analogies(path)
     table.write_text("a,b,c\n")
     with pytest.raises(DataError, match="line 1: four words are expected, this is 'a b c'"):
+        read_analogies(table)
+    table.write_text(
+        ",type,word1,word2,word3,target\n0,family,man,woman,king,queen\n1,family,man,king,woman,queen\n"
+        "2,fruit,man,king,apple,pear\n3,fruit,man,man,man,man\n"
+    )
+    assert read_analogies(table) == read_analogies(path)
+    table.write_text("word1,word2,word3,word4\nman,woman,king,\n")
+    with pytest.raises(DataError, match="line 2: four words are expected, this is 'man woman king '"):
         read_analogies(table)
     path.write_text("a b c\n")
     with pytest.raises(DataError, match="line 1: four words"):

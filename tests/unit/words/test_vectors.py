@@ -48,6 +48,7 @@ def test_a_text_file_of_word2vec_ends_its_lines_with_a_blank(tmp_path: Path) -> 
         (b"0 2\n", "not a header"),
         (b"9999999999 300\na 1 2\n", "cut short: line 1 says 9,999,999,999 words of 300 numbers"),
         (b"3 2\na 1 2\nb 1 2\n  \n", "cut short: 2 words, line 1 says 3"),
+        (b"2 2\na 1 2\nb 1 -7.24", "line 3: cut short: it ends without a line break"),
         (b"1 2\na 1 2\nb 1 2\n", "has data after the last word, on line 2"),
         (b"2 2\na 1 2\nb 1 2 3\n", "line 3: 3 numbers instead of 2"),
         (b"2 2\na 1 2\nb 1 x\n", "line 3: 'x' is not a number"),
@@ -82,6 +83,8 @@ def test_unknown_words_are_named_with_like_ones() -> None:
         vectors.rows_of(["france", "frence", "zzz"])
     with pytest.raises(DataError, match=r"'France' \(did you mean france\?\)"):
         vectors.neighbours("France")
+    with pytest.raises(DataError, match=r"'FRENHC' \(did you mean french\?\)"):
+        vectors.neighbours("FRENHC")
 
 
 def test_the_plane_keeps_distances_of_what_lies_in_one() -> None:
