@@ -162,6 +162,21 @@ def test_noise_is_drawn_by_counts_to_the_exponent(exponent: float) -> None:
     assert chisquare(seen, other / other.sum() * seen.sum()).pvalue < 1e-6
 
 
+def test_frequent_words_are_kept_by_their_probability() -> None:
+    counts = np.array([600_000, 100_000, 2000, 10])
+    keep = make_tables(WordsRecipe(sample=1e-3), counts).keep
+    wanted = np.minimum((np.sqrt(counts / (1e-3 * counts.sum())) + 1) * 1e-3 * counts.sum() / counts, 1.0)
+    sentence, state, kept = np.zeros(kernel.MAX_SENTENCE, np.int32), np.uint64(7), np.zeros(4)
+    tokens, asked = np.tile(np.arange(4, dtype=np.int32), 200), 0
+    with np.errstate(over="ignore"):
+        for _ in range(30):
+            _, length, state = kernel._read_sentence(tokens, 0, keep, sentence, state)
+            kept, asked = kept + np.bincount(sentence[:length], minlength=4), asked + 200
+    error = np.sqrt(wanted * (1 - wanted) / asked)
+    assert (np.abs(kept / asked - wanted) <= 4 * error + 1e-9).all()
+    assert wanted[3] == 1.0 > wanted[1] > wanted[0] > 0.0
+
+
 def test_a_word_is_no_noise_of_its_own() -> None:
     targets = np.zeros(5, np.int64)
     assert kernel._with_noise(3, np.array([1, 3, 2, 3]), targets) == 3
