@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,14 @@ def test_the_score_of_the_translation_recipe_is_the_measured_one() -> None:
     bleu, minutes = run["scores"]["test_2016_flickr"]["bleu"], run["cpu_seconds"] / 60
     told = " ".join((REPOSITORY / "docs" / "TASKS.md").read_text(encoding="utf-8").split())
     assert f"the recipe reaches {bleu:.1f} BLEU on test2016 in {minutes:.0f} minutes" in told
+
+
+def test_the_loop_of_word_vectors_is_as_fast_as_measured() -> None:
+    rates = json.loads((REPOSITORY / "benchmarks" / "words_loop.json").read_text(encoding="utf-8"))["rates"]
+    beside = {
+        name: statistics.median(ours / theirs for ours, theirs in zip(rates["numba"], rates[name], strict=True))
+        for name in ("torch", "NumPy")
+    }
+    told = " ".join((REPOSITORY / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8").split())
+    assert f"{beside['torch']:.1f} times as many updates a second as batches of torch" in told
+    assert f"{beside['NumPy']:.1f} times as many as NumPy's" in told

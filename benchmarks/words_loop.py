@@ -1,0 +1,154 @@
+"""The inner loop of skip-gram with negative sampling, compiled by numba, beside batches of NumPy and of torch.
+
+    python benchmarks/words_loop.py
+
+All sides have the same text, vocabulary and sizes and one thread. NumPy and torch take pairs in batches, whose words
+and noise words are drawn before the clock starts, and add up all updates of a batch; the loop draws its own and updates
+after every pair, as word2vec does. The page is words_loop.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from rounds import MIN_ROUNDS, in_turn, order_said, quiet_load
+from surroundings import processor, write_real_text
+
+from maskloom.text.normalization import words as words_of
+from maskloom.words import kernel
+from maskloom.words.settings import WordsRecipe
+from maskloom.words.training import make_tables
+
+SIZE, WINDOW, NEGATIVE, VOCABULARY, BATCH = 100, 5, 5, 30_000, 1024
+_BLOCK, _BLOCKS, _BATCHES = 10_000, 40, 400
+_RATE = 0.025
+
+
+def main() -> None:
+    """Measure and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        text = write_real_text(Path(folder) / "text.txt", 20_000_000)
+        tokens, counts = _numbered(Path(folder) / "text.txt")
+    draw = np.random.default_rng(0)
+    vectors = ((draw.random((len(counts), SIZE)) - 0.5) / SIZE).astype(np.float32)
+    outputs = np.zeros_like(vectors)
+    centers, targets = _pairs(tokens, counts, draw)
+    sides: dict[str, Callable[[], int]] = {
+        "numba": lambda: _by_numba(tokens, counts, vectors.copy(), outputs.copy()),
+        "NumPy": lambda: _by_numpy(centers, targets, vectors.copy(), outputs.copy()),
+        "torch": lambda: _by_torch(
+            centers, targets, torch.from_numpy(vectors.copy()), torch.from_numpy(outputs.copy())
+        ),
+    }
+    load = quiet_load()
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(-1, options.rounds):  # the first one warms up, and compiles
+        for name in in_turn(list(sides), number):
+            started = time.perf_counter()
+            done = sides[name]()
+            if number >= 0:
+                rates[name].append(done / (time.perf_counter() - started))
+    machine = f"{processor()}, 1 thread; numba {version('numba')}, NumPy {np.__version__}, torch {torch.__version__}"
+    _write_page(rates, f"{machine}; Python {platform.python_version()}; load before the start {load:.2f}", text)
+
+
+def _numbered(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the words of a text by number, -1 after each line, and how often each of the vocabulary comes."""
+    lines = [words_of(line, lowercase=True) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    known = Counter(word for line in lines for word in line).most_common(VOCABULARY)
+    numbers = {word: number for number, (word, _) in enumerate(known)}
+    tokens = [number for line in lines for number in [*(numbers[word] for word in line if word in numbers), -1]]
+    return np.array(tokens, np.int32), np.array([count for _, count in known])
+
+
+def _pairs(tokens: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return words and, for each, the word that it predicts with noise words behind, (pairs, 1 + noise)."""
+    number = BATCH * _BATCHES
+    places = draw.integers(WINDOW, len(tokens) - WINDOW, 4 * number)
+    others = places + draw.integers(1, WINDOW + 1, len(places)) * draw.choice([-1, 1], len(places))
+    kept = (tokens[places] >= 0) & (tokens[others] >= 0)
+    centers, words = tokens[places[kept]][:number], tokens[others[kept]][:number]
+    weights = counts.astype(np.float64) ** 0.75
+    noise = draw.choice(len(counts), (number, NEGATIVE), p=weights / weights.sum())
+    return centers.astype(np.int64), np.concatenate([words[:, None], noise], 1).astype(np.int64)
+
+
+def _by_numba(tokens: np.ndarray, counts: np.ndarray, vectors: np.ndarray, outputs: np.ndarray) -> int:
+    tables = make_tables(WordsRecipe(), counts)
+    options = kernel.Options(False, kernel.NEGATIVE, WINDOW, NEGATIVE, False, False, np.float32(_RATE))
+    train, done = kernel.compiled(), 0
+    for block in range(_BLOCKS):
+        part = tokens[block * _BLOCK : (block + 1) * _BLOCK]
+        done += train(vectors, outputs, part, tables, options, np.uint64(block))[1]
+    return done
+
+
+def _by_numpy(centers: np.ndarray, targets: np.ndarray, vectors: np.ndarray, outputs: np.ndarray) -> int:
+    labels = np.zeros(1 + NEGATIVE, np.float32)
+    labels[0] = 1.0
+    for first in range(0, len(centers), BATCH):
+        words, wanted = centers[first : first + BATCH], targets[first : first + BATCH]
+        hidden, rows = vectors[words], outputs[wanted]
+        scores = np.einsum("bd,bnd->bn", hidden, rows)
+        steps = np.float32(_RATE) * (labels - 1.0 / (1.0 + np.exp(-scores)))
+        np.add.at(vectors, words, np.einsum("bn,bnd->bd", steps, rows))
+        np.add.at(outputs, wanted.ravel(), (steps[:, :, None] * hidden[:, None]).reshape(-1, SIZE))
+    return len(centers)
+
+
+@torch.no_grad()
+def _by_torch(centers: np.ndarray, targets: np.ndarray, vectors: torch.Tensor, outputs: torch.Tensor) -> int:
+    labels = torch.zeros(1 + NEGATIVE)
+    labels[0] = 1.0
+    all_words, all_wanted = torch.from_numpy(centers), torch.from_numpy(targets)
+    for words, wanted in zip(all_words.split(BATCH), all_wanted.split(BATCH), strict=True):
+        hidden, rows = vectors[words], outputs[wanted]
+        scores = torch.bmm(rows, hidden[:, :, None])[:, :, 0]
+        steps = _RATE * (labels - torch.sigmoid(scores))
+        vectors.index_add_(0, words, torch.bmm(steps[:, None], rows)[:, 0])
+        outputs.index_add_(0, wanted.flatten(), (steps[:, :, None] * hidden[:, None]).reshape(-1, SIZE))
+    return len(centers)
+
+
+def _write_page(rates: dict[str, list[float]], machine: str, text: str) -> None:
+    target = Path(__file__).with_suffix("")
+    num_rounds = len(rates["numba"])
+    lines = [
+        "# The inner loop of word vectors: numba, NumPy, torch",
+        "",
+        "Made by `python benchmarks/words_loop.py`; do not edit.",
+        "",
+        f"{order_said(num_rounds)} Skip-gram, {NEGATIVE} noise words, size {SIZE}, a vocabulary of {VOCABULARY:,}; "
+        f"batches of {BATCH:,} pairs. Pairs a second, medians; the ratio is that of numba to the side, with "
+        f"its range. {text}.",
+        "",
+        "| side | pairs/s | numba beside it |",
+        "|---|---:|---|",
+    ]
+    for name, found in rates.items():
+        ratios = [ours / theirs for ours, theirs in zip(rates["numba"], found, strict=True)]
+        told = "-" if name == "numba" else f"{median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
+        lines.append(f"| {name} | {median(found):,.0f} | {told} |")
+    lines += ["", f"{machine}.", ""]
+    target.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+    content = {"machine": machine, "rates": rates}
+    target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
