@@ -97,6 +97,14 @@ def test_scores_by_document_are_those_of_scikit_learn():
         metric.update(predictions[3:], targets[3:])
         scores = metric.compute()
         assert scores["hamming_loss"] == pytest.approx(hamming_loss(targets, predictions))
+        differences, mean_labels = (targets != predictions).sum(1).mean(), targets.sum(1).mean()
+        if mean_labels:
+            assert scores["hamming_by_label"] == pytest.approx(differences / mean_labels)
+        means = [
+            score(targets, predictions, average="samples", zero_division=0) for score in (precision_score, recall_score)
+        ]
+        harmonic = 2 * np.prod(means) / sum(means) if sum(means) else 0.0
+        assert scores["f1_of_means"] == pytest.approx(harmonic)
         assert scores["exact_match"] == pytest.approx(accuracy_score(targets, predictions))
         for name, score in by_sample.items():
             expected = score(targets, predictions, average="samples", zero_division=0)

@@ -74,7 +74,8 @@ class MultiLabelMetric:
     """Micro and macro F1 over labels, the fraction of examples whose label set is exactly right, and scores by example.
 
     Those by example are means of |both| / |either| ("jaccard"), of precision, recall and F1 ("_samples"), each 0 where
-    it divides by 0, and the fraction of wrong decisions ("hamming_loss").
+    it divides by 0, and the fraction of wrong decisions ("hamming_loss"). Dong et al. 2019 have the F1 of the mean
+    precision and recall ("f1_of_means"), and wrong decisions by the number of true labels ("hamming_by_label").
 
     Takes 0/1 arrays of shape (examples, labels). A label that neither side ever has counts F1 0 in the macro mean
     (scikit-learn's `zero_division=0`), so that the mean always divides by the number of labels.
@@ -114,7 +115,11 @@ class MultiLabelMetric:
         micro = _f1(self._true_positives.sum(), self._predicted.sum() + self._actual.sum())
         exact = self._num_exact / self._num_examples
         names = ("jaccard", "precision_samples", "recall_samples", "f1_samples", "hamming_loss")
-        by_example = dict(zip(names, (self._by_example / self._num_examples).tolist(), strict=True))
+        by_example = dict[str, float](zip(names, (self._by_example / self._num_examples).tolist(), strict=True))
+        precision, recall = by_example["precision_samples"], by_example["recall_samples"]
+        by_example["f1_of_means"] = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+        wrong = by_example["hamming_loss"] * self.num_labels * self._num_examples
+        by_example["hamming_by_label"] = wrong / max(int(self._actual.sum()), 1)
         return {"f1_micro": float(micro), "f1_macro": float(by_label.mean()), "exact_match": exact, **by_example}
 
     def reference(self) -> None:

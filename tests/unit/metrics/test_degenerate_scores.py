@@ -70,7 +70,7 @@ def test_multi_label_without_any_positive():
     metric = MultiLabelMetric(3)
     scores = scores_of(metric, np.zeros((4, 3)), np.zeros((4, 3)))
     assert scores.pop("exact_match") == 1.0
-    assert len(scores) == 7
+    assert len(scores) == 9
     assert not any(scores.values())
     assert metric.degeneracy() == "no label is ever predicted"
 
