@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -22,11 +19,9 @@ import torch
 from feature_based import some_sentences
 from surroundings import data_folder, processor, write_real_text
 
-import maskloom.runs.finetune as runs
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, validate_recipe
 from maskloom.data.corpus.opening import Corpus, split_documents
-from maskloom.data.feature_files import FeatureFile
 from maskloom.data.settings import PretrainingData
 from maskloom.models.assembled import build_model
 from maskloom.models.recurrent_config import LstmConfig
@@ -34,10 +29,8 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.recipe_files import recipe_path
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.finetune import LabelledFiles, finetune
-from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.words import open_vectors, train_words
-from maskloom.tasks.tagging.features import FeatureSentences
 from maskloom.text.normalization import words as words_of
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.vocabulary_training import VocabularySettings
@@ -49,7 +42,8 @@ CHANGES = [
     "tagging.crf=true",
 ]
 _DISCOUNT = 0.75
-_MORE = {"normed": ("mix.layer_norm=true",)}  # settings of single rows
+# Settings of single rows; {words} is where the word vectors lie.
+_MORE = {"normed": ("mix.layer_norm=true",), "joined": ("features.word_vectors={words}",)}
 # The directions of the language model, and what each predicts.
 _WAYS = {"forward": "mlm_labels", "backward": "backward_labels"}
 # Name, model, layers, what it is.
@@ -59,7 +53,7 @@ ROWS = (
     ("top", "elmo", "last", "ELMo, top layer"),
     ("mix", "elmo", "scalar_mix", "ELMo, learned mix of layers"),
     ("normed", "elmo", "scalar_mix", "the same, of layers brought to mean 0 and variance 1"),
-    ("joined", "joined", "embeddings", "word vectors with all layers of the ELMo, joined"),
+    ("joined", "elmo", "scalar_mix", "word vectors and the mix, joined"),
 )
 _PAGE = """\
 # ELMo against word vectors: names in CoNLL-2003
@@ -80,8 +74,7 @@ F1 in percent, the best epoch on dev, mean ± standard deviation over {seeds} se
 |---|---|---|
 {rows}
 
-The last row reads the vectors that the first and the fourth wrote. Joined like that, as in the paper (3.3), ELMo's
-layers bring {brought:+.1f} F1 to word vectors. The mix alone is {lead:+.1f} ahead
+Joined as in the paper (3.3), ELMo's mix brings {brought:+.1f} F1 to word vectors. The mix alone is {lead:+.1f} ahead
 of them, and {top:+.1f} ahead of the top layer. {machine}.
 """
 
@@ -111,13 +104,12 @@ def main() -> None:
     ]
     found = {}
     for name, model, layers, _ in ROWS:
-        changes = [f"features.layers={layers}", *CHANGES, *_MORE.get(name, ()), f"restarts={options.seeds}"]
+        more = [setting.format(words=out / "words") for setting in _MORE.get(name, ())]
+        changes = [f"features.layers={layers}", *CHANGES, *more, f"restarts={options.seeds}"]
         recipe = load_recipe(FinetuneRecipe, recipe_path("features"), changes)
-        folder, source = out / name, models.get(model)
+        folder = out / name
         resume = (folder / "recipe.toml").exists()
-        with nullcontext() if source else _joined_features(out):
-            source = source or _nameless_words(out)
-            result = finetune(recipe, model=source, data=LabelledFiles(*files), out=folder, resume=resume)
+        result = finetune(recipe, model=models[model], data=LabelledFiles(*files), out=folder, resume=resume)
         found[name] = result["restarts"]
         print(name, found[name]["mean"], found[name]["standard_deviation"], flush=True)
     if options.results:
@@ -151,59 +143,6 @@ def _vectors(out: Path) -> Path:
         with torch.no_grad():
             model.encoder.word_embeddings.zero_()[len(SPECIAL_TOKENS) :] = matrix
         save_model(model, folder)
-        WordPieceTokenizer(vocabulary, lowercase=False, max_length=10_000).save(folder)
-    return folder
-
-
-class _Joined:
-    """The vectors of the same words in several files of features, end to end."""
-
-    def __init__(self, folders: Sequence[Path]) -> None:
-        self.files = [FeatureFile.open(folder) for folder in folders]
-        if len({len(file.array) for file in self.files}) > 1:
-            raise SystemExit(f"{[str(folder) for folder in folders]} have different words")
-
-    @property
-    def width(self) -> int:
-        return sum(len(file.vectors) * file.width for file in self.files)
-
-    def rows(self, units: np.ndarray) -> np.ndarray:
-        """Return the rows of some units, (rows, 1, width)."""
-        parts = [file.rows(units) for file in self.files]
-        return np.concatenate([part.reshape(len(part), 1, -1) for part in parts], axis=2)
-
-
-@contextmanager
-def _joined_features(out: Path) -> Iterator[None]:
-    """Have the command train on the vectors that the rows of word vectors and of the mix wrote, joined."""
-
-    def with_features(plan: FinetunePlan, *_: Any) -> FinetunePlan:
-        sides = {
-            name: FeatureSentences(**vars(getattr(plan, name)), features=_joined(out, name))  # pyright: ignore
-            for name in ("train", "dev")
-        }
-        return replace(plan, **sides)
-
-    before, runs.with_features = runs.with_features, with_features
-    try:
-        yield
-    finally:
-        runs.with_features = before
-
-
-def _joined(out: Path, side: str) -> _Joined:
-    return _Joined([out / name / "features" / side for name in ("vectors", "mix")])
-
-
-def _nameless_words(out: Path) -> Path:
-    """Return the folder of a model as wide as the joined vectors, to which every word is the unknown one."""
-    folder = out / "joined-model"
-    if not (folder / "config.json").exists():
-        vocabulary = Vocabulary([*SPECIAL_TOKENS])
-        config = LstmConfig(
-            vocab_size=len(vocabulary), hidden_size=_joined(out, "dev").width, max_position_embeddings=10_000
-        )
-        save_model(build_model(config, (), seed=0), folder)
         WordPieceTokenizer(vocabulary, lowercase=False, max_length=10_000).save(folder)
     return folder
 
@@ -286,7 +225,8 @@ def _write_page(
     mean = {name: 100 * found[name]["mean"] for name in found}
     rows = []
     for name, _, layers, what in ROWS:
-        settings, spread = [layers, *_MORE.get(name, ())], 100 * (found[name]["standard_deviation"] or 0.0)
+        more = [setting.format(words="VECTORS") for setting in _MORE.get(name, ())]
+        settings, spread = [layers, *more], 100 * (found[name]["standard_deviation"] or 0.0)
         rows.append(f"| {what} | {', '.join(f'`{one}`' for one in settings)} | {mean[name]:.1f} ± {spread:.1f} |")
     page = _PAGE.format(
         steps=options.steps,

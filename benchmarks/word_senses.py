@@ -22,7 +22,7 @@ from translation import command, spread
 from maskloom.data.feature_files import FeatureFile
 from maskloom.reproduce.experiments import Scores, Trend, above, beyond
 from maskloom.runs.words import open_vectors
-from maskloom.words.vectors import WordVectors
+from maskloom.text.word_vectors import WordVectors
 
 _RULE = {
     "river": "river rivers stream creek brook lake pond canal water shore",

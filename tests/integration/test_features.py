@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, load_recipe, validate_recipe
 from maskloom.data.feature_files import FeatureFile
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference import Predictor
+from maskloom.inference import Ensemble, Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.recipe_files import recipe_path
@@ -29,6 +30,7 @@ from maskloom.runs.features import Activations, features
 from maskloom.runs.predict import predict
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.word_vectors import write_vectors
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 NAMES, PLACES, OTHERS = ["anna", "bob"], ["rome", "oslo"], ["saw", "the", "in", "old", ".", ","]
@@ -323,3 +325,44 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     (tmp_path / "b.txt").write_text("Rome\n\x01\n")
     with pytest.raises(DataError, match=r"b\.txt: line 2: a sentence without words"):
         features(model_folder, tmp_path / "b.txt", tmp_path / "out3", wanted=Activations(units="words"))
+
+
+def test_word_vectors_are_joined_to_features_and_travel_with_the_model(model_folder, data, tmp_path):
+    words = sorted({word for path in data.values() for word in re.findall(r"^(\S+) ", path.read_text(), re.M)})
+    matrix = np.random.default_rng(0).normal(size=(len(words), 5)).astype(np.float32)
+    vectors = tmp_path / "vectors.bin"
+    write_vectors(vectors, words, matrix, "binary")
+    chosen = {"layers": "scalar_mix", "word_vectors": str(vectors)}
+    out = tmp_path / "run"
+    result = finetune(recipe(**chosen), model=model_folder, out=out, **data)
+    head = load_model(out / "model")[0].heads["bilstm_tagger"]
+    plain = finetune(recipe(layers="scalar_mix"), model=model_folder, out=tmp_path / "plain", **data)
+    assert head.bilstm.lstm.input_size == 5 + load_model(model_folder)[0].config.hidden_size
+    assert result["best"]["scores"] != plain["best"]["scores"]
+    moved = tmp_path / "moved"
+    shutil.copytree(out / "model", moved)
+    vectors.unlink()
+    assert evaluate(moved, data["dev"])["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-4)
+    (moved / "word_vectors").unlink()
+    with pytest.raises(DataError, match="no word_vectors, the word vectors that the model was trained with"):
+        Predictor.load(moved)
+
+
+def test_word_vectors_of_a_run_and_of_an_ensemble_are_the_same(model_folder, data, tmp_path):
+    vectors, words = tmp_path / "vectors.txt", [*NAMES, *PLACES]
+    write_vectors(vectors, words, np.eye(4, dtype=np.float32), "text")
+    wanted = recipe(word_vectors=str(vectors)).model_copy(update={"restarts": 2, "keep_restarts": True})
+    out = tmp_path / "run"
+    finetune(wanted, model=model_folder, out=out, **data)
+    members = [out / "restarts" / f"seed-{seed}" / "model" for seed in (0, 1)]
+    assert Ensemble.load(members).predict([["anna", "saw", "oslo"]])
+    write_vectors(members[1] / "word_vectors", words, 2 * np.eye(4, dtype=np.float32), "text")
+    with pytest.raises(ConfigError, match="model 2 of the ensemble differs in its setting features"):
+        Ensemble.load(members)
+    (out / "metrics.json").unlink()
+    write_vectors(vectors, words, 2 * np.eye(4, dtype=np.float32), "text")
+    with pytest.raises(ConfigError, match="word_vectors"):
+        finetune(wanted, model=model_folder, out=out, resume=True, **data)
+    with pytest.raises(ConfigError, match=r"none\.bin: cannot be read"):
+        finetune(recipe(word_vectors=str(tmp_path / "none.bin")), model=model_folder, out=tmp_path / "other", **data)
+    assert not (tmp_path / "other").exists()

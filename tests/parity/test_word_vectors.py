@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maskloom.text.word_vectors import Form, WordVectors, read_vectors, write_vectors
 from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
-from maskloom.words.vectors import Form, WordVectors, read_vectors, write_vectors
 
 gensim = pytest.importorskip("gensim.models")
 pytestmark = pytest.mark.parity

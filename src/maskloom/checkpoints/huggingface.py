@@ -175,6 +175,7 @@ class _BiLSTMOptions(Section):
     lstm_layers: Annotated[int, Field(ge=1, le=4)] | None = None
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     mix_layer_norm: bool | None = None
+    word_size: Annotated[int, Field(ge=0, le=65_536)] | None = None
 
 
 class _OwnHeads(Section):

@@ -119,16 +119,18 @@ class TokenBatch(PackedBatch):
     Shapes in words: `token_ids`, `segment_ids` and `labels` (tokens,) int64, labels -100 where a token is not scored,
     or None when unknown; `lengths` (sequences,) int64 in tokens, `indices` (sequences,) int64 those in the data set.
     `chains` (tokens,) int64 numbers, in ascending order, the runs of tokens whose targets depend on each other, and is
-    -1 at tokens of none; None where targets are apart.
+    -1 at tokens of none; None where targets are apart. `word_vectors` (tokens, size) float32 are those of the words
+    that begin at tokens of chains, if they are read.
     """
 
     labels: np.ndarray | None
     indices: np.ndarray
     chains: np.ndarray | None = None
+    word_vectors: np.ndarray | None = None
 
     def _edges(self) -> dict[str, np.ndarray]:
         edges = super()._edges()
-        return {**edges, "labels": edges["token_ids"], "chains": edges["token_ids"]}
+        return {**edges, **dict.fromkeys(("labels", "chains", "word_vectors"), edges["token_ids"])}
 
 
 @dataclass(frozen=True)

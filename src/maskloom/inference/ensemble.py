@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -194,6 +195,15 @@ def _task_of(tasks: list[Task]) -> Task:
     return changed(first, **changes)
 
 
+def _comparable(task: Task) -> dict[str, Any]:
+    """Return the settings of a task, with what word vectors say in place of where they lie."""
+    found = task.settings.model_dump()
+    if place := (found.get("features") or {}).get("word_vectors"):
+        with Path(place).open("rb") as file:
+            found["features"]["word_vectors"] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
 def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
     """Raise ConfigError with the first thing in which a member differs from the first one."""
     one, two = first.required_task(), other.required_task()
@@ -203,7 +213,7 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
         ("takes pairs", first.settings.get("takes_pairs"), other.settings.get("takes_pairs")),
         ("max_length", first.max_length, other.max_length),
     ]
-    here, there = one.settings.model_dump(), two.settings.model_dump()
+    here, there = _comparable(one), _comparable(two)
     for key in sorted({*here, *there} - _FREE_SETTINGS):
         facts.append((f"setting {key}", here.get(key), there.get(key)))
     for name, here, there in facts:

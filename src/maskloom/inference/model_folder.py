@@ -23,6 +23,7 @@ from maskloom.text.tokenizer import TARGETS, Tokenizer
 
 SETTINGS_FILE = "maskloom.json"
 FORMAT_VERSION = 1
+WORD_VECTORS = "word_vectors"
 
 
 def resolve_model_folder(path: str | Path) -> Path:
@@ -113,6 +114,16 @@ class _Settings(Section):
     reading: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None
     vocabularies: list[str] | None = None
+
+
+def with_word_vectors(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the settings of a task with the place of the word vectors that its model reads, if it reads any."""
+    features = settings.get("features")
+    if not isinstance(features, dict) or features.get("word_vectors") is None:
+        return settings
+    if (path := file_inside(folder, WORD_VECTORS)) is None:
+        raise DataError(f"{folder}: no {WORD_VECTORS}, the word vectors that the model was trained with")
+    return {**settings, "features": {**features, "word_vectors": str(path)}}
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

@@ -19,7 +19,13 @@ from maskloom.data.batch import PackedBatch, SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Continuation, DecodingStep, Generation, continue_texts, made_by_length
 from maskloom.generation.sources import most_tokens
-from maskloom.inference.model_folder import load_tokenizer, modules_folder, read_settings, resolve_model_folder
+from maskloom.inference.model_folder import (
+    load_tokenizer,
+    modules_folder,
+    read_settings,
+    resolve_model_folder,
+    with_word_vectors,
+)
 from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
 from maskloom.inference.span_filling import PROMPTS_AT_ONCE, SpanFiller
 from maskloom.layers.processor.int8 import quantize_dense_layers
@@ -439,7 +445,7 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         raise DataError(f"{path}: maskloom.json: kind {kind!r:.80} is not known")
     has_labels = KINDS[kind].names_labels
     try:
-        own = {**KINDS[kind].model_settings(model.config), **settings.get("settings", {})}
+        own = {**KINDS[kind].model_settings(model.config), **with_word_vectors(settings.get("settings", {}), path)}
         given = {"primary": settings.get("primary"), "settings": own}
         task = make_task(kind, names if has_labels else (), **given)
     except ValueError as error:

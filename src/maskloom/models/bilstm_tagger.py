@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from maskloom.errors import ConfigError
@@ -17,8 +18,9 @@ class BiLSTMTagger(nn.Module):
     `layers` names the hidden states that are the vectors, as `LayerCombination` reads it; those that it keeps apart are
     joined, or mixed with learned weights for "scalar_mix", by `mix_layer_norm` after a norm. `lstm_size` counts both
     directions together: the paper's "768-dimensional" does not say, and in our reading its output is as wide as
-    BERT-base. `dropout` stands before the LSTM, between its layers, and before the linear layer. Raises ConfigError for
-    unknown layers and for an odd size.
+    BERT-base. `dropout` stands before the LSTM, between its layers, and before the linear layer. With a `word_size`
+    word vectors of that size are joined to what is mixed (Peters et al. 2018, 3.3). Raises ConfigError for unknown
+    layers and for an odd size.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class BiLSTMTagger(nn.Module):
         lstm_layers: int = 2,
         dropout: float = 0.1,
         mix_layer_norm: bool = False,
+        word_size: int = 0,
     ) -> None:
         super().__init__()
         if lstm_size < 2 or lstm_size % 2:
@@ -42,11 +45,15 @@ class BiLSTMTagger(nn.Module):
         self.mix = ScalarMix(num_vectors, layer_norm=mix_layer_norm) if is_mixed else None
         self.dropout = nn.Dropout(dropout)
         self.bilstm = BiLSTM(
-            width if is_mixed else width * num_vectors, lstm_size, num_layers=lstm_layers, dropout=dropout
+            (width if is_mixed else width * num_vectors) + word_size,
+            lstm_size,
+            num_layers=lstm_layers,
+            dropout=dropout,
         )
         self.dense = nn.Linear(lstm_size, num_labels)
 
-    def forward(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
+    def forward(self, vectors: Tensor, layout: SequenceLayout, word_vectors: Tensor | None = None) -> Tensor:
         """Return one logit a tag for the words of the sequences of a layout."""
         mixed = vectors.flatten(1) if self.mix is None else self.mix(vectors)
+        mixed = mixed if word_vectors is None else torch.cat([mixed, word_vectors], 1)
         return self.dense(self.dropout(self.bilstm(self.dropout(mixed), layout)))

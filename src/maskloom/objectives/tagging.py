@@ -106,7 +106,8 @@ class _OnFrozenVectors(TaskObjective):
             vectors = to_device(batch.features, device)
         else:
             vectors = frozen_vectors(model, batch, where, head.combination)
-        scores = head(vectors, SequenceLayout.from_lengths(lengths, device)).float()
+        words = None if batch.word_vectors is None else to_device(batch.word_vectors[where], device)
+        scores = head(vectors, SequenceLayout.from_lengths(lengths, device), words).float()
         return scores.new_zeros((len(batch.token_ids), head.num_labels)).index_copy(0, to_device(where, device), scores)
 
 

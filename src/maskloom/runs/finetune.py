@@ -56,6 +56,7 @@ from maskloom.tasks.labels import (
 from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log
@@ -140,8 +141,8 @@ def _finetune(
     recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
-    if recipe.model is not None and recipe.model.word_vectors is not None:
-        paths["word_vectors"] = vectors_file(recipe.model.word_vectors)
+    if (word_vectors := _word_vectors(recipe)) is not None:
+        paths["word_vectors"] = vectors_file(word_vectors)
     sums = input_sums(paths)
     inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
     told = list[str]()
@@ -181,6 +182,12 @@ def _finetune(
 def source_of(recipe: FinetuneRecipe, model: str | Path) -> Path:
     """Return the folder of the model, or of the vocabulary where the recipe makes a new model."""
     return resolve_model_folder(model) if recipe.model is None else tokenizer_folder(Path(model))
+
+
+def _word_vectors(recipe: FinetuneRecipe) -> str | None:
+    """Return the word vectors that a recipe names, from which embeddings start or which are joined to features."""
+    section = recipe.model or recipe.features
+    return None if section is None else section.word_vectors
 
 
 def _begin(
@@ -263,6 +270,10 @@ def _prepare(
     tokenizer, config = start_of(recipe, source, paths.get("source_vocab"))
     _check_model(recipe, source, config, tokenizer)
     settings = recipe.task_settings(kind.settings)
+    if isinstance(settings, TaggingSettings) and (features := settings.features) and features.word_vectors is not None:
+        place = str(vectors_file(features.word_vectors).resolve())
+        features = features.model_copy(update={"word_vectors": place})
+        settings = settings.model_copy(update={"features": features})
     train_data = kind.read(paths["train"], reading, settings)
     settings = settings.model_copy(update={**kind.data_settings(train_data), **kind.model_settings(config)})
     _check_targets(settings, config, source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from maskloom.checkpoints.published.sentence_transformers import copy_modules
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
-from maskloom.inference.model_folder import SETTINGS_FILE
+from maskloom.inference.model_folder import SETTINGS_FILE, WORD_VECTORS
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.bert_config import BertConfig
@@ -226,7 +227,11 @@ def write_model_folder(
             save_model(weights, folder, extra_config=dict(extra_config or {}))
         tokenizer.save(folder)
         if settings is not None:
-            write_json(folder / SETTINGS_FILE, settings)
+            own = settings.get("settings") or {}
+            if place := (own.get("features") or {}).get("word_vectors"):
+                shutil.copyfile(place, folder / WORD_VECTORS)
+                own = {**own, "features": {**own["features"], "word_vectors": WORD_VECTORS}}
+            write_json(folder / SETTINGS_FILE, {**settings, "settings": own} if own else settings)
         if vectors_as is not None:
             copy_modules(vectors_as, folder)
         if card is not None:

@@ -29,6 +29,7 @@ from maskloom.system.files import output_file, remove_tree, replacing_folder, wr
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import check_name, read_json_object, read_json_value, why_changed
 from maskloom.text.vocabulary import SPECIAL_TOKENS
+from maskloom.text.word_vectors import Form, WordVectors, read_vectors, write_vectors
 from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import stop_requests
 from maskloom.words.evaluation import analogy_scores, read_analogies, read_pairs, similarity_scores
@@ -36,7 +37,6 @@ from maskloom.words.kernel import compiled
 from maskloom.words.settings import WordsRecipe
 from maskloom.words.text import join_phrases, keep_frequent, write_numbers
 from maskloom.words.training import WordTraining
-from maskloom.words.vectors import Form, WordVectors, read_vectors, write_vectors
 
 VOCABULARY, VECTORS, OUTPUTS = "vocabulary.txt", "vectors", "outputs"
 _TOKENS, _PREPARED, _CHECKPOINT, _STATE = "tokens.bin", "prepared.json", "checkpoint", "state.json"

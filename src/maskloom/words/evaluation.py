@@ -11,7 +11,7 @@ import numpy as np
 
 from maskloom.errors import DataError
 from maskloom.tasks.tables import layout_of, read_rows
-from maskloom.words.vectors import WordVectors
+from maskloom.text.word_vectors import WordVectors
 
 Triple = tuple[str, str, float]
 # The part of speech behind each word of the set MEN: sun-n.

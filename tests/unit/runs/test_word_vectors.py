@@ -24,8 +24,8 @@ from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import train_words
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.word_vectors import read_vectors, write_vectors
 from maskloom.words.settings import WordsRecipe
-from maskloom.words.vectors import read_vectors, write_vectors
 
 WORDS = ["The", "good", "bad"]
 MATRIX = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from maskloom.errors import DataError
+from maskloom.text.word_vectors import WordVectors
 from maskloom.words.evaluation import Triple, analogy_scores, read_analogies, read_pairs, similarity_scores
-from maskloom.words.vectors import WordVectors
 
 VECTORS = WordVectors(
     ["man", "Woman", "king", "queen", "apple"],

@@ -6,10 +6,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from maskloom.text.word_vectors import WordVectors
 from maskloom.words import training
 from maskloom.words.settings import WordsRecipe
 from maskloom.words.training import WordTraining, alias_table, huffman_codes, keep_probabilities
-from maskloom.words.vectors import WordVectors
 
 
 def trained(recipe: WordsRecipe, counts: np.ndarray, tokens: np.ndarray) -> WordTraining:

@@ -27,7 +27,8 @@ class EncodedSentences:
     `pieces` are flat token ids; word w owns `pieces[word_starts[w]:word_starts[w + 1]]` and sentence s, of those that
     have words, the words `sentence_starts[s]` to `sentence_starts[s + 1]`. `labels` (words,) are ids of tags, or None.
     `windows` are as `plan_windows` returns them; a unit is the pieces of a window with the marks of `template`.
-    `num_vanished_words` had no pieces at all and count as the unknown token.
+    `num_vanished_words` had no pieces at all and count as the unknown token. `vectors` are word vectors, (words, size),
+    and the row of each word of the sentences, -1 for a word without one, where a model reads them.
     """
 
     sentences: Sequence[TaggedSentence]
@@ -39,6 +40,7 @@ class EncodedSentences:
     template: SequenceTemplate
     max_length: int
     num_vanished_words: int
+    vectors: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -67,7 +69,7 @@ class EncodedSentences:
         frames = self.template.frames(windows[:, 1] - windows[:, 0])
         labels = np.full(len(frames.token_ids), NOT_SCORED, dtype=np.int64)
         chains = np.full(len(frames.token_ids), -1, dtype=np.int64)
-        num_chains = 0
+        rows, num_chains = chains.copy(), 0
         for (first, end, first_word, end_word), place in zip(windows.tolist(), frames.first.tolist(), strict=True):
             shift = place - first
             frames.token_ids[place : end + shift] = self.pieces[first:end]
@@ -75,6 +77,8 @@ class EncodedSentences:
                 labels[self.word_starts[first_word:end_word] + shift] = self.labels[first_word:end_word]
             words, sentences = self._chain_words(first, end, first_word, end_word)
             chains[self.word_starts[words] + shift] = num_chains + sentences
+            if self.vectors is not None:
+                rows[self.word_starts[words] + shift] = self.vectors[1][words]
             num_chains += int(sentences[-1]) + 1
         return TokenBatch(
             token_ids=frames.token_ids,
@@ -83,6 +87,7 @@ class EncodedSentences:
             labels=None if self.labels is None else labels,
             indices=np.asarray(indices, dtype=np.int64),
             chains=chains,
+            word_vectors=None if self.vectors is None else self.vectors[0][rows] * (rows >= 0)[:, None],
         )
 
     def word_rows(self, outputs: Sequence[np.ndarray]) -> np.ndarray:

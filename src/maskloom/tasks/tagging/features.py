@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from maskloom.tasks.encoding import EncodedExamples
 from maskloom.tasks.tagging.encoding import EncodedSentences
 from maskloom.tasks.tagging.settings import FeaturesSection
 from maskloom.tasks.task import Task
+from maskloom.text.word_vectors import WordVectors, read_vectors
 
 HEAD = "bilstm_tagger"
 _UNITS_AT_ONCE = 512
@@ -90,7 +94,7 @@ def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
     return np.concatenate(counts), digest.hexdigest()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FeatureSentences(EncodedSentences):
     """Encoded sentences whose batches bring along the vectors of their words: `features` of their `chain_words`."""
 
@@ -101,13 +105,32 @@ class FeatureSentences(EncodedSentences):
         return FeatureBatch(**vars(super().batch(indices)), features=self.features.rows(indices))
 
 
+@lru_cache(maxsize=2)
+def _opened(path: str) -> WordVectors:
+    return read_vectors(Path(path))
+
+
+def _encode_with_vectors(encode: Callable[..., Any], vectors: WordVectors, *given: Any, **named: Any) -> Any:
+    """Return encoded sentences with the rows of their words, looked up as they are, then in lower case."""
+    encoded = cast(EncodedSentences, encode(*given, **named))
+    words = [word for sentence in encoded.sentences for word in sentence.words]
+    places = vectors.places
+    rows = [places.get(word, places.get(word.lower(), -1)) for word in words]
+    return replace(encoded, vectors=(vectors.matrix, np.array(rows, dtype=np.int64)))
+
+
 def on_features(task: Task, features: FeaturesSection, *, mix_layer_norm: bool = False) -> Task:
     """Return a task of tagging that trains a BiLSTM on vectors of a frozen encoder."""
     norm = {"mix_layer_norm": True} if mix_layer_norm else {}
-    head_options = {HEAD: features.model_dump(exclude={"precision"}) | norm}
-    objective = task.objective
+    head_options = {HEAD: features.model_dump(exclude={"precision", "word_vectors"}) | norm}
+    objective, encode = task.objective, task.encode
+    if features.word_vectors is not None:
+        vectors = _opened(features.word_vectors)
+        head_options[HEAD]["word_size"] = vectors.matrix.shape[1]
+        encode = partial(_encode_with_vectors, encode, vectors)
     return replace(
         task,
+        encode=encode,
         heads=(HEAD, "crf") if isinstance(objective, CrfTagging) else (HEAD,),
         objective=(FeatureCrfTagging if isinstance(objective, CrfTagging) else FeatureTagging)(**vars(objective)),
         head_options=head_options,

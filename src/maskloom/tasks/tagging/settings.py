@@ -45,6 +45,11 @@ class FeaturesSection(Section):
     lstm_layers: int = key(2, "Layers of the BiLSTM.", ge=1, le=4)
     dropout: float = key(0.1, "Dropout of the BiLSTM.", ge=0.0, lt=1.0)
     precision: Literal["float32", "float16"] = key("float32", "Number format of the vectors on disk.")
+    word_vectors: str | None = key(
+        None,
+        "Word vectors that are joined to those of the encoder, which are then an ELMo's as in its paper: the folder of "
+        "`words train`, or a file in word2vec's form.",
+    )
 
 
 class TaggingSettings(TaggingSection, KindSettings):

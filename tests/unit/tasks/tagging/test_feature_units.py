@@ -4,12 +4,13 @@ import pytest
 from maskloom.data.batch import FeatureBatch
 from maskloom.data.feature_files import FeatureFile, FeaturePlan, FeatureWriter
 from maskloom.tasks.encoding import encode_examples
-from maskloom.tasks.examples import Example
+from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
 from maskloom.tasks.tagging.encoding import Context, encode_sentences
 from maskloom.tasks.tagging.features import FeatureSentences, all_tokens, chain_words, row_counts, sentence_words
 from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.word_vectors import write_vectors
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = [f"w{number}" for number in range(30)]
@@ -31,6 +32,21 @@ def encoded(*lengths: int, max_length: int = 40, context: Context = "sentence"):
     return encode_sentences(
         sentences(*lengths), TOKENIZER, max_length=max_length, labels=("O", "B-X", "I-X"), context=context
     )
+
+
+def test_words_have_their_vectors_as_they_are_then_in_lower_case_else_zeros(tmp_path):
+    vectors = np.arange(1.0, 7.0, dtype=np.float32).reshape(3, 2)
+    write_vectors(tmp_path / "v", ["w0", "W1", "w2"], vectors, "text")
+    task = make_task(
+        "tagging", ("O", "B-X", "I-X"), settings={"features": {**OPTIONS, "word_vectors": str(tmp_path / "v")}}
+    )
+    assert task.head_options["bilstm_tagger"]["word_size"] == 2
+    assert "word_vectors" not in task.head_options["bilstm_tagger"]
+    given = [TaggedSentence(words, None, 1, 0, 0) for words in (("w0", "W2", "w1"), ("W1", "w2x"))]
+    data = ReadExamples(given, ReadingReport(tmp_path / "x"))
+    batch = task.encode(data, TOKENIZER, 40).batch(np.array([1, 0]))
+    assert batch.word_vectors.tolist()[:4] == [[0, 0], [3, 4], [0, 0], [0, 0]]  # [CLS], W1, w2x of two pieces
+    assert batch.word_vectors[batch.lengths[0] :].tolist() == [[0, 0], [1, 2], [5, 6], [0, 0], [0, 0]]
 
 
 def first_pieces(length, start=0):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from maskloom.errors import DataError
-from maskloom.words.vectors import Form, WordVectors, read_vectors, write_vectors
+from maskloom.text.word_vectors import Form, WordVectors, read_vectors, write_vectors
 
 WORDS = ["the", "naïve", "1", "new_york"]
 MATRIX = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
