@@ -143,7 +143,7 @@ def test_a_task_on_features_names_its_head_and_what_it_takes():
     assert (task.heads, task.freezes_encoder) == (("bilstm_tagger",), True)
     assert task.head_options["bilstm_tagger"] == {key: OPTIONS[key] for key in OPTIONS if key != "precision"}
     assert task.published_config["maskloom_heads"] == task.head_options
-    assert task.settings.features.model_dump() == OPTIONS
+    assert task.settings.features.model_dump() == {**OPTIONS, "word_vectors": None}
     with_crf = make_task("tagging", labels, settings={"features": OPTIONS, "crf": True})
     assert with_crf.heads == ("bilstm_tagger", "crf")
     assert vars(with_crf.objective) == vars(make_task("tagging", labels, settings={"crf": True}).objective)
