@@ -38,7 +38,7 @@ class BiLSTMTagger(nn.Module):
         super().__init__()
         if lstm_size < 2 or lstm_size % 2:
             raise ConfigError(f"lstm_size = {lstm_size}: an even number is needed, half of it for each direction")
-        self.num_labels = num_labels
+        self.num_labels, self.word_size = num_labels, word_size
         self.combination = LayerCombination.of(layers, config.num_hidden_layers)
         is_mixed, num_vectors = self.combination.join == "mix", self.combination.num_vectors
         width = self.combination.width(config.hidden_size)
@@ -53,7 +53,13 @@ class BiLSTMTagger(nn.Module):
         self.dense = nn.Linear(lstm_size, num_labels)
 
     def forward(self, vectors: Tensor, layout: SequenceLayout, word_vectors: Tensor | None = None) -> Tensor:
-        """Return one logit a tag for the words of the sequences of a layout."""
+        """Return one logit a tag for words: (words, vectors, width) and, if joined, (words, word_size) to (words, tags).
+
+        Raises ConfigError for word vectors of another size than the model was made for.
+        """
+        size = 0 if word_vectors is None else word_vectors.shape[1]
+        if size != self.word_size:
+            raise ConfigError(f"word vectors of {size} numbers; the model was trained with {self.word_size or 'none'}")
         mixed = vectors.flatten(1) if self.mix is None else self.mix(vectors)
         mixed = mixed if word_vectors is None else torch.cat([mixed, word_vectors], 1)
         return self.dense(self.dropout(self.bilstm(self.dropout(mixed), layout)))

@@ -69,7 +69,7 @@ class EncodedSentences:
         frames = self.template.frames(windows[:, 1] - windows[:, 0])
         labels = np.full(len(frames.token_ids), NOT_SCORED, dtype=np.int64)
         chains = np.full(len(frames.token_ids), -1, dtype=np.int64)
-        rows, num_chains = chains.copy(), 0
+        rows, num_chains = None if self.vectors is None else chains.copy(), 0
         for (first, end, first_word, end_word), place in zip(windows.tolist(), frames.first.tolist(), strict=True):
             shift = place - first
             frames.token_ids[place : end + shift] = self.pieces[first:end]
@@ -77,7 +77,7 @@ class EncodedSentences:
                 labels[self.word_starts[first_word:end_word] + shift] = self.labels[first_word:end_word]
             words, sentences = self._chain_words(first, end, first_word, end_word)
             chains[self.word_starts[words] + shift] = num_chains + sentences
-            if self.vectors is not None:
+            if self.vectors is not None and rows is not None:
                 rows[self.word_starts[words] + shift] = self.vectors[1][words]
             num_chains += int(sentences[-1]) + 1
         return TokenBatch(
@@ -87,7 +87,7 @@ class EncodedSentences:
             labels=None if self.labels is None else labels,
             indices=np.asarray(indices, dtype=np.int64),
             chains=chains,
-            word_vectors=None if self.vectors is None else self.vectors[0][rows] * (rows >= 0)[:, None],
+            word_vectors=None if self.vectors is None or rows is None else _rows(self.vectors[0], rows),
         )
 
     def word_rows(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
@@ -180,6 +180,11 @@ def encode_sentences(
         max_length=max_length,
         num_vanished_words=sum(not ids[word] for word in words),
     )
+
+
+def _rows(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return rows of vectors, zeros for a row below 0."""
+    return vectors[rows] * (rows >= 0)[:, None]
 
 
 def _starts(lengths: Sequence[int]) -> np.ndarray:

@@ -106,8 +106,14 @@ class FeatureSentences(EncodedSentences):
 
 
 @lru_cache(maxsize=2)
-def _opened(path: str) -> WordVectors:
+def _opened(path: str, *_seen: int) -> WordVectors:
     return read_vectors(Path(path))
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Return what tells a file from one that stood in its place before; nothing for one that is not there."""
+    place = Path(path)
+    return (place.stat().st_mtime_ns, place.stat().st_size, place.stat().st_ino) if place.is_file() else ()
 
 
 def _encode_with_vectors(encode: Callable[..., Any], vectors: WordVectors, *given: Any, **named: Any) -> Any:
@@ -125,7 +131,7 @@ def on_features(task: Task, features: FeaturesSection, *, mix_layer_norm: bool =
     head_options = {HEAD: features.model_dump(exclude={"precision", "word_vectors"}) | norm}
     objective, encode = task.objective, task.encode
     if features.word_vectors is not None:
-        vectors = _opened(features.word_vectors)
+        vectors = _opened(features.word_vectors, *_stamp(features.word_vectors))
         head_options[HEAD]["word_size"] = vectors.matrix.shape[1]
         encode = partial(_encode_with_vectors, encode, vectors)
     return replace(
