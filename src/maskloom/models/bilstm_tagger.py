@@ -53,7 +53,7 @@ class BiLSTMTagger(nn.Module):
         self.dense = nn.Linear(lstm_size, num_labels)
 
     def forward(self, vectors: Tensor, layout: SequenceLayout, word_vectors: Tensor | None = None) -> Tensor:
-        """Return one logit a tag for words: (words, vectors, width) and, if joined, (words, word_size) to (words, tags).
+        """Return a logit per tag: (words, vectors, width) and, if joined, (words, word_size) to (words, tags).
 
         Raises ConfigError for word vectors of another size than the model was made for.
         """
