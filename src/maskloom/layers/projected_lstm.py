@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.layers.dropout import Dropout
-from maskloom.layers.processor.matrix_products import product
-from maskloom.layers.recurrent_passes import TimeOrder
+from maskloom.layers.processor.matrix_products import prefers_onednn, product
+from maskloom.layers.recurrent_passes import TimeOrder, sigmoid_slope, tanh_slope
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import CarriedLayer
 
@@ -62,14 +62,13 @@ class ProjectedLSTMs(CarriedLayer):
 
 def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
     """Return x weight^T + bias of each way, in `out` where that is given."""
-    if x.device.type != "cpu":
-        turned = weight.transpose(1, 2)
-        found = torch.bmm(x, turned) if bias is None else torch.baddbmm(bias, x, turned)
-        return found if out is None else out.copy_(found)
     out = x.new_empty(2, x.shape[1], weight.shape[1]) if out is None else out
-    for way in (0, 1):
-        out[way] = product(x[way], weight[way], None if bias is None else bias[way, 0])
-    return out
+    if prefers_onednn(x[0], weight.shape[1]):
+        for way in (0, 1):
+            out[way] = product(x[way], weight[way], None if bias is None else bias[way, 0])
+        return out
+    turned = weight.transpose(1, 2)
+    return torch.bmm(x, turned, out=out) if bias is None else torch.baddbmm(bias, x, turned, out=out)
 
 
 class _Steps(torch.autograd.Function):
@@ -91,6 +90,8 @@ class _Steps(torch.autograd.Function):
         gates, read = (inputs.new_empty(2, number, each) for each in (4 * width, 2 * size))
         cells, squashed = (inputs.new_empty(2, number, width) for _ in range(2))
         outputs, read[:, :, :size] = torch.empty_like(inputs), inputs
+        _times(inputs, weight[:, :, :size], gates, bias)
+        by_h = weight[:, :, size:].transpose(1, 2)
         last, h, c = first.clone(), first[:, :, :size], first[:, :, size:]
         for begin, end in steps:
             rows, count = slice(begin, end), end - begin
@@ -98,7 +99,7 @@ class _Steps(torch.autograd.Function):
                 last[:, count : h.shape[1], :size], last[:, count : c.shape[1], size:] = h[:, count:], c[:, count:]
             step, cell, squash = gates[:, rows], cells[:, rows], squashed[:, rows]
             read[:, rows, size:] = h[:, :count]
-            _times(read[:, rows], weight, step, bias)
+            step.baddbmm_(h[:, :count], by_h)
             opened, new = step[:, :, : 3 * width].sigmoid_(), step[:, :, 3 * width :].tanh_()
             torch.mul(opened[:, :, width : 2 * width], c[:, :count], out=cell)
             cell.addcmul_(opened[:, :, :width], new)
@@ -119,31 +120,33 @@ class _Steps(torch.autograd.Function):
     def backward(ctx, d_outputs: Tensor, _: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         first, weight, projection, read, gates, cells, squashed, outputs = ctx.saved_tensors
         (cell_clip, clip), steps, size, width = ctx.clips, ctx.steps, outputs.shape[2], projection.shape[2]
-        d_gates, d_read, d_states = torch.empty_like(gates), torch.empty_like(read), d_outputs.clone()
+        d_gates, d_states = torch.empty_like(gates), d_outputs.clone()
         d_h, d_c = (gates.new_zeros(2, steps[0][1], each) for each in (size, width))
-        by_read, by_m = weight.transpose(1, 2), projection.transpose(1, 2)
+        by_h, by_m = weight[:, :, size:], projection.transpose(1, 2)
+        cut_h, cut_c = (
+            values.abs() >= bound if bound else None for values, bound in ((outputs, clip), (cells, cell_clip))
+        )
         for number, (begin, end) in reversed(list(enumerate(steps))):
             rows, count = slice(begin, end), end - begin
             d_state, squash = d_states[:, rows], squashed[:, rows]
             step, (i, f, o, new) = d_gates[:, rows], gates[:, rows].chunk(4, 2)
             d_state += d_h[:, :count]
-            if clip:
-                d_state.masked_fill_(outputs[:, rows].abs() >= clip, 0.0)
+            if cut_h is not None:
+                d_state.masked_fill_(cut_h[:, rows], 0.0)
             d_out, d_cell = _times(d_state, by_m), d_c[:, :count]
-            d_cell.addcmul_(d_out, torch.addcmul(o, o * squash, squash, value=-1))
-            if cell_clip:
-                d_cell.masked_fill_(cells[:, rows].abs() >= cell_clip, 0.0)
+            d_cell += tanh_slope(d_out * o, squash)
+            if cut_c is not None:
+                d_cell.masked_fill_(cut_c[:, rows], 0.0)
             before = first[:, :count, size:] if number == 0 else cells[:, steps[number - 1][0] :][:, :count]
-            opened = gates[:, rows, : 3 * width]
             d_i, d_f, d_o, d_new = step.chunk(4, 2)
-            torch.addcmul(opened, opened, opened, value=-1, out=step[:, :, : 3 * width])
-            d_i.mul_(new).mul_(d_cell)
-            d_f.mul_(before).mul_(d_cell)
-            d_o.mul_(squash).mul_(d_out)
-            torch.addcmul(i, i * new, new, value=-1, out=d_new).mul_(d_cell)
+            sigmoid_slope(d_cell * new, i, grad_input=d_i)
+            sigmoid_slope(d_cell * before, f, grad_input=d_f)
+            sigmoid_slope(d_out * squash, o, grad_input=d_o)
+            tanh_slope(d_cell * i, new, grad_input=d_new)
             d_cell *= f
-            d_h[:, :count] = _times(step, by_read, d_read[:, rows])[:, :, size:]
+            torch.bmm(step, by_h, out=d_h[:, :count])
+        d_inputs = _times(d_gates, weight[:, :, :size].transpose(1, 2))
         d_weight = _times(read.transpose(1, 2), d_gates.transpose(1, 2)).transpose(1, 2).contiguous()
         m = gates[:, :, 2 * width : 3 * width] * squashed
         d_projection = _times(d_states.transpose(1, 2), m.transpose(1, 2))
-        return d_read[:, :, :size], None, d_weight, d_gates.sum(1, keepdim=True), d_projection, None
+        return d_inputs, None, d_weight, d_gates.sum(1, keepdim=True), d_projection, None

@@ -19,7 +19,7 @@ from maskloom.layers.copies import to_device
 
 Tensors = Sequence[Tensor]
 
-_sigmoid_slope, _tanh_slope = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward  # x y (1 - y), x (1 - y^2)
+sigmoid_slope, tanh_slope = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward  # x y (1 - y), x (1 - y^2)
 
 
 class TimeOrder:
@@ -155,12 +155,12 @@ class LstmPass:
         i, f, g, o = gates.chunk(4, 2)
         inputs = torch.empty_like(gates)
         d_i, d_f, d_g, d_o = inputs.chunk(4, 2)
-        _sigmoid_slope(g, i, grad_input=d_i)
-        _sigmoid_slope(states[1].index_select(1, at.before), f, grad_input=d_f)
-        _tanh_slope(i, g, grad_input=d_g)
-        _sigmoid_slope(tanhs, o, grad_input=d_o)
+        sigmoid_slope(g, i, grad_input=d_i)
+        sigmoid_slope(states[1].index_select(1, at.before), f, grad_input=d_f)
+        tanh_slope(i, g, grad_input=d_g)
+        sigmoid_slope(tanhs, o, grad_input=d_o)
         of_c = inputs[..., : 3 * size].unflatten(2, (3, size))
-        parts = [part.split(at.sizes[1:], 1) for part in (inputs, of_c, d_o, _tanh_slope(o, tanhs), f)]
+        parts = [part.split(at.sizes[1:], 1) for part in (inputs, of_c, d_o, tanh_slope(o, tanhs), f)]
         (h, next_h), (c, next_c) = (_steps(grad, at.sizes) for grad in grads)
         for rows, by_c, by_h, slope, f_1, h_0, c_0, h_1, c_1 in reversed(
             [*zip(*parts, h, c, next_h, next_c, strict=True)]
@@ -193,10 +193,10 @@ class GruPass:
         """Return gradients."""
         (gates, news), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
         r, z, product = gates.chunk(3, 2)
-        products, slope = torch.empty_like(gates), _tanh_slope(1 - z, news)
+        products, slope = torch.empty_like(gates), tanh_slope(1 - z, news)
         d_r, d_z, d_product = products.chunk(3, 2)
-        _sigmoid_slope(slope * product, r, grad_input=d_r)
-        _sigmoid_slope(before - news, z, grad_input=d_z)
+        sigmoid_slope(slope * product, r, grad_input=d_r)
+        sigmoid_slope(before - news, z, grad_input=d_z)
         torch.mul(slope, r, out=d_product)
         by_h = products.unflatten(2, (3, size))
         parts = [part.split(at.sizes[1:], 1) for part in (products, by_h, z)]
@@ -230,9 +230,9 @@ class GruBeforePass:
         r, z, new = gates.chunk(3, 2)
         inputs = torch.empty_like(gates)
         d_r, d_z, d_new = inputs.chunk(3, 2)
-        _sigmoid_slope(before, r, grad_input=d_r)
-        _sigmoid_slope(before - new, z, grad_input=d_z)
-        _tanh_slope(1 - z, new, grad_input=d_new)
+        sigmoid_slope(before, r, grad_input=d_r)
+        sigmoid_slope(before - new, z, grad_input=d_z)
+        tanh_slope(1 - z, new, grad_input=d_new)
         of_gates, of_new = weight.split([2 * size, size], 1)
         by_h = inputs[..., size:].unflatten(2, (2, size))
         parts = [part.split(at.sizes[1:], 1) for part in (inputs[..., : 2 * size], by_h, d_r, d_new, r, z)]
