@@ -24,12 +24,14 @@ PAGES = (
     "pretraining_step_zen5",
     "pretraining_step_intel",
     "finetuning_speed",
+    "finetuning_speed_intel",
     "embedding",
     "gpt_speed",
     "gpt_speed_zen5",
     "gpt_speed_intel",
     "seq2seq_speed",
     "recurrent_speed",
+    "recurrent_speed_intel",
     "words",
     "corpus_building",
     "vocabulary_training",
@@ -43,6 +45,8 @@ PAGES = (
 _PLACES = {"AMD EPYC": "", "AMD Zen 5": "AMD EPYC of family 26", "Intel Xeon": "Intel"}
 # A figure that stands alone is how many times as much maskloom does in the same time.
 _RATE = re.compile(r" times the \w+ per second$")
+# What the figures of a row can be of.
+_NAMED = re.compile(r"\b(?:tiny|mini|small|base|MRPC|wide mix|GoEmotions|SQuAD)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -165,8 +169,8 @@ def speed_table() -> str:
 
 
 def _aligned(figures: str, job: str, wanted: str) -> str:
-    """Return figures of sizes with a dash for a size that this page lacks."""
-    own, sizes = (re.findall(r"\b(?:tiny|mini|small|base)\b", text) for text in (job, wanted))
+    """Return figures of sizes or data sets with a dash for one that this page lacks."""
+    own, sizes = ([name.lower() for name in _NAMED.findall(text)] for text in (job, wanted))
     by_size = dict(zip(own, figures.split(" / "), strict=False))
     return " / ".join(by_size.get(size, "–") for size in sizes) if sizes and own != sizes else figures
 

@@ -20,11 +20,12 @@ class ProjectedLSTMs(CarriedLayer):
     """Two LSTMs over packed sequences, the second from right to left: (tokens, 2 size) to the same.
 
     The first reads and writes the left half of each vector, the second the right half (Peters et al. 2018, 3.1). A step
-    is c = f c + i tanh(g), cut to +-`cell_clip`, and h = P (o tanh(c)), of `size`, cut to +-`clip`; both are 0 where
-    nothing is cut. With `adds_input` the input is added to h, outside of the recurrence. `weight` is that of the input,
-    left, and of h, for the gates i, f, o, g; all weights have the ways first. What is kept of a sequence is (2, size +
-    cell size): h and c of each way. With a true `memory` the right halves are those of another text of the same
-    lengths, already reversed. Dropout falls on the inputs. The last state has no gradient.
+    is c = f c + i tanh(g), clipped to +-`cell_clip`, and h = P (o tanh(c)), of `size`, clipped to +-`clip`; a bound of
+    0 clips nothing. With `adds_input` the input is added to h, outside of the recurrence. `weight` holds the weights of
+    the input and then of h, for the gates i, f, o, g; the first dimension of all weights is the direction. What is kept
+    of a sequence is (2, size + cell size): h and c of each direction. With a true `memory` the right halves are those
+    of another text of the same lengths, already reversed. Dropout is applied to the inputs. The last state has no
+    gradient.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ProjectedLSTMs(CarriedLayer):
 
 
 def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias of each way, in `out` where that is given."""
+    """Return x weight^T + bias of each direction, in `out` if it is given."""
     out = x.new_empty(2, x.shape[1], weight.shape[1]) if out is None else out
     if prefers_onednn(x[0], weight.shape[1]):
         for way in (0, 1):
@@ -123,7 +124,7 @@ class _Steps(torch.autograd.Function):
         d_gates, d_states = torch.empty_like(gates), d_outputs.clone()
         d_h, d_c = (gates.new_zeros(2, steps[0][1], each) for each in (size, width))
         by_h, by_m = weight[:, :, size:], projection.transpose(1, 2)
-        cut_h, cut_c = (
+        clipped_h, clipped_c = (
             values.abs() >= bound if bound else None for values, bound in ((outputs, clip), (cells, cell_clip))
         )
         for number, (begin, end) in reversed(list(enumerate(steps))):
@@ -131,12 +132,12 @@ class _Steps(torch.autograd.Function):
             d_state, squash = d_states[:, rows], squashed[:, rows]
             step, (i, f, o, new) = d_gates[:, rows], gates[:, rows].chunk(4, 2)
             d_state += d_h[:, :count]
-            if cut_h is not None:
-                d_state.masked_fill_(cut_h[:, rows], 0.0)
+            if clipped_h is not None:
+                d_state.masked_fill_(clipped_h[:, rows], 0.0)
             d_out, d_cell = _times(d_state, by_m), d_c[:, :count]
             d_cell += tanh_slope(d_out * o, squash)
-            if cut_c is not None:
-                d_cell.masked_fill_(cut_c[:, rows], 0.0)
+            if clipped_c is not None:
+                d_cell.masked_fill_(clipped_c[:, rows], 0.0)
             before = first[:, :count, size:] if number == 0 else cells[:, steps[number - 1][0] :][:, :count]
             d_i, d_f, d_o, d_new = step.chunk(4, 2)
             sigmoid_slope(d_cell * new, i, grad_input=d_i)
