@@ -117,7 +117,7 @@ def cost(name: str, seconds: np.ndarray) -> dict[str, Any]:
 
 
 def transformer_table_1(out: str | Path) -> dict[str, Any]:
-    """Measure the layers; write transformer-table1.json and transformer-table1.html into a folder."""
+    """Measure the layers; write transformer-table1 as .json, .html and .md into a folder."""
     out, threads = folder_for(out), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -142,10 +142,11 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
             f"{verdict_text(row['trend']).replace('**', '')}: n^{row['exponent']:.2f}; the ends of a text meet after "
             f"{amount(row['layers'], 'layer')}{f'; unstable at {unstable} tokens' * bool(unstable)}"
         )
-    page = write_page(
+    told = write_page(
         out,
         "transformer-table1",
         {"lengths": LENGTHS, "path_lengths": _PATHS, "layers": found},
+        told,
         title="Table 1 of Vaswani et al. 2017: what a layer costs",
         about=_ABOUT,
         trends=[trend_row(row["trend"]) for row in found.values()],
@@ -165,4 +166,4 @@ def transformer_table_1(out: str | Path) -> dict[str, Any]:
             Chart("Longest path", line_chart(paths, x_name="tokens", y_name="layers, of recurrence its steps")),
         ],
     )
-    return {"layers": found, "lines": [*told, page]}
+    return {"layers": found, "lines": told}

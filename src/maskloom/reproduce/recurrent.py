@@ -186,8 +186,8 @@ def rnn_gradients(
     about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
     content = {"norms": norms, "slopes": slopes, "accuracies": accuracies, "gates": gates}
     title = "What recurrent networks forget"
-    page = write_page(folder, "rnn-gradients", content, title=title, about=about, charts=charts)
-    return {**content, "lines": [*lines, page]}
+    lines = write_page(folder, "rnn-gradients", content, lines, title=title, about=about, charts=charts)
+    return {**content, "lines": lines}
 
 
 def reversal_accuracy(
@@ -276,8 +276,8 @@ def rnn_attention(
     about = f"LSTMs of 64 units, trained for {num_steps} steps on 1 to {most} digits; 100 new texts of each length."
     content = {"accuracies": accuracies, "attention": maps, "on_antidiagonal": shares}
     title = "A sentence crammed into one vector"
-    page = write_page(folder, "rnn-attention", content, title=title, about=about, charts=charts)
-    return {**content, "lines": [*lines, page]}
+    lines = write_page(folder, "rnn-attention", content, lines, title=title, about=about, charts=charts)
+    return {**content, "lines": lines}
 
 
 def _told(row: Mapping[int, float]) -> str:

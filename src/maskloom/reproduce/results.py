@@ -65,14 +65,20 @@ def folder_for(out: str | Path) -> Path:
     return out
 
 
-def write_page(out: Path, name: str, found: Any, **page: Any) -> str:
-    """Write what was found into a folder as NAME.json, and a page about it as NAME.html; return a line that names it.
+def write_page(out: Path, name: str, found: Any, lines: list[str], *, about: str, **page: Any) -> list[str]:
+    """Write what was found into a folder as NAME.json and pages about it as NAME.html and NAME.md.
 
-    `page` is what the template shows: title, about and charts, and perhaps rows with headers and trends.
+    `page` is what the template shows: title and charts, and perhaps rows with headers, trends and how they are decided.
+    Returns `lines`, which say what was found, and one that names the page.
     """
+    command, about = f"maskloom reproduce {name} --out DIR", f"{about} Measured on {_machine()}."
     write_json(out / f"{name}.json", found)
-    write_text(out / f"{name}.html", page_template("reproduce/report.html").render(**page))
-    return f"page: {out / f'{name}.html'}"
+    html = page_template("reproduce/report.html").render(about=about, command=command, **page)
+    write_text(out / f"{name}.html", html)
+    parts = [f"# {page['title']}", f"Made by `{command}`; do not edit.", about]
+    parts += [page["how"], markdown_of(page["headers"], page["rows"])] if "rows" in page else []
+    write_text(out / f"{name}.md", "\n\n".join([*parts, "\n".join(f"- {line}" for line in lines)]) + "\n")
+    return [*lines, f"page: {out / f'{name}.html'}"]
 
 
 def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list[str]) -> list[list[str]]:
@@ -123,17 +129,22 @@ def _section(experiment: Experiment) -> str:
 
 def _about(results: Mapping[str, Any]) -> str:
     """Return scale, seeds, text, time, and processor or GPU with the versions of this machine."""
-    text, minutes, machine = results["text"], sum(results["seconds"].values()) / 60, environment()
-    hardware, versions = machine["hardware"], machine["versions"]
-    counts = {"core": hardware["cores"], "thread": hardware["threads"], "seed": results["num_seeds"]}
-    cores, threads, seeds = (amount(count, what) for what, count in counts.items())
-    threads = f"{results['num_jobs']} runs of a thread at once" if results["num_jobs"] > 1 else threads
-    device = hardware["cuda"] or f"{hardware['processor']}, {cores}, {threads}"
+    text, minutes = results["text"], sum(results["seconds"].values()) / 60
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
     return (
-        f"Scale {results['scale']}, {seeds}, text: {text['text']}{tokens}; {minutes:.0f} minutes on {device}; "
-        f"Python {versions['python']}, torch {versions['torch']}."
+        f"Scale {results['scale']}, {amount(results['num_seeds'], 'seed')}, text: {text['text']}{tokens}; "
+        f"{minutes:.0f} minutes on {_machine(results['num_jobs'])}."
     )
+
+
+def _machine(num_jobs: int = 1) -> str:
+    """Return the processor or GPU of this machine, how it is used, and the versions."""
+    machine = environment()
+    hardware, versions = machine["hardware"], machine["versions"]
+    cores, threads = (amount(hardware[f"{what}s"], what) for what in ("core", "thread"))
+    threads = f"{num_jobs} runs of a thread at once" if num_jobs > 1 else threads
+    device = hardware["cuda"] or f"{hardware['processor']}, {cores}, {threads}"
+    return f"{device}; Python {versions['python']}, torch {versions['torch']}"
 
 
 def _command(results: Mapping[str, Any]) -> str:

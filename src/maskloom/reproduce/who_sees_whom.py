@@ -50,7 +50,7 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
 
 
 def figure_1(out: str | Path) -> dict[str, Any]:
-    """Measure BERT, its left-to-right form, GPT and ELMo with random weights; write figure1.json and figure1.html."""
+    """Measure BERT, its left-to-right form, GPT and ELMo with random weights; write figure1 as .json, .html and .md."""
     out, ids = folder_for(out), torch.arange(5, 5 + LENGTH)
     configs = {
         "BERT": BertConfig(**_SIZES, intermediate_size=64),
@@ -66,7 +66,7 @@ def figure_1(out: str | Path) -> dict[str, Any]:
         for name, matrix in found.items()
     ]
     content = {name: matrix.tolist() for name, matrix in found.items()}
-    page = write_page(out, "figure1", content, title="Figure 1: who sees whom", about=_ABOUT, charts=charts)
     both = {name: any(rows[i][j] for i in range(LENGTH) for j in range(i + 1, LENGTH)) for name, rows in sees.items()}
     lines = [f"{name}: a token sees {'all others' if both[name] else 'itself and those before it'}" for name in sees]
-    return {"sees": sees, "lines": [*lines, page]}
+    lines = write_page(out, "figure1", content, lines, title="Figure 1: who sees whom", about=_ABOUT, charts=charts)
+    return {"sees": sees, "lines": lines}

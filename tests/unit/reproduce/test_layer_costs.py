@@ -92,6 +92,10 @@ def test_the_page_has_a_row_for_each_layer(tmp_path, monkeypatch):
     assert "log_k n" in page
     assert ">milliseconds</text>" in page
     assert len(re.findall(r"time grows with n\^[12]</td><td[^>]*>(?:shown|not shown|denied)</td>", page)) == 5
+    table = (tmp_path / "out" / "transformer-table1.md").read_text()
+    assert "Made by `maskloom reproduce transformer-table1 --out DIR`; do not edit." in table
+    assert re.search(r"^\| self-attention \| n² d \| 2 \| \d\.\d\d \| .* \| 1 \| 1 \|$", table, re.MULTILINE)
+    assert table.endswith("".join(f"- {line}\n" for line in lines[:-1]))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
         layer_costs.transformer_table_1(tmp_path / "file")

@@ -37,6 +37,8 @@ def test_bert_and_elmo_see_all_and_left_to_right_models_what_came_before(tmp_pat
             assert row == [name in ("BERT", "ELMo") or place <= output for place in range(len(row))]
     page = (tmp_path / "figure1.html").read_text()
     assert len(re.findall("<title>T", page)) == 2 * 36 + 2 * 21
+    assert "<pre>maskloom reproduce figure1 --out DIR</pre>" in page
+    assert "- GPT: a token sees itself and those before it\n" in (tmp_path / "figure1.md").read_text()
 
 
 def test_a_file_is_not_taken_for_its_folder(tmp_path):
