@@ -1,6 +1,9 @@
 """The inner loop of word2vec, compiled by numba; as plain Python it runs too, slowly and without numba.
 
 Draws are a function of a block's seed (splitmix64), so that a block gives the same updates whenever it is trained.
+
+In the loops over pairs and targets no branch touches an array. Numba would count the references of that array at each
+turn, by atomic operations on memory that all threads share, and they took more than half of the time.
 """
 
 from __future__ import annotations
@@ -32,8 +35,9 @@ class Tables(NamedTuple):
 
     `keep` (words,) uint32 and the upper half of `noise` (words,) uint64 are probabilities times 2**32; the lower half
     of `noise` is the other word of its slot (Walker's alias method). The path of word w from the root of the Huffman
-    tree is `nodes` from `starts[w]` to `starts[w + 1]`, each as 2 node + label. `sigmoid` (2, steps) holds the sigmoid
-    and -log of it on -6 to 6, in the program's 1,000 steps; with no steps both are computed exactly.
+    tree is `nodes` from `starts[w]` to `starts[w + 1]`, each as 2 node + label. `sigmoid` (2, steps + 2) holds the
+    sigmoid and -log of it: first what counts below -6, then its steps from -6 to 6, of which the program has 1,000,
+    then what counts above. Without steps both are computed exactly.
     """
 
     keep: np.ndarray
@@ -64,7 +68,7 @@ def train_block(
     `tokens` (tokens,) int32 are words, with -1 at the end of each sentence. Subsampled words are removed first, so that
     windows stretch over them; a window has `window` - b words on each side, b uniform from 0 to `window` - 1.
     """
-    size, rate, skips = vectors.shape[1], options.rate, options.loss == HIERARCHICAL  # as the program does
+    size, rate = vectors.shape[1], options.rate
     error, context = np.zeros(size, vectors.dtype), np.zeros((1, size), vectors.dtype)
     source = context if options.is_cbow else vectors
     keep, noise, starts, nodes, sigmoid = tables
@@ -84,7 +88,7 @@ def train_block(
             _prefetch(outputs, sentence[min(center + _LEAD, length - 1)])
             _prefetch(vectors, sentence[min(center + options.window + _LEAD, length - 1)])
             if options.is_cbow and last - first > 1:
-                _gather(vectors, sentence[first:last], center - first, context, options.sums)
+                _gather(vectors, sentence, (first, center, last), context, options.sums)
             for other in range(first, last):
                 if other == center:
                     continue
@@ -100,10 +104,10 @@ def train_block(
                     else:
                         number = _path(word, starts, nodes, targets)
                     for k in range(number):
-                        total += _binary(source, row, outputs, targets[k], sigmoid, error, rate, skips)
+                        total += _binary(source, row, outputs, targets[k], sigmoid, error, rate)
                 num_predictions += 1
                 if options.is_cbow:
-                    _spread(vectors, sentence[first:last], center - first, error, options.divides)
+                    _spread(vectors, sentence, (first, center, last), error, options.divides)
                     break  # the whole window was one prediction
                 for i in range(size):
                     vectors[row, i] += error[i]
@@ -127,30 +131,39 @@ def _read_sentence(
     return place, length, state
 
 
-def _gather(vectors: np.ndarray, window: np.ndarray, center: Any, context: np.ndarray, sums: bool) -> None:
-    """Put the mean or the sum of the vectors of a window, without its centre, into `context` (1, size)."""
-    size, number = vectors.shape[1], vectors.dtype.type(window.shape[0] - 1)
+def _gather(
+    vectors: np.ndarray, sentence: np.ndarray, window: tuple[Any, int, Any], context: np.ndarray, sums: bool
+) -> None:
+    """Put the mean or the sum of the vectors of a window into `context` (1, size).
+
+    A window is its first word, its centre, which has no part, and the end.
+    """
+    first, center, last = window
+    size, number = vectors.shape[1], vectors.dtype.type(last - first - 1)
     for i in range(size):
         context[0, i] = 0
-    for other in range(window.shape[0]):
-        if other != center:
-            for i in range(size):
-                context[0, i] += vectors[window[other], i]
+    for place in range(first, last - 1):
+        word = sentence[place + (place >= center)]
+        for i in range(size):
+            context[0, i] += vectors[word, i]
     if not sums:
         for i in range(size):
             context[0, i] /= number
 
 
-def _spread(vectors: np.ndarray, window: np.ndarray, center: Any, error: np.ndarray, divides: bool) -> None:
+def _spread(
+    vectors: np.ndarray, sentence: np.ndarray, window: tuple[Any, int, Any], error: np.ndarray, divides: bool
+) -> None:
     """Add what a window has learned to each of its words."""
-    size, number = vectors.shape[1], vectors.dtype.type(window.shape[0] - 1)
+    first, center, last = window
+    size, number = vectors.shape[1], vectors.dtype.type(last - first - 1)
     if divides:
         for i in range(size):
             error[i] /= number
-    for other in range(window.shape[0]):
-        if other != center:
-            for i in range(size):
-                vectors[window[other], i] += error[i]
+    for place in range(first, last - 1):
+        word = sentence[place + (place >= center)]
+        for i in range(size):
+            vectors[word, i] += error[i]
 
 
 def _with_noise(word: int, ahead: np.ndarray, targets: np.ndarray) -> int:
@@ -158,9 +171,8 @@ def _with_noise(word: int, ahead: np.ndarray, targets: np.ndarray) -> int:
     targets[0] = 2 * word + 1
     number = 1
     for k in range(ahead.shape[0]):
-        if ahead[k] != word:  # the word itself is no noise; no other is drawn for it
-            targets[number] = 2 * ahead[k]
-            number += 1
+        targets[number] = 2 * ahead[k]
+        number += ahead[k] != word  # the word itself is no noise; no other is drawn for it
     return number
 
 
@@ -180,36 +192,26 @@ def _longest(starts: np.ndarray) -> int:
 
 
 def _binary(
-    source: np.ndarray,
-    row: int,
-    outputs: np.ndarray,
-    target: int,
-    sigmoid: np.ndarray,
-    error: np.ndarray,
-    rate: Any,
-    skips: bool,
+    source: np.ndarray, row: int, outputs: np.ndarray, target: int, sigmoid: np.ndarray, error: np.ndarray, rate: Any
 ) -> float:
-    """One binary decision: g = rate (label - sigmoid(h o)); `error` gets g o, the output g h. Returns its loss.
-
-    Beyond the range of the table g is 0 with `skips`, and else that of a sigmoid of 0 or 1.
-    """
-    size, place = source.shape[1], target >> 1
+    """One binary decision: g = rate (label - sigmoid(h o)); `error` gets g o, the output g h. Returns its loss."""
+    size, place, steps = source.shape[1], target >> 1, sigmoid.shape[1] - 2
     score = source.dtype.type(0)
     for i in range(size):
         score += source[row, i] * outputs[place, i]
-    steps = sigmoid.shape[1]
     sign = source.dtype.type(1 if target & 1 else -1)
     score *= sign
-    if steps == 0 or score != score:  # a NaN has no place in the table
+    at = np.int64(0)
+    if score >= SIGMOID_RANGE:
+        at = np.int64(steps + 1)
+    elif score > -SIGMOID_RANGE:
+        at = 1 + np.int64((score + SIGMOID_RANGE) * (steps / (2 * SIGMOID_RANGE)))
+    probability, loss = sigmoid[0, at], sigmoid[1, at]
+    if at == 0:  # also that of a NaN, which has no place in the table
+        loss = -score
+    if steps == 0:
         probability = source.dtype.type(1 / (1 + math.exp(-score)))
         loss = source.dtype.type(-math.log(probability))
-    elif score >= SIGMOID_RANGE:
-        probability, loss = source.dtype.type(1), source.dtype.type(0)
-    elif score <= -SIGMOID_RANGE:
-        probability, loss = source.dtype.type(1 if skips else 0), -score
-    else:
-        at = np.int64((score + SIGMOID_RANGE) * (steps / (2 * SIGMOID_RANGE)))
-        probability, loss = sigmoid[0, at], sigmoid[1, at]
     step = sign * rate * (source.dtype.type(1) - probability)
     for i in range(size):
         output = outputs[place, i]

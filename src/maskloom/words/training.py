@@ -112,10 +112,13 @@ def huffman_codes(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return starts, np.concatenate(nodes[::-1])[order].astype(np.int32)
 
 
-def sigmoid_table() -> np.ndarray:
-    """Return (2, 1000) float32: the sigmoid and -log of it at the lower edges of steps from -6 to 6."""
+def sigmoid_table(*, skips: bool) -> np.ndarray:
+    """Return (2, 1002) float32: the sigmoid and -log of it at the lower edges of 1,000 steps from -6 to 6, and beyond.
+
+    Above, the sigmoid is 1; below, it is 0, or 1 with `skips`, so that nothing is learned from what is beyond.
+    """
     values = 1 / (1 + np.exp(-np.linspace(-SIGMOID_RANGE, SIGMOID_RANGE, SIGMOID_STEPS, endpoint=False)))
-    return np.stack([values, -np.log(values)]).astype(np.float32)
+    return np.stack([[float(skips), *values, 1.0], [0.0, *-np.log(values), 0.0]]).astype(np.float32)
 
 
 def make_tables(recipe: WordsRecipe, counts: np.ndarray) -> Tables:
@@ -125,7 +128,7 @@ def make_tables(recipe: WordsRecipe, counts: np.ndarray) -> Tables:
         _out_of_32_bits(keep_probabilities(counts, recipe.sample)),
         alias_table(counts.astype(np.float64) ** recipe.noise_exponent),
         *(huffman_codes(counts) if recipe.loss == "hierarchical" else nothing),
-        sigmoid_table(),
+        sigmoid_table(skips=recipe.loss == "hierarchical"),  # as the program does
     )
 
 

@@ -21,7 +21,7 @@ SENTENCE = [0, 1, 2, 1]
 def exact_tables(loss: str) -> Tables:
     paths = huffman_codes(COUNTS) if loss == "hierarchical" else (np.zeros(1, np.int64), np.zeros(0, np.int32))
     everything = np.full(WORDS, 2**32 - 1, np.uint32)
-    return Tables(everything, np.array([NOISE], np.uint64), *paths, np.zeros((2, 0)))
+    return Tables(everything, np.array([NOISE], np.uint64), *paths, np.zeros((2, 2)))
 
 
 def matrices(dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray]:
