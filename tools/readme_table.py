@@ -33,6 +33,7 @@ PAGES = (
     "recurrent_speed",
     "recurrent_speed_intel",
     "words",
+    "words_intel",
     "corpus_building",
     "vocabulary_training",
     "encoding",
