@@ -129,21 +129,22 @@ def _section(experiment: Experiment) -> str:
 
 def _about(results: Mapping[str, Any]) -> str:
     """Return scale, seeds, text, time, and processor or GPU with the versions of this machine."""
-    text, minutes = results["text"], sum(results["seconds"].values()) / 60
+    text, minutes, num_jobs = results["text"], sum(results["seconds"].values()) / 60, results["num_jobs"]
+    threads = amount(environment()["hardware"]["threads"], "thread")
+    threads = f"{num_jobs} runs of a thread at once" if num_jobs > 1 else threads
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
     return (
         f"Scale {results['scale']}, {amount(results['num_seeds'], 'seed')}, text: {text['text']}{tokens}; "
-        f"{minutes:.0f} minutes on {_machine(results['num_jobs'])}."
+        f"{minutes:.0f} minutes on {_machine(threads)}."
     )
 
 
-def _machine(num_jobs: int = 1) -> str:
-    """Return the processor or GPU of this machine, how it is used, and the versions."""
+def _machine(threads: str | None = None) -> str:
+    """Return the GPU of this machine, or its processor and how that is used, and the versions."""
     machine = environment()
     hardware, versions = machine["hardware"], machine["versions"]
-    cores, threads = (amount(hardware[f"{what}s"], what) for what in ("core", "thread"))
-    threads = f"{num_jobs} runs of a thread at once" if num_jobs > 1 else threads
-    device = hardware["cuda"] or f"{hardware['processor']}, {cores}, {threads}"
+    cores = ", ".join([amount(hardware["cores"], "core"), *([threads] if threads else [])])
+    device = hardware["cuda"] or f"{hardware['processor']}, {cores}"
     return f"{device}; Python {versions['python']}, torch {versions['torch']}"
 
 
