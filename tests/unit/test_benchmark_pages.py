@@ -158,7 +158,7 @@ def test_every_page_of_results_states_a_command_whose_flags_exist():
         text = " ".join(page.read_text(encoding="utf-8").split())
         if "`make soak`" in text:
             continue
-        if known := re.search(r"Made by `maskloom reproduce ([\w-]+) ([^`]*) --out DIR`", text):
+        if known := re.search(r"Made by `maskloom reproduce ([\w-]+)([^`]*) --out DIR`", text):
             assert known[1] in get_args(experiments.ExperimentName), page.name
             assert set(re.findall(r"--[a-z][\w-]*", known[2])) <= known_flags, page.name
             continue
