@@ -2,8 +2,8 @@
 
 Draws are a function of a block's seed (splitmix64), so that a block gives the same updates whenever it is trained.
 
-In the loops over pairs and targets no branch touches an array. Numba would count the references of that array at each
-turn, by atomic operations on memory that all threads share, and they took more than half of the time.
+In what is done for each target and each word of a window, no branch touches an array. Numba would count the references
+of that array at each turn, by atomic operations on memory that all threads share: more than half of the time.
 """
 
 from __future__ import annotations

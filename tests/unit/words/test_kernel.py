@@ -229,3 +229,14 @@ def test_numba_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(__import__("sys").modules, "numba", None)
     with pytest.raises(ConfigError, match=r"pip install 'maskloom\[words\]'"):
         kernel.compiled()
+
+
+def test_no_reference_is_counted_at_a_target() -> None:
+    numba = pytest.importorskip("numba")
+    compiled = numba.njit(fastmath={"reassoc", "contract"}, error_model="numpy")(kernel._binary)
+    matrix, vector = numba.types.Array(numba.float32, 2, "C"), numba.types.Array(numba.float32, 1, "C")
+    compiled.compile((matrix, numba.int64, matrix, numba.int64, matrix, vector, numba.float32))
+    code = compiled.inspect_llvm(compiled.signatures[0]).split("define ")[1]
+    assert "fmul" in code
+    assert "NRT_incref" not in code
+    assert "NRT_decref" not in code
