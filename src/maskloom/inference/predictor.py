@@ -28,6 +28,7 @@ from maskloom.inference.model_folder import (
 )
 from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
 from maskloom.inference.span_filling import PROMPTS_AT_ONCE, SpanFiller
+from maskloom.layers.copies import to_device, to_host
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
@@ -219,12 +220,16 @@ class Predictor(TaskModel):
         self._count(data)
         vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)
         max_tokens = self.max_tokens or tokens_at_once(self.model)
-        for batch in batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size):
-            with inference_in(self.precision, self.device):
-                hidden = encode_batch(self.model, batch).last_hidden_state
-            lengths = torch.from_numpy(batch.lengths).to(hidden.device)
-            vectors[batch.indices] = modules.vectors(hidden, lengths).cpu().numpy()
+        batches = batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size)
+        with inference_in(self.precision, self.device):  # once: the weights of all batches are rounded once
+            for indices, found in to_host(self._vectors(batch, modules) for batch in batches):
+                vectors[indices] = found
         return _finite(vectors)
+
+    def _vectors(self, batch: Any, modules: SentenceModules) -> tuple[np.ndarray, torch.Tensor]:
+        """Return which texts a batch has, and a vector of each."""
+        hidden = encode_batch(self.model, batch).last_hidden_state
+        return batch.indices, modules.vectors(hidden, to_device(batch.lengths, hidden.device))
 
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's own kind of task as token ids."""

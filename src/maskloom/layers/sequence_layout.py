@@ -53,13 +53,40 @@ class LengthGroup:
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """Slots: sequences sorted by length in groups, padded to the longest of their group.
+
+    `slot_tokens` (slots,) names the token of each slot (a padding slot repeats its sequence's first token),
+    `token_slots` (tokens,) the slot of each token, `padding_slots` those that hold no token; the first two are None
+    when both orders are equal.
+    """
+
+    groups: tuple[LengthGroup, ...]
+    slot_tokens: Tensor | None = None
+    token_slots: Tensor | None = None
+    padding_slots: Tensor | None = None
+
+
+class _Grouper:
+    """Groups sequences when that is first asked for; fused attention on a GPU never asks."""
+
+    def __init__(self, sizes: np.ndarray, starts: np.ndarray, device: torch.device) -> None:
+        self._given = sizes, starts, device
+        self._made: Grouping | None = None
+
+    @property
+    def grouping(self) -> Grouping:
+        if self._made is None:
+            self._made = _group(*self._given)
+        return self._made
+
+
+@dataclass(frozen=True)
 class SequenceLayout:
     """Offsets and lengths of the packed sequences of one batch, made once and shared by all layers.
 
-    Linear layers, norms and heads see (tokens, hidden) only. Attention sees slots: sequences sorted by length in
-    groups, padded to the longest of their group. `slot_tokens` (slots,) names the token of each slot (a padding slot
-    repeats its sequence's first token), `token_slots` (tokens,) the slot of each token, `padding_slots` those that
-    hold no token; the first two are None when both orders are equal.
+    Linear layers, norms and heads see (tokens, hidden) only. Attention sees the slots of a `grouping`. One that
+    `is_packed` says by `offsets` who attends to whom, and not by the groups' masks, as of padded rows.
 
     `num_rows` is the number of rows that the layers see. On processors a few rows may follow the tokens, so that
     products meet numbers of rows that they have met before; they belong to no sequence and receive no gradient.
@@ -79,10 +106,8 @@ class SequenceLayout:
     max_length: int
     max_position: int
     has_empty_sequences: bool
-    groups: tuple[LengthGroup, ...]
-    slot_tokens: Tensor | None = None
-    token_slots: Tensor | None = None
-    padding_slots: Tensor | None = None
+    grouper: _Grouper | Grouping
+    is_packed: bool = True
     rotation: Tensor | None = None
     host_lengths: np.ndarray | None = None
     has_gaps: bool = False
@@ -111,11 +136,11 @@ class SequenceLayout:
             position_ids = places
         elif len(position_ids) != num_tokens:
             raise ValueError(f"{len(position_ids)} position ids for {num_tokens} tokens; one for each token is needed")
-        groups, slot_tokens, token_slots, padding = _group(sizes, starts, device)
-        num_rows = num_tokens
-        if token_slots is not None and device.type == "cpu":
+        grouper, num_rows = _Grouper(sizes, starts, device), num_tokens
+        if device.type == "cpu" and (token_slots := grouper.grouping.token_slots) is not None:
             num_rows = filled_number(num_tokens)
             token_slots = F.pad(token_slots, (0, num_rows - num_tokens))
+            grouper = replace(grouper.grouping, token_slots=token_slots)
         return cls(
             offsets=to_device(offsets, device),
             lengths=to_device(sizes, device),
@@ -129,10 +154,7 @@ class SequenceLayout:
             max_length=int(sizes.max(initial=0)),
             max_position=int(position_ids.max(initial=-1)),
             has_empty_sequences=bool((sizes == 0).any()),
-            groups=groups,
-            slot_tokens=slot_tokens,
-            token_slots=token_slots,
-            padding_slots=padding,
+            grouper=grouper,
             host_lengths=sizes,
             has_gaps=position_ids is not places and not np.array_equal(position_ids, places),
         )
@@ -161,7 +183,8 @@ class SequenceLayout:
             max_length=length,
             max_position=length - 1,
             has_empty_sequences=True,
-            groups=(LengthGroup(0, batch, length, keys[:, None, None, :], is_padded_behind=False),),
+            grouper=Grouping((LengthGroup(0, batch, length, keys[:, None, None, :], is_padded_behind=False),)),
+            is_packed=False,
         )
 
     @property
@@ -170,9 +193,19 @@ class SequenceLayout:
         return self.lengths.cpu().numpy() if self.host_lengths is None else self.host_lengths
 
     @property
-    def is_packed(self) -> bool:
-        """Whether `offsets` say who attends to whom, and not the groups' masks, as of padded rows."""
-        return all(group.is_padded_behind for group in self.groups)
+    def grouping(self) -> Grouping:
+        """The groups of sequences and the order of their slots."""
+        return self.grouper if isinstance(self.grouper, Grouping) else self.grouper.grouping
+
+    @property
+    def groups(self) -> tuple[LengthGroup, ...]:
+        """The groups of sequences."""
+        return self.grouping.groups
+
+    @property
+    def slot_tokens(self) -> Tensor | None:
+        """The token of each slot, (slots,)."""
+        return self.grouping.slot_tokens
 
     def with_biases(self, biases: Sequence[Tensor]) -> SequenceLayout:
         """Return this layout with what is added to the scores of each group."""
@@ -198,7 +231,7 @@ class SequenceLayout:
             if group.key_mask is not None:  # padding has to see something: itself
                 mask = (mask & group.key_mask) | torch.eye(group.length, dtype=torch.bool, device=mask.device)
             groups.append(replace(group, key_mask=mask, is_padded_behind=False))
-        return replace(self, groups=tuple(groups))
+        return replace(self, grouper=replace(self.grouping, groups=tuple(groups)), is_packed=False)
 
     def filled_up(self, packed: Tensor) -> Tensor:
         """Return (tokens, features) with rows of zeros after them: (rows, features)."""
@@ -214,18 +247,20 @@ class SequenceLayout:
 
     def to_slots(self, packed: Tensor) -> Tensor:
         """Bring (rows, features) into slot order (slots, features)."""
-        if self.slot_tokens is None or self.token_slots is None:
+        order = self.grouping
+        if order.slot_tokens is None or order.token_slots is None:
             return packed
         return _ToSlots.apply(  # pyright: ignore[reportReturnType]
-            packed, self.slot_tokens, self.token_slots, self.num_tokens
+            packed, order.slot_tokens, order.token_slots, self.num_tokens
         )
 
     def from_slots(self, slots: Tensor) -> Tensor:
         """Bring (slots, features) back into packed order (rows, features)."""
-        if self.slot_tokens is None or self.token_slots is None:
+        order = self.grouping
+        if order.slot_tokens is None or order.token_slots is None:
             return slots
         return _FromSlots.apply(  # pyright: ignore[reportReturnType]
-            slots, self.slot_tokens, self.token_slots, self.padding_slots
+            slots, order.slot_tokens, order.token_slots, order.padding_slots
         )
 
 
@@ -296,9 +331,7 @@ def _as_lengths(lengths: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
     return sizes.astype(np.int64)
 
 
-def _group(
-    sizes: np.ndarray, starts: np.ndarray, device: torch.device
-) -> tuple[tuple[LengthGroup, ...], Tensor | None, Tensor | None, Tensor | None]:
+def _group(sizes: np.ndarray, starts: np.ndarray, device: torch.device) -> Grouping:
     """Split sequences into groups of near-equal length, and index slots by token and tokens by slot."""
     order = np.argsort(-sizes, kind="stable")
     order = order[sizes[order] > 0]
@@ -319,9 +352,9 @@ def _group(
         first_slot += len(members) * length
         first += len(members)
     if len(groups) <= 1 and all(group.key_mask is None for group in groups):
-        return tuple(groups), None, None, None
+        return Grouping(tuple(groups))
     tokens, real = np.concatenate(slot_tokens), np.concatenate(is_real)
     token_slots = np.empty(int(sizes.sum()), dtype=np.int64)
     token_slots[tokens[real]] = np.flatnonzero(real)
     padding = None if real.all() else to_device(np.flatnonzero(~real), device)
-    return tuple(groups), to_device(tokens, device), to_device(token_slots, device), padding
+    return Grouping(tuple(groups), to_device(tokens, device), to_device(token_slots, device), padding)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from maskloom.layers.attention import Kept, KeyValues
 from maskloom.layers.cross_attention import Memory
 from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing
+from maskloom.layers.processor.fused_passes import fuses, normed_sum
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -29,6 +30,8 @@ def residual(
     An `adapter` maps what is added, after dropout (Houlsby et al. 2019, 2.1).
     """
     added = block(norm(hidden) if pre_norm else hidden)
+    if isinstance(norm, nn.LayerNorm) and not pre_norm and adapter is None and added.requires_grad and fuses(added):
+        return normed_sum(hidden, added, norm, dropout.p if dropout.training else 0.0)
     hidden = dropout.add(hidden, added) if adapter is None else hidden + adapter(dropout(added))
     return hidden if pre_norm else norm(hidden)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskloom.layers.processor.fused_passes import fuses, loss_and_gradient
 from maskloom.layers.processor.matrix_products import prefers_onednn, product, row_step, transposed_product
 
 # Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
 _NUM_LOGITS = (1 << 23) - (1 << 12)
 # Smaller ones come near to where fp32 has fewer digits.
 _SMALLEST_PROBABILITY = 1e-30
+# Rows of so many values begin where the matrix units of GPUs read at full width.
+_ALIGNED = 64
 
 
 def vocabulary_loss(
@@ -59,6 +63,9 @@ class _VocabularyLoss(torch.autograd.Function):
         weights: Tensor | None,
         smoothing: float,
     ) -> Tensor:
+        if not smoothing and len(hidden) and fuses(hidden):
+            loss, ctx.gradients = _by_fused_passes(hidden, decoder, bias, labels, weights)
+            return loss
         on_cpu, full, decoder = hidden.device.type == "cpu", decoder, decoder.to(hidden.dtype)
         num_rows = max(1, (_NUM_LOGITS if on_cpu else _NUM_LOGITS << 4) // decoder.shape[0])
         num_rows -= num_rows % row_step(num_rows)
@@ -119,6 +126,31 @@ class _VocabularyLoss(torch.autograd.Function):
         return d_hidden.mul_(gradient), total.scaled(gradient), d_bias, None, None, None
 
 
+def _by_fused_passes(
+    hidden: Tensor, decoder: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor | None
+) -> tuple[Tensor, tuple[Tensor, _DecoderGradient, Tensor | None]]:
+    """Return the loss and what `backward` scales, on a GPU: words that nobody can predict align the rows of logits."""
+    num_words, extra = len(decoder), -len(decoder) % _ALIGNED
+    words = F.pad(decoder.to(hidden.dtype), (0, 0, 0, extra))
+    offset = decoder.new_zeros(num_words) if bias is None else bias.detach()
+    offset = F.pad(offset, (0, extra), value=-math.inf)
+    num_blocks = max(1, -(-len(hidden) * len(words) // (_NUM_LOGITS << 4)))
+    loss, d_bias = decoder.new_zeros(()), decoder.new_zeros(len(words))
+    total, d_hidden = _DecoderGradient(decoder, is_single=True), torch.empty_like(hidden)
+    size = -(-len(hidden) // num_blocks)
+    for first in range(0, len(hidden), size):
+        block = slice(first, first + size)
+        rows, targets = hidden[block], labels[block, None]
+        of_rows, d_logits, d_offset = loss_and_gradient(
+            rows @ words.t(), offset, targets, None if weights is None else weights[block]
+        )
+        loss += of_rows
+        d_bias += d_offset
+        torch.mm(d_logits, words, out=d_hidden[block])
+        total.add_product((d_logits.t() @ rows)[:num_words])
+    return loss, (d_hidden, total, d_bias[:num_words] if bias is not None and bias.requires_grad else None)
+
+
 def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
     """Return each -log p(target); where p is too small for its digits to count, from the logits once more."""
     chosen = probabilities.gather(1, targets).squeeze(1)
@@ -153,6 +185,10 @@ class _DecoderGradient:
             self._sum.add_(transposed_product(*pair))
         else:
             self._sum.addmm_(d_logits.t(), rows)
+
+    def add_product(self, summand: Tensor) -> None:
+        """Add what was multiplied elsewhere, laid out as the decoder is."""
+        self._sum = summand.to(self._decoder.dtype) if self._sum is None else self._sum.add_(summand)
 
     def subtract(self, row: Tensor) -> None:
         """Take a row, (hidden,), away from that of every word."""

@@ -158,7 +158,7 @@ class Encoder(nn.Module):
             rows = layout.filled_up(hidden)
             for number, layer in enumerate(self.layers):
                 rows = layer(rows, layout) if past is None else layer(rows, layout, past[number])
-                hidden = rows[: layout.num_tokens]
+                hidden = rows[: layout.num_tokens].to(states[0].dtype)
                 if keep_hidden_states:
                     states.append(hidden)
         hidden = states[-1] = self.final_norm(hidden)

@@ -5,14 +5,16 @@ One pass of a model over encoded data gives sums and metric together, each unit 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from maskloom.layers.copies import to_host
 from maskloom.metrics.metric import Metric
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import TaskObjective, model_device
@@ -133,20 +135,27 @@ def model_outputs(
     """
     model.eval()
     rows: list[np.ndarray] = [np.empty(0)] * len(data)
-    loss_sum = weight = 0.0
-    for batch in batches_by_length(data, max_tokens=max_tokens or tokens_at_once(model), max_units=max_units):
-        fault_point("evaluation.batch")
-        with inference_in(precision, model_device(model)):
+    losses: list[Tensor] = []
+    weight = 0.0
+
+    def launched() -> Iterator[tuple[tuple[Any, np.ndarray | None], Tensor]]:
+        nonlocal weight
+        for batch in batches_by_length(data, max_tokens=max_tokens or tokens_at_once(model), max_units=max_units):
+            fault_point("evaluation.batch")
             outputs = objective.outputs(model, batch)
-        values = outputs.rows.cpu().numpy()
-        if not np.isfinite(values).all():
-            raise ValueError("the model's outputs are not finite numbers; its weights are broken")
-        if outputs.loss_sum is not None:
-            loss_sum += float(outputs.loss_sum)
-            weight += sum(objective.target_counts(batch).values())
-        ends = np.cumsum(objective.row_counts(batch) if outputs.counts is None else outputs.counts)
-        for index, part in zip(batch.indices, np.split(values, ends[:-1]), strict=True):
-            rows[index] = part
+            if outputs.loss_sum is not None:
+                losses.append(outputs.loss_sum)
+                weight += sum(objective.target_counts(batch).values())
+            yield (batch, outputs.counts), outputs.rows
+
+    with inference_in(precision, model_device(model)):  # once: the weights of all batches are rounded once
+        for (batch, counts), values in to_host(launched()):
+            if not np.isfinite(values).all():
+                raise ValueError("the model's outputs are not finite numbers; its weights are broken")
+            ends = np.cumsum(objective.row_counts(batch) if counts is None else counts)
+            for index, part in zip(batch.indices, np.split(values, ends[:-1]), strict=True):
+                rows[index] = part
+    loss_sum = sum((float(loss) for loss in losses), 0.0)
     return ModelOutputs(rows, loss_sum, weight)
 
 

@@ -20,7 +20,7 @@ from maskloom.objectives.objective import Objective, SummedObjective, model_devi
 from maskloom.system.devices import inference_in
 from maskloom.system.fault_points import fault_point
 from maskloom.training.faults.memory import give_up_kernels, is_out_of_memory, release_cached_memory
-from maskloom.training.optimizers import factor_of, make_optimizer, rate_of
+from maskloom.training.optimizers import factor_of, make_optimizer, rate_of, recount, step_if
 from maskloom.training.precision import FIRST_LOSS_SCALE
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 from maskloom.training.settings import TrainingSection
@@ -147,9 +147,12 @@ def train_steps(
             seconds=time.perf_counter() - started,
         )
         if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
+            if gradients.steps_unread:
+                recount(optimizer)
             raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
-        fault_point("training.step")
-        optimizer.step()
+        if not gradients.steps_unread:
+            fault_point("training.step")
+            optimizer.step()
         state.step += 1
         state.position, state.carry = position, carried_on(carried)
         yield replace(report, seconds=time.perf_counter() - started)
@@ -270,6 +273,8 @@ class _Gradients:
         """
         state, limit = self.state, self.settings.max_grad_norm
         parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+        if self.steps_unread:
+            return self._stepped(batch, parameters)
         while True:
             found = self._launched(batch)
             scale, num_held = state.loss_scale or (1.0, 0)
@@ -292,6 +297,25 @@ class _Gradients:
             if is_finite or scale == 1.0:
                 return losses, norm
             state.loss_scale = (scale / 2, 0)
+
+    @property
+    def steps_unread(self) -> bool:
+        """Whether the optimiser's step is launched before the loss is read, so that a GPU does not wait in between."""
+        is_alone = self.ranks.device.type == "cuda" and self.ranks.world_size == 1
+        return is_alone and self.state.loss_scale is None and bool(self.state.optimizer.defaults.get("fused"))
+
+    def _stepped(self, batch: Any, parameters: list[torch.Tensor]) -> tuple[dict[str, float], float]:
+        """Launch a whole step, which changes nothing where loss or norm is not finite, and return what was read."""
+        limit, found = self.settings.max_grad_norm, self._launched(batch)
+        total = _total_norm(parameters)
+        is_finite = torch.stack([total, *chain(*found.values())]).isfinite().all()
+        if limit is not None:
+            # a norm of 0 clips nothing, so that one can see which gradients are not finite
+            torch.nn.utils.clip_grads_with_norm_(parameters, limit, total.where(is_finite, 0.0), foreach=True)
+        fault_point("training.step")
+        step_if(self.state.optimizer, is_finite)
+        losses, (norm,) = _numbers(found, total)
+        return losses, norm
 
     def _launched(self, batch: Any) -> dict[str, list[torch.Tensor]]:
         """Put the gradients of a whole step in place and return its losses; halve micro-batches out of memory.
@@ -380,12 +404,11 @@ def evaluate(
     model.eval()
     totals: dict[str, float] = {}
     carry = None
-    for plain in batches:
-        fault_point("evaluation.batch")
-        batch = with_carry(plain, objective, model, carry)
-        with inference_in(precision, model_device(model)):
-            sums = objective.evaluation_sums(model, batch)
-        for name, value in sums.items():
-            totals[name] = totals.get(name, 0.0) + value
-        carry = carried_on(batch)
+    with inference_in(precision, model_device(model)):  # once: the weights of all batches are rounded once
+        for plain in batches:
+            fault_point("evaluation.batch")
+            batch = with_carry(plain, objective, model, carry)
+            for name, value in objective.evaluation_sums(model, batch).items():
+                totals[name] = totals.get(name, 0.0) + value
+            carry = carried_on(batch)
     return objective.evaluation_metrics(totals)

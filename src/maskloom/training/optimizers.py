@@ -110,6 +110,21 @@ class BertAdam(torch.optim.AdamW):
         return taken
 
 
+def step_if(optimizer: torch.optim.Optimizer, is_good: torch.Tensor) -> None:
+    """Take a step if a boolean on the device is true, which nobody waits for; of fused optimisers alone."""
+    optimizer.found_inf = (~is_good).float()  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def recount(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimiser ask its device for the number of its steps, after one that `step_if` did not take."""
+    if isinstance(optimizer, BertAdam):
+        optimizer._counted = {}
+
+
 def _adam(kind: Callable[..., torch.optim.Optimizer], groups: list[dict], settings: TrainingSection):
     betas = (settings.adam_beta1, settings.adam_beta2)
     return kind(groups, lr=settings.learning_rate, betas=betas, eps=settings.adam_epsilon)

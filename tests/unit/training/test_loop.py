@@ -246,6 +246,38 @@ def test_a_step_reads_once_from_its_device(
     assert reads.found == ["tolist"] * 4
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
+@pytest.mark.parametrize("limit", [None, 0.1, 1e9])
+def test_steps_launched_before_their_loss_is_read_are_the_same(monkeypatch, optimizer, limit):
+    """As on a GPU, to the bit; a step whose loss is not finite changes nothing, and those after it count as before."""
+    settings = TrainingSection(steps=4, learning_rate=1e-2, optimizer=optimizer, max_grad_norm=limit)
+    expected, reports = _run(settings)
+    monkeypatch.setattr("maskloom.training.loop._Gradients.steps_unread", True)
+    state = TrainState.fresh(_model(dropout=0.1), settings)
+    is_broken = True
+
+    class Breaking(MaskedLanguageModeling):
+        def loss_sums(self, model, batch):
+            sums = super().loss_sums(model, batch)
+            return {name: value * math.nan for name, value in sums.items()} if is_broken and state.step == 2 else sums
+
+    def steps():
+        return train_steps(state, Breaking(), _batches, settings=settings, seed=3)
+
+    taken = steps()
+    found = [next(taken), next(taken)]
+    before = [p.detach().clone() for p in state.model.parameters()]
+    with pytest.raises(NumericalError):
+        next(taken)
+    assert all(torch.equal(a, b) for a, b in zip(before, state.model.parameters(), strict=True))
+    is_broken = False
+    found += list(steps())
+    assert [report.loss for report in found] == [report.loss for report in reports]
+    assert [report.gradient_norm for report in found] == [report.gradient_norm for report in reports]
+    for a, b in zip(expected.model.parameters(), state.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_evaluation_weighs_every_prediction_the_same() -> None:
     model = _model()
     batches = [_batch([1], seed=1), _batch([19, 3], seed=2)]

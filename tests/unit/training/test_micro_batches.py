@@ -60,30 +60,6 @@ def test_it_is_about_what_a_forward_pass_takes(model):
     assert 64 * 128 * 4 * 10 < kept < 64 * 128 * 4 * 100
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype:UserWarning")
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_nested_tensors_count_with_what_they_hold(model, layout):
-    """Attention of the fused kernels keeps them on CUDA."""
-
-    class Nesting:
-        def loss_sums(self, model, batch):
-            parts = [torch.ones(size, 4, requires_grad=True) for size in (3, 5)]
-            nested = torch.nested.as_nested_tensor(parts, layout=layout)
-            held.append(nested.sin())  # keeps its input
-            return {}
-
-    held = []
-    assert 8 * 4 * 4 <= module.kept_bytes(model, Nesting(), _batch([8])) <= 2 * 8 * 4 * 4
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype:UserWarning")
-def test_a_size_is_found_where_attention_is_over_jagged_tensors(monkeypatch, model):
-    monkeypatch.setattr("maskloom.layers.attention.prefers_packed", lambda *_: True)
-    plain = module.kept_bytes(model, OBJECTIVE, _batch([64]))
-    assert 0 < plain < 64 * 128 * 4 * 200
-    assert _fitting(monkeypatch, model, [9] * 6, 2**40) == 6
-
-
 def test_ranks_agree_on_the_smallest(monkeypatch, model):
     class Crowded(Ranks):
         def any_(self, flag: bool) -> bool:

@@ -58,7 +58,8 @@ class SentenceModules:
         if self.pooling == "cls":
             vectors = hidden[lengths.cumsum(0) - lengths]
         else:
-            vectors = torch.segment_reduce(hidden, self.pooling, lengths=lengths)
+            # unsafe: a GPU is not waited for to count lengths that are right
+            vectors = torch.segment_reduce(hidden, self.pooling, lengths=lengths, unsafe=True)
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
 
 

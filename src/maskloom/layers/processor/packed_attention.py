@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.system.devices import has_bf16
-
-# torch says it of the other, strided kind of nested tensors, of which it makes one inside.
-warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype", category=UserWarning)
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -32,20 +26,11 @@ def packed_attention(
 ) -> Tensor:
     """Return softmax(q k / sqrt(d)) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden).
 
-    Without dropout it is `torch.nn.attention.varlen`, which knows none; with dropout, and where tokens see only those
-    before them, scaled dot-product attention over a jagged nested tensor, which runs the same kernel.
+    It is the operator beneath `torch.nn.attention.varlen`, whose own function knows no dropout.
     """
-    q_tnd, k_tnd, v_tnd = qkv.view(len(qkv), 3, num_heads, -1).permute(1, 0, 2, 3).contiguous().unbind(0)
-    if dropout == 0.0 and not causal and qkv.is_cuda:
-        from torch.nn.attention.varlen import varlen_attn  # imports what only CUDA needs
-
-        offsets, longest = layout.offsets.int(), layout.max_length
-        return varlen_attn(q_tnd, k_tnd, v_tnd, offsets, offsets, longest, longest).flatten(1)  # pyright: ignore
-    q, k, v = (
-        torch.nested.nested_tensor_from_jagged(
-            part, layout.offsets, min_seqlen=1, max_seqlen=layout.max_length
-        ).transpose(1, 2)
-        for part in (q_tnd, k_tnd, v_tnd)
+    q_tnd, k_tnd, v_tnd = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
+    offsets, longest = layout.offsets.int(), layout.max_length
+    context_tnd, *_rest = torch.ops.aten._flash_attention_forward(
+        q_tnd, k_tnd, v_tnd, offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
     )
-    context = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal)
-    return context.transpose(1, 2).values().reshape(len(qkv), -1)
+    return context_tnd.flatten(1)

@@ -126,7 +126,7 @@ def kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> int
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        storage = (tensor.values() if tensor.is_nested else tensor).untyped_storage()
+        storage = tensor.untyped_storage()
         if storage.data_ptr() not in known:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
