@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,22 +20,37 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Return arrays of one type and one dimension as tensors on a device, which takes one copy on CUDA."""
+    if device.type != "cuda":
+        return [to_device(array, device) for array in arrays]
+    return list(to_device(np.concatenate(arrays), device).split([len(array) for array in arrays]))
+
+
+class HostCopy:
+    """A tensor on its way from a device to the host, which waits for it alone, not for what the device does next."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)
+        self._event = None
+        if tensor.is_cuda:
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def array(self) -> np.ndarray:
+        """Return the values once they are there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._copy.numpy()
+
+
 def to_host(launched: Iterable[tuple[Any, Tensor]]) -> Iterator[tuple[Any, np.ndarray]]:
     """Yield tensors as arrays, in order, with what came with each; a GPU gets further work before it is waited for."""
-    waiting: deque[tuple[Any, Tensor, torch.cuda.Event]] = deque()
+    waiting: deque[tuple[Any, HostCopy]] = deque()
     for label, tensor in launched:
-        if tensor.device.type != "cuda":
-            yield label, tensor.cpu().numpy()
-            continue
-        copy, event = tensor.to("cpu", non_blocking=True), torch.cuda.Event()
-        event.record()
-        waiting.append((label, copy, event))
-        if len(waiting) > _AHEAD:
-            yield _read(*waiting.popleft())
-    while waiting:
-        yield _read(*waiting.popleft())
-
-
-def _read(label: Any, copy: Tensor, event: torch.cuda.Event) -> tuple[Any, np.ndarray]:
-    event.synchronize()
-    return label, copy.numpy()
+        waiting.append((label, HostCopy(tensor)))
+        if len(waiting) > (_AHEAD if tensor.is_cuda else 0):
+            label, copy = waiting.popleft()
+            yield label, copy.array()
+    for label, copy in waiting:
+        yield label, copy.array()

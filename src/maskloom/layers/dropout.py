@@ -7,12 +7,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.layers.copies import to_device
 from maskloom.layers.processor.matrix_products import filled_number
 
 # A hash of 32 bits in two multiplications, with the factors of Chris Wellons's "lowbias32".
@@ -34,6 +36,7 @@ class RowDraws:
     def __init__(self, key: int, first_row: int, lengths: np.ndarray) -> None:
         self.place = 0
         self._key, self._first_row, self._lengths = key, first_row, torch.from_numpy(lengths)
+        self._on_device: dict[int, Tensor] = {}
 
     def for_targets(self, lengths: np.ndarray) -> RowDraws:
         """Return the draws for texts that belong to the same rows, of other lengths."""
@@ -55,9 +58,21 @@ class RowDraws:
         """Return the keys of the next place, for tokens or sequences by their number, and a number in [0, 1)."""
         if num_rows not in self._keys:
             return None
+        word, dither = self._next_words()
+        return _hashed(self._keys[num_rows] ^ word), dither
+
+    def next_place_on(self, device: torch.device, num_rows: int) -> tuple[Tensor, int, float] | None:
+        """Return the keys of all places on a device, the word that the next place makes its own of, and a number."""
+        if num_rows not in self._keys:
+            return None
+        if num_rows not in self._on_device:
+            self._on_device[num_rows] = to_device(self._keys[num_rows].numpy(), device)
+        return self._on_device[num_rows], *self._next_words()
+
+    def _next_words(self) -> tuple[int, float]:
         self.place += 1
         words = [_hashed_word(_wrapped(number * _GAMMA)) for number in (2 * self.place, 2 * self.place + 1)]
-        return _hashed(self._keys[num_rows] ^ words[0]), (words[1] + 2**31) / 2**32
+        return words[0], (words[1] + 2**31) / 2**32
 
 
 @contextmanager
@@ -82,6 +97,32 @@ def next_keys(num_rows: int) -> tuple[Tensor, float]:
         return keyed
     keys = torch.empty(num_rows, dtype=torch.int32).random_(-(2**31), 2**31)
     return keys, float(torch.rand((), dtype=torch.float64))
+
+
+class DeviceDraws(NamedTuple):
+    """What a kernel draws from: the key of each row, a word of the place, and the threshold and factor of a rate."""
+
+    keys: Tensor
+    word: int
+    threshold: int
+    factor: float
+
+
+NO_DRAWS = DeviceDraws(torch.empty(0, dtype=torch.int32), 0, 0, 1.0)
+"""The draws where nothing is dropped."""
+
+
+def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraws:
+    """Return the draws of the next place for kernels on a device; the same as those of `next_keys`."""
+    if not rate:
+        return NO_DRAWS
+    draws = current_draws()
+    keyed = None if draws is None else draws.next_place_on(device, num_rows)
+    if keyed is None:
+        keys, dither = next_keys(num_rows)
+        keyed = to_device(keys.numpy(), device), 0, dither
+    keys, word, dither = keyed
+    return DeviceDraws(keys, word, math.floor(rate * 2**16 + dither), 1.0 / (1.0 - rate))
 
 
 def head_keys(keys: Tensor, num_heads: int) -> Tensor:
@@ -135,7 +176,7 @@ class Dropout(nn.Dropout):
         if not self.training:
             return input
         if self._is_native(input):
-            return F.dropout(input, self.p)
+            return _on_gpu(input, self.p)
         return input * dropout_factors(input, self.p, *next_keys(len(input)))
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
@@ -143,8 +184,18 @@ class Dropout(nn.Dropout):
         if not self.training:
             return residual + x
         if self._is_native(x):
-            return residual + F.dropout(x, self.p)
+            return residual + _on_gpu(x, self.p)
         return torch.addcmul(residual, x, dropout_factors(x, self.p, *next_keys(len(x))))
 
     def _is_native(self, x: Tensor) -> bool:
         return self.p in (0.0, 1.0) or x.device.type != "cpu" or torch.compiler.is_compiling()
+
+
+def _on_gpu(x: Tensor, rate: float) -> Tensor:
+    """Return dropout(x), by a kernel with the draws of a processor where there is one, else by torch."""
+    if 0.0 < rate < 1.0 and x.is_cuda and x.ndim == 2:
+        from maskloom.layers.processor.fused_layers import fuses, thinned  # it needs this module
+
+        if fuses(x):
+            return thinned(x, rate)
+    return F.dropout(x, rate)

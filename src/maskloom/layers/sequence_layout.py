@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.layers.copies import to_device
+from maskloom.layers.copies import all_to_device, to_device
 from maskloom.layers.processor.matrix_products import filled_number
 
 # Sequences share one attention call when the shorter ones waste at most this fraction of it (or a few positions).
@@ -141,13 +141,14 @@ class SequenceLayout:
             num_rows = filled_number(num_tokens)
             token_slots = F.pad(token_slots, (0, num_rows - num_tokens))
             grouper = replace(grouper.grouping, token_slots=token_slots)
+        parts = offsets, sizes, np.minimum(starts, starts[sizes > 0].max(initial=0)), np.maximum(offsets[1:] - 1, 0)
+        at, lengths, firsts, lasts, positions = all_to_device([*parts, position_ids], device)
         return cls(
-            offsets=to_device(offsets, device),
-            lengths=to_device(sizes, device),
-            # an empty sequence has no first token and gets that of another
-            first_positions=to_device(np.minimum(starts, starts[sizes > 0].max(initial=0)), device),
-            last_positions=to_device(np.maximum(offsets[1:] - 1, 0), device),
-            position_ids=to_device(position_ids, device),
+            offsets=at,
+            lengths=lengths,
+            first_positions=firsts,  # an empty sequence has no first token and gets that of another
+            last_positions=lasts,
+            position_ids=positions,
             num_sequences=len(sizes),
             num_tokens=num_tokens,
             num_rows=num_rows,

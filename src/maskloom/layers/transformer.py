@@ -6,13 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from maskloom.layers.attention import Kept, KeyValues
+from maskloom.layers.attention import Kept, KeyValues, SelfAttention
 from maskloom.layers.cross_attention import Memory
 from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing
-from maskloom.layers.processor.fused_passes import fuses, normed_sum
+from maskloom.layers.feed_forward import FeedForward
+from maskloom.layers.processor.fused_layers import SublayerSettings, attention_sublayer, feed_forward_sublayer, fuses
+from maskloom.layers.processor.packed_attention import takes_packed
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -30,8 +33,6 @@ def residual(
     An `adapter` maps what is added, after dropout (Houlsby et al. 2019, 2.1).
     """
     added = block(norm(hidden) if pre_norm else hidden)
-    if isinstance(norm, nn.LayerNorm) and not pre_norm and adapter is None and added.requires_grad and fuses(added):
-        return normed_sum(hidden, added, norm, dropout.p if dropout.training else 0.0)
     hidden = dropout.add(hidden, added) if adapter is None else hidden + adapter(dropout(added))
     return hidden if pre_norm else norm(hidden)
 
@@ -133,6 +134,11 @@ class TransformerLayer(Recomputable):
         self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None, memory: Memory | None = None
     ) -> Tensor:
         """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
+        if past is None and memory is None and (settings := self._fused(hidden, layout)) is not None:
+            parts, norm = (self.attention.qkv, self.attention.output), self.attention_layer_norm
+            hidden = attention_sublayer(hidden, parts, norm, settings)
+            parts, norm = (self.feed_forward.up, self.feed_forward.down), self.feed_forward_layer_norm
+            return feed_forward_sublayer(hidden, parts, norm, settings)
         blocks = [(lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter)]
         if self.has_memory:
             norm, adapter = self.cross_attention_layer_norm, self.cross_attention_adapter
@@ -141,3 +147,31 @@ class TransformerLayer(Recomputable):
         for block, norm, adapter in blocks:
             hidden = residual(hidden, block, norm, self.dropout, pre_norm=self.pre_norm, adapter=adapter)
         return hidden
+
+    def _fused(self, hidden: Tensor, layout: SequenceLayout) -> SublayerSettings | None:
+        """Return the settings of both sublayers where kernels of a GPU train them, or None: BERT's in half precision."""
+        attention, feed_forward = self.attention, self.feed_forward
+        if not (fuses(hidden) and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")):
+            return None
+        adapters = (self.attention_adapter, self.feed_forward_adapter)
+        if self.pre_norm or self.has_memory or any(adapter is not None for adapter in adapters):
+            return None
+        if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward:
+            return None
+        has_gelu = feed_forward.activation is F.gelu and feed_forward.dropout is None
+        norms = (self.attention_layer_norm, self.feed_forward_layer_norm)
+        is_plain = has_gelu and layout.rotation is None and all(type(norm) is nn.LayerNorm for norm in norms)
+        if not (is_plain and all(each.requires_grad and each.dtype == torch.float32 for each in self.parameters())):
+            return None
+        dtype, width = torch.get_autocast_dtype("cuda"), hidden.shape[1]
+        if not takes_packed(dtype, width // attention.num_heads, hidden.device, layout):
+            return None
+        return SublayerSettings(
+            layout=layout,
+            num_heads=attention.num_heads,
+            causal=attention.causal,
+            attention_dropout=attention.dropout if attention.training else 0.0,
+            dropout=self.dropout.p if self.dropout.training else 0.0,
+            epsilon=norms[0].eps,
+            dtype=dtype,
+        )

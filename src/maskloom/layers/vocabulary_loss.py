@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.layers.processor.fused_passes import fuses, loss_and_gradient
+from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient
 from maskloom.layers.processor.matrix_products import prefers_onednn, product, row_step, transposed_product
 
 # Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
@@ -133,22 +132,20 @@ def _by_fused_passes(
     num_words, extra = len(decoder), -len(decoder) % _ALIGNED
     words = F.pad(decoder.to(hidden.dtype), (0, 0, 0, extra))
     offset = decoder.new_zeros(num_words) if bias is None else bias.detach()
-    offset = F.pad(offset, (0, extra), value=-math.inf)
     num_blocks = max(1, -(-len(hidden) * len(words) // (_NUM_LOGITS << 4)))
-    loss, d_bias = decoder.new_zeros(()), decoder.new_zeros(len(words))
+    loss, d_bias = decoder.new_zeros(()), torch.zeros_like(offset)
     total, d_hidden = _DecoderGradient(decoder, is_single=True), torch.empty_like(hidden)
     size = -(-len(hidden) // num_blocks)
     for first in range(0, len(hidden), size):
         block = slice(first, first + size)
-        rows, targets = hidden[block], labels[block, None]
-        of_rows, d_logits, d_offset = loss_and_gradient(
-            rows @ words.t(), offset, targets, None if weights is None else weights[block]
-        )
+        rows, row_weights = hidden[block], None if weights is None else weights[block]
+        d_logits = rows @ words.t()
+        of_rows, d_offset = loss_and_gradient(d_logits, offset, labels[block], row_weights, num_words)
         loss += of_rows
         d_bias += d_offset
         torch.mm(d_logits, words, out=d_hidden[block])
         total.add_product((d_logits.t() @ rows)[:num_words])
-    return loss, (d_hidden, total, d_bias[:num_words] if bias is not None and bias.requires_grad else None)
+    return loss, (d_hidden, total, d_bias if bias is not None and bias.requires_grad else None)
 
 
 def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:

@@ -158,9 +158,10 @@ class Encoder(nn.Module):
             rows = layout.filled_up(hidden)
             for number, layer in enumerate(self.layers):
                 rows = layer(rows, layout) if past is None else layer(rows, layout, past[number])
-                hidden = rows[: layout.num_tokens].to(states[0].dtype)
+                hidden = rows[: layout.num_tokens]
                 if keep_hidden_states:
-                    states.append(hidden)
+                    states.append(hidden.to(states[0].dtype))
+            hidden = hidden.to(states[0].dtype)  # layers of a GPU may give half precision
         hidden = states[-1] = self.final_norm(hidden)
         if self.top is not None:
             hidden = states[-1] = self.topped(token_ids, hidden, layout)

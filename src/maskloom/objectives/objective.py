@@ -17,7 +17,7 @@ from torch import Tensor
 from maskloom.data.batch import BothOrdersBatch
 from maskloom.errors import ConfigError
 from maskloom.layers.attention import Kept
-from maskloom.layers.copies import to_device
+from maskloom.layers.copies import all_to_device, to_device
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
@@ -79,8 +79,7 @@ def encode_batch(
     """Run the encoder over the packed tokens of a batch; `past` has what its layers kept of the tokens before."""
     device = model_device(model)
     return model.encoder.encode_packed(
-        to_device(batch.token_ids, device),
-        to_device(batch.segment_ids, device),
+        *all_to_device([batch.token_ids, batch.segment_ids], device),
         SequenceLayout.from_lengths(batch.lengths, device),
         keep_hidden_states=keep_hidden_states,
         past=past,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from maskloom.data.counter_random import integers
+from maskloom.layers.copies import HostCopy
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.carrying import Carry, carried_on, with_carry
@@ -250,7 +251,11 @@ def accumulate_gradients(
 def _numbers(found: dict[str, list[torch.Tensor]], *more: torch.Tensor) -> tuple[dict[str, float], list[float]]:
     """Return the sums of what was found by name, 0 for nothing, and further numbers: one copy from a GPU for all."""
     tensors = [*chain(*found.values()), *more]
-    values = iter(torch.stack(tensors).tolist() if tensors else [])
+    return _sums(found, torch.stack(tensors).tolist() if tensors else [])
+
+
+def _sums(found: dict[str, list[torch.Tensor]], numbers: list[float]) -> tuple[dict[str, float], list[float]]:
+    values = iter(numbers)
     return {name: sum(islice(values, len(parts)), 0.0) for name, parts in found.items()}, list(values)
 
 
@@ -308,13 +313,14 @@ class _Gradients:
         """Launch a whole step, which changes nothing where loss or norm is not finite, and return what was read."""
         limit, found = self.settings.max_grad_norm, self._launched(batch)
         total = _total_norm(parameters)
-        is_finite = torch.stack([total, *chain(*found.values())]).isfinite().all()
+        numbers = torch.stack([*chain(*found.values()), total])
+        copy, is_finite = HostCopy(numbers.detach()), numbers.isfinite().all()
         if limit is not None:
             # a norm of 0 clips nothing, so that one can see which gradients are not finite
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, total.where(is_finite, 0.0), foreach=True)
         fault_point("training.step")
         step_if(self.state.optimizer, is_finite)
-        losses, (norm,) = _numbers(found, total)
+        losses, (norm,) = _sums(found, copy.array().tolist())
         return losses, norm
 
     def _launched(self, batch: Any) -> dict[str, list[torch.Tensor]]:

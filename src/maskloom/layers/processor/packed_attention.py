@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -12,12 +14,13 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def prefers_packed(qkv: Tensor, layout: SequenceLayout, num_heads: int) -> bool:
-    """Tell whether the fused kernels take a batch: in half precision on CUDA, of sequences that all have a token.
+    """Tell whether the fused kernels take a batch: in half precision on CUDA, of sequences that all have a token."""
+    return qkv.is_cuda and takes_packed(qkv.dtype, qkv.shape[1] // (3 * num_heads), qkv.device, layout)
 
-    They need compute capability 8.0 and heads of a size that is a multiple of 8 and at most 256.
-    """
-    head_size = qkv.shape[1] // (3 * num_heads)
-    is_half = qkv.is_cuda and qkv.dtype in _HALF and has_bf16(qkv.device)
+
+def takes_packed(dtype: torch.dtype, head_size: int, device: torch.device, layout: SequenceLayout) -> bool:
+    """Tell the same of a CUDA device, which needs compute capability 8.0, for heads of a multiple of 8 up to 256."""
+    is_half = dtype in _HALF and has_bf16(device)
     return is_half and head_size in range(8, 257, 8) and layout.is_packed and not layout.has_empty_sequences
 
 
@@ -28,9 +31,44 @@ def packed_attention(
 
     It is the operator beneath `torch.nn.attention.varlen`, whose own function knows no dropout.
     """
-    q_tnd, k_tnd, v_tnd = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
     offsets, longest = layout.offsets.int(), layout.max_length
     context_tnd, *_rest = torch.ops.aten._flash_attention_forward(
-        q_tnd, k_tnd, v_tnd, offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
+        *_by_part(qkv, num_heads), offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
     )
     return context_tnd.flatten(1)
+
+
+def flash_attention(
+    qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the same without a gradient, and what `flash_gradients` needs besides."""
+    offsets, longest = layout.offsets.int(), layout.max_length
+    context_tnd, log_sums, draws, unused, _ = torch.ops.aten._flash_attention_forward(
+        *_by_part(qkv, num_heads), offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
+    )
+    return context_tnd.flatten(1), log_sums, draws, unused
+
+
+def flash_gradients(
+    d_context: Tensor,
+    qkv: Tensor,
+    context: Tensor,
+    more: Sequence[Tensor],
+    layout: SequenceLayout,
+    num_heads: int,
+    dropout: float,
+    *,
+    causal: bool,
+) -> Tensor:
+    """Return the gradient to queries, keys and values, (tokens, 3 hidden)."""
+    offsets, longest, (log_sums, draws, unused) = layout.offsets.int(), layout.max_length, more
+    upper, lower = (each.view(len(qkv), num_heads, -1) for each in (d_context, context))
+    parts = torch.ops.aten._flash_attention_backward(
+        upper, *_by_part(qkv, num_heads), lower, log_sums, offsets, offsets, longest, longest, dropout, causal,
+        draws, unused,
+    )  # fmt: skip
+    return torch.stack(parts, 1).view(qkv.shape)
+
+
+def _by_part(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    return qkv.view(len(qkv), 3, num_heads, -1).unbind(1)

@@ -1,0 +1,318 @@
+"""Both halves of a Transformer layer on a GPU, each with its gradient written out, and a loss, in few passes.
+
+LayerNorm(x + dropout(attention(x))) and LayerNorm(x + dropout(FFN(x))) (Vaswani et al. 2017, 3.1) in half precision:
+products by torch's library, the rest by the kernels of `gpu_kernels`. Norms, softmax and sums are computed in fp32, and
+so are the gradients of weights. Letters: t tokens, h hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from maskloom.layers.dropout import NO_DRAWS, DeviceDraws, device_draws
+from maskloom.layers.processor.packed_attention import flash_attention, flash_gradients
+from maskloom.layers.sequence_layout import SequenceLayout
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+# Up to so many tokens the keys of a sequence and head fit where a program holds them.
+_SHORT = 128
+_SHORT_SIZES = (16, 32, 64, 128)
+_MAX_WIDTH = 4096
+
+
+def fuses(x: Tensor) -> bool:
+    """Tell whether the kernels take a tensor: on CUDA from compute capability 8.0 on, where Triton is installed."""
+    return x.is_cuda and x.dtype in _TYPES and not torch.compiler.is_compiling() and _has_triton(x.device)
+
+
+@cache
+def _has_triton(device: torch.device) -> bool:
+    is_new = torch.cuda.get_device_properties(device).major >= 8
+    return is_new and torch.version.hip is None and find_spec("triton") is not None
+
+
+def thinned(x: Tensor, rate: float) -> Tensor:
+    """Return dropout(x) of rows (rows, width), whose draws are those of a processor."""
+    return _Thinned.apply(x, device_draws(len(x), rate, x.device))  # pyright: ignore[reportReturnType]
+
+
+class _Thinned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, draws: DeviceDraws) -> Tensor:
+        ctx.draws = draws
+        return _thin(x, draws)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _thin(gradient, ctx.draws), None
+
+
+def _thin(x: Tensor, draws: DeviceDraws) -> Tensor:
+    from maskloom.layers.processor import gpu_kernels
+
+    x = x.contiguous()
+    out, block = torch.empty_like(x), _block(x.shape[1])
+    gpu_kernels.thinned[(len(x),)](x, out, *draws, x.shape[1], BLOCK=block, num_warps=_warps(block))
+    return out
+
+
+@dataclass(frozen=True)
+class SublayerSettings:
+    """What a half layer is told besides tensors; rates of dropout are 0 outside training."""
+
+    layout: SequenceLayout
+    num_heads: int
+    causal: bool
+    attention_dropout: float
+    dropout: float
+    epsilon: float
+    dtype: torch.dtype
+
+
+def attention_sublayer(
+    hidden: Tensor, projections: tuple[nn.Module, nn.Module], norm: nn.LayerNorm, settings: SublayerSettings
+) -> Tensor:
+    """Return LayerNorm(x + dropout(attention(x))) of (t, h), with query, key and value in one projection."""
+    parameters = [parameter for part in projections for parameter in (part.weight, part.bias)]
+    return _AttentionSublayer.apply(  # pyright: ignore[reportReturnType]
+        hidden, *parameters, norm.weight, norm.bias, settings
+    )
+
+
+def feed_forward_sublayer(
+    hidden: Tensor, projections: tuple[nn.Module, nn.Module], norm: nn.LayerNorm, settings: SublayerSettings
+) -> Tensor:
+    """Return LayerNorm(x + dropout(W2 gelu(W1 x))) of (t, h)."""
+    parameters = [parameter for part in projections for parameter in (part.weight, part.bias)]
+    return _FeedForwardSublayer.apply(  # pyright: ignore[reportReturnType]
+        hidden, *parameters, norm.weight, norm.bias, settings
+    )
+
+
+class _AttentionSublayer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        hidden: Tensor,
+        in_weight: Tensor,
+        in_bias: Tensor,
+        out_weight: Tensor,
+        out_bias: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        settings: SublayerSettings,
+    ) -> Tensor:
+        x, w_in, w_out = (each.to(settings.dtype) for each in (hidden, in_weight, out_weight))
+        draws = device_draws(len(x), settings.attention_dropout, x.device)
+        qkv = torch.addmm(in_bias.to(x.dtype), x, w_in.t())
+        if _is_short(qkv, settings):
+            context, *more = _short_attention(qkv, settings, draws)
+        else:
+            context, *more = flash_attention(
+                qkv, settings.layout, settings.num_heads, settings.attention_dropout, causal=settings.causal
+            )
+        added = torch.addmm(out_bias.to(x.dtype), context, w_out.t())
+        ctx.draws = draws, device_draws(len(x), settings.dropout, x.device)
+        out, means, roots = _normed_sum(x, added, scale, shift, settings.epsilon, ctx.draws[1])
+        ctx.settings, ctx.dtype = settings, hidden.dtype
+        ctx.save_for_backward(x, w_in, w_out, qkv, context, added, scale, means, roots, *more)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, w_in, w_out, qkv, context, added, scale, means, roots, *more = ctx.saved_tensors
+        settings = ctx.settings
+        d_x, d_added, (d_scale, d_shift, d_out_bias) = _normed_sum_gradients(
+            gradient, x, added, scale, means, roots, ctx.draws[1]
+        )
+        d_out = _weight_gradient(d_added, context)
+        d_context = d_added @ w_out
+        if not _is_short(qkv, settings):
+            how = (settings.layout, settings.num_heads, settings.attention_dropout)
+            d_qkv = flash_gradients(d_context, qkv, context, more, *how, causal=settings.causal)
+            d_in_bias = _column_sums(d_qkv)
+        else:
+            d_qkv, d_in_bias = _short_gradients(d_context, qkv, context, *more, settings, ctx.draws[0])
+        d_in = _weight_gradient(d_qkv, x)
+        d_x.addmm_(d_qkv, w_in)
+        return d_x.to(ctx.dtype), d_in, d_in_bias, d_out, d_out_bias, d_scale, d_shift, None
+
+
+class _FeedForwardSublayer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        hidden: Tensor,
+        up_weight: Tensor,
+        up_bias: Tensor,
+        down_weight: Tensor,
+        down_bias: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        settings: SublayerSettings,
+    ) -> Tensor:
+        x, w_up, w_down = (each.to(settings.dtype) for each in (hidden, up_weight, down_weight))
+        inner = torch.addmm(up_bias.to(x.dtype), x, w_up.t())
+        activated = F.gelu(inner)
+        added = torch.addmm(down_bias.to(x.dtype), activated, w_down.t())
+        ctx.draws = device_draws(len(x), settings.dropout, x.device)
+        out, means, roots = _normed_sum(x, added, scale, shift, settings.epsilon, ctx.draws)
+        ctx.dtype = hidden.dtype
+        ctx.save_for_backward(x, w_up, w_down, inner, activated, added, scale, means, roots)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, w_up, w_down, inner, activated, added, scale, means, roots = ctx.saved_tensors
+        d_x, d_added, (d_scale, d_shift, d_down_bias) = _normed_sum_gradients(
+            gradient, x, added, scale, means, roots, ctx.draws
+        )
+        d_down = _weight_gradient(d_added, activated)
+        d_inner, d_up_bias = _gelu_gradient(inner, d_added @ w_down)
+        d_up = _weight_gradient(d_inner, x)
+        d_x.addmm_(d_inner, w_up)
+        return d_x.to(ctx.dtype), d_up, d_up_bias, d_down, d_down_bias, d_scale, d_shift, None
+
+
+def loss_and_gradient(
+    logits: Tensor, bias: Tensor, targets: Tensor, weights: Tensor | None, num_words: int
+) -> tuple[Tensor, Tensor]:
+    """Return the summed cross-entropy of softmax(logits + bias) and the gradient to the bias; `logits` become theirs.
+
+    Shapes in words: `logits` (rows, width), of which the first `num_words` columns count, `bias` (num_words,),
+    `targets` and `weights` (rows,). Sums are in fp32.
+    """
+    from maskloom.layers.processor import gpu_kernels
+
+    losses, block = logits.new_empty(len(logits), dtype=torch.float32), min(4096, _block(num_words))
+    gpu_kernels.loss_gradient[(len(logits),)](
+        logits, bias, targets, losses if weights is None else weights, losses, num_words, logits.shape[1],
+        BLOCK=block, WEIGHTED=weights is not None, num_warps=8,
+    )  # fmt: skip
+    return losses.sum(), _column_sums(logits)[:num_words]
+
+
+def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    """Return gradient^T x in fp32, (outputs, inputs), of products in half precision."""
+    return torch.mm(gradient.t(), x, out_dtype=torch.float32) if x.is_cuda else (gradient.t() @ x).float()
+
+
+def _normed_sum(
+    hidden: Tensor, added: Tensor, scale: Tensor, shift: Tensor, epsilon: float, draws: DeviceDraws
+) -> tuple[Tensor, Tensor, Tensor]:
+    from maskloom.layers.processor import gpu_kernels
+
+    num_rows, width = hidden.shape
+    block, out = _block(width), torch.empty_like(hidden)
+    means, roots = hidden.new_empty(2, num_rows, dtype=torch.float32).unbind(0)
+    gpu_kernels.normed_sum[(num_rows,)](
+        hidden, added, scale, shift, out, means, roots, *draws, epsilon, width,
+        BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
+    )  # fmt: skip
+    return out, means, roots
+
+
+def _normed_sum_gradients(
+    gradient: Tensor, hidden: Tensor, added: Tensor, scale: Tensor, means: Tensor, roots: Tensor, draws: DeviceDraws
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients to both summands and, as (3, h), those to scale, shift and a bias of `added`."""
+    from maskloom.layers.processor import gpu_kernels
+
+    num_rows, width = hidden.shape
+    block, num_programs = _block(width), min(num_rows, 8 * _num_processors(hidden.device))
+    d_hidden, d_added = torch.empty_like(hidden), torch.empty_like(hidden)
+    parts = hidden.new_empty(3, num_programs, width, dtype=torch.float32)
+    gpu_kernels.normed_sum_gradient[(num_programs,)](
+        gradient.to(hidden.dtype).contiguous(), hidden, added, scale, means, roots, d_hidden, d_added, parts, *draws,
+        num_rows, width, BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
+    )  # fmt: skip
+    return d_hidden, d_added, parts.sum(1)
+
+
+def _gelu_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient to x, which takes the place of `gradient`, and its sums over rows."""
+    from maskloom.layers.processor import gpu_kernels
+
+    parts = _by_columns(gpu_kernels.gelu_gradient, x, gradient, gradient)
+    return gradient, parts.sum(0)
+
+
+def _column_sums(x: Tensor) -> Tensor:
+    """Return the sums over rows in fp32, (width,)."""
+    from maskloom.layers.processor import gpu_kernels
+
+    return _by_columns(gpu_kernels.column_sums, x).sum(0)
+
+
+def _by_columns(kernel: Any, x: Tensor, *more: Tensor) -> Tensor:
+    """Run a kernel whose programs take blocks of columns and chunks of rows, and return its parts of sums."""
+    (num_rows, width), rows, columns = x.shape, 16, 256
+    num_blocks = -(-width // columns)
+    num_chunks = max(1, min(8 * _num_processors(x.device) // num_blocks, -(-num_rows // rows)))
+    rows_each = -(-num_rows // num_chunks)
+    parts = x.new_empty(num_chunks, width, dtype=torch.float32)
+    kernel[(num_blocks, num_chunks)](
+        x, *more, parts, num_rows, width, rows_each, ROWS=rows, COLUMNS=columns, num_warps=4
+    )
+    return parts
+
+
+def _is_short(qkv: Tensor, settings: SublayerSettings) -> bool:
+    return settings.layout.max_length <= _SHORT and qkv.shape[1] // (3 * settings.num_heads) in _SHORT_SIZES
+
+
+def _short_attention(qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws) -> tuple[Tensor, Tensor]:
+    """Return the context, and the logarithms of sums (t, heads) that its gradient needs."""
+    from maskloom.layers.processor import gpu_kernels
+
+    context = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
+    log_sums = qkv.new_empty(len(qkv), settings.num_heads, dtype=torch.float32)
+    _over_heads(gpu_kernels.short_attention, qkv, settings, draws, context, log_sums)
+    return context, log_sums
+
+
+def _short_gradients(
+    d_context: Tensor, qkv: Tensor, context: Tensor, log_sums: Tensor, settings: SublayerSettings, draws: DeviceDraws
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient to queries, keys and values, and its sums over tokens."""
+    from maskloom.layers.processor import gpu_kernels
+
+    d_qkv = torch.empty_like(qkv)
+    parts = qkv.new_empty(settings.layout.num_sequences, qkv.shape[1], dtype=torch.float32)
+    _over_heads(gpu_kernels.short_attention_gradient, qkv, settings, draws, context, log_sums, d_context, d_qkv, parts)
+    return d_qkv, parts.sum(0)
+
+
+def _over_heads(kernel: Any, qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws, *more: Tensor) -> None:
+    layout, num_heads = settings.layout, settings.num_heads
+    size, block = qkv.shape[1] // (3 * num_heads), max(16, _block(layout.max_length))
+    kernel[(num_heads, layout.num_sequences)](
+        qkv, layout.offsets, *more, *draws, 1.0 / math.sqrt(size), num_heads,
+        SIZE=size, BLOCK=block, ROWS=min(64, block), DROPS=draws is not NO_DRAWS, CAUSAL=settings.causal,
+        num_warps=8 if block > 64 else 4,
+    )  # fmt: skip
+
+
+def _block(width: int) -> int:
+    """Return the power of two that holds a row."""
+    return 1 << max(0, width - 1).bit_length()
+
+
+def _warps(block: int) -> int:
+    return 4 if block <= 2048 else 8
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
