@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,26 @@ _AHEAD = 16
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return an array as a tensor on a device; copies to CUDA start from pinned memory and nobody waits for them."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type != "cuda":
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+    return _pinned(array.shape, array.dtype, lambda out: np.copyto(out, array)).to(device, non_blocking=True)
 
 
 def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """Return arrays of one type and one dimension as tensors on a device, which takes one copy on CUDA."""
     if device.type != "cuda":
         return [to_device(array, device) for array in arrays]
-    return list(to_device(np.concatenate(arrays), device).split([len(array) for array in arrays]))
+    sizes = [len(array) for array in arrays]
+    pinned = _pinned((sum(sizes),), arrays[0].dtype, lambda out: np.concatenate(arrays, out=out))
+    return list(pinned.to(device, non_blocking=True).split(sizes))
+
+
+def _pinned(shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[np.ndarray], object]) -> Tensor:
+    """Return a tensor in pinned memory that numpy fills: torch would wake all its threads for that."""
+    like = torch.from_numpy(np.empty(0, dtype))
+    pinned = torch.empty(shape, dtype=like.dtype, pin_memory=True)
+    fill(pinned.numpy())
+    return pinned
 
 
 class HostCopy:

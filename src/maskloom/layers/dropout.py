@@ -45,14 +45,21 @@ class RowDraws:
     @cached_property
     def _keys(self) -> dict[int, Tensor]:
         """The keys of sequences and of tokens, int32, by their number."""
-        lengths = self._lengths
-        rows = torch.arange(len(lengths), dtype=torch.int32) + self._first_row
+        found = self._keys_of(self._lengths, len(self._lengths), num_tokens := int(self._lengths.sum()))
+        # the rows that fill up are nobody's
+        filled = F.pad(found[num_tokens], (0, filled_number(num_tokens) - num_tokens))
+        return {**found, len(filled): filled}
+
+    def _keys_of(self, lengths: Tensor, num_sequences: int, num_tokens: int) -> dict[int, Tensor]:
+        """Return the keys of sequences and of tokens by their number, made where `lengths` are."""
+        rows = torch.arange(num_sequences, dtype=torch.int32, device=lengths.device) + self._first_row
         sequences = _hashed(_hashed(rows * _GAMMA) ^ self._key)
-        starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths)
-        positions = torch.arange(1, len(starts) + 1) - starts  # from 1: the first token has a key of its own
-        tokens = _hashed(torch.repeat_interleave(sequences, lengths) + positions.to(torch.int32) * _GAMMA)
-        filled = F.pad(tokens, (0, filled_number(len(tokens)) - len(tokens)))  # the rows that fill up are nobody's
-        return {len(sequences): sequences, len(tokens): tokens, len(filled): filled}
+        starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=num_tokens)
+        # from 1: the first token has a key of its own
+        positions = torch.arange(1, num_tokens + 1, device=lengths.device) - starts
+        owners = torch.repeat_interleave(sequences, lengths, output_size=num_tokens)
+        tokens = _hashed(owners + positions.to(torch.int32) * _GAMMA)
+        return {num_sequences: sequences, num_tokens: tokens}
 
     def next_place(self, num_rows: int) -> tuple[Tensor, float] | None:
         """Return the keys of the next place, for tokens or sequences by their number, and a number in [0, 1)."""
@@ -63,10 +70,11 @@ class RowDraws:
 
     def next_place_on(self, device: torch.device, num_rows: int) -> tuple[Tensor, int, float] | None:
         """Return the keys of all places on a device, the word that the next place makes its own of, and a number."""
-        if num_rows not in self._keys:
-            return None
+        if not self._on_device:
+            lengths = self._lengths.numpy()
+            self._on_device = self._keys_of(to_device(lengths, device), len(lengths), int(lengths.sum()))
         if num_rows not in self._on_device:
-            self._on_device[num_rows] = to_device(self._keys[num_rows].numpy(), device)
+            return None
         return self._on_device[num_rows], *self._next_words()
 
     def _next_words(self) -> tuple[int, float]:

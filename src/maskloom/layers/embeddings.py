@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from maskloom.layers.dropout import Dropout
+from maskloom.layers.processor.fused_layers import fused_type, normed_embedding
 
 
 class TokenEmbeddings(nn.Module):
@@ -30,6 +31,10 @@ class TokenEmbeddings(nn.Module):
 
     def forward(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return the normed sum for every token."""
+        if self.position is not None and (dtype := fused_type(self.word.weight)) is not None:
+            tables = [table.weight for table in (self.word, self.segment, self.position)]
+            rate = self.dropout.p if self.dropout.training else 0.0
+            return normed_embedding(tables, (token_ids, segment_ids, position_ids), self.layer_norm, rate, dtype)
         total = self.word(token_ids) + self.segment(segment_ids)
         if self.position is not None:
             total = total + self.position(position_ids)

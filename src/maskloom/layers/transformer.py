@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,12 @@ from maskloom.layers.attention import Kept, KeyValues, SelfAttention
 from maskloom.layers.cross_attention import Memory
 from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing
 from maskloom.layers.feed_forward import FeedForward
-from maskloom.layers.processor.fused_layers import SublayerSettings, attention_sublayer, feed_forward_sublayer, fuses
+from maskloom.layers.processor.fused_layers import (
+    SublayerSettings,
+    attention_sublayer,
+    feed_forward_sublayer,
+    fused_type,
+)
 from maskloom.layers.processor.packed_attention import takes_packed
 from maskloom.layers.sequence_layout import SequenceLayout
 
@@ -135,10 +140,10 @@ class TransformerLayer(Recomputable):
     ) -> Tensor:
         """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
         if past is None and memory is None and (settings := self._fused(hidden, layout)) is not None:
-            parts, norm = (self.attention.qkv, self.attention.output), self.attention_layer_norm
-            hidden = attention_sublayer(hidden, parts, norm, settings)
-            parts, norm = (self.feed_forward.up, self.feed_forward.down), self.feed_forward_layer_norm
-            return feed_forward_sublayer(hidden, parts, norm, settings)
+            attention, feed_forward = cast(SelfAttention, self.attention), cast(FeedForward, self.feed_forward)
+            norms = cast(nn.LayerNorm, self.attention_layer_norm), cast(nn.LayerNorm, self.feed_forward_layer_norm)
+            hidden = attention_sublayer(hidden, (attention.qkv, attention.output), norms[0], settings)
+            return feed_forward_sublayer(hidden, (feed_forward.up, feed_forward.down), norms[1], settings)
         blocks = [(lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter)]
         if self.has_memory:
             norm, adapter = self.cross_attention_layer_norm, self.cross_attention_adapter
@@ -149,22 +154,16 @@ class TransformerLayer(Recomputable):
         return hidden
 
     def _fused(self, hidden: Tensor, layout: SequenceLayout) -> SublayerSettings | None:
-        """Return the settings of both sublayers where kernels of a GPU train them, or None: BERT's in half precision."""
-        attention, feed_forward = self.attention, self.feed_forward
-        if not (fuses(hidden) and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")):
+        """Return the settings of both sublayers where a GPU's kernels train them, those of BERT, or None."""
+        attention, feed_forward, norm = self.attention, self.feed_forward, self.attention_layer_norm
+        if (dtype := fused_type(hidden)) is None or self.pre_norm or self.has_memory or layout.rotation is not None:
             return None
-        adapters = (self.attention_adapter, self.feed_forward_adapter)
-        if self.pre_norm or self.has_memory or any(adapter is not None for adapter in adapters):
+        if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward or self.adapters:
             return None
-        if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward:
-            return None
-        has_gelu = feed_forward.activation is F.gelu and feed_forward.dropout is None
-        norms = (self.attention_layer_norm, self.feed_forward_layer_norm)
-        is_plain = has_gelu and layout.rotation is None and all(type(norm) is nn.LayerNorm for norm in norms)
-        if not (is_plain and all(each.requires_grad and each.dtype == torch.float32 for each in self.parameters())):
-            return None
-        dtype, width = torch.get_autocast_dtype("cuda"), hidden.shape[1]
-        if not takes_packed(dtype, width // attention.num_heads, hidden.device, layout):
+        is_plain = feed_forward.activation is F.gelu and feed_forward.dropout is None and type(norm) is nn.LayerNorm
+        learns = all(each.requires_grad and each.dtype == torch.float32 for each in self.parameters())
+        head_size = hidden.shape[1] // attention.num_heads
+        if not (is_plain and learns and takes_packed(dtype, head_size, hidden.device, layout)):
             return None
         return SublayerSettings(
             layout=layout,
@@ -172,6 +171,12 @@ class TransformerLayer(Recomputable):
             causal=attention.causal,
             attention_dropout=attention.dropout if attention.training else 0.0,
             dropout=self.dropout.p if self.dropout.training else 0.0,
-            epsilon=norms[0].eps,
+            epsilon=cast(nn.LayerNorm, norm).eps,
             dtype=dtype,
         )
+
+    @property
+    def adapters(self) -> list[nn.Module]:
+        """The adapters that there are."""
+        found = (self.attention_adapter, self.cross_attention_adapter, self.feed_forward_adapter)
+        return [adapter for adapter in found if adapter is not None]

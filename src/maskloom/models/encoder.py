@@ -153,16 +153,16 @@ class Encoder(nn.Module):
         self.check_packed(token_ids, segment_ids, layout)
         layout = self.placed(layout)
         hidden = self.embedded(token_ids, segment_ids, layout)
-        states = [hidden]
+        dtype = self.word_embeddings.dtype  # embeddings and layers on a GPU may give half precision
+        states = [hidden.to(dtype)]
         if layout.num_tokens > 0:
             rows = layout.filled_up(hidden)
             for number, layer in enumerate(self.layers):
                 rows = layer(rows, layout) if past is None else layer(rows, layout, past[number])
                 hidden = rows[: layout.num_tokens]
                 if keep_hidden_states:
-                    states.append(hidden.to(states[0].dtype))
-            hidden = hidden.to(states[0].dtype)  # layers of a GPU may give half precision
-        hidden = states[-1] = self.final_norm(hidden)
+                    states.append(hidden.to(dtype))
+        hidden = states[-1] = self.final_norm(hidden.to(dtype))
         if self.top is not None:
             hidden = states[-1] = self.topped(token_ids, hidden, layout)
         return EncoderOutput(

@@ -78,8 +78,10 @@ def encode_batch(
 ) -> EncoderOutput:
     """Run the encoder over the packed tokens of a batch; `past` has what its layers kept of the tokens before."""
     device = model_device(model)
+    token_ids, segment_ids = all_to_device([batch.token_ids, batch.segment_ids], device)
     return model.encoder.encode_packed(
-        *all_to_device([batch.token_ids, batch.segment_ids], device),
+        token_ids,
+        segment_ids,
         SequenceLayout.from_lengths(batch.lengths, device),
         keep_hidden_states=keep_hidden_states,
         past=past,

@@ -156,17 +156,18 @@ def encoded_texts(
     texts: Iterable[tuple[str, str | None]], first: np.ndarray, tokenizer: Tokenizer, max_length: int
 ) -> dict[str, Any]:
     """Return the fields of `EncodedExamples`, but for labels; example e has the texts `first[e]` to `first[e + 1]`."""
-    ids, segments, lengths, cut = [np.empty(0, np.int32)], [np.empty(0, np.int8)], [0], [0]
+    ids, lengths, firsts, cut = [np.empty(0, np.int32)], [0], [0], [0]
     texts = iter(texts)
     while some := list(islice(texts, _ENCODE_AT_ONCE)):
-        for encoding in tokenizer.encode_batch(some, max_length=max_length):
-            ids.append(np.asarray(encoding.ids, dtype=np.int32))
-            segments.append(np.asarray(encoding.segments, dtype=np.int8))
-            lengths.append(len(encoding.ids))
-            cut.append(encoding.num_truncated)
+        for own, num_first, num_cut in tokenizer.sequences(some, max_length=max_length):
+            ids.append(np.asarray(own, dtype=np.int32))
+            lengths.append(len(own))
+            firsts.append(num_first)
+            cut.append(num_cut)
+    parts = np.stack([firsts, np.subtract(lengths, firsts)], 1).reshape(-1)
     return {
         "token_ids": np.concatenate(ids),
-        "segment_ids": np.concatenate(segments),
+        "segment_ids": np.repeat(np.tile(np.array([0, 1], np.int8), len(lengths)), parts),
         "offsets": np.cumsum(lengths, dtype=np.int64),
         "first": first,
         "max_length": max_length,

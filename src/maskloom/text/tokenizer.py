@@ -181,6 +181,19 @@ class Tokenizer(ABC):
             for first, (_, pair) in zip(pieces, texts, strict=True)
         ]
 
+    def sequences(
+        self, texts: Sequence[tuple[str | bytes, str | bytes | None]], *, max_length: int | None = None
+    ) -> Iterator[tuple[list[int], int, int]]:
+        """Yield of each (text, pair) the ids of `encode_batch`, how many have segment 0, and how many did not fit."""
+        limit = self._checked_limit(max_length, num_texts=2 if any(pair for _, pair in texts) else 1)
+        firsts = self.token_ids_batch([text for text, _ in texts])
+        seconds = iter(self.token_ids_batch([pair for _, pair in texts if pair]))
+        for first, (_, pair) in zip(firsts, texts, strict=True):
+            second = next(seconds) if pair else []
+            ids, num_a, kept = self._assembled(first, second, limit)
+            num_own = num_a if self.template.has_segments else len(ids)
+            yield ids, num_own, len(first) + len(second) - sum(kept)
+
     def token_ids(self, text: str | bytes) -> list[int]:
         """Return the ids of a text, without special tokens and uncut."""
         return self.token_ids_batch([text])[0]
@@ -318,23 +331,27 @@ class Tokenizer(ABC):
         return pieces
 
     def _assemble(self, first: Pieces, second: Pieces | None, limit: int) -> Encoding:
-        template, second = self.template, second or Pieces([], [], [])
-        num_first, num_second = len(first.ids), len(second.ids)
-        room = limit - template.num_marks(2 if second.ids else 1)
+        second = second or Pieces([], [], [])
+        ids, num_a, kept = self._assembled(first.ids, second.ids, limit)
+        segments = [0] * num_a + [int(self.template.has_segments)] * (len(ids) - num_a)
+        words: list[int | None] = [None] * len(ids)
+        offsets = [(0, 0)] * len(ids)
+        for text, start, number in zip((first, second), (len(self.template.begin), num_a), kept, strict=True):
+            words[start : start + number] = text.words[:number]
+            offsets[start : start + number] = text.offsets[:number]
+        return Encoding(ids, segments, words, offsets, len(first.ids) + len(second.ids) - sum(kept))
+
+    def _assembled(self, first: list[int], second: list[int], limit: int) -> tuple[list[int], int, tuple[int, int]]:
+        """Return the ids of a sequence, how many belong to the first text, and how many are kept of each text."""
+        template, num_first, num_second = self.template, len(first), len(second)
+        room = limit - template.num_marks(2 if second else 1)
         # single tokens go from the strictly longer text, from B at a tie
         kept_first = min(num_first, max(room - num_second, (room + 1) // 2))
         kept_second = min(num_second, room - kept_first)
         # Google's code asks after cutting whether there is a second text
         middle, end = (template.middle, template.end) if kept_second else (template.end, ())
-        ids = [*template.begin, *first.ids[:kept_first], *middle, *second.ids[:kept_second], *end]
-        num_begin, num_a = len(template.begin), len(template.begin) + kept_first + len(middle)
-        segments = [0] * num_a + [int(template.has_segments)] * (len(ids) - num_a)
-        words: list[int | None] = [None] * len(ids)
-        offsets = [(0, 0)] * len(ids)
-        for text, start, kept in ((first, num_begin, kept_first), (second, num_a, kept_second)):
-            words[start : start + kept] = text.words[:kept]
-            offsets[start : start + kept] = text.offsets[:kept]
-        return Encoding(ids, segments, words, offsets, num_first + num_second - kept_first - kept_second)
+        ids = [*template.begin, *first[:kept_first], *middle, *second[:kept_second], *end]
+        return ids, len(template.begin) + kept_first + len(middle), (kept_first, kept_second)
 
 
 def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:

@@ -306,7 +306,7 @@ class _Gradients:
     @property
     def steps_unread(self) -> bool:
         """Whether the optimiser's step is launched before the loss is read, so that a GPU does not wait in between."""
-        is_alone = self.ranks.device.type == "cuda" and self.ranks.world_size == 1
+        is_alone = self.ranks.device.type == "cuda" and self.ranks.world_size == 1 and not self.ranks.is_sharded
         return is_alone and self.state.loss_scale is None and bool(self.state.optimizer.defaults.get("fused"))
 
     def _stepped(self, batch: Any, parameters: list[torch.Tensor]) -> tuple[dict[str, float], float]:

@@ -8,6 +8,7 @@ so are the gradients of weights. Letters: t tokens, h hidden.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -25,7 +26,8 @@ _TYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Up to so many tokens the keys of a sequence and head fit where a program holds them.
 _SHORT = 128
 _SHORT_SIZES = (16, 32, 64, 128)
-_MAX_WIDTH = 4096
+# Rows and columns that a program sums at a time: the fastest of eight pairs on an H100.
+_TILE = (32, 64)
 
 
 def fuses(x: Tensor) -> bool:
@@ -37,6 +39,20 @@ def fuses(x: Tensor) -> bool:
 def _has_triton(device: torch.device) -> bool:
     is_new = torch.cuda.get_device_properties(device).major >= 8
     return is_new and torch.version.hip is None and find_spec("triton") is not None
+
+
+def _kernel(name: str) -> Any:
+    """Return a kernel; Triton is needed from the first one on."""
+    from maskloom.layers.processor import gpu_kernels
+
+    return getattr(gpu_kernels, name)
+
+
+def fused_type(x: Tensor) -> torch.dtype | None:
+    """Return the half precision in which kernels train what begins with a tensor, or None where they do not."""
+    if not (fuses(x) and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")):
+        return None
+    return torch.get_autocast_dtype("cuda")
 
 
 def thinned(x: Tensor, rate: float) -> Tensor:
@@ -57,12 +73,64 @@ class _Thinned(torch.autograd.Function):
 
 
 def _thin(x: Tensor, draws: DeviceDraws) -> Tensor:
-    from maskloom.layers.processor import gpu_kernels
-
     x = x.contiguous()
     out, block = torch.empty_like(x), _block(x.shape[1])
-    gpu_kernels.thinned[(len(x),)](x, out, *draws, x.shape[1], BLOCK=block, num_warps=_warps(block))
+    _kernel("thinned")[(len(x),)](x, out, *draws, x.shape[1], BLOCK=block, num_warps=_warps(block))
     return out
+
+
+def normed_embedding(
+    tables: Sequence[Tensor], ids: Sequence[Tensor], norm: nn.LayerNorm, rate: float, dtype: torch.dtype
+) -> Tensor:
+    """Return dropout(LayerNorm(word + segment + position)) in half precision, (t, h): rows (t,) of three tables."""
+    draws = device_draws(len(ids[0]), rate, ids[0].device)
+    return _NormedEmbedding.apply(  # pyright: ignore[reportReturnType]
+        *tables, norm.weight, norm.bias, ids, norm.eps, draws, dtype
+    )
+
+
+class _NormedEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx,
+        words: Tensor,
+        segments: Tensor,
+        positions: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        ids: Sequence[Tensor],
+        epsilon: float,
+        draws: DeviceDraws,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        num_rows, width = len(ids[0]), words.shape[1]
+        block, out = _block(width), words.new_empty(num_rows, width, dtype=dtype)
+        means, roots = words.new_empty(2, num_rows, dtype=torch.float32).unbind(0)
+        _kernel("normed_embedding")[(num_rows,)](
+            words, segments, positions, *ids, scale, shift, out, means, roots, *draws, epsilon, width,
+            BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
+        )  # fmt: skip
+        ctx.draws = draws
+        ctx.save_for_backward(words, segments, positions, *ids, scale, means, roots)
+        return out
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        words, segments, positions, *ids, scale, means, roots = ctx.saved_tensors
+        num_rows, width = gradient.shape
+        block, num_programs = _block(width), min(num_rows, 4 * _num_processors(gradient.device))
+        d_total = words.new_empty(num_rows, width)
+        parts = words.new_empty(2, num_programs, width)
+        _kernel("normed_embedding_gradient")[(num_programs,)](
+            gradient.contiguous(), words, segments, positions, *ids, scale, means, roots, d_total, parts, *ctx.draws,
+            num_rows, width, BLOCK=block, DROPS=ctx.draws is not NO_DRAWS, num_warps=_warps(block),
+        )  # fmt: skip
+        d_tables = [
+            torch.ops.aten.embedding_dense_backward(d_total, rows, len(table), -1, False) if is_wanted else None
+            for table, rows, is_wanted in zip((words, segments, positions), ids, ctx.needs_input_grad[:3], strict=True)
+        ]
+        return *d_tables, *parts.sum(1), None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -139,10 +207,9 @@ class _AttentionSublayer(torch.autograd.Function):
         d_context = d_added @ w_out
         if not _is_short(qkv, settings):
             how = (settings.layout, settings.num_heads, settings.attention_dropout)
-            d_qkv = flash_gradients(d_context, qkv, context, more, *how, causal=settings.causal)
-            d_in_bias = _column_sums(d_qkv)
+            d_qkv, d_in_bias = _joined(*flash_gradients(d_context, qkv, context, more, *how, causal=settings.causal))
         else:
-            d_qkv, d_in_bias = _short_gradients(d_context, qkv, context, *more, settings, ctx.draws[0])
+            d_qkv, d_in_bias = _short_gradients(d_context, qkv, context, more[0], settings, ctx.draws[0])
         d_in = _weight_gradient(d_qkv, x)
         d_x.addmm_(d_qkv, w_in)
         return d_x.to(ctx.dtype), d_in, d_in_bias, d_out, d_out_bias, d_scale, d_shift, None
@@ -193,10 +260,8 @@ def loss_and_gradient(
     Shapes in words: `logits` (rows, width), of which the first `num_words` columns count, `bias` (num_words,),
     `targets` and `weights` (rows,). Sums are in fp32.
     """
-    from maskloom.layers.processor import gpu_kernels
-
     losses, block = logits.new_empty(len(logits), dtype=torch.float32), min(4096, _block(num_words))
-    gpu_kernels.loss_gradient[(len(logits),)](
+    _kernel("loss_gradient")[(len(logits),)](
         logits, bias, targets, losses if weights is None else weights, losses, num_words, logits.shape[1],
         BLOCK=block, WEIGHTED=weights is not None, num_warps=8,
     )  # fmt: skip
@@ -211,12 +276,10 @@ def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
 def _normed_sum(
     hidden: Tensor, added: Tensor, scale: Tensor, shift: Tensor, epsilon: float, draws: DeviceDraws
 ) -> tuple[Tensor, Tensor, Tensor]:
-    from maskloom.layers.processor import gpu_kernels
-
     num_rows, width = hidden.shape
     block, out = _block(width), torch.empty_like(hidden)
     means, roots = hidden.new_empty(2, num_rows, dtype=torch.float32).unbind(0)
-    gpu_kernels.normed_sum[(num_rows,)](
+    _kernel("normed_sum")[(num_rows,)](
         hidden, added, scale, shift, out, means, roots, *draws, epsilon, width,
         BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
     )  # fmt: skip
@@ -227,13 +290,11 @@ def _normed_sum_gradients(
     gradient: Tensor, hidden: Tensor, added: Tensor, scale: Tensor, means: Tensor, roots: Tensor, draws: DeviceDraws
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients to both summands and, as (3, h), those to scale, shift and a bias of `added`."""
-    from maskloom.layers.processor import gpu_kernels
-
     num_rows, width = hidden.shape
-    block, num_programs = _block(width), min(num_rows, 8 * _num_processors(hidden.device))
+    block, num_programs = _block(width), min(num_rows, 4 * _num_processors(hidden.device))
     d_hidden, d_added = torch.empty_like(hidden), torch.empty_like(hidden)
     parts = hidden.new_empty(3, num_programs, width, dtype=torch.float32)
-    gpu_kernels.normed_sum_gradient[(num_programs,)](
+    _kernel("normed_sum_gradient")[(num_programs,)](
         gradient.to(hidden.dtype).contiguous(), hidden, added, scale, means, roots, d_hidden, d_added, parts, *draws,
         num_rows, width, BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
     )  # fmt: skip
@@ -242,30 +303,44 @@ def _normed_sum_gradients(
 
 def _gelu_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient to x, which takes the place of `gradient`, and its sums over rows."""
-    from maskloom.layers.processor import gpu_kernels
-
-    parts = _by_columns(gpu_kernels.gelu_gradient, x, gradient, gradient)
+    parts = _by_columns(_kernel("gelu_gradient"), x, gradient, gradient)
     return gradient, parts.sum(0)
 
 
 def _column_sums(x: Tensor) -> Tensor:
     """Return the sums over rows in fp32, (width,)."""
-    from maskloom.layers.processor import gpu_kernels
+    return _by_columns(_kernel("column_sums"), x).sum(0)
 
-    return _by_columns(gpu_kernels.column_sums, x).sum(0)
+
+def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
+    """Return three arrays (t, heads, d) side by side, (t, 3 h), and their sums over rows in fp32."""
+    flat = [array.flatten(1) for array in arrays]
+    (num_rows, width), columns = flat[0].shape, _TILE[1]
+    num_blocks, num_chunks, rows_each = _tiles(num_rows, width, flat[0].device, times=3)
+    out = flat[0].new_empty(num_rows, 3 * width)
+    parts = out.new_empty(num_chunks, 3 * width, dtype=torch.float32)
+    _kernel("joined")[(3 * num_blocks, num_chunks)](
+        *flat, out, parts, num_rows, width, rows_each, ROWS=_TILE[0], COLUMNS=columns, num_warps=4
+    )
+    return out, parts.sum(0)
 
 
 def _by_columns(kernel: Any, x: Tensor, *more: Tensor) -> Tensor:
     """Run a kernel whose programs take blocks of columns and chunks of rows, and return its parts of sums."""
-    (num_rows, width), rows, columns = x.shape, 16, 256
-    num_blocks = -(-width // columns)
-    num_chunks = max(1, min(8 * _num_processors(x.device) // num_blocks, -(-num_rows // rows)))
-    rows_each = -(-num_rows // num_chunks)
+    num_rows, width = x.shape
+    num_blocks, num_chunks, rows_each = _tiles(num_rows, width, x.device)
     parts = x.new_empty(num_chunks, width, dtype=torch.float32)
     kernel[(num_blocks, num_chunks)](
-        x, *more, parts, num_rows, width, rows_each, ROWS=rows, COLUMNS=columns, num_warps=4
+        x, *more, parts, num_rows, width, rows_each, ROWS=_TILE[0], COLUMNS=_TILE[1], num_warps=4
     )
     return parts
+
+
+def _tiles(num_rows: int, width: int, device: torch.device, times: int = 1) -> tuple[int, int, int]:
+    """Return the number of blocks of columns, that of chunks of rows, and the rows of each chunk."""
+    num_blocks = -(-width // _TILE[1])
+    num_chunks = max(1, min(16 * _num_processors(device) // (times * num_blocks), -(-num_rows // _TILE[0])))
+    return num_blocks, num_chunks, -(-num_rows // num_chunks)
 
 
 def _is_short(qkv: Tensor, settings: SublayerSettings) -> bool:
@@ -274,11 +349,9 @@ def _is_short(qkv: Tensor, settings: SublayerSettings) -> bool:
 
 def _short_attention(qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws) -> tuple[Tensor, Tensor]:
     """Return the context, and the logarithms of sums (t, heads) that its gradient needs."""
-    from maskloom.layers.processor import gpu_kernels
-
     context = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     log_sums = qkv.new_empty(len(qkv), settings.num_heads, dtype=torch.float32)
-    _over_heads(gpu_kernels.short_attention, qkv, settings, draws, context, log_sums)
+    _over_heads(_kernel("short_attention"), 64, qkv, settings, draws, context, log_sums)
     return context, log_sums
 
 
@@ -286,21 +359,24 @@ def _short_gradients(
     d_context: Tensor, qkv: Tensor, context: Tensor, log_sums: Tensor, settings: SublayerSettings, draws: DeviceDraws
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient to queries, keys and values, and its sums over tokens."""
-    from maskloom.layers.processor import gpu_kernels
-
     d_qkv = torch.empty_like(qkv)
     parts = qkv.new_empty(settings.layout.num_sequences, qkv.shape[1], dtype=torch.float32)
-    _over_heads(gpu_kernels.short_attention_gradient, qkv, settings, draws, context, log_sums, d_context, d_qkv, parts)
+    _over_heads(
+        _kernel("short_attention_gradient"), 32, qkv, settings, draws, context, log_sums, d_context, d_qkv, parts
+    )
     return d_qkv, parts.sum(0)
 
 
-def _over_heads(kernel: Any, qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws, *more: Tensor) -> None:
+def _over_heads(
+    kernel: Any, rows: int, qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws, *more: Tensor
+) -> None:
+    """Run a kernel whose programs take a head of a sequence, and so many queries of it at a time."""
     layout, num_heads = settings.layout, settings.num_heads
     size, block = qkv.shape[1] // (3 * num_heads), max(16, _block(layout.max_length))
     kernel[(num_heads, layout.num_sequences)](
         qkv, layout.offsets, *more, *draws, 1.0 / math.sqrt(size), num_heads,
-        SIZE=size, BLOCK=block, ROWS=min(64, block), DROPS=draws is not NO_DRAWS, CAUSAL=settings.causal,
-        num_warps=8 if block > 64 else 4,
+        SIZE=size, BLOCK=block, ROWS=min(rows, block), DROPS=draws is not NO_DRAWS, CAUSAL=settings.causal,
+        num_warps=4, num_stages=1,
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Dropout draws from the words of `layers.dropout`: two values of a row share a hash of 32 bits of its key. Sums over rows
 are made of one part a program, which torch adds, so that they are the same each time. Letters: t tokens, h hidden.
 """
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportAttributeAccessIssue=false
+# pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
@@ -108,6 +108,62 @@ def normed_sum_gradient(
 
 
 @triton.jit
+def normed_embedding(
+    words, segments, positions, word_ids, segment_ids, position_ids, weight, bias, out, means, roots,
+    keys, word, threshold, scale, epsilon, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """out = dropout(LN(word + segment + position)), one token a program: (t, h), rows of tables named by ids (t,)."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    total = tl.load(words + tl.load(word_ids + row) * width + columns, mask=inside, other=0.0)
+    total += tl.load(segments + tl.load(segment_ids + row) * width + columns, mask=inside, other=0.0)
+    total += tl.load(positions + tl.load(position_ids + row) * width + columns, mask=inside, other=0.0)
+    mean = tl.sum(total, 0) / width
+    centered = tl.where(inside, total - mean, 0.0)
+    root = tl.rsqrt(tl.sum(centered * centered, 0) / width + epsilon)
+    tl.store(means + row, mean)
+    tl.store(roots + row, root)
+    scaled = centered * root * tl.load(weight + columns, mask=inside) + tl.load(bias + columns, mask=inside)
+    if DROPS:
+        scaled = tl.where(_kept(_hashed(tl.load(keys + row) ^ word), columns, threshold), scaled * scale, 0.0)
+    tl.store(out + row * width + columns, scaled, mask=inside)
+
+
+@triton.jit
+def normed_embedding_gradient(
+    gradient, words, segments, positions, word_ids, segment_ids, position_ids, weight, means, roots, d_total, parts,
+    keys, word, threshold, scale, num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of `normed_embedding` to the sum; `parts` (2, programs, h) gets those to weight and bias."""
+    program, step = tl.program_id(0), tl.num_programs(0)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < width
+    scales = tl.load(weight + columns, mask=inside, other=0.0)
+    d_weight = tl.zeros([BLOCK], tl.float32)
+    d_bias = tl.zeros([BLOCK], tl.float32)
+    for number in range(program, num_rows, step):
+        row = tl.full((), 0, tl.int64) + number
+        upper = tl.load(gradient + row * width + columns, mask=inside, other=0.0).to(tl.float32)
+        total = tl.load(words + tl.load(word_ids + row) * width + columns, mask=inside, other=0.0)
+        total += tl.load(segments + tl.load(segment_ids + row) * width + columns, mask=inside, other=0.0)
+        total += tl.load(positions + tl.load(position_ids + row) * width + columns, mask=inside, other=0.0)
+        root = tl.load(roots + row)
+        if DROPS:
+            upper = tl.where(_kept(_hashed(tl.load(keys + row) ^ word), columns, threshold), upper * scale, 0.0)
+        normed = tl.where(inside, (total - tl.load(means + row)) * root, 0.0)
+        scaled = upper * scales
+        along = tl.sum(scaled * normed, 0) / width
+        tl.store(
+            d_total + row * width + columns, (scaled - tl.sum(scaled, 0) / width - normed * along) * root, mask=inside
+        )
+        d_weight += upper * normed
+        d_bias += upper
+    tl.store(parts + program * width + columns, d_weight, mask=inside)
+    tl.store(parts + (step + program) * width + columns, d_bias, mask=inside)
+
+
+@triton.jit
 def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """out = gelu'(x) gradient, gelu by erf: (t, inner); `parts` (chunks of rows, inner) gets the sums of its rows."""
     chunk = tl.program_id(1)
@@ -144,6 +200,35 @@ def column_sums(x, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMN
             tl.load(x + rows[:, None].to(tl.int64) * width + columns[None, :], mask=mask, other=0.0).to(tl.float32), 0
         )
     tl.store(parts + chunk * width + columns, total, mask=inside)
+
+
+@triton.jit
+def joined(
+    first, second, third, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """Three arrays (t, width) side by side in `out` (t, 3 width); `parts` (chunks of rows, 3 width) gets sums of rows.
+
+    Programs take columns of one of them.
+    """
+    num_blocks = tl.cdiv(width, COLUMNS)
+    number, chunk = tl.program_id(0) // num_blocks, tl.program_id(1)
+    columns = tl.program_id(0) % num_blocks * COLUMNS + tl.arange(0, COLUMNS)
+    inside = columns < width
+    x = first
+    if number == 1:
+        x = second
+    if number == 2:
+        x = third
+    total = tl.zeros([COLUMNS], tl.float32)
+    start_row = chunk * rows_each
+    for start in range(start_row, tl.minimum(start_row + rows_each, num_rows), ROWS):
+        rows = start + tl.arange(0, ROWS)
+        mask = (rows < tl.minimum(start_row + rows_each, num_rows))[:, None] & inside[None, :]
+        places = rows[:, None].to(tl.int64)
+        values = tl.load(x + places * width + columns[None, :], mask=mask, other=0.0)
+        tl.store(out + places * (3 * width) + number * width + columns[None, :], values, mask=mask)
+        total += tl.sum(values.to(tl.float32), 0)
+    tl.store(parts + chunk * (3 * width) + number * width + columns, total, mask=inside)
 
 
 @triton.jit

@@ -59,15 +59,14 @@ def flash_gradients(
     dropout: float,
     *,
     causal: bool,
-) -> Tensor:
-    """Return the gradient to queries, keys and values, (tokens, 3 hidden)."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients to queries, keys and values, (tokens, heads, head size) each."""
     offsets, longest, (log_sums, draws, unused) = layout.offsets.int(), layout.max_length, more
     upper, lower = (each.view(len(qkv), num_heads, -1) for each in (d_context, context))
-    parts = torch.ops.aten._flash_attention_backward(
+    return torch.ops.aten._flash_attention_backward(
         upper, *_by_part(qkv, num_heads), lower, log_sums, offsets, offsets, longest, longest, dropout, causal,
         draws, unused,
     )  # fmt: skip
-    return torch.stack(parts, 1).view(qkv.shape)
 
 
 def _by_part(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...]:

@@ -1,0 +1,184 @@
+"""What kernels of a GPU compute is what the layers compute on a processor, dropout included."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from maskloom.data.batch import PretrainingBatch
+from maskloom.layers.dropout import Dropout, RowDraws, device_draws, drawing, dropout_factors, next_keys
+from maskloom.layers.processor import fused_layers
+from maskloom.layers.processor.fused_layers import fused_type, fuses
+from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.models.assembled import build_model, prepare_blocks
+from maskloom.models.bert import BertConfig
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.training.loop import StepDraws, accumulate_gradients
+from maskloom.training.precision import in_precision
+
+LENGTHS = {"short": [50, 3, 17, 128, 1], "long": [50, 3, 200, 129, 1]}
+GPU = torch.device("cuda", 0)
+
+
+def model_of(dropout: float, *, causal: bool = False) -> nn.Module:
+    config = BertConfig.of_size(
+        "tiny",
+        vocab_size=101,
+        hidden_size=96,
+        num_attention_heads=3,
+        intermediate_size=160,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        causal=causal,
+    )
+    model = build_model(config, seed=0, heads=("mlm",))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith("bias"):
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+def batch_of(lengths: list[int]) -> PretrainingBatch:
+    draw, total = np.random.default_rng(0), sum(lengths)
+    positions = np.sort(draw.choice(total, 30, replace=False))
+    return PretrainingBatch(
+        token_ids=draw.integers(5, 101, total),
+        segment_ids=draw.integers(0, 2, total),
+        lengths=np.array(lengths),
+        mlm_positions=positions,
+        mlm_labels=draw.integers(5, 101, 30),
+        nsp_labels=None,
+    )
+
+
+def loss_and_gradients(model: nn.Module, lengths: list[int], precision: str, device: torch.device):
+    objective = in_precision(MaskedLanguageModeling(pair_part=None), precision, device)
+    model = model.to(device).train()
+    losses = accumulate_gradients(model, objective, batch_of(lengths), None, draws=StepDraws(0, 3))
+    return losses["mlm"], {name: each.grad.cpu() for name, each in model.named_parameters() if each.grad is not None}
+
+
+def test_nothing_is_fused_on_a_processor():
+    assert not fuses(torch.zeros(2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused_type(torch.zeros(2, 2)) is None
+
+
+def test_draws_for_a_device_are_those_of_the_processor():
+    """The words that a kernel hashes with keys give the factors of `dropout_factors`."""
+    lengths, rate, width = np.array([5, 1, 7]), 0.3, 11
+    with drawing(RowDraws(77, 3, lengths)):
+        expected = dropout_factors(torch.ones(13, width), rate, *next_keys(13))
+    with drawing(RowDraws(77, 3, lengths)):
+        keys, word, threshold, factor = device_draws(13, rate, torch.device("cpu"))
+
+    def hashed(words: np.ndarray) -> np.ndarray:
+        words = words ^ (words >> 16)
+        words = words * np.int32(0x7FEB352D)
+        words = words ^ (words >> 15)
+        words = words * np.int32(0x846CA68B - 2**32)
+        return words + (words >> 16)
+
+    with np.errstate(over="ignore"):
+        columns = np.arange(width, dtype=np.int32)
+        rows = hashed(keys.numpy() ^ np.int32(word))[:, None]
+        words = hashed(rows + (columns >> 1) * np.int32(0x9E3779B9 - 2**32))
+        halves = (words >> ((columns & 1) << 4)) & 0xFFFF
+    kept = torch.from_numpy((halves ^ 0x8000) >= threshold)
+    torch.testing.assert_close(kept * factor, expected, rtol=1e-6, atol=0)
+
+
+def test_without_a_step_a_device_draws_from_the_generator():
+    torch.manual_seed(0)
+    first, second = (device_draws(4, 0.5, torch.device("cpu")) for _ in range(2))
+    assert not torch.equal(first.keys, second.keys)
+    assert device_draws(4, 0.0, torch.device("cpu")) is fused_layers.NO_DRAWS
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_gpu_trains_as_a_processor_does(lengths, causal, precision):
+    """Loss and all gradients of a model; dropout too, up to the length from which torch's attention draws."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    for dropout in (0.0, 0.1) if lengths == "short" else (0.0,):
+        model = model_of(dropout, causal=causal)
+        loss, exact = loss_and_gradients(model, LENGTHS[lengths], "fp32", torch.device("cpu"))
+        again = model_of(dropout, causal=causal)
+        again.load_state_dict(model.state_dict())
+        found, gradients = loss_and_gradients(again, LENGTHS[lengths], precision, GPU)
+        assert found == pytest.approx(loss, rel=5e-3)
+        assert gradients.keys() == exact.keys()
+        for name, gradient in exact.items():
+            assert float((gradients[name] - gradient).norm() / gradient.norm()) < 5e-2, (name, dropout)
+
+
+@pytest.mark.gpu
+def test_layers_that_are_computed_again_draw_the_same():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    plain, again = model_of(0.1), model_of(0.1)
+    again.load_state_dict(plain.state_dict())
+    prepare_blocks(again, recompute=True, compile_=False)
+    loss, exact = loss_and_gradients(plain, LENGTHS["short"], "bf16", GPU)
+    found, gradients = loss_and_gradients(again, LENGTHS["short"], "bf16", GPU)
+    assert found == loss
+    assert all(torch.equal(gradients[name], gradient) for name, gradient in exact.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_alone_is_that_of_the_processor(dtype):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    lengths, dropout = np.array([5, 40, 128, 1]), Dropout(0.2)
+    x = torch.randn(int(lengths.sum()), 96).to(dtype).float()
+    with drawing(RowDraws(77, 3, lengths)):
+        expected = dropout(x)
+    moved = x.to(GPU, dtype).requires_grad_()
+    with drawing(RowDraws(77, 3, lengths)):
+        found = dropout(moved)
+    assert torch.equal(found.cpu() == 0, expected == 0)
+    torch.testing.assert_close(found.detach().cpu().float(), expected, rtol=1e-2, atol=1e-6)
+    (gradient,) = torch.autograd.grad(found.sum(), moved)
+    assert torch.equal(gradient.cpu() == 0, expected == 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_loss_leaves_the_gradient_in_its_logits(weighted):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    num_words, labels = 5000, torch.randint(5000, (37,))
+    logits, bias = torch.randn(37, 5056), torch.randn(num_words)
+    weights = torch.rand(37) if weighted else None
+    wanted, offset = logits[:, :num_words].clone().requires_grad_(), bias.clone().requires_grad_()
+    losses = torch.nn.functional.cross_entropy(wanted + offset, labels, reduction="none")
+    loss = (losses if weights is None else losses * weights).sum()
+    d_logits, d_bias = torch.autograd.grad(loss, (wanted, offset))
+    moved = logits.to(GPU)
+    found, d_offset = fused_layers.loss_and_gradient(
+        moved, bias.to(GPU), labels.to(GPU), None if weights is None else weights.to(GPU), num_words
+    )
+    assert float(found) == pytest.approx(float(loss.detach()), rel=1e-5)
+    torch.testing.assert_close(moved[:, :num_words].cpu(), d_logits, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(d_offset.cpu(), d_bias, rtol=1e-4, atol=1e-5)
+    assert not moved[:, num_words:].any()
+
+
+@pytest.mark.gpu
+def test_frozen_layers_and_evaluation_are_not_fused():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model, layout = model_of(0.0).to(GPU), SequenceLayout.from_lengths([5, 3], GPU)
+    layer, hidden = model.encoder.layers[0], torch.randn(8, 96, device=GPU)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert layer._fused(hidden, layout) is not None
+        with torch.no_grad():
+            assert layer._fused(hidden, layout) is None
+        layer.feed_forward.up.bias.requires_grad_(False)
+        assert layer._fused(hidden, layout) is None
+    assert layer._fused(hidden, layout) is None
