@@ -90,9 +90,18 @@ def main() -> None:
     figures = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
     figures |= {"device": describe_device(device), "torch": torch.__version__, "rounds": options.rounds}
     figures["peak"] = product_rate(device, extent.product)
+
+    def steps() -> list[dict[str, Any]]:
+        """Measure every case, and keep each as soon as it is there."""
+        figures["steps"] = []
+        for case in extent.cases:
+            figures["steps"].append(measure_steps(device, extent, case, options.rounds))
+            write(figures, place)
+        return figures["steps"]
+
     parts: dict[str, Callable[[], Any]] = {
         "tests": run_tests,
-        "steps": lambda: [measure_steps(device, extent, case, options.rounds) for case in extent.cases],
+        "steps": steps,
         "embedding": lambda: measure_embedding(device, extent.texts, options.rounds),
         "curve": lambda: {name: curve(device, name, *extent.curve) for name in ("fp32", "bf16")},
         "ranks": lambda: measure_ranks(device, extent),
@@ -100,8 +109,13 @@ def main() -> None:
     for name in options.parts:
         print(f"{name} ...", flush=True)
         figures[name] = parts[name]()
-        place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        place.with_suffix(".md").write_text(page(figures), encoding="utf-8")
+        write(figures, place)
+
+
+def write(figures: dict[str, Any], place: Path) -> None:
+    """Write the figures, and the page of them beside that file."""
+    place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    place.with_suffix(".md").write_text(page(figures), encoding="utf-8")
 
 
 def run_tests() -> str:

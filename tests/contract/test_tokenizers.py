@@ -120,6 +120,12 @@ def test_batches_give_what_single_texts_give(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_ids_batch(texts) == [tokenizer.token_ids(text) for text in texts]
     pairs = [(text, other or None) for text, other in zip(texts, texts[::-1], strict=True)]
     assert tokenizer.encode_batch(pairs) == [tokenizer.encode(*pair) for pair in pairs]
+    for length in (None, 7):
+        encodings = tokenizer.encode_batch(pairs, max_length=length)
+        found = list(tokenizer.sequences(pairs, max_length=length))
+        assert [ids for ids, _, _ in found] == [encoding.ids for encoding in encodings]
+        assert [first for _, first, _ in found] == [encoding.segments.count(0) for encoding in encodings]
+        assert [cut for _, _, cut in found] == [encoding.num_truncated for encoding in encodings]
     if tokenizer.cuts_at_white_space:
         assert tokenizer.token_ids("low river, " * 9_000) == tokenizer.token_ids("low river, ") * 9_000
     assert tokenizer.token_ids(b"low \xff river") == tokenizer.token_ids("low  river")

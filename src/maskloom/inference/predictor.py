@@ -222,14 +222,11 @@ class Predictor(TaskModel):
         max_tokens = self.max_tokens or tokens_at_once(self.model)
         batches = batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size)
         with inference_in(self.precision, self.device):  # once: the weights of all batches are rounded once
-            for indices, found in to_host(self._vectors(batch, modules) for batch in batches):
-                vectors[indices] = found
+            hidden = ((batch, encode_batch(self.model, batch).last_hidden_state) for batch in batches)
+            found = ((batch, modules.vectors(of, to_device(batch.lengths, of.device))) for batch, of in hidden)
+            for batch, of_batch in to_host(found):
+                vectors[batch.indices] = of_batch
         return _finite(vectors)
-
-    def _vectors(self, batch: Any, modules: SentenceModules) -> tuple[np.ndarray, torch.Tensor]:
-        """Return which texts a batch has, and a vector of each."""
-        hidden = encode_batch(self.model, batch).last_hidden_state
-        return batch.indices, modules.vectors(hidden, to_device(batch.lengths, hidden.device))
 
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's own kind of task as token ids."""

@@ -183,7 +183,8 @@ class _Batches:
 class StepDraws:
     """The dropout draws of a step: functions of seed, step, row and position alone, however the batch is cut.
 
-    On a GPU, and in recurrent layers, they depend on the micro-batch: its number counts over the whole batch.
+    Where torch draws, in recurrent layers and attention on a GPU, they depend on the micro-batch: its number counts
+    over the whole batch.
     """
 
     seed: int

@@ -85,24 +85,16 @@ def normed_embedding(
     """Return dropout(LayerNorm(word + segment + position)) in half precision, (t, h): rows (t,) of three tables."""
     draws = device_draws(len(ids[0]), rate, ids[0].device)
     return _NormedEmbedding.apply(  # pyright: ignore[reportReturnType]
-        *tables, norm.weight, norm.bias, ids, norm.eps, draws, dtype
+        ids, norm.eps, draws, dtype, *tables, norm.weight, norm.bias
     )
 
 
 class _NormedEmbedding(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx,
-        words: Tensor,
-        segments: Tensor,
-        positions: Tensor,
-        scale: Tensor,
-        shift: Tensor,
-        ids: Sequence[Tensor],
-        epsilon: float,
-        draws: DeviceDraws,
-        dtype: torch.dtype,
+        ctx, ids: Sequence[Tensor], epsilon: float, draws: DeviceDraws, dtype: torch.dtype, *parameters: Tensor
     ) -> Tensor:
+        words, segments, positions, scale, shift = parameters
         num_rows, width = len(ids[0]), words.shape[1]
         block, out = _block(width), words.new_empty(num_rows, width, dtype=dtype)
         means, roots = words.new_empty(2, num_rows, dtype=torch.float32).unbind(0)
@@ -128,9 +120,9 @@ class _NormedEmbedding(torch.autograd.Function):
         )  # fmt: skip
         d_tables = [
             torch.ops.aten.embedding_dense_backward(d_total, rows, len(table), -1, False) if is_wanted else None
-            for table, rows, is_wanted in zip((words, segments, positions), ids, ctx.needs_input_grad[:3], strict=True)
+            for table, rows, is_wanted in zip((words, segments, positions), ids, ctx.needs_input_grad[4:7], strict=True)
         ]
-        return *d_tables, *parts.sum(1), None, None, None, None
+        return None, None, None, None, *d_tables, *parts.sum(1)
 
 
 @dataclass(frozen=True)
@@ -150,9 +142,8 @@ def attention_sublayer(
     hidden: Tensor, projections: tuple[nn.Module, nn.Module], norm: nn.LayerNorm, settings: SublayerSettings
 ) -> Tensor:
     """Return LayerNorm(x + dropout(attention(x))) of (t, h), with query, key and value in one projection."""
-    parameters = [parameter for part in projections for parameter in (part.weight, part.bias)]
     return _AttentionSublayer.apply(  # pyright: ignore[reportReturnType]
-        hidden, *parameters, norm.weight, norm.bias, settings
+        settings, hidden, *_parameters(*projections, norm)
     )
 
 
@@ -160,25 +151,19 @@ def feed_forward_sublayer(
     hidden: Tensor, projections: tuple[nn.Module, nn.Module], norm: nn.LayerNorm, settings: SublayerSettings
 ) -> Tensor:
     """Return LayerNorm(x + dropout(W2 gelu(W1 x))) of (t, h)."""
-    parameters = [parameter for part in projections for parameter in (part.weight, part.bias)]
     return _FeedForwardSublayer.apply(  # pyright: ignore[reportReturnType]
-        hidden, *parameters, norm.weight, norm.bias, settings
+        settings, hidden, *_parameters(*projections, norm)
     )
+
+
+def _parameters(*parts: nn.Module) -> list[Any]:
+    return [parameter for part in parts for parameter in (part.weight, part.bias)]
 
 
 class _AttentionSublayer(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx,
-        hidden: Tensor,
-        in_weight: Tensor,
-        in_bias: Tensor,
-        out_weight: Tensor,
-        out_bias: Tensor,
-        scale: Tensor,
-        shift: Tensor,
-        settings: SublayerSettings,
-    ) -> Tensor:
+    def forward(ctx, settings: SublayerSettings, hidden: Tensor, *parameters: Tensor) -> Tensor:
+        in_weight, in_bias, out_weight, out_bias, scale, shift = parameters
         x, w_in, w_out = (each.to(settings.dtype) for each in (hidden, in_weight, out_weight))
         draws = device_draws(len(x), settings.attention_dropout, x.device)
         qkv = torch.addmm(in_bias.to(x.dtype), x, w_in.t())
@@ -212,22 +197,13 @@ class _AttentionSublayer(torch.autograd.Function):
             d_qkv, d_in_bias = _short_gradients(d_context, qkv, context, more[0], settings, ctx.draws[0])
         d_in = _weight_gradient(d_qkv, x)
         d_x.addmm_(d_qkv, w_in)
-        return d_x.to(ctx.dtype), d_in, d_in_bias, d_out, d_out_bias, d_scale, d_shift, None
+        return None, d_x.to(ctx.dtype), d_in, d_in_bias, d_out, d_out_bias, d_scale, d_shift
 
 
 class _FeedForwardSublayer(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx,
-        hidden: Tensor,
-        up_weight: Tensor,
-        up_bias: Tensor,
-        down_weight: Tensor,
-        down_bias: Tensor,
-        scale: Tensor,
-        shift: Tensor,
-        settings: SublayerSettings,
-    ) -> Tensor:
+    def forward(ctx, settings: SublayerSettings, hidden: Tensor, *parameters: Tensor) -> Tensor:
+        up_weight, up_bias, down_weight, down_bias, scale, shift = parameters
         x, w_up, w_down = (each.to(settings.dtype) for each in (hidden, up_weight, down_weight))
         inner = torch.addmm(up_bias.to(x.dtype), x, w_up.t())
         activated = F.gelu(inner)
@@ -249,7 +225,7 @@ class _FeedForwardSublayer(torch.autograd.Function):
         d_inner, d_up_bias = _gelu_gradient(inner, d_added @ w_down)
         d_up = _weight_gradient(d_inner, x)
         d_x.addmm_(d_inner, w_up)
-        return d_x.to(ctx.dtype), d_up, d_up_bias, d_down, d_down_bias, d_scale, d_shift, None
+        return None, d_x.to(ctx.dtype), d_up, d_up_bias, d_down, d_down_bias, d_scale, d_shift
 
 
 def loss_and_gradient(

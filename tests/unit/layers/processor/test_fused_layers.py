@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from maskloom.data.batch import PretrainingBatch
@@ -96,6 +97,79 @@ def test_without_a_step_a_device_draws_from_the_generator():
     assert device_draws(4, 0.0, torch.device("cpu")) is fused_layers.NO_DRAWS
 
 
+def autograd_of(function, gradient, *inputs):
+    """Return the gradients to inputs by autograd, which is off within a backward pass."""
+    with torch.enable_grad():
+        inputs = [each.detach().requires_grad_() for each in inputs]
+        return torch.autograd.grad(function(*inputs), inputs, gradient)
+
+
+def attended(qkv, settings):
+    size = qkv.shape[1] // (3 * settings.num_heads)
+    parts = [
+        F.scaled_dot_product_attention(
+            *own.view(len(own), 3, settings.num_heads, size).permute(1, 2, 0, 3), is_causal=settings.causal
+        )
+        for own in qkv.split(settings.layout.sizes.tolist())
+    ]
+    return torch.cat([part.transpose(0, 1).flatten(1) for part in parts])
+
+
+@pytest.fixture
+def _plain_kernels(monkeypatch):
+    """Let a processor train by the sublayers of GPUs, with plain operations for their kernels."""
+
+    def normed_sum(hidden, added, scale, shift, epsilon, draws):
+        return F.layer_norm(hidden + added, hidden.shape[1:], scale, shift, epsilon), scale, shift
+
+    def normed_sum_gradients(gradient, hidden, added, scale, _means, shift, draws):
+        def normed(hidden, added, scale, shift):
+            return F.layer_norm(hidden + added, hidden.shape[1:], scale, shift, 1e-12)
+
+        d_hidden, d_added, *parts = autograd_of(normed, gradient, hidden, added, scale, shift)
+        return d_hidden, d_added, torch.stack([*parts, d_added.sum(0)])
+
+    def gelu_gradient(x, gradient):
+        (found,) = autograd_of(F.gelu, gradient, x)
+        return found, found.sum(0)
+
+    def short_gradients(d_context, qkv, context, log_sums, settings, draws):
+        (found,) = autograd_of(lambda x: attended(x, settings), d_context, qkv)
+        return found, found.sum(0)
+
+    plain = {
+        "_normed_sum": normed_sum,
+        "_normed_sum_gradients": normed_sum_gradients,
+        "_gelu_gradient": gelu_gradient,
+        "_short_attention": lambda qkv, settings, draws: (attended(qkv, settings), qkv),
+        "_short_gradients": short_gradients,
+    }
+    for name, function in plain.items():
+        monkeypatch.setattr(fused_layers, name, function)
+    monkeypatch.setattr("maskloom.layers.transformer.fused_type", lambda x: torch.float32)
+    monkeypatch.setattr("maskloom.layers.transformer.takes_packed", lambda *_: True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_gradients_of_sublayers_are_those_of_the_layer(monkeypatch, request, causal):
+    """What is written out for GPUs, product by product, with plain operations in place of the kernels."""
+    model, again = model_of(0.0, causal=causal), model_of(0.0, causal=causal)
+    again.load_state_dict(model.state_dict())
+    loss, exact = loss_and_gradients(model, LENGTHS["short"], "fp32", torch.device("cpu"))
+    request.getfixturevalue("_plain_kernels")
+    monkeypatch.setattr("maskloom.layers.sequence_layout.filled_number", lambda number: number)
+    taken = []
+    sublayer = fused_layers.feed_forward_sublayer
+    monkeypatch.setattr(
+        "maskloom.layers.transformer.feed_forward_sublayer", lambda *given: taken.append(1) or sublayer(*given)
+    )
+    found, gradients = loss_and_gradients(again, LENGTHS["short"], "fp32", torch.device("cpu"))
+    assert len(taken) == len(model.encoder.layers)
+    assert found == pytest.approx(loss, rel=1e-6)
+    for name, gradient in exact.items():
+        assert float((gradients[name] - gradient).norm() / gradient.norm()) < 1e-5, name
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("causal", [False, True])
@@ -156,7 +230,7 @@ def test_a_loss_leaves_the_gradient_in_its_logits(weighted):
     logits, bias = torch.randn(37, 5056), torch.randn(num_words)
     weights = torch.rand(37) if weighted else None
     wanted, offset = logits[:, :num_words].clone().requires_grad_(), bias.clone().requires_grad_()
-    losses = torch.nn.functional.cross_entropy(wanted + offset, labels, reduction="none")
+    losses = F.cross_entropy(wanted + offset, labels, reduction="none")
     loss = (losses if weights is None else losses * weights).sum()
     d_logits, d_bias = torch.autograd.grad(loss, (wanted, offset))
     moved = logits.to(GPU)

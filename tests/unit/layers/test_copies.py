@@ -1,0 +1,41 @@
+import numpy as np
+import pytest
+import torch
+
+from maskloom.layers.copies import HostCopy, all_to_device, to_device, to_host
+
+CPU = torch.device("cpu")
+
+
+def test_arrays_keep_values_order_and_type():
+    arrays = [np.arange(3), np.array([], dtype=np.int64), np.array([7, 8])]
+    found = all_to_device(arrays, CPU)
+    assert [part.tolist() for part in found] == [[0, 1, 2], [], [7, 8]]
+    assert to_device(np.ones((2, 3), np.float32)[:, ::2], CPU).shape == (2, 2)
+
+
+def test_results_come_back_in_order_with_what_came_with_them():
+    launched = ((number, torch.full((2,), number)) for number in range(40))
+    found = list(to_host(launched))
+    assert [label for label, _ in found] == list(range(40))
+    assert all((values == label).all() for label, values in found)
+    assert list(to_host(iter(()))) == []
+
+
+def test_on_a_processor_nothing_is_launched_before_the_last_result_is_taken():
+    taken = []
+    results = to_host((number, torch.tensor([taken.append(number) or number])) for number in range(3))
+    assert next(results)[0] == 0
+    assert taken == [0]
+
+
+@pytest.mark.gpu
+def test_copies_to_and_from_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    gpu, arrays = torch.device("cuda", 0), [np.arange(5), np.arange(70_000), np.array([3])]
+    moved = all_to_device(arrays, gpu)
+    assert all(np.array_equal(part.cpu().numpy(), array) for part, array in zip(moved, arrays, strict=True))
+    assert np.array_equal(HostCopy(moved[1] * 2).array(), arrays[1] * 2)
+    found = dict(to_host((number, moved[0] + number) for number in range(40)))
+    assert all(np.array_equal(found[number], arrays[0] + number) for number in range(40))
