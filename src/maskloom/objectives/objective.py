@@ -18,6 +18,7 @@ from maskloom.data.batch import BothOrdersBatch
 from maskloom.errors import ConfigError
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import all_to_device, to_device
+from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
@@ -76,7 +77,17 @@ def model_device(model: torch.nn.Module) -> torch.device:
 def encode_batch(
     model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False, past: Sequence[Kept] | None = None
 ) -> EncoderOutput:
-    """Run the encoder over the packed tokens of a batch; `past` has what its layers kept of the tokens before."""
+    """Run the encoder over the packed tokens of a batch; `past` has what its layers kept of the tokens before.
+
+    Raises ValueError for a token or segment that the model has no embedding of.
+    """
+    if isinstance(embeddings := model.encoder.embeddings, TokenEmbeddings) and len(batch.token_ids):
+        for name, ids, table in (
+            ("token", batch.token_ids, embeddings.word),
+            ("segment", batch.segment_ids, embeddings.segment),
+        ):
+            if not 0 <= ids.min() <= (most := ids.max()) < table.num_embeddings:
+                raise ValueError(f"{name} id {most}: the model has {table.num_embeddings:,} {name} embeddings")
     device = model_device(model)
     token_ids, segment_ids = all_to_device([batch.token_ids, batch.segment_ids], device)
     return model.encoder.encode_packed(

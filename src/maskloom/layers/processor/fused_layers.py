@@ -41,11 +41,12 @@ def _has_triton(device: torch.device) -> bool:
     return is_new and torch.version.hip is None and find_spec("triton") is not None
 
 
-def _kernel(name: str) -> Any:
-    """Return a kernel; Triton is needed from the first one on."""
+def _run(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Run a kernel on the device of its first argument; Triton is imported for the first one."""
     from maskloom.layers.processor import gpu_kernels
 
-    return getattr(gpu_kernels, name)
+    with torch.cuda.device_of(x):
+        getattr(gpu_kernels, name)[grid](x, *arguments, **constants)
 
 
 def fused_type(x: Tensor) -> torch.dtype | None:
@@ -75,7 +76,7 @@ class _Thinned(torch.autograd.Function):
 def _thin(x: Tensor, draws: DeviceDraws) -> Tensor:
     x = x.contiguous()
     out, block = torch.empty_like(x), _block(x.shape[1])
-    _kernel("thinned")[(len(x),)](x, out, *draws, x.shape[1], BLOCK=block, num_warps=_warps(block))
+    _run("thinned", (len(x),), x, out, *draws, x.shape[1], BLOCK=block, num_warps=_warps(block))
     return out
 
 
@@ -98,7 +99,7 @@ class _NormedEmbedding(torch.autograd.Function):
         num_rows, width = len(ids[0]), words.shape[1]
         block, out = _block(width), words.new_empty(num_rows, width, dtype=dtype)
         means, roots = words.new_empty(2, num_rows, dtype=torch.float32).unbind(0)
-        _kernel("normed_embedding")[(num_rows,)](
+        _run("normed_embedding", (num_rows,),
             words, segments, positions, *ids, scale, shift, out, means, roots, *draws, epsilon, width,
             BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
         )  # fmt: skip
@@ -114,7 +115,7 @@ class _NormedEmbedding(torch.autograd.Function):
         block, num_programs = _block(width), min(num_rows, 4 * _num_processors(gradient.device))
         d_total = words.new_empty(num_rows, width)
         parts = words.new_empty(2, num_programs, width)
-        _kernel("normed_embedding_gradient")[(num_programs,)](
+        _run("normed_embedding_gradient", (num_programs,),
             gradient.contiguous(), words, segments, positions, *ids, scale, means, roots, d_total, parts, *ctx.draws,
             num_rows, width, BLOCK=block, DROPS=ctx.draws is not NO_DRAWS, num_warps=_warps(block),
         )  # fmt: skip
@@ -237,7 +238,7 @@ def loss_and_gradient(
     `targets` and `weights` (rows,). Sums are in fp32.
     """
     losses, block = logits.new_empty(len(logits), dtype=torch.float32), min(4096, _block(num_words))
-    _kernel("loss_gradient")[(len(logits),)](
+    _run("loss_gradient", (len(logits),),
         logits, bias, targets, losses if weights is None else weights, losses, num_words, logits.shape[1],
         BLOCK=block, WEIGHTED=weights is not None, num_warps=8,
     )  # fmt: skip
@@ -255,7 +256,7 @@ def _normed_sum(
     num_rows, width = hidden.shape
     block, out = _block(width), torch.empty_like(hidden)
     means, roots = hidden.new_empty(2, num_rows, dtype=torch.float32).unbind(0)
-    _kernel("normed_sum")[(num_rows,)](
+    _run("normed_sum", (num_rows,),
         hidden, added, scale, shift, out, means, roots, *draws, epsilon, width,
         BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
     )  # fmt: skip
@@ -270,7 +271,7 @@ def _normed_sum_gradients(
     block, num_programs = _block(width), min(num_rows, 4 * _num_processors(hidden.device))
     d_hidden, d_added = torch.empty_like(hidden), torch.empty_like(hidden)
     parts = hidden.new_empty(3, num_programs, width, dtype=torch.float32)
-    _kernel("normed_sum_gradient")[(num_programs,)](
+    _run("normed_sum_gradient", (num_programs,),
         gradient.to(hidden.dtype).contiguous(), hidden, added, scale, means, roots, d_hidden, d_added, parts, *draws,
         num_rows, width, BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
     )  # fmt: skip
@@ -279,13 +280,13 @@ def _normed_sum_gradients(
 
 def _gelu_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient to x, which takes the place of `gradient`, and its sums over rows."""
-    parts = _by_columns(_kernel("gelu_gradient"), x, gradient, gradient)
+    parts = _by_columns("gelu_gradient", x, gradient, gradient)
     return gradient, parts.sum(0)
 
 
 def _column_sums(x: Tensor) -> Tensor:
     """Return the sums over rows in fp32, (width,)."""
-    return _by_columns(_kernel("column_sums"), x).sum(0)
+    return _by_columns("column_sums", x).sum(0)
 
 
 def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
@@ -295,19 +296,39 @@ def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
     num_blocks, num_chunks, rows_each = _tiles(num_rows, width, flat[0].device, times=3)
     out = flat[0].new_empty(num_rows, 3 * width)
     parts = out.new_empty(num_chunks, 3 * width, dtype=torch.float32)
-    _kernel("joined")[(3 * num_blocks, num_chunks)](
-        *flat, out, parts, num_rows, width, rows_each, ROWS=_TILE[0], COLUMNS=columns, num_warps=4
+    _run(
+        "joined",
+        (3 * num_blocks, num_chunks),
+        *flat,
+        out,
+        parts,
+        num_rows,
+        width,
+        rows_each,
+        ROWS=_TILE[0],
+        COLUMNS=columns,
+        num_warps=4,
     )
     return out, parts.sum(0)
 
 
-def _by_columns(kernel: Any, x: Tensor, *more: Tensor) -> Tensor:
+def _by_columns(name: str, x: Tensor, *more: Tensor) -> Tensor:
     """Run a kernel whose programs take blocks of columns and chunks of rows, and return its parts of sums."""
     num_rows, width = x.shape
     num_blocks, num_chunks, rows_each = _tiles(num_rows, width, x.device)
     parts = x.new_empty(num_chunks, width, dtype=torch.float32)
-    kernel[(num_blocks, num_chunks)](
-        x, *more, parts, num_rows, width, rows_each, ROWS=_TILE[0], COLUMNS=_TILE[1], num_warps=4
+    _run(
+        name,
+        (num_blocks, num_chunks),
+        x,
+        *more,
+        parts,
+        num_rows,
+        width,
+        rows_each,
+        ROWS=_TILE[0],
+        COLUMNS=_TILE[1],
+        num_warps=4,
     )
     return parts
 
@@ -327,7 +348,7 @@ def _short_attention(qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws
     """Return the context, and the logarithms of sums (t, heads) that its gradient needs."""
     context = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     log_sums = qkv.new_empty(len(qkv), settings.num_heads, dtype=torch.float32)
-    _over_heads(_kernel("short_attention"), 64, qkv, settings, draws, context, log_sums)
+    _over_heads("short_attention", 64, qkv, settings, draws, context, log_sums)
     return context, log_sums
 
 
@@ -337,20 +358,18 @@ def _short_gradients(
     """Return the gradient to queries, keys and values, and its sums over tokens."""
     d_qkv = torch.empty_like(qkv)
     parts = qkv.new_empty(settings.layout.num_sequences, qkv.shape[1], dtype=torch.float32)
-    _over_heads(
-        _kernel("short_attention_gradient"), 32, qkv, settings, draws, context, log_sums, d_context, d_qkv, parts
-    )
+    _over_heads("short_attention_gradient", 32, qkv, settings, draws, context, log_sums, d_context, d_qkv, parts)
     return d_qkv, parts.sum(0)
 
 
 def _over_heads(
-    kernel: Any, rows: int, qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws, *more: Tensor
+    name: str, rows: int, qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws, *more: Tensor
 ) -> None:
     """Run a kernel whose programs take a head of a sequence, and so many queries of it at a time."""
     layout, num_heads = settings.layout, settings.num_heads
     size, block = qkv.shape[1] // (3 * num_heads), max(16, _block(layout.max_length))
-    kernel[(num_heads, layout.num_sequences)](
-        qkv, layout.offsets, *more, *draws, 1.0 / math.sqrt(size), num_heads,
+    _run(
+        name, (num_heads, layout.num_sequences), qkv, layout.offsets, *more, *draws, 1.0 / math.sqrt(size), num_heads,
         SIZE=size, BLOCK=block, ROWS=min(rows, block), DROPS=draws is not NO_DRAWS, CAUSAL=settings.causal,
         num_warps=4, num_stages=1,
     )  # fmt: skip
