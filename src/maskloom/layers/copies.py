@@ -46,7 +46,7 @@ class HostCopy:
         self._event = None
         if tensor.is_cuda:
             self._event = torch.cuda.Event()
-            self._event.record()
+            self._event.record(torch.cuda.current_stream(tensor.device))
 
     def array(self) -> np.ndarray:
         """Return the values once they are there."""

@@ -18,8 +18,8 @@ from maskloom.layers.copies import to_device
 from maskloom.layers.processor.matrix_products import filled_number
 
 # A hash of 32 bits in two multiplications, with the factors of Chris Wellons's "lowbias32".
-_FACTOR_1, _FACTOR_2 = 0x7FEB352D, 0x846CA68B - 2**32
-_GAMMA = 0x9E3779B9 - 2**32
+FACTOR_1, FACTOR_2 = 0x7FEB352D, 0x846CA68B - 2**32
+GAMMA = 0x9E3779B9 - 2**32
 _TARGETS = 0x51ED270B
 # Words that are hashed at a time by each thread: they stay in its cache.
 _BLOCK = 32_768
@@ -53,12 +53,12 @@ class RowDraws:
     def _keys_of(self, lengths: Tensor, num_sequences: int, num_tokens: int) -> dict[int, Tensor]:
         """Return the keys of sequences and of tokens by their number, made where `lengths` are."""
         rows = torch.arange(num_sequences, dtype=torch.int32, device=lengths.device) + self._first_row
-        sequences = _hashed(_hashed(rows * _GAMMA) ^ self._key)
+        sequences = _hashed(_hashed(rows * GAMMA) ^ self._key)
         starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=num_tokens)
         # from 1: the first token has a key of its own
         positions = torch.arange(1, num_tokens + 1, device=lengths.device) - starts
         owners = torch.repeat_interleave(sequences, lengths, output_size=num_tokens)
-        tokens = _hashed(owners + positions.to(torch.int32) * _GAMMA)
+        tokens = _hashed(owners + positions.to(torch.int32) * GAMMA)
         return {num_sequences: sequences, num_tokens: tokens}
 
     def next_place(self, num_rows: int) -> tuple[Tensor, float] | None:
@@ -69,7 +69,7 @@ class RowDraws:
         return _hashed(self._keys[num_rows] ^ word), dither
 
     def next_place_on(self, device: torch.device, num_rows: int) -> tuple[Tensor, int, float] | None:
-        """Return the keys of all places on a device, the word that the next place makes its own of, and a number."""
+        """Return the keys of rows on a device, the word that makes those of the next place, and a number in [0, 1)."""
         if not self._on_device:
             lengths = self._lengths.numpy()
             self._on_device = self._keys_of(to_device(lengths, device), len(lengths), int(lengths.sum()))
@@ -79,7 +79,7 @@ class RowDraws:
 
     def _next_words(self) -> tuple[int, float]:
         self.place += 1
-        words = [_hashed_word(_wrapped(number * _GAMMA)) for number in (2 * self.place, 2 * self.place + 1)]
+        words = [_hashed_word(_wrapped(number * GAMMA)) for number in (2 * self.place, 2 * self.place + 1)]
         return words[0], (words[1] + 2**31) / 2**32
 
 
@@ -121,7 +121,10 @@ NO_DRAWS = DeviceDraws(torch.empty(0, dtype=torch.int32), 0, 0, 1.0)
 
 
 def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraws:
-    """Return the draws of the next place for kernels on a device; the same as those of `next_keys`."""
+    """Return the draws of the next place for kernels on a device.
+
+    For the tokens and sequences of a step they are those of a processor; for other rows, or without a step, new ones.
+    """
     if not rate:
         return NO_DRAWS
     draws = current_draws()
@@ -130,12 +133,12 @@ def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraw
         keys, dither = next_keys(num_rows)
         keyed = to_device(keys.numpy(), device), 0, dither
     keys, word, dither = keyed
-    return DeviceDraws(keys, word, math.floor(rate * 2**16 + dither), 1.0 / (1.0 - rate))
+    return DeviceDraws(keys, word, math.floor(rate * 2**16 + dither), 1.0 / (1.0 - rate) if rate < 1.0 else 0.0)
 
 
 def head_keys(keys: Tensor, num_heads: int) -> Tensor:
     """Return the keys of each head's rows: (sequences, length) to (sequences, heads, length)."""
-    starts = (torch.arange(num_heads, dtype=torch.int32) << 16) * _GAMMA  # a row has less than 2^16 words
+    starts = (torch.arange(num_heads, dtype=torch.int32) << 16) * GAMMA  # a row has less than 2^16 words
     return keys.unsqueeze(1) + starts.unsqueeze(1)
 
 
@@ -149,7 +152,7 @@ def dropout_factors(like: Tensor, rate: float, keys: Tensor, dither: float) -> T
     factors = torch.empty(like.shape, dtype=like.dtype)
     width = like.shape[-1]
     rows, out = keys.reshape(-1, 1), factors.view(-1, width) if like.numel() else factors
-    columns = torch.arange(-(-width // 2), dtype=torch.int32) * _GAMMA
+    columns = torch.arange(-(-width // 2), dtype=torch.int32) * GAMMA
     size = max(1, _BLOCK * torch.get_num_threads() // max(1, len(columns)))
     for first in range(0, len(rows) if like.numel() else 0, size):
         bits = _hashed(rows[first : first + size] + columns).view(torch.int16)[:, :width]
@@ -160,15 +163,15 @@ def dropout_factors(like: Tensor, rate: float, keys: Tensor, dither: float) -> T
 def _hashed(words: Tensor) -> Tensor:
     """Hash int32 words in place; both halves of each are then fit to use."""
     # The right shift drags the sign along; xor with it would clear the highest bit, so the last step adds.
-    words.bitwise_xor_(words >> 16).mul_(_FACTOR_1)
-    words.bitwise_xor_(words >> 15).mul_(_FACTOR_2)
+    words.bitwise_xor_(words >> 16).mul_(FACTOR_1)
+    words.bitwise_xor_(words >> 15).mul_(FACTOR_2)
     return words.add_(words >> 16)
 
 
 def _hashed_word(word: int) -> int:
     """Hash one int32 word as `_hashed` does many."""
-    word = _wrapped((word ^ word >> 16) * _FACTOR_1)
-    word = _wrapped((word ^ word >> 15) * _FACTOR_2)
+    word = _wrapped((word ^ word >> 16) * FACTOR_1)
+    word = _wrapped((word ^ word >> 15) * FACTOR_2)
     return _wrapped(word + (word >> 16))
 
 

@@ -31,10 +31,11 @@ class TokenEmbeddings(nn.Module):
 
     def forward(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return the normed sum for every token."""
-        if self.position is not None and (dtype := fused_type(self.word.weight)) is not None:
+        table = self.word.weight
+        if self.position is not None and table.dtype == torch.float32 and fused_type(table) is not None:
             tables = [table.weight for table in (self.word, self.segment, self.position)]
             rate = self.dropout.p if self.dropout.training else 0.0
-            return normed_embedding(tables, (token_ids, segment_ids, position_ids), self.layer_norm, rate, dtype)
+            return normed_embedding(tables, (token_ids, segment_ids, position_ids), self.layer_norm, rate)
         total = self.word(token_ids) + self.segment(segment_ids)
         if self.position is not None:
             total = total + self.position(position_ids)

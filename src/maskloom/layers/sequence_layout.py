@@ -66,6 +66,11 @@ class Grouping:
     token_slots: Tensor | None = None
     padding_slots: Tensor | None = None
 
+    @property
+    def grouping(self) -> Grouping:
+        """Itself, as a grouper's is what it makes."""
+        return self
+
 
 class _Grouper:
     """Groups sequences when that is first asked for; fused attention on a GPU never asks."""
@@ -85,8 +90,8 @@ class _Grouper:
 class SequenceLayout:
     """Offsets and lengths of the packed sequences of one batch, made once and shared by all layers.
 
-    Linear layers, norms and heads see (tokens, hidden) only. Attention sees the slots of a `grouping`. One that
-    `is_packed` says by `offsets` who attends to whom, and not by the groups' masks, as of padded rows.
+    Linear layers, norms and heads see (tokens, hidden) only. Attention sees the slots of a `grouping`. Where a layout
+    `is_packed`, `offsets` say who attends to whom; where not, as of padded rows, the masks of groups do.
 
     `num_rows` is the number of rows that the layers see. On processors a few rows may follow the tokens, so that
     products meet numbers of rows that they have met before; they belong to no sequence and receive no gradient.
@@ -196,7 +201,7 @@ class SequenceLayout:
     @property
     def grouping(self) -> Grouping:
         """The groups of sequences and the order of their slots."""
-        return self.grouper if isinstance(self.grouper, Grouping) else self.grouper.grouping
+        return self.grouper.grouping
 
     @property
     def groups(self) -> tuple[LengthGroup, ...]:

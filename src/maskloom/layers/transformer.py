@@ -161,6 +161,7 @@ class TransformerLayer(Recomputable):
         if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward or self.adapters:
             return None
         is_plain = feed_forward.activation is F.gelu and feed_forward.dropout is None and type(norm) is nn.LayerNorm
+        is_plain = is_plain and norm.bias is not None and feed_forward.up.bias is not None
         learns = all(each.requires_grad and each.dtype == torch.float32 for each in self.parameters())
         head_size = hidden.shape[1] // attention.num_heads
         if not (is_plain and learns and takes_packed(dtype, head_size, hidden.device, layout)):

@@ -17,7 +17,7 @@ from maskloom.layers.copies import to_device
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.encoder import EncoderOutput
 from maskloom.models.heads import LanguageModelHead, MaskedLMHead
-from maskloom.objectives.objective import TaskObjective, encode_batch
+from maskloom.objectives.objective import TaskObjective, check_ids, encode_batch
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class MaskedLanguageModeling:
     def loss_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, Tensor]:
         """Return the summed losses in nats: `mlm` over masked positions, `nsp` over sequences."""
         hidden, pooled = self._vectors(model, batch)
-        labels = to_device(batch.mlm_labels, hidden.device)
-        sums = {self.part: required_vocabulary_head(model).loss_sum(hidden, labels)}
+        head = required_vocabulary_head(model)
+        check_ids("label", batch.mlm_labels, len(head.decoder))
+        sums = {self.part: head.loss_sum(hidden, to_device(batch.mlm_labels, hidden.device))}
         if self.pair_part:
             sums[self.pair_part] = _cross_entropy_sum(model.heads["nsp"](pooled), _pair_labels(batch, pooled.device))
         return sums

@@ -74,6 +74,12 @@ def model_device(model: torch.nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
+def check_ids(name: str, ids: np.ndarray, number: int) -> None:
+    """Raise ValueError for an id that is none of the model's, of which there are `number`; a GPU would not see it."""
+    if len(ids) and ((least := int(ids.min())) < 0 or int(ids.max()) >= number):
+        raise ValueError(f"{name} id {least if least < 0 else int(ids.max())}: the model's are 0 to {number - 1:,}")
+
+
 def encode_batch(
     model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False, past: Sequence[Kept] | None = None
 ) -> EncoderOutput:
@@ -81,13 +87,9 @@ def encode_batch(
 
     Raises ValueError for a token or segment that the model has no embedding of.
     """
-    if isinstance(embeddings := model.encoder.embeddings, TokenEmbeddings) and len(batch.token_ids):
-        for name, ids, table in (
-            ("token", batch.token_ids, embeddings.word),
-            ("segment", batch.segment_ids, embeddings.segment),
-        ):
-            if not 0 <= ids.min() <= (most := ids.max()) < table.num_embeddings:
-                raise ValueError(f"{name} id {most}: the model has {table.num_embeddings:,} {name} embeddings")
+    if isinstance(embeddings := model.encoder.embeddings, TokenEmbeddings):
+        check_ids("token", batch.token_ids, embeddings.word.num_embeddings)
+        check_ids("segment", batch.segment_ids, embeddings.segment.num_embeddings)
     device = model_device(model)
     token_ids, segment_ids = all_to_device([batch.token_ids, batch.segment_ids], device)
     return model.encoder.encode_packed(

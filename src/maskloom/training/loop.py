@@ -64,7 +64,7 @@ class MemoryExhaustedError(RuntimeError):
 class TrainState:
     """Everything that a step changes: model and optimiser in place, steps taken, position in the data.
 
-    Dropout draws depend on (seed, step, micro-batch) alone, so no generator state belongs here. `micro_batch_size` is
+    Dropout draws depend on seed, step and batch alone, so no generator state belongs here. `micro_batch_size` is
     what a lack of memory has brought the micro-batches down to, and None before. `loss_scale` is what losses in fp16
     are multiplied by, with the number of steps that it has held for; None in other precisions. `carry` is what the
     rows of this rank carry on to the next batch, None before the first and where nothing is carried.
@@ -183,7 +183,7 @@ class _Batches:
 class StepDraws:
     """The dropout draws of a step: functions of seed, step, row and position alone, however the batch is cut.
 
-    Where torch draws, in recurrent layers and attention on a GPU, they depend on the micro-batch: its number counts
+    Where torch draws, in recurrent layers and its attention on a GPU, they depend on the micro-batch: its number counts
     over the whole batch.
     """
 
@@ -274,8 +274,9 @@ class _Gradients:
     def losses_and_norm(self, batch: Any) -> tuple[dict[str, float], float]:
         """Put the clipped gradients of a step in place and return its mean losses and the norm before clipping.
 
-        Both are read together, and a GPU is waited for then. In fp16 the step is done again with half the loss scale
-        until its gradients are finite, at last without any; a scale that has held for long is doubled.
+        Where it `steps_unread`, the optimiser has taken the step by then, unless it was bad. Losses and norm are read
+        together, and a GPU is waited for then. In fp16 the step is done again with half the loss scale until its
+        gradients are finite, at last without any; a scale that has held for long is doubled.
         """
         state, limit = self.state, self.settings.max_grad_norm
         parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]

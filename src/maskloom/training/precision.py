@@ -49,7 +49,10 @@ def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any)
 
 @dataclass(frozen=True)
 class HalfPrecision:
-    """An objective whose matrix products are made in bf16 or fp16; weights, norms, softmax and losses stay in fp32."""
+    """An objective whose matrix products are made in bf16 or fp16; weights, norms, softmax and losses stay in fp32.
+
+    Kernels of a GPU round what BERT's layers hand on, and compute norms and sums in fp32 within.
+    """
 
     objective: Objective
     dtype: torch.dtype

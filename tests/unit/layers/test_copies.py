@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -27,6 +29,26 @@ def test_on_a_processor_nothing_is_launched_before_the_last_result_is_taken():
     results = to_host((number, torch.tensor([taken.append(number) or number])) for number in range(3))
     assert next(results)[0] == 0
     assert taken == [0]
+
+
+def test_a_copy_is_waited_for_on_the_device_of_its_tensor(monkeypatch):
+    """Of several GPUs the current one may be another."""
+    asked = []
+
+    class Event:
+        def record(self, stream):
+            asked.append(stream)
+
+        def synchronize(self):
+            asked.append("waited")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    on_second = SimpleNamespace(
+        is_cuda=True, device=torch.device("cuda", 1), to=lambda place, *, non_blocking: torch.arange(3)
+    )
+    assert HostCopy(on_second).array().tolist() == [0, 1, 2]
+    assert asked == ["stream of cuda:1", "waited"]
 
 
 @pytest.mark.gpu

@@ -93,3 +93,22 @@ def test_next_sentence_can_be_left_out_but_not_missed():
     assert set(MaskedLanguageModeling(pair_part=None).target_counts(batch)) == {"mlm"}
     with pytest.raises(ValueError, match="nsp needs a batch with labels of pairs"):
         MaskedLanguageModeling().loss_sums(model, batch)
+
+
+@pytest.mark.parametrize(("wrong", "message"), [(-1, "id -1"), (60, "id 60")])
+@pytest.mark.parametrize("name", ["token", "segment", "label"])
+def test_an_id_that_the_model_has_not_is_named(name, wrong, message):
+    """A GPU's kernels would read what lies beside their tables."""
+    field = {"token": "token_ids", "segment": "segment_ids", "label": "mlm_labels"}[name]
+    batch = PretrainingBatch(
+        token_ids=np.array([2, 7, 8]),
+        segment_ids=np.zeros(3, dtype=np.int64),
+        lengths=np.array([3]),
+        mlm_positions=np.array([1]),
+        mlm_labels=np.array([7]),
+        nsp_labels=None,
+    )
+    getattr(batch, field)[0] = wrong
+    model = build_model(BertConfig.of_size("tiny", vocab_size=60), heads=("mlm",), seed=0)
+    with pytest.raises(ValueError, match=f"{name} {message}: the model's are 0 to {1 if name == 'segment' else 59}"):
+        MaskedLanguageModeling(pair_part=None).loss_sums(model, batch)

@@ -1,4 +1,4 @@
-"""Both halves of a Transformer layer on a GPU, each with its gradient written out, and a loss, in few passes.
+"""BERT's embeddings, both halves of its layers, dropout and the loss over a vocabulary, in few passes on a GPU.
 
 LayerNorm(x + dropout(attention(x))) and LayerNorm(x + dropout(FFN(x))) (Vaswani et al. 2017, 3.1) in half precision:
 products by torch's library, the rest by the kernels of `gpu_kernels`. Norms, softmax and sums are computed in fp32, and
@@ -8,6 +8,7 @@ so are the gradients of weights. Letters: t tokens, h hidden.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -37,8 +38,17 @@ def fuses(x: Tensor) -> bool:
 
 @cache
 def _has_triton(device: torch.device) -> bool:
+    """Tell whether a kernel runs on a device, which is tried: it needs Triton, a C compiler and Python's headers."""
     is_new = torch.cuda.get_device_properties(device).major >= 8
-    return is_new and torch.version.hip is None and find_spec("triton") is not None
+    if not is_new or torch.version.hip is not None or find_spec("triton") is None:
+        return False
+    try:
+        _column_sums(torch.zeros(1, 1, device=device))
+    except Exception as error:  # whatever keeps it from compiling
+        reason = str(error).strip().splitlines()[-1:]
+        warnings.warn(f"{device}: no kernel of Triton runs here, so training is slower: {reason}", stacklevel=2)
+        return False
+    return True
 
 
 def _run(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constants: Any) -> None:
@@ -50,7 +60,7 @@ def _run(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constan
 
 
 def fused_type(x: Tensor) -> torch.dtype | None:
-    """Return the half precision in which kernels train what begins with a tensor, or None where they do not."""
+    """Return the half precision of autocast where kernels take a tensor in training, or None."""
     if not (fuses(x) and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")):
         return None
     return torch.get_autocast_dtype("cuda")
@@ -80,24 +90,20 @@ def _thin(x: Tensor, draws: DeviceDraws) -> Tensor:
     return out
 
 
-def normed_embedding(
-    tables: Sequence[Tensor], ids: Sequence[Tensor], norm: nn.LayerNorm, rate: float, dtype: torch.dtype
-) -> Tensor:
-    """Return dropout(LayerNorm(word + segment + position)) in half precision, (t, h): rows (t,) of three tables."""
+def normed_embedding(tables: Sequence[Tensor], ids: Sequence[Tensor], norm: nn.LayerNorm, rate: float) -> Tensor:
+    """Return dropout(LayerNorm(word + segment + position)), (t, h): the rows (t,) of three tables that ids name."""
     draws = device_draws(len(ids[0]), rate, ids[0].device)
     return _NormedEmbedding.apply(  # pyright: ignore[reportReturnType]
-        ids, norm.eps, draws, dtype, *tables, norm.weight, norm.bias
+        [each.contiguous() for each in ids], norm.eps, draws, *tables, norm.weight, norm.bias
     )
 
 
 class _NormedEmbedding(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx, ids: Sequence[Tensor], epsilon: float, draws: DeviceDraws, dtype: torch.dtype, *parameters: Tensor
-    ) -> Tensor:
+    def forward(ctx, ids: Sequence[Tensor], epsilon: float, draws: DeviceDraws, *parameters: Tensor) -> Tensor:
         words, segments, positions, scale, shift = parameters
         num_rows, width = len(ids[0]), words.shape[1]
-        block, out = _block(width), words.new_empty(num_rows, width, dtype=dtype)
+        block, out = _block(width), words.new_empty(num_rows, width)
         means, roots = words.new_empty(2, num_rows, dtype=torch.float32).unbind(0)
         _run("normed_embedding", (num_rows,),
             words, segments, positions, *ids, scale, shift, out, means, roots, *draws, epsilon, width,
@@ -121,14 +127,14 @@ class _NormedEmbedding(torch.autograd.Function):
         )  # fmt: skip
         d_tables = [
             torch.ops.aten.embedding_dense_backward(d_total, rows, len(table), -1, False) if is_wanted else None
-            for table, rows, is_wanted in zip((words, segments, positions), ids, ctx.needs_input_grad[4:7], strict=True)
+            for table, rows, is_wanted in zip((words, segments, positions), ids, ctx.needs_input_grad[3:6], strict=True)
         ]
-        return None, None, None, None, *d_tables, *parts.sum(1)
+        return None, None, None, *d_tables, *parts.sum(1)
 
 
 @dataclass(frozen=True)
 class SublayerSettings:
-    """What a half layer is told besides tensors; rates of dropout are 0 outside training."""
+    """The settings of both halves of a layer; rates of dropout are 0 outside training."""
 
     layout: SequenceLayout
     num_heads: int
@@ -165,7 +171,7 @@ class _AttentionSublayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, settings: SublayerSettings, hidden: Tensor, *parameters: Tensor) -> Tensor:
         in_weight, in_bias, out_weight, out_bias, scale, shift = parameters
-        x, w_in, w_out = (each.to(settings.dtype) for each in (hidden, in_weight, out_weight))
+        x, w_in, w_out = (each.to(settings.dtype).contiguous() for each in (hidden, in_weight, out_weight))
         draws = device_draws(len(x), settings.attention_dropout, x.device)
         qkv = torch.addmm(in_bias.to(x.dtype), x, w_in.t())
         if _is_short(qkv, settings):
@@ -205,7 +211,7 @@ class _FeedForwardSublayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, settings: SublayerSettings, hidden: Tensor, *parameters: Tensor) -> Tensor:
         up_weight, up_bias, down_weight, down_bias, scale, shift = parameters
-        x, w_up, w_down = (each.to(settings.dtype) for each in (hidden, up_weight, down_weight))
+        x, w_up, w_down = (each.to(settings.dtype).contiguous() for each in (hidden, up_weight, down_weight))
         inner = torch.addmm(up_bias.to(x.dtype), x, w_up.t())
         activated = F.gelu(inner)
         added = torch.addmm(down_bias.to(x.dtype), activated, w_down.t())
@@ -291,7 +297,7 @@ def _column_sums(x: Tensor) -> Tensor:
 
 def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
     """Return three arrays (t, heads, d) side by side, (t, 3 h), and their sums over rows in fp32."""
-    flat = [array.flatten(1) for array in arrays]
+    flat = [array.flatten(1).contiguous() for array in arrays]
     (num_rows, width), columns = flat[0].shape, _TILE[1]
     num_blocks, num_chunks, rows_each = _tiles(num_rows, width, flat[0].device, times=3)
     out = flat[0].new_empty(num_rows, 3 * width)
@@ -369,7 +375,7 @@ def _over_heads(
     layout, num_heads = settings.layout, settings.num_heads
     size, block = qkv.shape[1] // (3 * num_heads), max(16, _block(layout.max_length))
     _run(
-        name, (num_heads, layout.num_sequences), qkv, layout.offsets, *more, *draws, 1.0 / math.sqrt(size), num_heads,
+        name, (num_heads * layout.num_sequences,), qkv, layout.offsets, *more, *draws, 1.0 / math.sqrt(size), num_heads,
         SIZE=size, BLOCK=block, ROWS=min(rows, block), DROPS=draws is not NO_DRAWS, CAUSAL=settings.causal,
         num_warps=4, num_stages=1,
     )  # fmt: skip

@@ -10,9 +10,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_FACTOR_1, _FACTOR_2 = tl.constexpr(0x7FEB352D), tl.constexpr(0x846CA68B - 2**32)
-_GAMMA = tl.constexpr(0x9E3779B9 - 2**32)
-_ROOT_HALF, _ROOT_2_PI = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)
+from maskloom.layers.dropout import FACTOR_1, FACTOR_2, GAMMA
+
+_FACTOR_1, _FACTOR_2, _GAMMA = (tl.constexpr(number) for number in (FACTOR_1, FACTOR_2, GAMMA))
+_ROOT_HALF, _INVERSE_ROOT_2_PI = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -34,19 +35,19 @@ def _kept(row_keys, columns, threshold):
 
 
 @triton.jit
-def thinned(x, out, keys, word, threshold, scale, width, BLOCK: tl.constexpr):
+def thinned(x, out, keys, word, threshold, factor, width, BLOCK: tl.constexpr):
     """out = dropout(x), one row a program: (t, width); the gradient is the same function of the gradient."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     values = tl.load(x + row * width + columns, mask=inside).to(tl.float32)
     kept = _kept(_hashed(tl.load(keys + row) ^ word), columns, threshold)
-    tl.store(out + row * width + columns, tl.where(kept, values * scale, 0.0), mask=inside)
+    tl.store(out + row * width + columns, tl.where(kept, values * factor, 0.0), mask=inside)
 
 
 @triton.jit
 def normed_sum(
-    hidden, added, weight, bias, out, means, roots, keys, word, threshold, scale, epsilon, width,
+    hidden, added, weight, bias, out, means, roots, keys, word, threshold, factor, epsilon, width,
     BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """out = LN(hidden + dropout(added)), one row a program: (t, h); keeps means and 1 / standard deviations (t,)."""
@@ -56,7 +57,7 @@ def normed_sum(
     total = tl.load(added + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     if DROPS:
         kept = _kept(_hashed(tl.load(keys + row) ^ word), columns, threshold)
-        total = tl.where(kept, total * scale, 0.0)
+        total = tl.where(kept, total * factor, 0.0)
     total += tl.load(hidden + row * width + columns, mask=inside, other=0.0).to(tl.float32)
     mean = tl.sum(total, 0) / width
     centered = tl.where(inside, total - mean, 0.0)
@@ -69,7 +70,7 @@ def normed_sum(
 
 @triton.jit
 def normed_sum_gradient(
-    gradient, hidden, added, weight, means, roots, d_hidden, d_added, parts, keys, word, threshold, scale,
+    gradient, hidden, added, weight, means, roots, d_hidden, d_added, parts, keys, word, threshold, factor,
     num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of `normed_sum`; `parts` (3, programs, h) gets sums of those to weight, bias and `added` over rows."""
@@ -88,7 +89,7 @@ def normed_sum_gradient(
         root = tl.load(roots + row)
         if DROPS:
             kept = _kept(_hashed(tl.load(keys + row) ^ word), columns, threshold)
-            total = tl.where(kept, total * scale, 0.0)
+            total = tl.where(kept, total * factor, 0.0)
         total += tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
         normed = tl.where(inside, (total - tl.load(means + row)) * root, 0.0)
         scaled = upper * scales
@@ -98,7 +99,7 @@ def normed_sum_gradient(
         d_bias += upper
         tl.store(d_hidden + place, lower, mask=inside)
         if DROPS:
-            lower = tl.where(kept, lower * scale, 0.0)
+            lower = tl.where(kept, lower * factor, 0.0)
         d_sum += lower
         tl.store(d_added + place, lower, mask=inside)
     part = program * width + columns
@@ -110,7 +111,7 @@ def normed_sum_gradient(
 @triton.jit
 def normed_embedding(
     words, segments, positions, word_ids, segment_ids, position_ids, weight, bias, out, means, roots,
-    keys, word, threshold, scale, epsilon, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
+    keys, word, threshold, factor, epsilon, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """out = dropout(LN(word + segment + position)), one token a program: (t, h), rows of tables named by ids (t,)."""
     row = tl.program_id(0).to(tl.int64)
@@ -126,14 +127,14 @@ def normed_embedding(
     tl.store(roots + row, root)
     scaled = centered * root * tl.load(weight + columns, mask=inside) + tl.load(bias + columns, mask=inside)
     if DROPS:
-        scaled = tl.where(_kept(_hashed(tl.load(keys + row) ^ word), columns, threshold), scaled * scale, 0.0)
+        scaled = tl.where(_kept(_hashed(tl.load(keys + row) ^ word), columns, threshold), scaled * factor, 0.0)
     tl.store(out + row * width + columns, scaled, mask=inside)
 
 
 @triton.jit
 def normed_embedding_gradient(
     gradient, words, segments, positions, word_ids, segment_ids, position_ids, weight, means, roots, d_total, parts,
-    keys, word, threshold, scale, num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
+    keys, word, threshold, factor, num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
     """The gradient of `normed_embedding` to the sum; `parts` (2, programs, h) gets those to weight and bias."""
     program, step = tl.program_id(0), tl.num_programs(0)
@@ -150,7 +151,7 @@ def normed_embedding_gradient(
         total += tl.load(positions + tl.load(position_ids + row) * width + columns, mask=inside, other=0.0)
         root = tl.load(roots + row)
         if DROPS:
-            upper = tl.where(_kept(_hashed(tl.load(keys + row) ^ word), columns, threshold), upper * scale, 0.0)
+            upper = tl.where(_kept(_hashed(tl.load(keys + row) ^ word), columns, threshold), upper * factor, 0.0)
         normed = tl.where(inside, (total - tl.load(means + row)) * root, 0.0)
         scaled = upper * scales
         along = tl.sum(scaled * normed, 0) / width
@@ -178,7 +179,7 @@ def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.
         values = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
         upper = tl.load(gradient + place, mask=mask, other=0.0).to(tl.float32)
         below = 0.5 + 0.5 * tl.erf(values * _ROOT_HALF)
-        density = tl.exp2(values * values * (-0.5 * _LOG2_E)) * _ROOT_2_PI
+        density = tl.exp2(values * values * (-0.5 * _LOG2_E)) * _INVERSE_ROOT_2_PI
         lower = upper * (below + values * density)
         tl.store(out + place, lower, mask=mask)
         total += tl.sum(lower, 0)
@@ -241,9 +242,9 @@ def short_attention(
     SIZE is d, BLOCK at least the longest length, ROWS the queries at a time. `log_sums` (t, heads) gets the logarithms
     to base 2 of the sums in the softmax.
     """
-    head = tl.program_id(0)
-    first = tl.load(offsets + tl.program_id(1))
-    length = (tl.load(offsets + tl.program_id(1) + 1) - first).to(tl.int32)
+    sequence, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+    first = tl.load(offsets + sequence)
+    length = (tl.load(offsets + sequence + 1) - first).to(tl.int32)
     hidden = num_heads * SIZE
     columns, within = tl.arange(0, BLOCK), tl.arange(0, SIZE)
     own = qkv + first * (3 * hidden) + head * SIZE
@@ -281,9 +282,9 @@ def short_attention_gradient(
 
     `parts` (sequences, 3 h) gets the sums over the tokens of each.
     """
-    head = tl.program_id(0)
-    first = tl.load(offsets + tl.program_id(1))
-    length = (tl.load(offsets + tl.program_id(1) + 1) - first).to(tl.int32)
+    sequence, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+    first = tl.load(offsets + sequence)
+    length = (tl.load(offsets + sequence + 1) - first).to(tl.int32)
     hidden = num_heads * SIZE
     columns, within = tl.arange(0, BLOCK), tl.arange(0, SIZE)
     own, lower = qkv + first * (3 * hidden) + head * SIZE, d_qkv + first * (3 * hidden) + head * SIZE
@@ -324,7 +325,7 @@ def short_attention_gradient(
         tl.store(lower + row_place, d_q, mask=is_query[:, None])
     tl.store(lower + hidden + place, d_k, mask=is_key[:, None])
     tl.store(lower + 2 * hidden + place, d_v, mask=is_key[:, None])
-    part = parts + tl.program_id(1) * (3 * hidden) + head * SIZE + within
+    part = parts + sequence * (3 * hidden) + head * SIZE + within
     tl.store(part, sum_q)
     tl.store(part + hidden, tl.sum(d_k, 0))
     tl.store(part + 2 * hidden, tl.sum(d_v, 0))

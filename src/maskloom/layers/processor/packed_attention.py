@@ -31,17 +31,13 @@ def packed_attention(
 
     It is the operator beneath `torch.nn.attention.varlen`, whose own function knows no dropout.
     """
-    offsets, longest = layout.offsets.int(), layout.max_length
-    context_tnd, *_rest = torch.ops.aten._flash_attention_forward(
-        *_by_part(qkv, num_heads), offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
-    )
-    return context_tnd.flatten(1)
+    return flash_attention(qkv, layout, num_heads, dropout, causal=causal)[0]
 
 
 def flash_attention(
     qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the same without a gradient, and what `flash_gradients` needs besides."""
+    """Return what `packed_attention` does, and three arrays that `flash_gradients` needs besides."""
     offsets, longest = layout.offsets.int(), layout.max_length
     context_tnd, log_sums, draws, unused, _ = torch.ops.aten._flash_attention_forward(
         *_by_part(qkv, num_heads), offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
