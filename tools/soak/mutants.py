@@ -73,13 +73,19 @@ MUTANTS = (
         "check for NaN after the step",
         "training/loop.py",
         """        if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
+            if gradients.steps_unread:
+                recount(optimizer)
             raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
-        fault_point("training.step")
-        optimizer.step()
+        if not gradients.steps_unread:
+            fault_point("training.step")
+            optimizer.step()
 """,
-        """        fault_point("training.step")
-        optimizer.step()
+        """        if not gradients.steps_unread:
+            fault_point("training.step")
+            optimizer.step()
         if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
+            if gradients.steps_unread:
+                recount(optimizer)
             raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
 """,
         (f"{_TRAINING}/test_loop.py::test_a_loss_that_is_not_finite_is_never_stepped",),

@@ -94,6 +94,33 @@ def train(
     show(result, as_json)
 
 
+@words_app.command("pairs")
+@_sets("how", "model", "window", "tokenize", "cased")
+def pairs(
+    sentences: Annotated[list[str], typer.Argument(help="Sentences, each in quotes.")],
+    *,
+    how: Any,
+    as_json: AsJson = False,
+) -> None:
+    """Show what sentences train on: each word with its whole window, before widths and frequent words are drawn."""
+    from maskloom.recipe_files import load_recipe
+    from maskloom.words.settings import WordsRecipe
+    from maskloom.words.text import windows, words_of
+
+    recipe = load_recipe(WordsRecipe, {name: value for name, value in how.items() if value is not None}, flags={})
+    found = [
+        (around, word) if recipe.model == "cbow" else ([word], other)
+        for sentence in sentences
+        for word, around in windows(words_of(sentence, recipe), recipe.window)
+        for other in ([""] if recipe.model == "cbow" else around)
+        if around
+    ]
+    if as_json:
+        print_json([{"from": context, "to": target} for context, target in found])
+        return
+    say(*(f"{' '.join(context)} -> {target}" for context, target in found))
+
+
 @words_app.command("neighbours")
 def neighbours(
     vectors: Vectors,

@@ -24,9 +24,14 @@ def sinusoids(position_ids: Tensor, width: int, last: int | None = None) -> Tens
     return _table(1 << (last + 1).bit_length(), width, str(position_ids.device)).index_select(0, position_ids)
 
 
+def exact_sinusoids(length: int, width: int) -> Tensor:
+    """Return PE of the positions below a length in fp64, (length, width), which `sinusoids` rounds."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
+    angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * torch.exp(-math.log(_WAVELENGTHS) * exponents)
+    return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
+
+
 @lru_cache(maxsize=8)
 def _table(length: int, width: int, device: str) -> Tensor:
     with torch.inference_mode(False), torch.no_grad():
-        exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-        angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * torch.exp(-math.log(_WAVELENGTHS) * exponents)
-        return torch.stack([angles.sin(), angles.cos()], 2).flatten(1).float().to(device)
+        return exact_sinusoids(length, width).float().to(device)

@@ -68,7 +68,7 @@ class Elmo(Encoder):
 
     The tokens are those of `text.spelled_tokenizer`; each byte of a word gets the vector of the word. The vectors of
     tokens are a `ScalarMix` of the embeddings, twice side by side, and of all layers, and a sequence's is the maximum
-    over its words. Hidden states are the layers before they are mixed.
+    over its words, marks of sentences left out. Hidden states are the layers before they are mixed.
     """
 
     def __init__(self, config: ElmoConfig) -> None:
@@ -134,9 +134,17 @@ class Elmo(Encoder):
             mixed = self.top(mixed, words)
         return EncoderOutput(
             last_hidden_state=mixed.index_select(0, places),
-            pooled=self.pooler(mixed, words),
+            pooled=self._over_words(mixed, characters, words),
             hidden_states=tuple(state.index_select(0, places) for state in states) if keep_hidden_states else None,
         )
+
+    def _over_words(self, vectors: Tensor, characters: Tensor, layout: SequenceLayout) -> Tensor:
+        """Return the maximum over the words of each sequence, (sequences, hidden), without marks of sentences."""
+        marks = torch.isin(characters[:, 1], characters.new_tensor([CONTINUES, CONTINUES + 1]))
+        is_word = ~marks
+        counts = np.add.reduceat([*is_word.cpu().numpy().astype(np.int64), 0], np.cumsum(layout.sizes) - layout.sizes)
+        counts = np.where(layout.sizes > 0, counts, 0)
+        return self.pooler(vectors[is_word], SequenceLayout.from_lengths(counts, vectors.device))
 
     def spelled(self, token_ids: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor, SequenceLayout]:
         """Return the characters of words (words, characters), each token's word (tokens,), and the words' layout.

@@ -114,9 +114,12 @@ def read_vectors(path: Path) -> WordVectors:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             line_end = content.find(b"\n", len(header))
             first = content[len(header) : line_end if line_end > 0 else len(content)].split()
-            is_text = len(first) == size + 1 and all(map(_is_number, first[1:]))
+            is_text = len(first) in (size + 1, *range(3, len(first) + 1)) and all(map(_is_number, first[1:]))
             rows = _rows_of_text if is_text else _rows_of_binary
-            words = list(rows(path, content, len(header), matrix))
+            try:
+                words = list(rows(path, content, len(header), matrix))
+            except DataError as error:
+                raise DataError(f"{error} (line 1 says {num_words:,} words of {size:,} numbers)") from None
     bad = np.flatnonzero(~np.isfinite(matrix).all(1))
     if len(bad):
         raise DataError(

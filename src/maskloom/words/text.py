@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -68,6 +68,20 @@ class Numbering(dict[str, tuple[int, ...]]):
     def numbered(self, line: str) -> Iterable[int]:
         """Return the numbers of the words of a line, or of a part of one."""
         return chain.from_iterable(map(self.__getitem__, line.split()))
+
+
+def windows(words: Sequence[str], width: int) -> Iterator[tuple[str, list[str]]]:
+    """Yield each word of a sentence with those at most `width` places from it, which its windows are drawn from."""
+    for place, word in enumerate(words):
+        yield word, [*words[max(0, place - width) : place], *words[place + 1 : place + 1 + width]]
+
+
+def words_of(sentence: str, recipe: WordsRecipe) -> list[str]:
+    """Return the words of a sentence, as training cuts it."""
+    numbering = Numbering(recipe)
+    numbers = list(numbering.numbered(sentence))
+    names = list(numbering.numbers)
+    return [names[number] for number in numbers]
 
 
 def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Progress) -> list[str]:

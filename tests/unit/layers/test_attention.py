@@ -106,3 +106,36 @@ def test_causal_rows_with_padding_anywhere():
     assert bool(context.isfinite().all())
     torch.testing.assert_close(context[is_real.flatten()], naive(qkv, [3, 3, 0], 3, causal=True))
     assert layout.last_positions[:2].tolist() == [4, 8]
+
+
+def masked_by_a_large_number(query, key, value, mask):
+    """Attention as it is often taught: scores that may not count become -1e9, and the weights come back too."""
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    weights = scores.masked_fill(mask == 0, -1e9).softmax(-1)
+    return weights @ value, weights
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_equals_attention_with_scores_masked_by_a_large_number(causal):
+    lengths, heads, size = [7, 3, 1], 2, 5
+    attention, hidden = SelfAttention(10, heads, 0.0, causal=causal), torch.randn(11, 10)
+    qkv, layout = attention.projected(hidden), SequenceLayout.from_lengths(lengths)
+    found = attend(qkv, layout, heads, 0.0, causal=causal)
+    padded = layout.padded(qkv[:11], 7).view(3, 7, 3, heads, size).permute(2, 0, 3, 1, 4)
+    mask = (torch.arange(7) < torch.tensor(lengths)[:, None])[:, None, None].expand(3, 1, 7, 7)
+    expected, weights = masked_by_a_large_number(*padded, mask & torch.ones(7, 7).tril().bool() if causal else mask)
+    rows = expected.transpose(1, 2).flatten(2)
+    for number, (length, own) in enumerate(zip(lengths, found[:11].split(lengths), strict=True)):
+        torch.testing.assert_close(own, rows[number, :length], rtol=0, atol=1e-6)
+        start = sum(lengths[:number])
+        shown = attention.probabilities(hidden[start : start + length], SequenceLayout.from_lengths([length]))
+        torch.testing.assert_close(shown, weights[number, :, :length, :length], rtol=0, atol=1e-6)
+
+
+def test_a_row_that_may_attend_to_nothing_is_zero_and_not_a_mean():
+    """-1e9 everywhere is the same everywhere, so that a row of padding is a mean of what it may not see."""
+    taught, weights = masked_by_a_large_number(*torch.randn(3, 1, 4, 5), torch.zeros(1, 4, 4))
+    torch.testing.assert_close(weights, torch.full((1, 4, 4), 0.25))
+    assert taught.any()
+    layout = SequenceLayout.from_lengths([0, 2])
+    assert attend(torch.randn(2, 30), layout, 2, 0.0).shape == (2, 10)  # no row of padding is computed at all

@@ -13,7 +13,7 @@ from maskloom.data.batch import SourceTargetBatch
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Choice, Generation, found_by
 from maskloom.generation.sources import SourceDecoder, decode_sources
-from maskloom.layers.positions import sinusoids
+from maskloom.layers.positions import exact_sinusoids, sinusoids
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
@@ -98,13 +98,14 @@ def test_sinusoids():
 @pytest.mark.parametrize("offset", [1, 7, 100])
 def test_a_sinusoid_some_places_further_is_a_fixed_linear_map_of_one(offset):
     """Section 3.5: each pair of sine and cosine is turned by an angle that depends on the offset alone."""
-    width, places = 16, torch.arange(300)
-    vectors, turn = sinusoids(places + offset, width).double(), torch.zeros(width, width, dtype=torch.float64)
+    width, places, exact = 16, torch.arange(300), exact_sinusoids(400, 16)
+    vectors, turn = exact[places + offset], torch.zeros(width, width, dtype=torch.float64)
     for first in range(0, width, 2):
         angle = offset / 10_000 ** (first / width)
-        turn[first, first : first + 2] = torch.tensor([math.cos(angle), math.sin(angle)])
-        turn[first + 1, first : first + 2] = torch.tensor([-math.sin(angle), math.cos(angle)])
-    torch.testing.assert_close(sinusoids(places, width).double() @ turn.T, vectors, rtol=0, atol=1e-6)
+        turn[first, first : first + 2] = torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+        turn[first + 1, first : first + 2] = torch.tensor([-math.sin(angle), math.cos(angle)], dtype=torch.float64)
+    torch.testing.assert_close(exact[places] @ turn.T, vectors, rtol=0, atol=1e-12)
+    assert torch.equal(sinusoids(places, width), exact[places].float())
 
 
 def test_positions_of_sinusoids_can_be_made_more_later_and_those_of_a_table_not(tmp_path):

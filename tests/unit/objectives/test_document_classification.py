@@ -57,6 +57,16 @@ def test_a_label_raises_what_it_implies(logits):
     assert (gradient[:, 1] < 0).all()
 
 
+def test_probabilities_that_are_rounded_teach_nothing(logits):
+    """Why the second regulariser differs from the paper, which rounds them."""
+    scores = logits.sigmoid().round()
+    rounded = sum(scores[row, j] * (1 - scores[row, k]) / 2 for row in range(3) for j, k in IMPLIED)
+    (of_rounded,) = torch.autograd.grad(rounded, logits)
+    (found,) = torch.autograd.grad(more(logits, implication=0.7), logits)
+    assert not of_rounded.any()
+    assert found.all()
+
+
 def test_without_weights_or_relations_the_loss_is_that_of_labels_alone(logits):
     assert more(logits) == 0
     plain = MultiLabelClassification().loss_sum_of(logits, batch())

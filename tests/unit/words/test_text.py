@@ -11,7 +11,7 @@ from maskloom.data.corpus.documents import Document
 from maskloom.errors import DataError
 from maskloom.words import text
 from maskloom.words.settings import WordsRecipe
-from maskloom.words.text import counts_of, join_phrases, keep_frequent, write_numbers
+from maskloom.words.text import counts_of, join_phrases, keep_frequent, windows, words_of, write_numbers
 
 
 def numbered(content: str, path: Path, **keys: object) -> tuple[list[str], list[int]]:
@@ -138,3 +138,14 @@ def test_of_overlapping_pairs_every_second_one_is_joined(tmp_path: Path) -> None
     words, _ = numbered("\n".join(["a b c"] * 6), path)
     join_phrases(path, words, WordsRecipe(phrase_threshold=0.1))
     assert read(words, path)[0] == "a_b c"
+
+
+def test_windows_of_a_sentence():
+    recipe = WordsRecipe()
+    words = words_of("The quick brown fox jumps over the lazy dog.", recipe)
+    assert dict(windows(words[:6], 2))["fox"] == ["quick", "brown", "jumps", "over"]
+    cat = words_of("The black cat sat on the mat", recipe)
+    assert list(windows(cat, 3))[2] == ("cat", ["the", "black", "sat", "on", "the"])
+    assert list(windows(cat, 4))[4] == ("on", ["the", "black", "cat", "sat", "the", "mat"])
+    assert list(windows(["alone"], 3)) == [("alone", [])]
+    assert words_of("The CAT", WordsRecipe(cased=True)) == ["The", "CAT"]
