@@ -24,7 +24,7 @@ from maskloom.runs.display import Progress
 from maskloom.runs.report.page import NUM_COLOURS, Chart
 
 _SILENT = Progress()
-_UNITS, _STEPS_BACK, _RATE, _BATCH = 32, 50, 3e-3, 32
+_UNITS, _STEPS_BACK, _RATE, _BATCH, _EXPLODING = 32, 50, 3e-3, 32, 1.2
 _BEGIN, _END, _DIGITS = 10, 11, 10
 _MOST_TRAINED = 20  # digits of a text to write backwards; longer ones are new in their length too
 # Of the first token of a text: networks that read it to its end.
@@ -71,6 +71,35 @@ def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num
         product = product @ jacobian
         norms.append(float(torch.linalg.matrix_norm(product, 2)))
     return norms
+
+
+def exploding_losses(limit: float | None, *, num_steps: int) -> list[float]:
+    """Return the losses of a linear network whose gradients explode, trained with their norm clipped, or not at all.
+
+    Its recurrent matrix is 1.2 times an orthogonal one. From 50 inputs it is to tell the first number of the first one,
+    by plain gradient descent; the list ends at the first loss that is not finite (Pascanu et al. 2013, algorithm 1).
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(_UNITS, _UNITS + 1, dtype=torch.float64, generator=generator)
+    weight = (_EXPLODING * torch.linalg.qr(drawn[:, 1:]).Q).requires_grad_()
+    readout = (0.1 * drawn[:, 0]).requires_grad_()
+    losses = []
+    for _ in range(num_steps):
+        inputs = torch.randn(_STEPS_BACK, _BATCH, _UNITS, dtype=torch.float64, generator=generator)
+        h = torch.zeros(_BATCH, _UNITS, dtype=torch.float64)
+        for each in inputs:
+            h = F.linear(h, weight) + each
+        loss = F.mse_loss(h @ readout, inputs[0, :, 0])
+        if not math.isfinite(float(loss.detach())):
+            break
+        losses.append(float(loss.detach()))
+        gradients = torch.autograd.grad(loss, (weight, readout))
+        norm = float(torch.cat([each.flatten() for each in gradients]).norm())
+        factor = 1.0 if limit is None else min(1.0, limit / norm)
+        with torch.no_grad():
+            for parameter, gradient in zip((weight, readout), gradients, strict=True):
+                parameter -= 0.01 * factor * gradient
+    return losses
 
 
 def _trained(
@@ -181,13 +210,38 @@ def rnn_gradients(
         Chart(f"{name}: which gates are how far open", _lines(row, "value of a gate", "share", share=True))
         for name, row in gates.items()
     ]
+    clipped, chart, told = _explosion(num_steps)
+    charts.append(chart)
     lines = [f"{name}: the norm changes by 10^{slope:.3f} a step" for name, slope in slopes.items()]
+    lines += told
     lines += [f"{name}: {_told(row)}" for name, row in accuracies.items()]
     about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
-    content = {"norms": norms, "slopes": slopes, "accuracies": accuracies, "gates": gates}
+    content = {"norms": norms, "slopes": slopes, "accuracies": accuracies, "gates": gates, "clipped": clipped}
     title = "What recurrent networks forget"
     lines = write_page(folder, "rnn-gradients", content, lines, title=title, about=about, charts=charts)
     return {**content, "lines": lines}
+
+
+def _explosion(num_steps: int) -> tuple[dict[str, list[float]], Chart, list[str]]:
+    """Return the losses of `exploding_losses` with clipping and without, a chart of them, and a line for each."""
+    found = {
+        "clipped at 1": exploding_losses(1.0, num_steps=num_steps),
+        "not clipped": exploding_losses(None, num_steps=num_steps),
+    }
+    logs = {name: {at: math.log10(max(loss, 1e-30)) for at, loss in enumerate(row)} for name, row in found.items()}
+    chart = Chart(
+        f"a linear network of radius {_EXPLODING:g}, trained by gradient descent",
+        _lines(logs, "steps", "log10 of the loss"),
+    )
+    told = [f"linear, {_EXPLODING:g}, gradients {name}: {_course(row, num_steps)}" for name, row in found.items()]
+    return found, chart, told
+
+
+def _course(losses: Sequence[float], num_steps: int) -> str:
+    first, last = (math.log10(max(loss, 1e-300)) for loss in (losses[0], losses[-1]))
+    if len(losses) < num_steps:
+        return f"a loss of 10^{first:.1f}, then 10^{last:.1f}, and none that is finite from step {len(losses) + 1} on"
+    return f"a loss of 10^{first:.1f} at first and 10^{last:.1f} after {num_steps} steps"
 
 
 def reversal_accuracy(

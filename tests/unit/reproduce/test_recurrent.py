@@ -9,6 +9,7 @@ from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.recurrent_config import GruConfig, LstmConfig
 from maskloom.reproduce.recurrent import (
+    exploding_losses,
     first_token_network,
     gate_shares,
     gradient_norms,
@@ -91,7 +92,7 @@ def test_both_write_numbers_and_a_page(tmp_path):
     assert set(found["accuracies"]) == {
         "Elman, sigmoid", "Elman, tanh", "LSTM, forget bias 1", "LSTM, forget bias 5", "GRU", "GRU, forget bias 5",
     }  # fmt: skip
-    assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 6
+    assert (tmp_path / "rnn-gradients.html").read_text().count("<svg") == 7
     assert result["lines"][-1].endswith("rnn-gradients.html")
     progress = StageRecorder()
     rnn_attention(tmp_path, lengths=(2,), num_steps=3, progress=progress)
@@ -100,3 +101,11 @@ def test_both_write_numbers_and_a_page(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
         rnn_attention(tmp_path / "file", lengths=(1,), num_steps=1)
+
+
+def test_clipping_lets_a_network_learn_whose_gradients_explode():
+    clipped, plain = (exploding_losses(limit, num_steps=150) for limit in (1.0, None))
+    assert len(clipped) == 150
+    assert clipped[0] == plain[0] > 1e3
+    assert clipped[-1] < 1e-3 * clipped[0]
+    assert len(plain) < 20
