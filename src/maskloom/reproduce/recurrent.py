@@ -53,16 +53,14 @@ def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num
     The recurrent matrix is `radius` times an orthogonal one; inputs are drawn from a normal of 0.1.
     """
     generator = torch.Generator().manual_seed(0)
-    rnn = nn.RNN(_UNITS, _UNITS).double().requires_grad_(False)
     drawn = torch.randn(_UNITS, _UNITS, dtype=torch.float64, generator=generator)
-    cast(Tensor, rnn.weight_hh_l0).copy_(radius * torch.linalg.qr(drawn).Q)
-    weights = cast(Tensor, rnn.weight_hh_l0), cast(Tensor, rnn.bias_hh_l0)
+    weight = radius * torch.linalg.qr(drawn).Q
     h, jacobians = torch.zeros(1, _UNITS, dtype=torch.float64), list[Tensor]()
     for _ in range(num_steps):
         inputs = 0.1 * torch.randn(1, _UNITS, dtype=torch.float64, generator=generator)
 
         def next_h(before: Tensor, inputs: Tensor = inputs) -> Tensor:
-            return activation(inputs + F.linear(before, *weights))
+            return activation(inputs + F.linear(before, weight))
 
         jacobians.append(cast(Tensor, torch.autograd.functional.jacobian(next_h, h)).view(_UNITS, _UNITS))
         h = next_h(h)

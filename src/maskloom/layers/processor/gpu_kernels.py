@@ -35,6 +35,25 @@ def _kept(row_keys, columns, threshold):
 
 
 @triton.jit
+def _normed(total, weight, bias, mean_place, root_place, columns, width, epsilon):
+    """LayerNorm of a row; keeps its mean and 1 / its standard deviation."""
+    inside = columns < width
+    mean = tl.sum(total, 0) / width
+    centered = tl.where(inside, total - mean, 0.0)
+    root = tl.rsqrt(tl.sum(centered * centered, 0) / width + epsilon)
+    tl.store(mean_place, mean)
+    tl.store(root_place, root)
+    return centered * root * tl.load(weight + columns, mask=inside) + tl.load(bias + columns, mask=inside)
+
+
+@triton.jit
+def _norm_gradient(upper, normed, root, width):
+    """The gradient of LayerNorm to a row, of that to the normed row times the weight."""
+    along = tl.sum(upper * normed, 0) / width
+    return (upper - tl.sum(upper, 0) / width - normed * along) * root
+
+
+@triton.jit
 def thinned(x, out, keys, word, threshold, factor, width, BLOCK: tl.constexpr):
     """out = dropout(x), one row a program: (t, width); the gradient is the same function of the gradient."""
     row = tl.program_id(0).to(tl.int64)
@@ -59,12 +78,7 @@ def normed_sum(
         kept = _kept(_hashed(tl.load(keys + row) ^ word), columns, threshold)
         total = tl.where(kept, total * factor, 0.0)
     total += tl.load(hidden + row * width + columns, mask=inside, other=0.0).to(tl.float32)
-    mean = tl.sum(total, 0) / width
-    centered = tl.where(inside, total - mean, 0.0)
-    root = tl.rsqrt(tl.sum(centered * centered, 0) / width + epsilon)
-    tl.store(means + row, mean)
-    tl.store(roots + row, root)
-    scaled = centered * root * tl.load(weight + columns, mask=inside) + tl.load(bias + columns, mask=inside)
+    scaled = _normed(total, weight, bias, means + row, roots + row, columns, width, epsilon)
     tl.store(out + row * width + columns, scaled, mask=inside)
 
 
@@ -92,9 +106,7 @@ def normed_sum_gradient(
             total = tl.where(kept, total * factor, 0.0)
         total += tl.load(hidden + place, mask=inside, other=0.0).to(tl.float32)
         normed = tl.where(inside, (total - tl.load(means + row)) * root, 0.0)
-        scaled = upper * scales
-        along = tl.sum(scaled * normed, 0) / width
-        lower = (scaled - tl.sum(scaled, 0) / width - normed * along) * root
+        lower = _norm_gradient(upper * scales, normed, root, width)
         d_weight += upper * normed
         d_bias += upper
         tl.store(d_hidden + place, lower, mask=inside)
@@ -120,12 +132,7 @@ def normed_embedding(
     total = tl.load(words + tl.load(word_ids + row) * width + columns, mask=inside, other=0.0)
     total += tl.load(segments + tl.load(segment_ids + row) * width + columns, mask=inside, other=0.0)
     total += tl.load(positions + tl.load(position_ids + row) * width + columns, mask=inside, other=0.0)
-    mean = tl.sum(total, 0) / width
-    centered = tl.where(inside, total - mean, 0.0)
-    root = tl.rsqrt(tl.sum(centered * centered, 0) / width + epsilon)
-    tl.store(means + row, mean)
-    tl.store(roots + row, root)
-    scaled = centered * root * tl.load(weight + columns, mask=inside) + tl.load(bias + columns, mask=inside)
+    scaled = _normed(total, weight, bias, means + row, roots + row, columns, width, epsilon)
     if DROPS:
         scaled = tl.where(_kept(_hashed(tl.load(keys + row) ^ word), columns, threshold), scaled * factor, 0.0)
     tl.store(out + row * width + columns, scaled, mask=inside)
@@ -153,11 +160,8 @@ def normed_embedding_gradient(
         if DROPS:
             upper = tl.where(_kept(_hashed(tl.load(keys + row) ^ word), columns, threshold), upper * factor, 0.0)
         normed = tl.where(inside, (total - tl.load(means + row)) * root, 0.0)
-        scaled = upper * scales
-        along = tl.sum(scaled * normed, 0) / width
-        tl.store(
-            d_total + row * width + columns, (scaled - tl.sum(scaled, 0) / width - normed * along) * root, mask=inside
-        )
+        lower = _norm_gradient(upper * scales, normed, root, width)
+        tl.store(d_total + row * width + columns, lower, mask=inside)
         d_weight += upper * normed
         d_bias += upper
     tl.store(parts + program * width + columns, d_weight, mask=inside)
