@@ -48,6 +48,7 @@ CASES = (
     ("base", 256, 128, False),
     ("base", 64, 512, False),
     ("base", 256, 128, True),
+    ("large", 32, 512, False),
 )
 CURVE_EVERY = 20
 KINDS_OF_RANKS = ("ddp", "fsdp")
@@ -61,7 +62,7 @@ class Extent:
     steps: int = 10
     vocab_size: int = 30_522
     product: int = 8192
-    texts: int = 4096
+    texts: int = 8192
     curve: tuple[str, int] = ("mini", 400)
     ranks: str = "base"
     compiles: bool = True
@@ -183,6 +184,7 @@ def measure_steps(
         save_model(build_model(config, seed=0), folder)
         makers: dict[str, Callable[[], Any]] = {
             "maskloom": lambda: Ours(config, device, batches, "bf16"),
+            "maskloom, compiled blocks": lambda: Ours(config, device, batches, "bf16", compile_=True),
             "maskloom, recomputed blocks": lambda: Ours(config, device, batches, "bf16", recompute=True),
             "transformers": lambda: Peer(Path(folder), device, batches, "bf16"),
             "transformers, compiled": lambda: Peer(Path(folder), device, batches, "bf16", is_compiled=True),

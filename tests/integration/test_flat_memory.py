@@ -15,6 +15,7 @@ from maskloom.runs import evaluate as evaluate_run
 from maskloom.runs import predict as predict_run
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import predict
+from maskloom.tasks import tables
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -59,6 +60,21 @@ def peak_of(action):
         tracemalloc.stop()
 
 
+@pytest.fixture
+def _peaks_are_of_pieces(monkeypatch):
+    """Leave out what would hide a piece: the peak of opening a model, and blocks of a file of many pieces."""
+    monkeypatch.setattr(tables, "_BLOCK", 1 << 12)
+    load = evaluate_run.open_models
+
+    def loaded(*given, **settings):
+        model = load(*given, **settings)
+        tracemalloc.reset_peak()
+        return model
+
+    monkeypatch.setattr(evaluate_run, "open_models", loaded)
+
+
+@pytest.mark.usefixtures("_peaks_are_of_pieces")
 @pytest.mark.parametrize("kind", list(PROBLEMS))
 def test_the_peak_is_that_of_a_piece(tmp_path, monkeypatch, kind):
     folder = write_model(tmp_path / "model", kind)
@@ -70,7 +86,7 @@ def test_the_peak_is_that_of_a_piece(tmp_path, monkeypatch, kind):
     allowed = 150 * 4000 if kind == "regression" else 0
     assert large < 1.2 * small + allowed
     monkeypatch.setattr(evaluate_run, "_PIECE", 4000)
-    assert peak_of(lambda: evaluate(folder, many)) > 2 * large or kind == "regression"
+    assert peak_of(lambda: evaluate(folder, many)) > 3 * large or kind == "regression"
 
 
 def test_the_peak_of_prediction_is_that_of_a_window(tmp_path, monkeypatch):

@@ -104,17 +104,13 @@ def pairs(
 ) -> None:
     """Show what sentences train on: each word with its whole window, before widths and frequent words are drawn."""
     from maskloom.recipe_files import load_recipe
+    from maskloom.runs.recipes import shown_flag
     from maskloom.words.settings import WordsRecipe
-    from maskloom.words.text import windows, words_of
+    from maskloom.words.text import training_pairs
 
-    recipe = load_recipe(WordsRecipe, {name: value for name, value in how.items() if value is not None}, flags={})
-    found = [
-        (around, word) if recipe.model == "cbow" else ([word], other)
-        for sentence in sentences
-        for word, around in windows(words_of(sentence, recipe), recipe.window)
-        for other in ([""] if recipe.model == "cbow" else around)
-        if around
-    ]
+    given = {name: value for name, value in how.items() if value is not None}
+    recipe = load_recipe(WordsRecipe, given, flags={name: shown_flag(name, value) for name, value in given.items()})
+    found = [pair for sentence in sentences for pair in training_pairs(sentence, recipe)]
     if as_json:
         print_json([{"from": context, "to": target} for context, target in found])
         return

@@ -117,7 +117,7 @@ class DeviceDraws(NamedTuple):
 
 
 NO_DRAWS = DeviceDraws(torch.empty(0, dtype=torch.int32), 0, 0, 1.0)
-"""The draws where nothing is dropped."""
+"""The draws where nothing is dropped; an empty tensor's address is 0, which kernels take on any device."""
 
 
 def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraws:
@@ -187,7 +187,7 @@ class Dropout(nn.Dropout):
         if not self.training:
             return input
         if self._is_native(input):
-            return _on_gpu(input, self.p)
+            return _native_dropout(input, self.p)
         return input * dropout_factors(input, self.p, *next_keys(len(input)))
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
@@ -195,15 +195,15 @@ class Dropout(nn.Dropout):
         if not self.training:
             return residual + x
         if self._is_native(x):
-            return residual + _on_gpu(x, self.p)
+            return residual + _native_dropout(x, self.p)
         return torch.addcmul(residual, x, dropout_factors(x, self.p, *next_keys(len(x))))
 
     def _is_native(self, x: Tensor) -> bool:
         return self.p in (0.0, 1.0) or x.device.type != "cpu" or torch.compiler.is_compiling()
 
 
-def _on_gpu(x: Tensor, rate: float) -> Tensor:
-    """Return dropout(x), by a kernel with the draws of a processor where there is one, else by torch."""
+def _native_dropout(x: Tensor, rate: float) -> Tensor:
+    """Return dropout(x): by a GPU's kernel with the draws of a processor where that runs, else by torch."""
     if 0.0 < rate < 1.0 and x.is_cuda and x.ndim == 2:
         from maskloom.layers.processor.fused_layers import fuses, thinned  # it needs this module
 

@@ -114,7 +114,8 @@ def read_vectors(path: Path) -> WordVectors:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             line_end = content.find(b"\n", len(header))
             first = content[len(header) : line_end if line_end > 0 else len(content)].split()
-            is_text = len(first) in (size + 1, *range(3, len(first) + 1)) and all(map(_is_number, first[1:]))
+            # of another size than the header says, but more than one number: no row of bytes looks so
+            is_text = (len(first) == size + 1 or len(first) > 2) and all(map(_is_number, first[1:]))
             rows = _rows_of_text if is_text else _rows_of_binary
             try:
                 words = list(rows(path, content, len(header), matrix))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -70,18 +70,24 @@ class Numbering(dict[str, tuple[int, ...]]):
         return chain.from_iterable(map(self.__getitem__, line.split()))
 
 
-def windows(words: Sequence[str], width: int) -> Iterator[tuple[str, list[str]]]:
-    """Yield each word of a sentence with those at most `width` places from it, which its windows are drawn from."""
-    for place, word in enumerate(words):
-        yield word, [*words[max(0, place - width) : place], *words[place + 1 : place + 1 + width]]
+def training_pairs(sentence: str, recipe: WordsRecipe) -> Iterator[tuple[list[str], str]]:
+    """Yield what a sentence trains on, words and the word that they predict, with whole windows (Mikolov et al. 2013).
 
-
-def words_of(sentence: str, recipe: WordsRecipe) -> list[str]:
-    """Return the words of a sentence, as training cuts it."""
+    With CBOW the words of a window predict its centre; with skip-gram the centre is paired with each of them. Training
+    draws the width of each window and leaves frequent words out first. Raises DataError for fewer than two words.
+    """
     numbering = Numbering(recipe)
     numbers = list(numbering.numbered(sentence))
     names = list(numbering.numbers)
-    return [names[number] for number in numbers]
+    words = [names[number] for number in numbers]
+    if len(words) < 2:
+        raise DataError(f"{sentence[:60]!r}: {amount(len(words), 'word')}, and a window has two at least")
+    for place, word in enumerate(words):
+        around = [*words[max(0, place - recipe.window) : place], *words[place + 1 : place + 1 + recipe.window]]
+        if recipe.model == "cbow":
+            yield around, word
+        else:
+            yield from (([word], other) for other in around)
 
 
 def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Progress) -> list[str]:

@@ -11,7 +11,7 @@ from maskloom.data.corpus.documents import Document
 from maskloom.errors import DataError
 from maskloom.words import text
 from maskloom.words.settings import WordsRecipe
-from maskloom.words.text import counts_of, join_phrases, keep_frequent, windows, words_of, write_numbers
+from maskloom.words.text import counts_of, join_phrases, keep_frequent, training_pairs, write_numbers
 
 
 def numbered(content: str, path: Path, **keys: object) -> tuple[list[str], list[int]]:
@@ -140,12 +140,24 @@ def test_of_overlapping_pairs_every_second_one_is_joined(tmp_path: Path) -> None
     assert read(words, path)[0] == "a_b c"
 
 
-def test_windows_of_a_sentence():
-    recipe = WordsRecipe()
-    words = words_of("The quick brown fox jumps over the lazy dog.", recipe)
-    assert dict(windows(words[:6], 2))["fox"] == ["quick", "brown", "jumps", "over"]
-    cat = words_of("The black cat sat on the mat", recipe)
-    assert list(windows(cat, 3))[2] == ("cat", ["the", "black", "sat", "on", "the"])
-    assert list(windows(cat, 4))[4] == ("on", ["the", "black", "cat", "sat", "the", "mat"])
-    assert list(windows(["alone"], 3)) == [("alone", [])]
-    assert words_of("The CAT", WordsRecipe(cased=True)) == ["The", "CAT"]
+def test_what_a_sentence_trains_on():
+    """The published lists, and what a slide of them leaves out: the second "the" is within 3 of cat too."""
+
+    def of(sentence, target=None, **settings):
+        pairs = list(training_pairs(sentence, WordsRecipe(**settings)))
+        return pairs if target is None else [words for words, word in pairs if word == target]
+
+    fox = "The quick brown fox jumps over the lazy dog."
+    assert of(fox, "fox", model="cbow", window=2) == [["quick", "brown", "jumps", "over"]]
+    assert [word for words, word in of(fox, window=2) if words == ["fox"]] == ["quick", "brown", "jumps", "over"]
+    cat = "The black cat sat on the mat"
+    assert of(cat, "cat", model="cbow", window=3) == [["the", "black", "sat", "on", "the"]]
+    assert of(cat, "on", model="cbow", window=4) == [["the", "black", "cat", "sat", "the", "mat"]]
+    assert len(of(cat, window=1)) == 2 * 6
+    assert of("The CAT", cased=True) == [(["The"], "CAT"), (["CAT"], "The")]
+
+
+@pytest.mark.parametrize(("sentence", "number"), [("", "0 words"), ("alone", "1 word"), ("...", "0 words")])
+def test_a_sentence_without_a_pair_is_named(sentence, number):
+    with pytest.raises(DataError, match=f"{sentence!r}: {number}, and a window has two at least"):
+        list(training_pairs(sentence, WordsRecipe()))
