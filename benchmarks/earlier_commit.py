@@ -127,6 +127,9 @@ def _rate(place: Path, folder: Path, side: str, job: str) -> float:
     settings = ("--set", "training.num_threads=2", "--set", f"training.log_every={between}")
     if kind == "pretrain":
         data = ("--corpus", folder / f"{side}-corpus", "--size", size, "--max-length", "128", "--steps", str(steps))
+        once = ("evaluate_every", "save_every")  # at the end, and short
+        for key, number in (*((key, steps) for key in once), ("max_evaluation_instances", 8)):
+            settings += ("--set", f"training.{key}={number}")
     else:
         data = (
             "--model",

@@ -1,9 +1,9 @@
-"""The patterns in which recurrent networks are used, one task each, by the ordinary commands.
+"""The patterns in which recurrent networks are used, one task each, by the ordinary commands; beside them Transformers.
 
-One to many, many to one, many to many word by word, and from sequence to sequence with and without attention. Every
-run is a command in a process of one thread; a run that is finished lies under --out and is not made again. Beside the
-networks stand baselines that read no order: mean of word vectors with a layer above, the commonest tag of a word, the
-frequencies of characters.
+One to one, one to many, many to one, many to many word by word, and from sequence to sequence with and without
+attention. Every run is a command in a process of one thread; a run that is finished lies under --out and is not made
+again. Beside the networks stand baselines that read no order: the network of one to one, which has word vectors and
+no layer that joins them, the commonest tag of a word, the frequencies of characters.
 
     python benchmarks/use_patterns.py --out ~/patterns --results results/use_patterns
 """
@@ -22,28 +22,25 @@ import resource
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
-import torch
 from surroundings import data_folder, processor
-from torch import nn
 from translation import command
-
-from maskloom.text.normalization import words as words_of
 
 _REVERSED, _DIGITS = 50_000, 20
 _REVIEWS = 8_000
 _CONLL = ("train", "valid")
-_LONGEST = 400
 _NAMES = {"exact_match": "exact match", "bleu": "BLEU"}
 _NOTES = (
     "Names: the different names of people, places, organisations and others in CoNLL-2003's training file, 800 held",
     "out; the source is the class, the target the letters, and the score that of the last epoch. Without order: the",
     "frequencies of letters; what has to pass is .8 bits below them. Reviews: MR, a tenth held out; long ones: 8,000",
-    "of IMDB, 2,000 held out; without order the mean of learned word vectors under one hidden layer, the best of ten",
-    "epochs; the network has to be above the bound and above that. Parts of speech: those of CoNLL-2003's files;",
+    "of IMDB, 2,000 held out; without order the network of one to one, whose word vectors are averaged and read by",
+    "its head; the others have to be above the bound and above that. Parts of speech: those of CoNLL-2003's files;",
     "without order the commonest tag of each word. Digits: 20 of them, in 50,000 texts. Translation: Multi30k, German",
-    "to English, greedy, scored on dev.",
+    "to English, greedy, scored on dev. Transformers have two layers of 128 with two heads, bert to read and",
+    "transformer to read and write; they have learned positions, no recurrence, and every setting that is not named",
+    "for them is that of the recurrent network.",
 )
 # How the vocabulary of each data set is trained.
 _VOCABULARIES = {
@@ -54,53 +51,62 @@ _VOCABULARIES = {
     "digits": ("--model", "words", "--size", "30"),
     "captions": ("--cased", "--size", "6000"),
 }
-_POOLED = ("--task", "single", "--set", "model.config.pooling=max", "--set", "training.learning_rate=1e-3")
-_TAGGED = ("--task", "tagging", "--set", "tagging.scheme=plain", "--label-column", "2", "--epochs", "3")
 
 
 def _sets(*settings: str) -> tuple[str, ...]:
     return tuple(itertools.chain.from_iterable(("--set", setting) for setting in settings))
 
 
+_READ = ("--task", "single", "--set", "training.learning_rate=1e-3", "--epochs", "3")
+_TAGGED = ("--task", "tagging", *_sets("tagging.scheme=plain"), "--label-column", "2", "--epochs", "3")
+
+
 _WRITTEN = ("--task", "seq2seq", "--batch-size", "64")
-_SPELLED = (*_WRITTEN, *_sets("seq2seq.label_smoothing=0.0", "training.learning_rate=3e-3"))
-_TRANSLATED = (
-    *(*_WRITTEN, *_sets("seq2seq.target_suffix=en", "training.learning_rate=2e-3", "seq2seq.beam=1")),
-    *("--epochs", "3"),
-)
-# Each run: its pattern, its data, the cell, the arguments, the score and what it has to pass.
-_RUNS: dict[str, tuple[str, str, str, tuple[str, ...], str, float | None]] = {
-    "names": (
-        *("one to many", "names", "lstm"),
-        (*_SPELLED, *_sets("model.config.decoder_attention=none"), "--epochs", "8"),
-        *("bits per character", None),
-    ),
-    "reviews": ("many to one", "MR", "lstm", (*_POOLED, "--epochs", "3"), "accuracy", 0.72),
-    "long reviews": (
-        *("many to one", "IMDB", "lstm"),
-        (*_POOLED, "--epochs", "3", "--max-length", "400"),
-        *("accuracy", 0.80),
-    ),
-    "parts of speech": (
-        *("many to many", "tags", "lstm"),
-        (*_TAGGED, *_sets("training.learning_rate=3e-3")),
-        *("accuracy", 0.93),
-    ),
-    "reversed digits": (
-        *("sequence to sequence", "digits", "gru"),
-        (*_SPELLED, *_sets("model.config.decoder_attention=mlp"), "--epochs", "2"),
-        *("exact_match", 95.0),
-    ),
-    "translation with attention": (
-        *("sequence to sequence", "captions", "gru"),
-        (*_TRANSLATED, *_sets("model.config.decoder_attention=mlp")),
-        *("bleu", None),
-    ),
-    "translation without attention": (
-        *("sequence to sequence", "captions", "gru"),
-        (*_TRANSLATED, *_sets("model.config.decoder_attention=none")),
-        *("bleu", None),
-    ),
+_SPELLED = (*_WRITTEN, *_sets("seq2seq.label_smoothing=0.0"))
+_TRANSLATED = (*_WRITTEN, *_sets("seq2seq.target_suffix=en", "seq2seq.beam=1"), "--epochs", "3")
+_FAST, _FASTER = _sets("training.learning_rate=2e-3"), _sets("training.learning_rate=3e-3")
+_WORDS_ALONE = _sets("model.config.num_hidden_layers=0", "model.config.pooling=mean")
+_MAXIMUM = _sets("model.config.pooling=max")
+_WITHOUT, _WITH = _sets("model.config.decoder_attention=none"), _sets("model.config.decoder_attention=mlp")
+
+
+class Task(NamedTuple):
+    """A pattern, data, the arguments of all networks, the score, and what a network has to be above."""
+
+    pattern: str
+    data: str
+    arguments: tuple[str, ...]
+    score: str
+    bound: float | None = None
+
+
+TASKS = {
+    "names": Task("one to many", "names", (*_SPELLED, "--epochs", "8"), "bits per character"),
+    "reviews": Task("many to one", "MR", _READ, "accuracy", 0.72),
+    "long reviews": Task("many to one", "IMDB", (*_READ, "--max-length", "400"), "accuracy", 0.80),
+    "parts of speech": Task("many to many", "tags", _TAGGED, "accuracy", 0.93),
+    "reversed digits": Task("sequence to sequence", "digits", (*_SPELLED, "--epochs", "2"), "exact_match", 95.0),
+    "translation": Task("sequence to sequence", "captions", _TRANSLATED, "bleu"),
+}
+_ALONE = "word vectors"
+# The networks of each task: the architecture, and its own arguments.
+NETWORKS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
+    "names": {
+        "lstm": ("lstm", (*_FASTER, *_WITHOUT)),
+        "transformer": ("transformer", _sets("training.learning_rate=1e-3")),
+    },
+    "reviews": {_ALONE: ("rnn", _WORDS_ALONE), "lstm": ("lstm", _MAXIMUM), "bert": ("bert", ())},
+    "long reviews": {_ALONE: ("rnn", _WORDS_ALONE), "lstm": ("lstm", _MAXIMUM), "bert": ("bert", ())},
+    "parts of speech": {"lstm": ("lstm", _FASTER), "bert": ("bert", _sets("training.learning_rate=1e-3"))},
+    "reversed digits": {
+        "gru": ("gru", (*_FASTER, *_WITH)),
+        "transformer": ("transformer", _sets("training.learning_rate=1e-3")),
+    },
+    "translation": {
+        "gru": ("gru", (*_FAST, *_WITH)),
+        "gru without attention": ("gru", (*_FAST, *_WITHOUT)),
+        "transformer": ("transformer", _FAST),
+    },
 }
 
 
@@ -110,39 +116,43 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
     options = parser.parse_args()
-    torch.set_num_threads(1)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    found = {}
-    for name, (_, data, *_rest) in _RUNS.items():
-        path = out / f"{name.replace(' ', '-')}.json"
-        if not path.exists():
-            if not (out / f"{data}-vocab").exists():
-                texts = _PREPARE[data](out)
-                command("vocab", "train", *map(str, texts), *_VOCABULARIES[data], "--out", str(out / f"{data}-vocab"))
-            path.write_text(json.dumps(_run(out, name), indent=1) + "\n", encoding="utf-8")
-        found[name] = json.loads(path.read_text(encoding="utf-8"))
-        print(name, found[name], flush=True)
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, task in TASKS.items():
+        for network in NETWORKS[name]:
+            path = out / f"{name} {network}.json".replace(" ", "-")
+            if not path.exists():
+                if not (out / f"{task.data}-vocab").exists():
+                    _make_vocabulary(out, task.data)
+                path.write_text(json.dumps(_run(out, name, network), indent=1) + "\n", encoding="utf-8")
+            found.setdefault(name, {})[network] = json.loads(path.read_text(encoding="utf-8"))
+            print(name, network, found[name][network], flush=True)
     if options.results:
-        _write_page(options.results, found)
+        _write_page(options.results, found, {name: _baseline(out, task.data) for name, task in TASKS.items()})
 
 
-def _run(out: Path, name: str) -> dict[str, Any]:
-    """Train one network and return its score on held-out data, that of its baseline, and the seconds it took."""
-    _, data, cell, arguments, score, _ = _RUNS[name]
+def _make_vocabulary(out: Path, data: str) -> None:
+    texts = map(str, _PREPARE[data](out))
+    command("vocab", "train", *texts, *_VOCABULARIES[data], "--out", str(out / f"{data}-vocab"))
+
+
+def _run(out: Path, name: str, network: str) -> dict[str, Any]:
+    """Train one network and return its score on held-out data, and the seconds it took."""
+    (_, data, shared, score, _), (architecture, own) = TASKS[name], NETWORKS[name][network]
     train, dev = _files(out, data)
-    folder = out / f"{name.replace(' ', '-')}-run"
+    folder = out / f"{name} {network} run".replace(" ", "-")
     before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     files = ("--vocab", str(out / f"{data}-vocab"), "--train", str(train), "--dev", str(dev), "--out", str(folder))
     resumed = ["--resume"] if (folder / "recipe.toml").exists() else []
-    changes = _sets(f"model.architecture={cell}", "training.num_threads=1")
-    command("finetune", "--size", "tiny", *files, *arguments, *changes, *resumed)
+    changes = _sets(f"model.architecture={architecture}", "training.num_threads=1")
+    command("finetune", "--size", "tiny", *files, *shared, *own, *changes, *resumed)
     seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     scores = metrics["best"]["scores"]
     if score == "bits per character":
         scores = {**metrics["last"]["scores"], score: metrics["last"]["scores"]["loss"] / math.log(2)}
-    return {"score": scores[score], "scores": scores, "seconds": seconds, "baseline": _baseline(out, data)}
+    return {"score": scores[score], "scores": scores, "seconds": seconds}
 
 
 def _files(out: Path, data: str) -> tuple[Path, Path]:
@@ -251,7 +261,7 @@ def _sentences(part: str) -> Iterable[list[list[str]]]:
 
 
 def _baseline(out: Path, data: str) -> float | None:
-    """Return the score of what reads no order."""
+    """Return the score of what reads no order and is no network."""
     if data == "names":
         counts, held_out = (
             Counter(letter for line in lines for letter in [*json.loads(line)["target"].split(), ""])
@@ -268,51 +278,13 @@ def _baseline(out: Path, data: str) -> float | None:
         words = list(itertools.chain.from_iterable(_sentences("valid")))
         guesses = (seen[word].most_common(1)[0][0] if word in seen else commonest for word, *_ in words)
         return sum(guess == fields[1] for guess, fields in zip(guesses, words, strict=True)) / len(words)
-    return _mean_of_words(out, data) if data in ("MR", "IMDB") else None
+    return None
 
 
-def _mean_of_words(out: Path, data: str) -> float:
-    """Train the mean of a text's word vectors with one hidden layer; return the best epoch's accuracy on dev."""
-    torch.manual_seed(0)
-    parts = []
-    for path in _files(out, data):
-        with path.open(encoding="utf-8", newline="") as file:
-            parts.append([(words_of(text, lowercase=True), label) for text, label in list(csv.reader(file))[1:]])
-    counts = Counter(itertools.chain.from_iterable(text for text, _ in parts[0]))
-    numbers = {word: number for number, (word, _) in enumerate(counts.most_common(10_000), start=1)}
-    classes = sorted({label for _, label in parts[0]})
-    (texts, labels), (held_out, answers) = (
-        (
-            [torch.tensor([numbers.get(word, 0) for word in text[:_LONGEST]] or [0]) for text, _ in part],
-            torch.tensor([classes.index(label) for _, label in part]),
-        )
-        for part in parts
-    )
-    vectors = nn.EmbeddingBag(len(numbers) + 1, 64)
-    layers = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, len(classes)))
-    optimizer = torch.optim.Adam([*vectors.parameters(), *layers.parameters()], 1e-3)
-    best = 0.0
-    for _ in range(10):
-        for rows in torch.randperm(len(texts)).split(32):
-            logits = layers(_means(vectors, [texts[row] for row in rows]))
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(logits, labels[rows]).backward()
-            optimizer.step()
-        with torch.no_grad():
-            right = layers(_means(vectors, held_out)).argmax(1) == answers
-        best = max(best, right.float().mean().item())
-    return best
-
-
-def _means(vectors: nn.EmbeddingBag, texts: Sequence[torch.Tensor]) -> torch.Tensor:
-    starts = [0, *itertools.accumulate(map(len, texts))][:-1]
-    return vectors(torch.cat(list(texts)), torch.tensor(starts))
-
-
-def _write_page(target: Path, found: dict[str, dict[str, Any]]) -> None:
+def _write_page(target: Path, found: dict[str, dict[str, dict[str, Any]]], baselines: dict[str, float | None]) -> None:
     """Write the results as JSON and as a page."""
     lines = [
-        "# Use patterns of recurrent networks",
+        "# Use patterns of recurrent networks, beside Transformers",
         "",
         "Made by `python benchmarks/use_patterns.py --out DIR --results results/use_patterns`; do not edit.",
         "One run each, of a network of size tiny (hidden size 128, 64 a direction) from random weights, on one thread;",
@@ -321,30 +293,32 @@ def _write_page(target: Path, found: dict[str, dict[str, Any]]) -> None:
         "| task | pattern | network | score | | without order | to pass | passed | seconds |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_row(name, run) for name, run in found.items()]
-    lines += [
-        "",
-        *_NOTES,
-        "",
-        "Every run is `maskloom finetune --vocab VOCAB --size tiny --set model.architecture=NETWORK`, files and",
-        "",
-    ]
-    lines += [f"- {name}: `{' '.join(arguments)}`" for name, (_, _, _, arguments, _, _) in _RUNS.items()]
+    for name, runs in found.items():
+        baseline = runs[_ALONE]["score"] if _ALONE in runs else baselines[name]
+        lines += [_row(name, network, run, baseline) for network, run in runs.items()]
+    lines += ["", *_NOTES, ""]
+    lines += ["Every run is `maskloom finetune --vocab VOCAB --size tiny`, files and", ""]
+    for name, task in TASKS.items():
+        lines.append(f"- {name}: `{' '.join(task.arguments)}`")
+        for network, (architecture, own) in NETWORKS[name].items():
+            lines.append(f"  - {network}: `{' '.join((*_sets(f'model.architecture={architecture}'), *own))}`")
     lines += ["", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
-    target.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    content = {"runs": found, "baselines": baselines}
+    target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _row(name: str, run: dict[str, Any]) -> str:
-    pattern, _, cell, _, score, bound = _RUNS[name]
-    baseline = run["baseline"]
+def _row(name: str, network: str, run: dict[str, Any], baseline: float | None) -> str:
+    pattern, _, _, score, bound = TASKS[name]
     if score == "bits per character":
-        bound = baseline - 0.8
+        bound = cast(float, baseline) - 0.8
         passed = run["score"] < bound
     else:
         passed = bound is not None and run["score"] > max(bound, baseline or 0.0)
-    cells = [pattern, cell, _NAMES.get(score, score), *(_digits(score, v) for v in (run["score"], baseline, bound))]
     verdict = "-" if bound is None else "yes" if passed else "no"
+    if network == _ALONE:  # the baseline itself, of which nothing is asked
+        pattern, baseline, bound, verdict = "one to one", None, None, "-"
+    cells = [pattern, network, _NAMES.get(score, score), *(_digits(score, v) for v in (run["score"], baseline, bound))]
     return f"| {' | '.join([name, *cells, verdict])} | {run['seconds']:.0f} |"
 
 

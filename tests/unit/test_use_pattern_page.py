@@ -17,20 +17,22 @@ def patterns(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "score", "baseline", "told", "verdict"),
+    ("name", "network", "score", "baseline", "told", "verdict"),
     [
-        ("names", 4.1, 5.0, "4.10 | 5.00 | 4.20", "yes"),
-        ("names", 4.3, 5.0, "4.30 | 5.00 | 4.20", "no"),
-        ("reviews", 0.75, 0.7, "75.0 % | 70.0 % | 72.0 %", "yes"),
-        ("reviews", 0.75, 0.76, "75.0 % | 76.0 % | 72.0 %", "no"),
-        ("reviews", 0.71, 0.7, "71.0 % | 70.0 % | 72.0 %", "no"),
-        ("reversed digits", 94.8, None, "94.8 % | - | 95.0 %", "no"),
-        ("translation with attention", 27.2, None, "27.2 | - | -", "-"),
+        ("names", "lstm", 4.1, 5.0, "4.10 | 5.00 | 4.20", "yes"),
+        ("names", "transformer", 4.3, 5.0, "4.30 | 5.00 | 4.20", "no"),
+        ("reviews", "lstm", 0.75, 0.7, "75.0 % | 70.0 % | 72.0 %", "yes"),
+        ("reviews", "bert", 0.75, 0.76, "75.0 % | 76.0 % | 72.0 %", "no"),
+        ("reviews", "bert", 0.71, 0.7, "71.0 % | 70.0 % | 72.0 %", "no"),
+        ("reviews", "word vectors", 0.76, 0.76, "76.0 % | - | -", "-"),
+        ("reversed digits", "gru", 94.8, None, "94.8 % | - | 95.0 %", "no"),
+        ("translation", "gru", 27.2, None, "27.2 | - | -", "-"),
     ],
 )
-def test_a_row_passes_above_its_bound_and_its_baseline(patterns, name, score, baseline, told, verdict):
-    row = patterns._row(name, {"score": score, "baseline": baseline, "seconds": 12.3})
+def test_a_row_passes_above_its_bound_and_its_baseline(patterns, name, network, score, baseline, told, verdict):
+    row = patterns._row(name, network, {"score": score, "seconds": 12.3}, baseline)
     assert row.endswith(f"| {told} | {verdict} | 12 |")
+    assert ("one to one" in row) == (network == "word vectors")
 
 
 def test_frequencies_of_letters_count_the_end(patterns, tmp_path):

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from maskloom.errors import ConfigError
 from maskloom.layers.attention import Kept
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.embeddings import WordEmbeddings
@@ -117,7 +118,9 @@ class Recurrent(Encoder):
         return tuple(torch.zeros(shape, dtype=word.dtype, device=word.device) for _ in self.layers)
 
     def new_decoder(self) -> RecurrentDecoder:
-        """Return a decoder of the same sizes."""
+        """Return a decoder of the same sizes; raises ConfigError for an encoder without layers."""
+        if not self.layers:
+            raise ConfigError("num_hidden_layers = 0: a decoder starts from the state of a layer, so it needs one")
         return RecurrentDecoder(self)
 
 

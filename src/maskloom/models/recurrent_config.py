@@ -28,11 +28,12 @@ class RecurrentConfig(ModelConfig):
     It is bidirectional, each direction with half of the hidden size, or with `causal` reads from left to right. A
     sequence's vector is by `pooling` the last state ("last", of both ends), the maximum, mean or sum of its tokens, or
     what attention reads: by one of four energies, with the last h or c as query or a learned one. A decoder attends by
-    the energy `decoder_attention`, or with "none" has the last state of the encoder alone.
+    the energy `decoder_attention`, or with "none" has the last state of the encoder alone. Without layers it is a
+    feed-forward network: its head reads word vectors, pooled or one by one.
     """
 
     hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 256
-    num_hidden_layers: Annotated[int, Field(ge=1, le=1_000)] = 1
+    num_hidden_layers: Annotated[int, Field(ge=0, le=1_000)] = 1
     num_attention_heads: Annotated[int, Field(ge=1, le=65_536)] = 1
     attention_probs_dropout_prob: Fraction = 0.0
     initializer_range: Annotated[float, Field(gt=0.0, le=10.0)] = 0.1
@@ -46,6 +47,8 @@ class RecurrentConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _is_recurrent(self) -> Self:
+        if self.num_hidden_layers == 0 and (self.causal or self.attention_query == "c"):
+            raise ValueError("num_hidden_layers 0: without layers there is no state, so no causal and no query 'c'")
         if self.hidden_size % 2 and not self.causal:
             raise ValueError(f"hidden_size {self.hidden_size}: two directions share it, so it must be even")
         if self.num_attention_heads != 1 or self.attention_probs_dropout_prob != 0.0:

@@ -56,6 +56,25 @@ def test_the_query_of_attention_is_the_last_state_or_learned(query):
     assert not nothing.pooled.any()
 
 
+@torch.no_grad()
+def test_without_layers_the_head_reads_word_vectors():
+    model = encoder(num_hidden_layers=0, pooling="mean")
+    ids, segments, layout = batch()
+    output = model.encode_packed(ids, segments, layout)
+    words = model.word_embeddings[ids]
+    assert torch.equal(output.last_hidden_state, words)
+    torch.testing.assert_close(output.pooled[3], words[-LENGTHS[3] :].mean(0))
+    assert not output.pooled[2].any()
+
+
+@pytest.mark.parametrize("keys", [{"causal": True}, {"attention_query": "c"}])
+def test_without_layers_there_is_no_state(keys):
+    with pytest.raises(ConfigError, match="num_hidden_layers 0"):
+        LstmConfig.from_published({"model_type": LstmConfig.model_type, "num_hidden_layers": 0, **keys})
+    with pytest.raises(ConfigError, match="num_hidden_layers = 0: a decoder"):
+        build_model(LstmConfig(**{**SMALL, "num_hidden_layers": 0}), ("decoder",), 2, seed=1)
+
+
 @pytest.mark.parametrize("heads", [("classifier",), ("decoder",), ("document",), ("lm",), ("lm", "classifier"), ()])
 def test_a_folder_has_the_heads_that_were_saved(heads, tmp_path):
     save_model(build_model(GruConfig(**SMALL), heads, 2, seed=1), tmp_path)

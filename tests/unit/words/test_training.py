@@ -119,18 +119,15 @@ def test_words_of_the_same_contexts_come_together(model: str, loss: str) -> None
 
 def test_products_are_pmi_less_the_logarithm_of_the_noise_words() -> None:
     """Levy and Goldberg 2014: of skip-gram with k noise words by unigram frequency, w c tends to PMI - ln k."""
-    draw = np.random.default_rng(5)
-    joint = draw.gamma(1.0, size=(12, 12))
-    joint = (joint + joint.T) / (joint + joint.T).sum()
-    pairs = draw.choice(144, 60_000, p=joint.ravel())
-    tokens = np.stack([pairs // 12, pairs % 12, np.full(len(pairs), -1)], 1).ravel().astype(np.int32)
-    counts = np.bincount(tokens[tokens >= 0], minlength=12)
-    recipe = WordsRecipe(size=12, window=1, negative=2, noise_exponent=1.0, sample=0.0, epochs=15, learning_rate=0.1)
+    size, draw = 50, np.random.default_rng(5)
+    both = 1 + draw.poisson(20 * draw.gamma(1.0, size=(size, size)))  # how often each pair of words stands together
+    pairs = draw.permutation(np.repeat(np.arange(size * size), both.ravel()))
+    tokens = np.stack([pairs // size, pairs % size, np.full(len(pairs), -1)], 1).ravel().astype(np.int32)
+    counts = np.bincount(tokens[tokens >= 0], minlength=size)
+    recipe = WordsRecipe(size=size, window=1, negative=2, noise_exponent=1.0, sample=0.0, epochs=15, learning_rate=0.1)
     state = trained(recipe, counts, tokens)
-    both = np.zeros((12, 12))
-    np.add.at(both, (pairs // 12, pairs % 12), 1)
-    both = (both + both.T) / both.sum() / 2
-    wanted = np.log(both / np.outer(both.sum(1), both.sum(0))) - np.log(2)
+    joint = (both + both.T) / both.sum() / 2
+    wanted = np.log(joint / np.outer(joint.sum(1), joint.sum(0))) - np.log(2)
     products = state.vectors @ state.outputs.T
     assert np.corrcoef(products.ravel(), wanted.ravel())[0, 1] > 0.95
     assert products.mean() == pytest.approx(wanted.mean(), abs=0.1)

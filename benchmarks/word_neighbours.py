@@ -1,0 +1,119 @@
+"""The nearest words of airplane, cat and dog in skip-gram vectors of Wikipedia, film reviews and novels.
+
+Plurals and co-hyponyms, words of the same kind, are to be among the first seven. Which words count is listed here, and
+was written down before the training.
+
+    python benchmarks/word_neighbours.py --out ~/neighbours --results results/word_neighbours
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from surroundings import data_folder, processor
+from translation import command
+
+SEEDS = (0, 1, 2)
+_FIRST = 7
+_HOW = (
+    "--model",
+    "skipgram",
+    "--size",
+    "200",
+    "--negative",
+    "10",
+    "--epochs",
+    "5",
+    "--workers",
+    "2",
+    "--deterministic",
+)
+# Words of the kind of each; its plural is the word with an s.
+_KIN = {
+    "airplane": "plane planes aeroplane aircraft jet jets jetliner airliner helicopter helicopters biplane seaplane",
+    "cat": "dog dogs kitten kittens rabbit mouse rat pig hamster squirrel monkey parrot puppy fox",
+    "dog": "cat cats puppy puppies hound hounds wolf terrier spaniel pig horse goat rabbit fox collie poodle",
+}
+
+
+def main() -> None:
+    """Train what is not trained yet, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
+    parser.add_argument("--results", type=Path, help="page to write, without suffix")
+    options = parser.parse_args()
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "text.txt").exists():
+        with (out / "text.txt.new").open("w", encoding="utf-8") as file:
+            file.writelines(_lines())
+        (out / "text.txt.new").rename(out / "text.txt")
+    found = {seed: _trained(out, seed) for seed in SEEDS}
+    if options.results:
+        _write_page(options.results, found, (out / "text.txt").stat().st_size)
+
+
+def _lines() -> Iterator[str]:
+    """Yield the lines of all texts."""
+    with gzip.open(data_folder() / "corpus" / "enwiki_part.txt.gz", "rt", encoding="utf-8") as file:
+        yield from file
+    for part in ("train", "test"):
+        with gzip.open(data_folder() / "imdb" / f"{part}.jsonl.gz", "rt", encoding="utf-8") as file:
+            for line in file:
+                yield f"{json.loads(line)['text']}\n"
+    for path in sorted((data_folder() / "corpus" / "novels").iterdir()):
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            paragraphs = file.read().split("\n\n")
+            yield from (f"{' '.join(paragraph.split())}\n" for paragraph in paragraphs)
+
+
+def _trained(out: Path, seed: int) -> dict[str, Any]:
+    """Return the neighbours of all words with one seed, and the words of the text."""
+    folder, told = out / f"seed-{seed}", out / f"seed-{seed}.json"
+    if not told.exists():
+        resume = ["--resume"] if folder.exists() else []
+        where = ("--out", str(folder), "--seed", str(seed), "--json")
+        words = json.loads(command("words", "train", str(out / "text.txt"), *where, *_HOW, *resume))["num_tokens"]
+        near = json.loads(command("words", "neighbours", str(folder), *_KIN, "--number", str(_FIRST), "--json"))
+        told.write_text(json.dumps({"num_words": words, "neighbours": near}, indent=1) + "\n", encoding="utf-8")
+    return json.loads(told.read_text(encoding="utf-8"))
+
+
+def _write_page(target: Path, found: dict[int, dict[str, Any]], num_bytes: int) -> None:
+    lines = [
+        "# Neighbours of airplane, cat and dog",
+        "",
+        "Made by `python benchmarks/word_neighbours.py --out DIR --results results/word_neighbours`; do not edit.",
+        f"The nearest {_FIRST} words by cosine after `maskloom words train {' '.join(_HOW)}` on a part of English",
+        "Wikipedia, the reviews of IMDB and 56 novels: "
+        f"{num_bytes / 1e6:.0f} MB, {found[SEEDS[0]]['num_words'] / 1e6:.1f} million words. Plurals are in bold, "
+        "co-hyponyms in italics; the script lists them, and did so before the first training.",
+        "",
+        "| word | seed | neighbours |",
+        "|---|---|---|",
+    ]
+    verdicts = []
+    for word, listed in _KIN.items():
+        plural, kin = f"{word}s", listed.split()
+        for seed, run in found.items():
+            near = run["neighbours"][word]
+            signs = ["**" if other == plural else "*" if other in kin else "" for other, _ in near]
+            told = [f"{sign}{other}{sign} {cosine:.3f}" for sign, (other, cosine) in zip(signs, near, strict=True)]
+            lines.append(f"| {word} | {seed} | {', '.join(told)} |")
+        for what, wanted in (("its plural", [plural]), ("a co-hyponym", kin)):
+            seeds = sum(any(near in wanted for near, _ in run["neighbours"][word]) for run in found.values())
+            verdicts.append(f"- {word}: {what} is among the first {_FIRST} with {seeds} of {len(found)} seeds")
+    lines += ["", *verdicts, "", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
+    target.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    target.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
