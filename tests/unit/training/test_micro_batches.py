@@ -1,5 +1,8 @@
 """Micro-batches that are as large as memory allows."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -60,13 +63,28 @@ def test_it_is_about_what_a_forward_pass_takes(model):
     assert 64 * 128 * 4 * 10 < kept < 64 * 128 * 4 * 100
 
 
-def test_ranks_agree_on_the_smallest(monkeypatch, model):
-    class Crowded(Ranks):
-        def any_(self, flag: bool) -> bool:
-            self.asked = getattr(self, "asked", 0) + 1
-            return flag or self.asked <= 2
+def test_ranks_of_unequal_memory_agree_on_the_smallest(monkeypatch, model):
+    """Each rank is a thread: both ask as often, and get what fits where there is less."""
+    lengths, memory = [64] * 256, (2**28, 2**26)
+    fits = [_fitting(monkeypatch, model, lengths, free) for free in memory]
+    meeting, flags, own = threading.Barrier(2, timeout=60), [False, False], threading.local()
 
-    assert _fitting(monkeypatch, model, [9] * 8, 2**40, Crowded()) == 2
+    class Pair(Ranks):
+        def any_(self, flag: bool) -> bool:
+            flags[own.rank] = flag
+            meeting.wait()
+            found = any(flags)
+            meeting.wait()
+            return found
+
+    def on_rank(rank: int) -> int:
+        own.rank = rank
+        return fitting_micro_batch_size(model, OBJECTIVE, _batch(lengths), Pair())
+
+    monkeypatch.setattr(module, "available_memory", lambda: memory[own.rank])
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(on_rank, range(2))] == [fits[1]] * 2
+    assert fits[1] < fits[0]
 
 
 def test_processes_of_one_machine_share_its_memory(monkeypatch, model):

@@ -95,6 +95,7 @@ def noted_micro_batch_size(folder: Path) -> int | None:
 
 
 # Sequences that are tried, the longest of a batch.
+_MOST_TRIED = 1 << 20  # sequences
 _NUM_TRIED = 4
 # Of the free memory, what activations may take; the backward pass has temporary ones beside those that are kept.
 _SHARE_FOR_ACTIVATIONS = 0.5
@@ -114,10 +115,10 @@ def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batc
     elif free is not None:  # processes of one machine share its memory
         free //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     size = len(parts) if free is None else int(_SHARE_FOR_ACTIVATIONS * free / per_sequence)
-    fitting = max(1, len(parts) if size >= len(parts) else 1 << max(0, size.bit_length() - 1))
-    while ranks.any_(size < fitting) and fitting > 1:
-        fitting = (fitting + 1) // 2
-    return fitting
+    agreed = _MOST_TRIED  # the same on all ranks, so that they ask each other as often
+    while ranks.any_(size < min(agreed, len(parts))) and agreed > 1:
+        agreed //= 2
+    return min(agreed, len(parts))
 
 
 def kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> int:
