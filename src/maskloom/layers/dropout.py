@@ -69,7 +69,7 @@ class RowDraws:
         return _hashed(self._keys[num_rows] ^ word), dither
 
     def next_place_on(self, device: torch.device, num_rows: int) -> tuple[Tensor, int, float] | None:
-        """Return as `next_place`, on a device, but with row keys and the word that turns them into the place's keys."""
+        """Return the row keys on a device, the word that turns them into the next place's keys, a number in [0, 1)."""
         if not self._on_device:
             lengths = self._lengths.numpy()
             self._on_device = self._keys_of(to_device(lengths, device), len(lengths), int(lengths.sum()))
@@ -123,8 +123,7 @@ NO_DRAWS = DeviceDraws(torch.empty(0, dtype=torch.int32), 0, 0, 1.0)
 def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraws:
     """Return the draws of the next place for kernels on a device.
 
-    For the tokens and sequences of a step, they equal the draws on a CPU; other rows, or rows outside a step, get new
-    ones.
+    Tokens and sequences of a step get the same draws as on a CPU; other rows, and calls outside a step, get new ones.
     """
     if not rate:
         return NO_DRAWS

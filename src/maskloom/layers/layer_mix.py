@@ -80,7 +80,7 @@ class LayerCombination:
         return [self.name] if self.join in ("sum", "concat") else [str(layer) for layer in self.layers]
 
     def select(self, hidden_states: Sequence[Tensor], positions: Tensor | None = None) -> Tensor:
-        """Return (tokens, vectors, width) from states (tokens, hidden), only at `positions`; lowest layer first."""
+        """Return (tokens, vectors, width) from states (tokens, hidden), only at `positions`, ordered as in `layers`."""
         states = [hidden_states[layer] for layer in self.layers]
         if positions is not None:
             states = [state.index_select(0, positions) for state in states]
