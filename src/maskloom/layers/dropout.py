@@ -62,7 +62,7 @@ class RowDraws:
         return {num_sequences: sequences, num_tokens: tokens}
 
     def next_place(self, num_rows: int) -> tuple[Tensor, float] | None:
-        """Return the next place's keys for `num_rows` tokens or sequences and a number in [0, 1); None for others."""
+        """Return the next place's keys and a number in [0, 1), or None if `num_rows` fits no tokens or sequences."""
         if num_rows not in self._keys:
             return None
         word, dither = self._next_words()

@@ -10,7 +10,7 @@ from maskloom.layers.processor.fused_layers import fused_type, normed_embedding
 
 
 class TokenEmbeddings(nn.Module):
-    """Word + segment + position embedding (the last optional), LayerNorm, dropout: (tokens,) to (tokens, hidden)."""
+    """Word + segment + optional position embedding, LayerNorm, dropout: (tokens,) to (tokens, hidden)."""
 
     def __init__(
         self,

@@ -60,8 +60,8 @@ class PairedGroup:
 class AttentionLayout:
     """Which keys the queries of a batch may attend to, computed once and shared by all layers.
 
-    `queries` and `keys` are their slots, in the order of the groups. `has_keyless` is true if some sequence may have
-    queries that attend to nothing.
+    `queries` and `keys` are their slots, in the order of the groups. `has_keyless` is true if some queries may have no
+    key to attend to.
     """
 
     def __init__(

@@ -56,8 +56,8 @@ def read(
 ) -> tuple[Tensor, Tensor]:
     """Return h at every token, (tokens, ways size), and the last states of non-empty sequences.
 
-    `ways` has the weights of each direction in torch's order. `first` has the initial states, (sequences, parts, ways
-    size), the shape of the last states too. On CUDA, torch's kernel is used where there is one.
+    `ways` has the weights of each direction in torch's order. `first` and the last states are
+    (sequences, parts, ways size). On CUDA, torch's kernel is used if the cell has one.
     """
     if vectors.is_cuda and cell.kernel is not None:
         return read_by_kernel(cell.kernel, ways, vectors, at, first)

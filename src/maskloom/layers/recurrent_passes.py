@@ -85,9 +85,9 @@ class Gradients(NamedTuple):
 class Pass(Protocol):
     """The forward and backward pass of a cell over all steps.
 
-    `forward` receives the products of inputs and weights (w, n, g), which it may overwrite, and states (w, sequences +
-    n, h), in which it fills all but the initial states; it returns the other tensors that `backward` needs. `backward`
-    receives the outside gradients of the states and adds those of later steps, ending at the initial states.
+    `forward` receives the products of inputs and weights (w, n, g), which it may overwrite, and the states
+    (w, sequences + n, h), of which it fills all but the initial ones; it returns the other tensors that `backward`
+    needs. `backward` receives the outside gradients of the states and adds the gradients from later steps in place.
     """
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
@@ -95,7 +95,7 @@ class Pass(Protocol):
         ...
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return the gradients and complete those of the states."""
+        """Return the gradients, and complete the states' gradients in place."""
         ...
 
 
@@ -120,7 +120,7 @@ class ElmanPass:
         return ()
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return the gradients and complete those of the states."""
+        """Return the gradients, and complete the states' gradients in place."""
         h = states[0][:, at.sizes[0] :]
         inputs = 1 - h * h if self._is_tanh else h * (1 - h)
         steps = [*zip(inputs.split(at.sizes[1:], 1), *_steps(grads[0], at.sizes), strict=True)]
@@ -150,7 +150,7 @@ class LstmPass:
         return inputs, tanhs
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return the gradients and complete those of the states."""
+        """Return the gradients, and complete the states' gradients in place."""
         (gates, tanhs), size = kept, weight.shape[2]
         i, f, g, o = gates.chunk(4, 2)
         inputs = torch.empty_like(gates)
@@ -190,7 +190,7 @@ class GruPass:
         return inputs, news
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return the gradients and complete those of the states."""
+        """Return the gradients, and complete the states' gradients in place."""
         (gates, news), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
         r, z, product = gates.chunk(3, 2)
         products, slope = torch.empty_like(gates), tanh_slope(1 - z, news)
@@ -225,7 +225,7 @@ class GruBeforePass:
         return inputs, left
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return the gradients and complete those of the states."""
+        """Return the gradients, and complete the states' gradients in place."""
         (gates, left), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
         r, z, new = gates.chunk(3, 2)
         inputs = torch.empty_like(gates)

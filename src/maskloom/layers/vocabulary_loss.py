@@ -34,8 +34,8 @@ def vocabulary_loss(
     (predictions,), `weights` of the terms (predictions,) or None for 1. With `smoothing` e, the target is 1 - e for the
     label plus e / V for each of the V words (Szegedy et al. 2015, 7). Rows are processed in blocks, and gradients are
     computed in the forward pass from each block's probabilities, so neither logits nor probabilities are stored. The
-    backward pass can run only once. Under autocast, products are in half precision and the softmax in fp32. Without a
-    need for gradients, and for weights in half precision, the loss is computed in the plain way.
+    backward pass can run only once. Under autocast, products are in half precision and the softmax in fp32. If no
+    gradient is needed, or the weights are in half precision, the loss is computed from all logits in one piece.
     """
     wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, decoder, bias))
     if not wants_gradient or decoder.dtype not in (torch.float32, torch.float64):

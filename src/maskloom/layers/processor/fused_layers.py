@@ -238,7 +238,7 @@ class _FeedForwardSublayer(torch.autograd.Function):
 def loss_and_gradient(
     logits: Tensor, bias: Tensor, targets: Tensor, weights: Tensor | None, num_words: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy of softmax(logits + bias) and the bias gradient; overwrite `logits` with theirs.
+    """Return the summed cross-entropy of softmax(logits + bias) and the bias gradient; `logits` become their gradient.
 
     Shapes: `logits` (rows, width), of which only the first `num_words` columns count, `bias` (num_words,), `targets`
     and `weights` (rows,). Sums are in fp32.

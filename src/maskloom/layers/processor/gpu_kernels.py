@@ -87,7 +87,7 @@ def normed_sum_gradient(
     gradient, hidden, added, weight, means, roots, d_hidden, d_added, parts, keys, word, threshold, factor,
     num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `normed_sum`; `parts` (3, programs, h) gets row sums of those of weight, bias and `added`."""
+    """Gradients of `normed_sum`; `parts` (3, programs, h) gets partial sums for the weight, the bias and `added`."""
     program, step = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -143,7 +143,7 @@ def normed_embedding_gradient(
     gradient, words, segments, positions, word_ids, segment_ids, position_ids, weight, means, roots, d_total, parts,
     keys, word, threshold, factor, num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of `normed_embedding` to the sum; `parts` (2, programs, h) gets row sums for weight and bias."""
+    """The gradient of the sum in `normed_embedding`; `parts` (2, programs, h) gets partial sums for weight and bias."""
     program, step = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
