@@ -58,7 +58,7 @@ class NarrowCrossAttention(CrossAttention):
 def _filled(rows: Tensor, num_narrow: int, key_size: int, size: int) -> Tensor:
     """Return rows in which the first `num_narrow` heads are padded with zeros from `key_size` to `size`.
 
-    They are scaled by (size / key_size)^(1/4), because attention divides scores by sqrt(size) instead of sqrt(key_size).
+    They are scaled by (size / key_size)^(1/4), as attention divides scores by sqrt(size) instead of sqrt(key_size).
     """
     narrow, values = rows.tensor_split([num_narrow * key_size], 1)
     heads = narrow.unflatten(1, (num_narrow, key_size)) * (size / key_size) ** 0.25
