@@ -1,1 +1,1 @@
-"""Blocks that models are composed of; they know nothing of text or files."""
+"""Building blocks of models, independent of text and files."""

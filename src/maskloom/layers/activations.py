@@ -1,4 +1,4 @@
-"""Activation functions by the names that published configurations use."""
+"""Activation functions by their names in published configurations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Activation = Callable[[Tensor], Tensor]
 
 _tanh_gelu = partial(F.gelu, approximate="tanh")
 
-# "gelu" is the exact form with erf, with which the published checkpoints agree; Google's later code has the tanh form.
+# "gelu" is the exact form with erf, which matches the published checkpoints; Google's later code uses the tanh form.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": F.gelu,
     "gelu_python": F.gelu,
@@ -29,7 +29,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation(name: str) -> Activation:
-    """Return the elementwise function of that name; raises ValueError for an unknown one."""
+    """Return the elementwise function called `name`. Raises ValueError for an unknown name."""
     if name not in ACTIVATIONS:
         raise ValueError(f"unknown activation {name!r}; known: {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]

@@ -16,16 +16,16 @@ from maskloom.layers.processor.packed_attention import packed_attention, prefers
 from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 
-_SHORT = 128  # tokens up to which our own function trains faster than torch's, without dropout as well
-_MORE = 8  # places that a cache gets at least when it is full
+_SHORT = 128  # up to this many tokens our own function trains faster than torch's, even without dropout
+_MORE = 8  # minimum number of positions by which a full cache grows
 
 
 class SelfAttention(nn.Module):
-    """Attention within sequences: (tokens, hidden) to (tokens, hidden), each token over its own sequence only.
+    """Attention within sequences: (tokens, hidden) to (tokens, hidden); each token attends to its own sequence only.
 
-    Query, key and value projections are one matrix product, rows in that order. With `causal` a token attends to itself
-    and the tokens before it; where the layout has a `rotation`, queries and keys are turned by their positions. Dropout
-    falls on the attention probabilities in training. Raises ValueError when the heads do not divide the hidden size.
+    Query, key and value projections are one matrix product, rows in that order. With `causal`, each token attends only
+    to itself and earlier tokens. If the layout has a `rotation`, queries and keys are rotated by their positions. In
+    training, dropout is applied to the probabilities. Raises ValueError if the heads do not divide the hidden size.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, causal: bool = False) -> None:
@@ -40,7 +40,7 @@ class SelfAttention(nn.Module):
         self.output = Dense(hidden_size, hidden_size)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
-        """Return the projected context of every token; with `past` it attends to the tokens before it there too."""
+        """Return the projected context of every token, which also attends to the earlier tokens in `past`."""
         qkv, dropout = rotated(self.projected(hidden), layout), self.dropout if self.training else 0.0
         if past is None or past.is_empty:
             context = attend(qkv, layout, self.num_heads, dropout, causal=self.causal)
@@ -66,10 +66,10 @@ class SelfAttention(nn.Module):
 
 
 class PastTokens:
-    """The tokens that sequences have so far, as the keys and values of every layer: a cache for decoding.
+    """A decoding cache: the keys and values, in every layer, of the tokens that sequences have so far.
 
-    `lengths` (sequences,) counts them. A sequence has `room` positions in each layer and begins at the first. The
-    newest token attends to all, or to itself and a `neighborhood` of so many before it.
+    `lengths` (sequences,) counts the tokens. A sequence has up to `room` positions in each layer and starts at the
+    first. The newest token attends to all tokens or, with a `neighborhood`, to itself and that many before it.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class PastTokens:
         self._measure()
 
     def add_token(self) -> None:
-        """Make a place for one more token of every sequence."""
+        """Reserve a position for one more token of every sequence."""
         self.lengths, self._sizes = self.lengths + 1, self._sizes + 1
         self.longest += 1
         if self.mask is not None:
             self._measure()
 
     def take(self, rows: np.ndarray) -> None:
-        """Keep these sequences, in this order; one may come several times."""
+        """Reduce the cache to the sequences `rows`, in this order; a sequence may be repeated."""
         if np.array_equal(rows, np.arange(len(self._sizes))):
             return
         kept, self._sizes = to_device(rows, self.lengths.device), self._sizes[rows]
@@ -98,7 +98,7 @@ class PastTokens:
         self._measure()
 
     def _measure(self) -> None:
-        """Note what all layers need: the longest sequence, and a mask unless all are as long."""
+        """Update what all layers need: the longest length, and a mask unless all lengths are equal."""
         self.longest = int(self._sizes.max())
         self.mask = None
         if self._sizes.min() < self.longest:
@@ -109,38 +109,38 @@ class PastTokens:
 
     @property
     def first(self) -> int:
-        """The first position that a newest token attends to."""
+        """The first position that the newest tokens read, 0 where `mask` limits them instead."""
         return max(0, self.longest - 1 - self._reach) if self.mask is None else 0
 
 
 class Kept:
-    """What a layer has `kept` of the tokens before, with a row for each sequence; empty before the first tokens."""
+    """The tensor that a layer has `kept` of earlier tokens, one row per sequence; empty before the first tokens."""
 
     def __init__(self, kept: Tensor) -> None:
         self.kept = kept
 
     @property
     def is_empty(self) -> bool:
-        """Whether no token has been seen."""
+        """Whether no token has been seen yet."""
         return self.kept.numel() == 0
 
 
 class KeyValues(Kept):
-    """The keys and values of one layer, `kept` (sequences, places, 2 hidden), of which there come to be more."""
+    """The keys and values of one layer, `kept` (sequences, positions, 2 hidden), which grows as tokens are added."""
 
     def __init__(self, past: PastTokens) -> None:
         super().__init__(past.lengths.new_empty(0))
         self.past = past
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
-        """Keep the keys and values of the first tokens, (tokens, 3 hidden)."""
+        """Store the keys and values of the first tokens, (tokens, 3 hidden)."""
         self.kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :], layout.max_length)
 
     def attend(self, qkv: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
         """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).
 
-        A `bias` is added to scores times `scale`, minus infinity where there is no token.
-        Letters: n sequences, s the longest of them, h heads, d size of a head.
+        `bias` is added to the scores times `scale`; it must be minus infinity where there is no token.
+        Letters: n sequences, s longest length, h heads, d head size.
         """
         past, number, hidden_size = self.past, len(qkv), qkv.shape[1] // 3
         if past.longest > (num_places := self.kept.shape[1]):
@@ -161,8 +161,8 @@ class KeyValues(Kept):
 def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool = False) -> Tensor:
     """Return softmax(q k / sqrt(d)) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden).
 
-    With `causal` the softmax runs over a token and those before it. Letters: n sequences of a length group, s its
-    length, h heads, d size of a head.
+    With `causal`, each token attends only to itself and earlier tokens. Letters: n sequences of a length group, s its
+    length, h heads, d head size.
     """
     if prefers_packed(qkv, layout, num_heads):
         return packed_attention(qkv, layout, num_heads, dropout, causal=causal)

@@ -1,4 +1,4 @@
-"""Words as their characters: convolutions of several widths, highways and a projection (Kim et al. 2016; ELMo)."""
+"""Word vectors from characters: convolutions of several widths, highways, a projection (Kim et al. 2016; ELMo)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from maskloom.layers.activations import activation
 
 
 class Characters(nn.Embedding):
-    """The vectors of characters, drawn between -1 and 1."""
+    """Character embeddings, drawn uniformly between -1 and 1."""
 
 
 class CharacterCNN(nn.Module):
-    """Character ids of words to vectors: (words, characters) to (words, output_size).
+    """Map the character ids of words to vectors: (words, characters) to (words, output_size).
 
-    Each of the `filters` (width, number) gives its largest value over a word, by relu or tanh; then come `num_highways`
-    and a projection.
+    Each of the `filters` (width, number) is max-pooled over the word and followed by the activation (relu or tanh),
+    then by `num_highways` highway layers and a projection.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class CharacterCNN(nn.Module):
     ) -> None:
         super().__init__()
         total = sum(number for _, number in filters)
-        # without torch's own draw of values, which are set later
+        # Skip torch's own initialisation: the values are set later.
         self.character = Characters.from_pretrained(torch.empty(num_characters, character_size), freeze=False)
         self.convolutions = nn.ModuleList(nn.Conv1d(character_size, number, width) for width, number in filters)
         self.highways = nn.ModuleList(Highway(total) for _ in range(num_highways))
@@ -53,7 +53,7 @@ class CharacterCNN(nn.Module):
 class Highway(nn.Linear):
     """g relu(W x + b) + (1 - g) x, g = sigmoid(V x + c): (rows, size) to the same (Srivastava et al. 2015).
 
-    Its `weight` has W above V. The bias c starts at -2, so that most of x is carried on at first.
+    `weight` stacks W on top of V. The bias c starts at -2, so that most of x passes through at first.
     """
 
     def __init__(self, size: int) -> None:

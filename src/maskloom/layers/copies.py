@@ -1,4 +1,4 @@
-"""Copies of arrays to the device that computes, and back."""
+"""Copies of arrays between the host and the device."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Batches that a GPU may have before it while their results wait to be read.
+# Batches that may be queued on a GPU before the oldest result is read.
 _AHEAD = 16
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Return an array as a tensor on a device; copies to CUDA start from pinned memory and nobody waits for them."""
+    """Return an array as a tensor on a device; CUDA copies go through pinned memory and run asynchronously."""
     if device.type != "cuda":
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
     return _pinned(array.shape, array.dtype, lambda out: np.copyto(out, array)).to(device, non_blocking=True)
 
 
 def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return arrays of one type and one dimension as tensors on a device, which takes one copy on CUDA."""
+    """Return one-dimensional arrays of the same type as tensors on a device, using a single copy on CUDA."""
     if device.type != "cuda":
         return [to_device(array, device) for array in arrays]
     sizes = [len(array) for array in arrays]
@@ -31,7 +31,7 @@ def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Te
 
 
 def _pinned(shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[np.ndarray], object]) -> Tensor:
-    """Return a tensor in pinned memory that numpy fills: torch would wake all its threads for that."""
+    """Return a tensor in pinned memory that numpy fills: torch would wake all its threads to fill it."""
     like = torch.from_numpy(np.empty(0, dtype))
     pinned = torch.empty(shape, dtype=like.dtype, pin_memory=True)
     fill(pinned.numpy())
@@ -39,7 +39,7 @@ def _pinned(shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[np.ndarray]
 
 
 class HostCopy:
-    """A tensor on its way from a device to the host, which waits for it alone, not for what the device does next."""
+    """A pending copy of a tensor to the host; reading it waits only for the copy, not for later work on the device."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)
@@ -49,14 +49,14 @@ class HostCopy:
             self._event.record(torch.cuda.current_stream(tensor.device))
 
     def array(self) -> np.ndarray:
-        """Return the values once they are there."""
+        """Wait for the copy and return the values."""
         if self._event is not None:
             self._event.synchronize()
         return self._copy.numpy()
 
 
 def to_host(launched: Iterable[tuple[Any, Tensor]]) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield tensors as arrays, in order, with what came with each; a GPU gets further work before it is waited for."""
+    """Yield (label, array) for each (label, tensor), in order; a GPU gets further work before its results are read."""
     waiting: deque[tuple[Any, HostCopy]] = deque()
     for label, tensor in launched:
         waiting.append((label, HostCopy(tensor)))

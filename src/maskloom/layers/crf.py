@@ -13,10 +13,10 @@ from maskloom.layers.copies import to_device
 
 @dataclass(frozen=True)
 class ChainGrid:
-    """Where the words of packed chains stand in a (steps, chains) grid; made once a batch, shared by all passes.
+    """The positions of packed words in a (steps, chains) grid, computed once per batch and shared by all passes.
 
-    `indices` (words,) of the grid are flat; `is_word` (steps, chains) marks the cells that hold a word. Of the packed
-    words, `first` and `last` (chains,) are those at the ends of chains, `inner` all that are not first.
+    `indices` (words,) are flat grid indices; `is_word` (steps, chains) marks the cells that hold a word. `first` and
+    `last` (chains,) index the packed words at the ends of chains, `inner` all words but the first of each chain.
     """
 
     indices: Tensor
@@ -27,7 +27,7 @@ class ChainGrid:
 
     @classmethod
     def from_lengths(cls, lengths: np.ndarray, device: torch.device | str) -> ChainGrid:
-        """Lay out chains of the given lengths; raises ValueError for a chain without words."""
+        """Lay out chains of the given lengths. Raises ValueError for a chain without words."""
         sizes = np.asarray(lengths, dtype=np.int64)
         if len(sizes) and sizes.min() < 1:
             raise ValueError(f"chain {int(sizes.argmin())} has length {int(sizes.min())}; a chain needs a word")
@@ -40,39 +40,39 @@ class ChainGrid:
 
     @property
     def num_steps(self) -> int:
-        """Number of words of the longest chain."""
+        """Number of words in the longest chain."""
         return self.is_word.shape[0]
 
     def spread(self, packed: Tensor) -> Tensor:
-        """Bring (words, ...) into the grid (steps, chains, ...), zero where there is no word."""
+        """Scatter (words, ...) into the grid (steps, chains, ...), with zeros in cells without a word."""
         steps, chains = self.is_word.shape
         grid = packed.new_zeros((steps * chains, *packed.shape[1:]))
         return grid.index_copy(0, self.indices, packed).view(steps, chains, *packed.shape[1:])
 
     def gather(self, grid: Tensor) -> Tensor:
-        """Bring a grid (steps, chains, ...) back to (words, ...)."""
+        """Gather the words of a grid: (steps, chains, ...) to (words, ...)."""
         return grid.flatten(0, 1).index_select(0, self.indices)
 
 
 @dataclass(frozen=True)
 class Penalties:
-    """What is added to the scores of a field: `start` and `end` (tags,), `transitions` (tags, tags), from and to."""
+    """Terms added to the scores of a CRF: `start` and `end` (tags,), `transitions` (tags, tags), from row to column."""
 
     start: Tensor
     transitions: Tensor
     end: Tensor
 
     def to(self, device: torch.device) -> Penalties:
-        """Return the same on another device."""
+        """Return these penalties on another device."""
         return Penalties(self.start.to(device), self.transitions.to(device), self.end.to(device))
 
 
 class LinearChainCRF(nn.Module):
-    """Scores of whole tag sequences: emissions plus transitions between neighbours plus those at both ends.
+    """Score whole tag sequences: emissions plus transitions between neighbours plus start and end scores.
 
-    `transitions[i, j]` is the score of tag j after tag i; `start` and `end` (tags,) are those of the first and the last
-    tag of a chain. Inputs are packed: emissions (words, tags) of all chains one after the other, and `lengths`
-    (chains,) in words, each at least 1. Parameters begin at zero. Scores are natural logarithms.
+    `transitions[i, j]` is the score of tag j after tag i; `start` and `end` (tags,) score the first and the last tag of
+    a chain. Inputs are packed: `emissions` (words, tags) of all chains are concatenated, and `lengths` (chains,) are
+    numbers of words, each at least 1. Parameters start at zero. Scores are natural logarithms.
     """
 
     def __init__(self, num_tags: int) -> None:
@@ -85,7 +85,7 @@ class LinearChainCRF(nn.Module):
         self.transitions = nn.Parameter(torch.zeros(num_tags, num_tags))
 
     def loss_sum(self, emissions: Tensor, tags: Tensor, lengths: np.ndarray) -> Tensor:
-        """Return the summed negative log likelihood of tags (words,) over all chains, in nats."""
+        """Return the negative log likelihood of `tags` (words,), summed over all chains, in nats."""
         if len(emissions) == 0:
             return emissions.sum() + 0.0 * (self.start.sum() + self.end.sum() + self.transitions.sum())
         return (self.log_partition(emissions, lengths) - self.path_score(emissions, tags, lengths)).sum()
@@ -98,12 +98,12 @@ class LinearChainCRF(nn.Module):
         return grid.spread(score).sum(dim=0) + self.start[tags[grid.first]] + self.end[tags[grid.last]]
 
     def log_partition(self, emissions: Tensor, lengths: np.ndarray) -> Tensor:
-        """Return the logarithm of the summed exponential scores of all tag sequences of each chain, (chains,)."""
+        """Return the log-sum-exp of the scores of all tag sequences of each chain, (chains,)."""
         grid = self._grid(emissions, lengths)
         return torch.logsumexp(self._forward(grid.spread(emissions), grid)[-1] + self.end, dim=-1)
 
     def log_marginals(self, emissions: Tensor, lengths: np.ndarray) -> Tensor:
-        """Return the log probability of each tag at each word, all else summed out, (words, tags)."""
+        """Return the marginal log probability of each tag at each word, (words, tags)."""
         if len(emissions) == 0:
             return emissions
         grid = self._grid(emissions, lengths)
@@ -112,15 +112,15 @@ class LinearChainCRF(nn.Module):
         backward = [self.end.expand_as(forward[0])]
         for step in range(grid.num_steps - 1, 0, -1):
             onward = (backward[-1] + scores[step])[:, None, :] + self.transitions
-            # A chain that has no word at `step` has its last word further left: it still stands before its end.
+            # A chain without a word at `step` has ended earlier: its backward score is still `end`.
             backward.append(torch.where(grid.is_word[step][:, None], torch.logsumexp(onward, dim=-1), self.end))
         return torch.log_softmax(grid.gather(torch.stack(forward) + torch.stack(backward[::-1])), dim=-1)
 
     @torch.no_grad()
     def best_tags(self, emissions: Tensor, lengths: np.ndarray, penalties: Penalties | None = None) -> Tensor:
-        """Return the tags (words,) of the best-scoring sequence of each chain (Viterbi 1967), the lower at a tie.
+        """Return the tags (words,) of the best-scoring sequence of each chain (Viterbi 1967); ties go to the lower tag.
 
-        `penalties` are added to the scores of transitions and ends, to keep off sequences that mean nothing.
+        `penalties` are added to the start, transition and end scores, to suppress meaningless sequences.
         """
         if len(emissions) == 0:
             return torch.empty(0, dtype=torch.int64, device=emissions.device)
@@ -135,7 +135,7 @@ class LinearChainCRF(nn.Module):
             values, source = (best[:, :, None] + transitions).max(dim=1)
             goes_on = grid.is_word[step][:, None]
             best = torch.where(goes_on, values + scores[step], best)
-            # Where a chain has ended the way back leads from each tag to itself.
+            # After a chain has ended, the back-pointer of each tag is the tag itself.
             sources.append(torch.where(goes_on, source, identity))
         tags = [(best + end).argmax(dim=-1)]
         for source in reversed(sources):
@@ -152,7 +152,7 @@ class LinearChainCRF(nn.Module):
         return ChainGrid.from_lengths(lengths, emissions.device)
 
     def _forward(self, scores: Tensor, grid: ChainGrid) -> list[Tensor]:
-        """Return, step by step, the log of summed exponential scores of all beginnings that end in each tag."""
+        """Return, for each step, the log-sum-exp of the scores of all prefixes that end in each tag."""
         found = [self.start + scores[0]]
         for step in range(1, grid.num_steps):
             onward = torch.logsumexp(found[-1][:, :, None] + self.transitions, dim=1) + scores[step]

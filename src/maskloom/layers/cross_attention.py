@@ -1,4 +1,4 @@
-"""Attention of a decoder to the output of an encoder (Vaswani et al. 2017, 3.2.3)."""
+"""Attention from a decoder to the output of an encoder (Vaswani et al. 2017, 3.2.3)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from maskloom.layers.sequence_layout import SequenceLayout
 
 
 class Memory(Protocol):
-    """What a decoder's layer attends to beside its own tokens."""
+    """What a decoder layer attends to in addition to its own tokens."""
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
-        """Return the context of every query: (queries, hidden) to the same."""
+        """Return the context of every query: (queries, hidden) to (queries, hidden)."""
         ...
 
 
 class CrossAttention(nn.Module):
-    """Attention of one text's tokens to all of another: queries of the decoder, keys and values of the encoder's top.
+    """Attention from the decoder's tokens (queries) to all tokens of the encoder's last layer (keys and values).
 
-    Dropout falls on the probabilities in training. Raises ValueError when the heads do not divide the hidden size.
+    Dropout is applied to the probabilities in training. Raises ValueError if the heads do not divide the hidden size.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float) -> None:
@@ -60,13 +60,13 @@ class CrossAttention(nn.Module):
 
 @dataclass(frozen=True)
 class PackedMemory:
-    """The encoder's output (source tokens, hidden) for the packed tokens of targets."""
+    """The encoder's output (source tokens, hidden), attended to by the packed tokens of targets."""
 
     hidden: Tensor
     layout: AttentionLayout
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
-        """Return the context of every token of the targets."""
+        """Return the context of every target token."""
         key_values, num_heads = attention.keys_values(self.hidden), attention.num_heads
         dropout = attention.dropout if attention.training else 0.0
         if prefers_paired(queries, self.layout):
@@ -77,10 +77,10 @@ class PackedMemory:
 
 @dataclass(frozen=True)
 class PaddedMemory:
-    """One layer's keys and values, made once for all steps of decoding.
+    """One layer's keys and values, computed once for all decoding steps.
 
-    Shapes: `keys` (sequences, heads, size of a head, source), `values` (sequences, heads, source, size of a head).
-    `mask` (sequences, 1, 1, source), added to scores, is 0 at real tokens, and None where all sources are equally long.
+    Shapes: `keys` (sequences, heads, head size, source), `values` (sequences, heads, source, head size). `mask`
+    (sequences, 1, 1, source) is added to the scores. It is 0 at real tokens, or None if all sources are equally long.
     """
 
     keys: Tensor
@@ -94,20 +94,20 @@ class PaddedMemory:
         padded = layout.padded(attention.keys_values(hidden), longest)
         keys, values = padded.view(number, longest, 2, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
         mask = None
-        if layout.sizes.min() < longest:  # values of padding are 0, so that a source without tokens is read as 0
+        if layout.sizes.min() < longest:  # the values of padding are 0, so an empty source yields 0
             is_padding = torch.arange(longest, device=hidden.device) >= layout.lengths.unsqueeze(1)
             mask = torch.finfo(padded.dtype).min * is_padding[:, None, None].to(padded.dtype)
         return cls(keys.transpose(2, 3).contiguous(), values.contiguous(), mask)
 
     def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
-        """Return the context of the newest token of every target, of which as many stand together for each source."""
+        """Return the context of every target's newest token; each source has equally many consecutive targets."""
         number, num_heads, size, _ = self.keys.shape
-        # products of few queries are several times as fast as torch's fused attention on a processor
+        # With few queries on a CPU, plain products are several times as fast as torch's fused attention.
         scores = (queries.view(number, -1, num_heads, size).transpose(1, 2) @ self.keys).mul_(size**-0.5)
         scores = scores if self.mask is None else scores.add_(self.mask)
         return (scores.softmax(-1) @ self.values).transpose(1, 2).reshape(len(queries), -1)
 
     def taken(self, rows: Tensor) -> PaddedMemory:
-        """Return those sequences, in this order; one may come several times."""
+        """Return the sequences `rows`, in this order; a sequence may be repeated."""
         keys, values = (part.index_select(0, rows) for part in (self.keys, self.values))
         return PaddedMemory(keys, values, None if self.mask is None else self.mask.index_select(0, rows))

@@ -1,6 +1,6 @@
-"""A layer's step for one more token of every sequence, with all that does not change between tokens found out before.
+"""A layer's decoding step for one more token per sequence, with everything that is the same for all tokens precomputed.
 
-A token of a small model is a few hundred calls, and most of them only find out what to call next.
+In a small model a token takes a few hundred calls, most of which only decide what to call next.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _WITH_MEMORY = _KNOWN_PARTS + Counter({CrossAttention: 1, Dense: 3, nn.LayerNorm
 
 
 def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
-    """Return a function of what `layer` does to the newest tokens, as many as there are `rows` (sequences, hidden).
+    """Return a function that applies `layer` to the newest tokens, of the same shape as `rows` (sequences, hidden).
 
-    It holds as long as the layer is not changed. A layer with other parts, or in training, is its own step.
+    It is valid until the layer changes. A layer in training, or with other submodules, is returned as it is.
     """
     if layer.training or Counter(map(type, layer.modules())) not in (_KNOWN_PARTS, _WITH_MEMORY):
         return layer
@@ -57,7 +57,7 @@ def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
 
 
 def _reading(layer: TransformerLayer, rows: Tensor) -> Callable[[Tensor, Memory | None], Tensor]:
-    """Return what a layer does with its memory."""
+    """Return a function that applies the layer's cross-attention block."""
     attention, norm = cast(CrossAttention, layer.cross_attention), _norm(layer.cross_attention_layer_norm)
     query, output = (_product(part, rows) for part in (attention.query, attention.output))
 

@@ -1,4 +1,4 @@
-"""Dropout (Srivastava et al. 2014) whose draws cost little on a processor and belong to rows, not to batches."""
+"""Dropout (Srivastava et al. 2014) with draws that are cheap on a CPU and depend on rows, not on batches."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from maskloom.layers.copies import to_device
 from maskloom.layers.processor.matrix_products import filled_number
 
-# A hash of 32 bits in two multiplications, with the factors of Chris Wellons's "lowbias32".
+# A 32-bit hash with two multiplications, using the factors of Chris Wellons's "lowbias32".
 FACTOR_1, FACTOR_2 = 0x7FEB352D, 0x846CA68B - 2**32
 GAMMA = 0x9E3779B9 - 2**32
 _TARGETS = 0x51ED270B
-# Words that are hashed at a time by each thread: they stay in its cache.
+# Words that each thread hashes at a time, few enough to stay in its cache.
 _BLOCK = 32_768
 _local = threading.local()
 
 
 class RowDraws:
-    """The draws of one pass over a batch: functions of a key, the row, the position and the place in the model.
+    """Random draws for one pass over a batch, computed from a key, the row, the position and the place in the model.
 
-    So a row's draws are the same in whatever micro-batch or on whatever rank. `key` is of 32 bits, `first_row` the
-    number of the batch's first row in the whole, `lengths` (rows,) counts tokens; `place` counts dropouts in turn.
+    A row's draws are therefore the same in any micro-batch and on any rank. `key` has 32 bits, `first_row` is the index
+    of this batch's first row in the whole batch, `lengths` (rows,) counts tokens, `place` counts the dropout calls.
     """
 
     def __init__(self, key: int, first_row: int, lengths: np.ndarray) -> None:
@@ -39,19 +39,19 @@ class RowDraws:
         self._on_device: dict[int, Tensor] = {}
 
     def for_targets(self, lengths: np.ndarray) -> RowDraws:
-        """Return the draws for texts that belong to the same rows, of other lengths."""
+        """Return independent draws for the target texts of the same rows, with their own lengths."""
         return RowDraws(self._key ^ _TARGETS, self._first_row, lengths)
 
     @cached_property
     def _keys(self) -> dict[int, Tensor]:
-        """The keys of sequences and of tokens, int32, by their number."""
+        """The int32 keys of sequences and of tokens, indexed by how many there are."""
         found = self._keys_of(self._lengths, len(self._lengths), num_tokens := int(self._lengths.sum()))
-        # the rows that fill up are nobody's
+        # padding rows belong to no sequence
         filled = F.pad(found[num_tokens], (0, filled_number(num_tokens) - num_tokens))
         return {**found, len(filled): filled}
 
     def _keys_of(self, lengths: Tensor, num_sequences: int, num_tokens: int) -> dict[int, Tensor]:
-        """Return the keys of sequences and of tokens by their number, made where `lengths` are."""
+        """Return the keys of sequences and of tokens, indexed by how many there are, on the device of `lengths`."""
         rows = torch.arange(num_sequences, dtype=torch.int32, device=lengths.device) + self._first_row
         sequences = _hashed(_hashed(rows * GAMMA) ^ self._key)
         starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=num_tokens)
@@ -62,14 +62,14 @@ class RowDraws:
         return {num_sequences: sequences, num_tokens: tokens}
 
     def next_place(self, num_rows: int) -> tuple[Tensor, float] | None:
-        """Return the keys of the next place, for tokens or sequences by their number, and a number in [0, 1)."""
+        """Return the next place's keys and a number in [0, 1), or None if `num_rows` fits no tokens or sequences."""
         if num_rows not in self._keys:
             return None
         word, dither = self._next_words()
         return _hashed(self._keys[num_rows] ^ word), dither
 
     def next_place_on(self, device: torch.device, num_rows: int) -> tuple[Tensor, int, float] | None:
-        """Return the keys of rows on a device, the word that makes those of the next place, and a number in [0, 1)."""
+        """Return the row keys on a device, the word that turns them into the next place's keys, a number in [0, 1)."""
         if not self._on_device:
             lengths = self._lengths.numpy()
             self._on_device = self._keys_of(to_device(lengths, device), len(lengths), int(lengths.sum()))
@@ -85,7 +85,7 @@ class RowDraws:
 
 @contextmanager
 def drawing(draws: RowDraws | None) -> Iterator[None]:
-    """Let the dropouts of this thread take their numbers from `draws` within; without, torch's generator keys them."""
+    """Within the context, this thread's dropouts use `draws`; with None, torch's generator draws their keys."""
     former, _local.draws = current_draws(), draws
     try:
         yield
@@ -94,12 +94,12 @@ def drawing(draws: RowDraws | None) -> Iterator[None]:
 
 
 def current_draws() -> RowDraws | None:
-    """Return what this thread's dropouts draw from, or None where torch's generator keys them."""
+    """Return the draws that this thread's dropouts use, or None if torch's generator draws their keys."""
     return getattr(_local, "draws", None)
 
 
 def next_keys(num_rows: int) -> tuple[Tensor, float]:
-    """Return an int32 key for each row at the next place of the model, and a number in [0, 1) that rounds the rate."""
+    """Return an int32 key for each row at the model's next place, and a number in [0, 1) used to round the rate."""
     draws = current_draws()
     if draws is not None and (keyed := draws.next_place(num_rows)) is not None:
         return keyed
@@ -108,7 +108,7 @@ def next_keys(num_rows: int) -> tuple[Tensor, float]:
 
 
 class DeviceDraws(NamedTuple):
-    """What a kernel draws from: the key of each row, a word of the place, and the threshold and factor of a rate."""
+    """The draws of a kernel: a key for each row, a word for the place, and the threshold and factor of the rate."""
 
     keys: Tensor
     word: int
@@ -117,13 +117,13 @@ class DeviceDraws(NamedTuple):
 
 
 NO_DRAWS = DeviceDraws(torch.empty(0, dtype=torch.int32), 0, 0, 1.0)
-"""The draws where nothing is dropped; an empty tensor's address is 0, which kernels take on any device."""
+"""The draws when nothing is dropped; an empty tensor has address 0, which kernels accept on any device."""
 
 
 def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraws:
     """Return the draws of the next place for kernels on a device.
 
-    For the tokens and sequences of a step they are those of a processor; for other rows, or without a step, new ones.
+    Tokens and sequences of a step get the same draws as on a CPU; other rows, and calls outside a step, get new ones.
     """
     if not rate:
         return NO_DRAWS
@@ -138,15 +138,15 @@ def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraw
 
 def head_keys(keys: Tensor, num_heads: int) -> Tensor:
     """Return the keys of each head's rows: (sequences, length) to (sequences, heads, length)."""
-    starts = (torch.arange(num_heads, dtype=torch.int32) << 16) * GAMMA  # a row has less than 2^16 words
+    starts = (torch.arange(num_heads, dtype=torch.int32) << 16) * GAMMA  # a row has fewer than 2^16 words
     return keys.unsqueeze(1) + starts.unsqueeze(1)
 
 
 def dropout_factors(like: Tensor, rate: float, keys: Tensor, dither: float) -> Tensor:
     """Return factors of the shape and type of `like`: 0 with probability `rate`, else 1 / (1 - rate).
 
-    The last dimension counts from each row's key, of the shape before it. Sixteen bits of a hash decide on each factor;
-    a threshold that they cannot express is rounded by `dither`, so that it is right on average.
+    `keys` has the shape of `like` without its last dimension, along which a counter is added to the row's key. Each
+    factor takes 16 bits of a hash; `dither` rounds a threshold that 16 bits cannot express, so it is right on average.
     """
     threshold = math.floor(rate * 2**16 + dither) - 2**15
     factors = torch.empty(like.shape, dtype=like.dtype)
@@ -161,15 +161,15 @@ def dropout_factors(like: Tensor, rate: float, keys: Tensor, dither: float) -> T
 
 
 def _hashed(words: Tensor) -> Tensor:
-    """Hash int32 words in place; both halves of each are then fit to use."""
-    # The right shift drags the sign along; xor with it would clear the highest bit, so the last step adds.
+    """Hash int32 words in place; both 16-bit halves of each result are usable."""
+    # The right shift extends the sign, and xor with it would clear the highest bit, so the last step adds.
     words.bitwise_xor_(words >> 16).mul_(FACTOR_1)
     words.bitwise_xor_(words >> 15).mul_(FACTOR_2)
     return words.add_(words >> 16)
 
 
 def _hashed_word(word: int) -> int:
-    """Hash one int32 word as `_hashed` does many."""
+    """Hash one int32 word as `_hashed` does."""
     word = _wrapped((word ^ word >> 16) * FACTOR_1)
     word = _wrapped((word ^ word >> 15) * FACTOR_2)
     return _wrapped(word + (word >> 16))
@@ -180,10 +180,10 @@ def _wrapped(number: int) -> int:
 
 
 class Dropout(nn.Dropout):
-    """In training, zero values with probability `p` and divide the others by 1 - p; ValueError for p outside [0, 1]."""
+    """In training, zero values with probability `p` and divide the rest by 1 - p; ValueError for p outside [0, 1]."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the thinned values, (rows, width)."""
+        """Return the values after dropout, (rows, width)."""
         if not self.training:
             return input
         if self._is_native(input):
@@ -191,7 +191,7 @@ class Dropout(nn.Dropout):
         return input * dropout_factors(input, self.p, *next_keys(len(input)))
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual + dropout(x), in one pass over the values where that can be."""
+        """Return residual + dropout(x), in one pass over the values where possible."""
         if not self.training:
             return residual + x
         if self._is_native(x):
@@ -203,9 +203,9 @@ class Dropout(nn.Dropout):
 
 
 def _native_dropout(x: Tensor, rate: float) -> Tensor:
-    """Return dropout(x): by a GPU's kernel with the draws of a processor where that runs, else by torch."""
+    """Return dropout(x), computed by our GPU kernel with the CPU's draws where that kernel runs, else by torch."""
     if 0.0 < rate < 1.0 and x.is_cuda and x.ndim == 2:
-        from maskloom.layers.processor.fused_layers import fuses, thinned  # it needs this module
+        from maskloom.layers.processor.fused_layers import fuses, thinned  # it imports this module
 
         if fuses(x):
             return thinned(x, rate)

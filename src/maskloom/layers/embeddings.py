@@ -1,4 +1,4 @@
-"""Sums of embeddings: word, segment and position (BERT paper 3.2), or word and position (Radford et al. 2018, 3.1)."""
+"""Summed embeddings: word, segment and position (BERT paper 3.2), or word and position (Radford et al. 2018, 3.1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maskloom.layers.processor.fused_layers import fused_type, normed_embedding
 
 
 class TokenEmbeddings(nn.Module):
-    """Word + segment + position embedding (if it has positions), LayerNorm, dropout: (tokens,) to (tokens, hidden)."""
+    """Word + segment + optional position embedding, LayerNorm, dropout: (tokens,) to (tokens, hidden)."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class TokenEmbeddings(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Return the normed sum for every token."""
+        """Return the normalised sum for every token."""
         table = self.word.weight
         if self.position is not None and table.dtype == torch.float32 and fused_type(table) is not None:
             tables = [table.weight for table in (self.word, self.segment, self.position)]
@@ -57,7 +57,7 @@ class WordPositionEmbeddings(nn.Module):
 
 
 class WordEmbeddings(nn.Module):
-    """Word embeddings alone: (tokens,) ids to (tokens, hidden)."""
+    """Word embeddings only: (tokens,) ids to (tokens, hidden)."""
 
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
@@ -69,9 +69,9 @@ class WordEmbeddings(nn.Module):
 
 
 def _table(num_rows: int, num_columns: int) -> nn.Embedding:
-    """Return a trainable table whose values `initialize` or a file sets.
+    """Return a trainable table whose values are set later, by `initialize` or from a file.
 
-    nn.Embedding by itself draws values first, and a draw on the meta device makes torch import its compiler, which
+    The constructor of nn.Embedding draws values, and a draw on the meta device makes torch import its compiler, which
     takes as long as all other imports together.
     """
     return nn.Embedding.from_pretrained(torch.empty(num_rows, num_columns), freeze=False)

@@ -1,6 +1,6 @@
-"""Attention by four energies: of the tokens of one text for queries, as recurrent networks have it (Luong et al. 2015).
+"""Attention of queries to the tokens of a text with four energies, as in recurrent networks (Luong et al. 2015).
 
-`layers.attention` has the Transformer's, many heads of scaled dot products.
+`layers.attention` has the Transformer's multi-head scaled dot-product attention.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Energy = Literal["dot", "scaled_dot", "mlp", "bilinear"]
 
 
 class EnergyAttention(nn.Module):
-    """softmax(energy(q, k)) k over the keys of each sequence: queries and keys (tokens, hidden), contexts the same.
+    """softmax(energy(q, k)) k over the keys of each sequence: queries, keys and contexts are (tokens, hidden).
 
-    The energy is q k, "scaled_dot" divides it by sqrt(hidden), "bilinear" is q W k, and "mlp" is v tanh(W q + U k + b)
+    The energy "dot" is q k, "scaled_dot" is q k / sqrt(hidden), "bilinear" is q W k, and "mlp" is v tanh(W q + U k + b)
     (Bahdanau et al. 2015, A.1.2). A query without any key gets zeros.
     """
 
@@ -40,11 +40,11 @@ class EnergyAttention(nn.Module):
         return scores / math.sqrt(keys.shape[2]) if self.energy == "scaled_dot" else scores
 
     def weights(self, queries: Tensor, keys: Tensor, allowed: Tensor | None = None) -> Tensor:
-        """Return what each query reads of each key, (n, queries, keys), where it is `allowed` to."""
+        """Return the weight of each key for each query, (n, queries, keys); zero where it is not `allowed`."""
         return masked_softmax(self.scores(queries, keys), allowed)
 
     def probabilities(self, queries: Tensor, keys: Tensor, layout: AttentionLayout) -> Tensor:
-        """Return those of a single pair of texts, (1, queries, keys), for people to look at."""
+        """Return the attention weights for one pair of texts, (1, queries, keys), for display."""
         return self.weights(queries[None], keys[None], layout.groups[0].allowed)
 
     def forward(self, queries: Tensor, keys: Tensor, layout: AttentionLayout) -> Tensor:

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward block (Vaswani et al. 2017, 3.3), and the one with a gate (Shazeer 2020)."""
+"""The position-wise feed-forward block (Vaswani et al. 2017, 3.3) and its gated variant (Shazeer 2020)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from maskloom.layers.processor.matrix_products import Dense
 
 
 class FeedForward(nn.Module):
-    """Two dense layers, an activation between: (tokens, hidden) to the same; ValueError for an unknown activation.
+    """Two dense layers with an activation between them: (tokens, hidden) to (tokens, hidden).
 
-    Some models have `dropout` on what was activated, some no `bias`.
+    Some models apply `dropout` after the activation; some have no `bias`. Raises ValueError for an unknown activation.
     """
 
     num_inner = 1
@@ -43,8 +43,8 @@ class FeedForward(nn.Module):
 class GatedFeedForward(FeedForward):
     """down(act(up x) * gate x), up and gate of `intermediate_size` each: (tokens, hidden) to (tokens, hidden).
 
-    With GELU it is GEGLU (Shazeer 2020, GLU Variants Improve Transformer, equations 5-6). Both are one matrix product,
-    the rows of `up` first.
+    With GELU it is GEGLU (Shazeer 2020, GLU Variants Improve Transformer, equations 5-6). Up and gate are one matrix
+    product, with the rows of up first.
     """
 
     num_inner = 2

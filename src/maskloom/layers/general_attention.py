@@ -1,6 +1,6 @@
-"""Attention whose queries and keys have lengths of their own, with biased scores, a past and explicit masks.
+"""Attention between queries and keys of different lengths, with score biases, past keys and explicit masks.
 
-It is plain arithmetic for every case; `layers.attention` has the fast path of an encoder's self-attention.
+It covers every case in plain arithmetic; `layers.attention` has the fast path for an encoder's self-attention.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
 from maskloom.layers.sequence_layout import SequenceLayout, Slots
 
-# Lengths up to the first are one group, then each that is at most so many times as long as the shortest.
+# Lengths up to `_SHORT` form one group; each group of longer ones spans a factor of `_RATIO`.
 _SHORT, _RATIO = 16, 5 / 4
 
 
 class Past(NamedTuple):
-    """Keys and values before a batch's own, each (sequences, heads, past, size of a head): a prefix or a memory."""
+    """Keys and values that precede a batch's own, each (sequences, heads, past, head size): a prefix or a memory."""
 
     keys: Tensor
     values: Tensor
@@ -32,10 +32,10 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True)
 class PairedGroup:
-    """Sequences of near-equal lengths, n of them, with q queries and k keys at most.
+    """A group of n sequences of near-equal lengths, with at most q queries and k keys.
 
-    `sequences` (n,) numbers them; their slots begin at `first_query` and `first_key`. `allowed` (n, 1, q or 1,
-    past + k) is True where a query may attend, None for everywhere.
+    `sequences` (n,) are their indices; their slots start at `first_query` and `first_key`. `allowed` (n, 1, q or 1,
+    past + k) is True where a query may attend, or None if it may attend everywhere.
     """
 
     sequences: Tensor
@@ -58,10 +58,10 @@ class PairedGroup:
 
 
 class AttentionLayout:
-    """Which keys the queries of a batch may attend to, made once and shared by all layers.
+    """Which keys the queries of a batch may attend to, computed once and shared by all layers.
 
-    `queries` and `keys` are the slots of either, in the order of the groups; where `has_keyless` some sequence has
-    queries that may attend to nothing.
+    `queries` and `keys` are their slots, in the order of the groups. `has_keyless` is true if some queries may have no
+    key to attend to.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class AttentionLayout:
         past: int = 0,
         allowed: Sequence[np.ndarray] | None = None,
     ) -> None:
-        """Let every query of a sequence attend to all of its keys, by default those of the same tokens.
+        """Let every query of a sequence attend to all of its keys; by default, keys are from the same tokens.
 
-        With `causal` a token attends to itself and those before it. `past` keys stand before a sequence's own and may
-        always be attended to. `allowed` narrows it down: for each sequence (queries, past + keys), True where a query
-        may attend. Raises ValueError for layouts or masks that do not fit together.
+        With `causal`, each token attends only to itself and earlier tokens. `past` keys precede a sequence's own and
+        are always visible. `allowed` restricts this further: for each sequence a mask (queries, past + keys), True
+        where a query may attend. Raises ValueError for layouts or masks that do not fit together.
         """
         if causal and keys is not None:
             raise ValueError("causal attention is for the keys of the same tokens")
@@ -111,14 +111,14 @@ class AttentionLayout:
 
 
 class _Places:
-    """Collects the slots of a text's tokens group by group."""
+    """Collects the slots of a batch's tokens, group by group."""
 
     def __init__(self, layout: SequenceLayout) -> None:
         self._layout, self._starts = layout, np.cumsum(layout.sizes) - layout.sizes
         self._tokens, self._is_real, self._number = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)], 0
 
     def add(self, members: np.ndarray) -> tuple[int, np.ndarray]:
-        """Add a group; return its first slot and which of its slots hold a token, (sequences, longest)."""
+        """Add a group; return its first slot and a mask of the slots that hold a token, (sequences, longest)."""
         first, sizes = self._number, self._layout.sizes[members, None]
         positions = np.arange(sizes.max())
         is_real = positions < sizes
@@ -130,7 +130,7 @@ class _Places:
     def slots(self) -> Slots:
         """Return the slots of all groups."""
         tokens, is_real = np.concatenate(self._tokens), np.concatenate(self._is_real)
-        slots = np.zeros(self._layout.num_rows, dtype=np.int64)  # of rows that fill up: any
+        slots = np.zeros(self._layout.num_rows, dtype=np.int64)  # padding rows: any slot
         slots[tokens[is_real]] = np.flatnonzero(is_real)
         device = self._layout.lengths.device
         padding = to_device(np.flatnonzero(~is_real), device)
@@ -138,7 +138,7 @@ class _Places:
 
 
 ScoreBias = Callable[[Tensor, PairedGroup], Tensor]
-"""From queries (n, heads, q, size) and their group to what is added to the scores, (n or 1, heads, q, past + k)."""
+"""Maps queries (n, heads, q, size) and their group to biases for the scores, (n or 1, heads, q, past + k)."""
 
 
 def attend_between(
@@ -154,8 +154,8 @@ def attend_between(
 ) -> Tensor:
     """Return softmax(q k / sqrt(d) + bias) v per sequence and head (Vaswani et al. 2017, equation 1).
 
-    Shapes: (queries, hidden), twice (keys, hidden), to (queries, hidden). A query that may attend to nothing gets
-    zeros. Whoever wants scores of another scale multiplies the queries.
+    Shapes: (queries, hidden), (keys, hidden) and (keys, hidden) to (queries, hidden). A query that may attend to
+    nothing gets zeros. For another scale of the scores, multiply the queries.
     """
     if not layout.groups:
         return values.new_zeros(len(queries), values.shape[1])
@@ -185,15 +185,15 @@ def attend_between(
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """Return the softmax over what is allowed, zeros where nothing is."""
+    """Return the softmax over the allowed entries, and zeros for rows without any."""
     if allowed is None:
         return scores.softmax(-1)
-    lowest = torch.finfo(scores.dtype).min  # and not minus infinity, whose softmax over nothing is not a number
+    lowest = torch.finfo(scores.dtype).min  # not minus infinity: a fully masked row would become NaN
     return scores.masked_fill(~allowed, lowest).softmax(-1) * allowed
 
 
 def _near_equal(num_queries: np.ndarray, num_keys: np.ndarray) -> list[np.ndarray]:
-    """Return the sequences in groups of near-equal numbers of queries and of keys."""
+    """Return groups of sequences with near-equal numbers of queries and of keys."""
     steps = [
         np.ceil(np.log(np.maximum(lengths, _SHORT) / _SHORT) / math.log(_RATIO)) for lengths in (num_queries, num_keys)
     ]

@@ -1,4 +1,4 @@
-"""Initial weights that depend on a seed and a parameter's name only (published BERT code: truncated normal)."""
+"""Initial weights that depend only on a seed and a parameter's name (published BERT code: truncated normal)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from maskloom.layers.layer_mix import ScalarMix
 
 InitialRule = Callable[[nn.Module, str, Tensor, torch.Generator], object]
-"""Fills the values of a parameter, given its module, its name there, the values and the generator for draws."""
+"""Fills a parameter, given its module, its name in the module, the tensor to fill and a random generator."""
 InitialRules = Mapping[type[nn.Module], InitialRule]
 
 
 def constants(**by_name: float) -> InitialRule:
-    """Return the rule that fills each parameter of a module with the number given for its name."""
+    """Return a rule that fills each parameter of a module with the number given for its name."""
     return lambda module, name, values, generator: values.fill_(by_name[name])
 
 
@@ -32,7 +32,7 @@ RULES: InitialRules = {
     ScalarMix: constants(weights=0.0, scale=1.0),
     nn.RNNBase: _as_torch_does,
 }
-"""The rules of modules that no architecture has its own rule for; other modules have none."""
+"""Rules for module types shared by all architectures; other types have no default rule."""
 
 
 @torch.no_grad()
@@ -45,12 +45,13 @@ def initialize(
     leave: Container[str] = (),
     rules: InitialRules | None = None,
 ) -> None:
-    """Fill every parameter by the rule for the type of its module, those in `rules` before those in `RULES`.
+    """Fill every parameter by the rule for its module's type; `rules` override `RULES` for the same type.
 
-    A module inherits the rule of its base class. Without one, a bias is 0, and anything else is drawn from a normal of
-    `std` cut at two sigma. Each parameter has its own generator, keyed by the seed and `prefix` + its name, so other
-    modules and their order change nothing. Without a seed one is drawn from torch's global generator. A tied parameter
-    is filled once, under its first name. Parameters on the meta device or named in `leave` are not filled.
+    A module inherits the rule of its base class. Without a rule, biases are 0 and other parameters are drawn from a
+    normal distribution with deviation `std`, truncated at two sigma. Each parameter has its own generator, seeded with
+    the seed and `prefix` + its name, so other modules and their order have no effect. Without a seed, one is drawn from
+    torch's global generator. A tied parameter is filled once, under its first name. Parameters on the meta device or
+    named in `leave` are not filled.
     """
     if all(parameter.is_meta for parameter in module.parameters()):
         return

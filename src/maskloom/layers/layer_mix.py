@@ -1,4 +1,4 @@
-"""Combinations of an encoder's hidden states: one layer, sums, concatenations, a learned mean (BERT paper 5.3)."""
+"""Combinations of an encoder's hidden states: one layer, a sum, a concatenation, a learned mean (BERT paper 5.3)."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LAYER_CHOICES = tuple(_NAMED)
 
 @dataclass(frozen=True)
 class LayerCombination:
-    """Which hidden states are taken, and how several become one.
+    """Which hidden states to select and how to combine them.
 
     `layers` are indices of the hidden states: 0 is the output of the embedding block, after its LayerNorm, and 1 the
-    first layer. `join` "sum" and "concat" give one vector; "each" keeps the layers apart, and so does "mix", whose
-    weights are learned later by a `ScalarMix`.
+    first layer. With `join` "sum" or "concat" they become one vector. "each" keeps the layers separate, as does "mix",
+    whose weights are learned later by a `ScalarMix`.
     """
 
     name: str
@@ -42,12 +42,12 @@ class LayerCombination:
 
     @classmethod
     def of(cls, choice: LayerChoice, num_layers: int) -> LayerCombination:
-        """Read a combination for an encoder of `num_layers` layers (12 in a base model), the embeddings not counted.
+        """Parse a choice for an encoder of `num_layers` layers (12 in a base model), not counting the embeddings.
 
-        Names are those of `LAYER_CHOICES`: "sum_all" leaves the embeddings out, as the paper's row of all 12 layers
-        does; "scalar_mix" and "all" take them in. A number, or several in a list or joined by commas, takes those
-        layers, each apart; below 0 they count from the end, -1 being the last layer. Raises ConfigError for an unknown
-        name, a layer that there is not, or one that stands twice.
+        Names are listed in `LAYER_CHOICES`: "sum_all" excludes the embeddings, like the paper's row for all 12 layers;
+        "scalar_mix" and "all" include them. A number, or several in a list or separated by commas, selects individual
+        layers, kept separate; negative numbers count from the end, -1 being the last layer. Raises ConfigError for an
+        unknown name, a layer that does not exist, or a layer listed twice.
         """
         if not isinstance(choice, str):
             numbers = [choice] if isinstance(choice, int) else list(choice)
@@ -68,7 +68,7 @@ class LayerCombination:
 
     @property
     def num_vectors(self) -> int:
-        """Number of vectors that `select` gives for a token."""
+        """Number of vectors that `select` returns for each token."""
         return 1 if self.join in ("sum", "concat") else len(self.layers)
 
     def width(self, hidden_size: int) -> int:
@@ -80,7 +80,7 @@ class LayerCombination:
         return [self.name] if self.join in ("sum", "concat") else [str(layer) for layer in self.layers]
 
     def select(self, hidden_states: Sequence[Tensor], positions: Tensor | None = None) -> Tensor:
-        """Return (tokens, vectors, width) for states (tokens, hidden) each, at `positions` only; lowest layer first."""
+        """Return (tokens, vectors, width) from states (tokens, hidden), only at `positions`, ordered as in `layers`."""
         states = [hidden_states[layer] for layer in self.layers]
         if positions is not None:
             states = [state.index_select(0, positions) for state in states]
@@ -104,10 +104,10 @@ def _indices(numbers: list[int], num_layers: int) -> tuple[int, ...]:
 
 
 class ScalarMix(nn.Module):
-    """A learned weighted mean of layers times a learned number: (rows, layers, width) to (rows, width).
+    """A learned weighted mean of layers times a learned scale: (rows, layers, width) to (rows, width).
 
-    The weights are a softmax, equal at first, and the number begins at 1 (Peters et al. 2018, equation 1). With
-    `layer_norm` each layer is first brought to mean 0 and variance 1 over all entries of all rows.
+    The weights are a softmax, initially equal, and the scale starts at 1 (Peters et al. 2018, equation 1). With
+    `layer_norm`, each layer is first normalised to mean 0 and variance 1 over all entries of all rows.
     """
 
     def __init__(self, num_layers: int, *, layer_norm: bool = False) -> None:
@@ -117,7 +117,7 @@ class ScalarMix(nn.Module):
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, vectors: Tensor) -> Tensor:
-        """Return the mixed vectors."""
+        """Return the weighted means times the scale."""
         if self.layer_norm and len(vectors):
             variance, mean = torch.var_mean(vectors, (0, 2), correction=0, keepdim=True)
             vectors = (vectors - mean) * torch.rsqrt(variance + 1e-12)

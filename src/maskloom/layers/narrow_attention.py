@@ -1,4 +1,4 @@
-"""Attention whose queries and keys have smaller heads than its values (Vaswani et al. 2017, Table 3, rows B)."""
+"""Attention with smaller query and key heads than value heads (Vaswani et al. 2017, Table 3, rows B)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from maskloom.layers.processor.matrix_products import Dense
 
 
 class NarrowDense(Dense):
-    """Projections in one matrix: `num_narrow` of width `narrow`, then one of the hidden size if it `has_values`.
+    """Projections in one matrix: `num_narrow` of width `narrow`, then one of the hidden size if `has_values`.
 
-    Their initial weights are those of separate projections, of which `widths` has the sizes.
+    They are initialised like separate projections of the sizes in `widths`.
     """
 
     def __init__(self, hidden_size: int, narrow: int, num_narrow: int, *, has_values: bool) -> None:
@@ -23,7 +23,7 @@ class NarrowDense(Dense):
 
 
 class NarrowSelfAttention(SelfAttention):
-    """Self-attention with queries and keys of `key_size` in each head: (tokens, hidden) to (tokens, hidden)."""
+    """Self-attention with queries and keys of size `key_size` per head: (tokens, hidden) to (tokens, hidden)."""
 
     def __init__(
         self, hidden_size: int, num_heads: int, dropout: float, *, key_size: int, causal: bool = False
@@ -38,7 +38,7 @@ class NarrowSelfAttention(SelfAttention):
 
 
 class NarrowCrossAttention(CrossAttention):
-    """Attention to another text with queries and keys of `key_size` in each head."""
+    """Attention to another text with queries and keys of size `key_size` per head."""
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, key_size: int) -> None:
         super().__init__(hidden_size, num_heads, dropout)
@@ -56,9 +56,9 @@ class NarrowCrossAttention(CrossAttention):
 
 
 def _filled(rows: Tensor, num_narrow: int, key_size: int, size: int) -> Tensor:
-    """Return rows in which each of the first heads, of `key_size`, has zeros behind it, up to the `size` of all others.
+    """Return rows in which the first `num_narrow` heads are padded with zeros from `key_size` to `size`.
 
-    What is there is scaled by (size / key_size)^(1/4), as scores, divided by sqrt(size), are to be by sqrt(key_size).
+    They are scaled by (size / key_size)^(1/4), as attention divides scores by sqrt(size) instead of sqrt(key_size).
     """
     narrow, values = rows.tensor_split([num_narrow * key_size], 1)
     heads = narrow.unflatten(1, (num_narrow, key_size)) * (size / key_size) ** 0.25

@@ -1,4 +1,4 @@
-"""From token vectors to one vector per sequence."""
+"""Pooling of token vectors into one vector per sequence."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ Reads = Literal["first", "last", "ends"]
 class TokenPooler(nn.Module):
     """tanh(dense(first token)): (tokens, hidden) to (sequences, hidden), values in (-1, 1).
 
-    Differs from the paper: it names the raw final [CLS] state; the published code and weights have this layer. Another
-    `activation` takes the place of tanh.
-    One that `reads` the last token takes that in place of the first, as it must where tokens see only those before
-    them. Of a BiLSTM, whose halves of a vector read forwards and backwards, it reads both ends: half of the last token
-    and half of the first. An empty sequence pools to zeros.
+    Differs from the paper, which uses the raw final [CLS] state; the published code and weights have this layer.
+    `activation` replaces tanh. With `reads` "last", the last token replaces the first, as it must where tokens see only
+    earlier tokens. "ends" is for a BiLSTM, whose vectors have a forward and a backward half: it joins the first half of
+    the last token and the second half of the first token. An empty sequence pools to zeros.
     """
 
     def __init__(self, hidden_size: int, *, reads: Reads = "first", activation: Activation = torch.tanh) -> None:
@@ -37,7 +36,7 @@ class TokenPooler(nn.Module):
 
 
 class LastToken(nn.Module):
-    """The last token's vector, or both "ends" as `TokenPooler` reads them: (tokens, hidden) to (sequences, hidden).
+    """The last token's vector, or both "ends" as in `TokenPooler`: (tokens, hidden) to (sequences, hidden).
 
     An empty sequence pools to zeros.
     """
@@ -66,7 +65,7 @@ def _without_empty(pooled: Tensor, layout: SequenceLayout) -> Tensor:
 
 
 class OverTokens(nn.Module):
-    """The "max", "mean" or "sum" of the tokens of each sequence: (tokens, hidden) to (sequences, hidden).
+    """The "max", "mean" or "sum" over the tokens of each sequence: (tokens, hidden) to (sequences, hidden).
 
     An empty sequence pools to zeros.
     """

@@ -14,8 +14,8 @@ _WAVELENGTHS = 10_000.0
 def sinusoids(position_ids: Tensor, width: int, last: int | None = None) -> Tensor:
     """Return PE of each position, (tokens, width): sin(p / 10000^(2i/d)) at 2i and the cosine at 2i + 1.
 
-    Positions are integers from 0 to `last`, which may be any; where it is not given, the device is waited for. Raises
-    ValueError for an odd width.
+    Positions are integers from 0 to `last`, which has no upper limit. If `last` is None, the maximum is read from the
+    device, which synchronises. Raises ValueError for an odd width.
     """
     if width % 2:
         raise ValueError(f"sinusoidal positions need an even width, not {width}")
@@ -25,7 +25,7 @@ def sinusoids(position_ids: Tensor, width: int, last: int | None = None) -> Tens
 
 
 def exact_sinusoids(length: int, width: int) -> Tensor:
-    """Return PE of the positions below a length in fp64, (length, width), which `sinusoids` rounds."""
+    """Return PE of the positions below `length` in fp64, (length, width), which `sinusoids` rounds to fp32."""
     exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
     angles = torch.arange(length, dtype=torch.float64).unsqueeze(1) * torch.exp(-math.log(_WAVELENGTHS) * exponents)
     return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)

@@ -1,4 +1,4 @@
-"""LSTMs whose state is projected and clipped, one reading forwards and one backwards (Sak et al. 2014; ELMo)."""
+"""Forward and backward LSTMs with projected and clipped states (Sak et al. 2014; ELMo)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from maskloom.layers.transformer import CarriedLayer
 
 
 class ProjectedLSTMs(CarriedLayer):
-    """Two LSTMs over packed sequences, the second from right to left: (tokens, 2 size) to the same.
+    """Two LSTMs over packed sequences, the second from right to left: (tokens, 2 size) to (tokens, 2 size).
 
     The first reads and writes the left half of each vector, the second the right half (Peters et al. 2018, 3.1). A step
     is c = f c + i tanh(g), clipped to +-`cell_clip`, and h = P (o tanh(c)), of `size`, clipped to +-`clip`; a bound of
-    0 clips nothing. With `adds_input` the input is added to h, outside of the recurrence. `weight` holds the weights of
-    the input and then of h, for the gates i, f, o, g; the first dimension of all weights is the direction. What is kept
-    of a sequence is (2, size + cell size): h and c of each direction. With a true `memory` the right halves are those
-    of another text of the same lengths, already reversed. Dropout is applied to the inputs. The last state has no
-    gradient.
+    0 disables clipping. With `adds_input`, the input is added to h outside the recurrence. `weight` holds the input
+    weights and then the weights of h, for the gates i, f, o, g; the first dimension of all weights is the direction.
+    The state of a sequence is (2, size + cell size): h and c of each direction. If `memory` is true, the right halves
+    belong to another text of the same lengths, already reversed. Dropout is applied to the inputs. The last state has
+    no gradient.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ProjectedLSTMs(CarriedLayer):
     def computed(
         self, hidden: Tensor, layout: SequenceLayout, past: None, memory: tuple[Tensor, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Return h at every token and the last states; `memory` has those before, and whether halves are two texts."""
+        """Return h at every token and the last states; `memory` has initial states and whether halves are two texts."""
         inputs, (kept, is_reversed) = self.dropout(hidden[: layout.num_tokens]), memory
         if layout.num_tokens:
             at = TimeOrder(layout.sizes, hidden.device, num_ways=1 if is_reversed else 2)
@@ -62,7 +62,7 @@ class ProjectedLSTMs(CarriedLayer):
 
 
 def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """Return x weight^T + bias of each direction, in `out` if it is given."""
+    """Return x weight^T + bias for each direction, written to `out` if given."""
     out = x.new_empty(2, x.shape[1], weight.shape[1]) if out is None else out
     if prefers_onednn(x[0], weight.shape[1]):
         for way in (0, 1):
@@ -73,7 +73,7 @@ def _times(x: Tensor, weight: Tensor, out: Tensor | None = None, bias: Tensor | 
 
 
 class _Steps(torch.autograd.Function):
-    """All steps of both directions at once, tokens in the order of time; weights get gradients in one product each."""
+    """All steps of both directions in lockstep, tokens in time order; each weight's gradient is a single product."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""Recurrent networks over packed sequences: Elman's, LSTM, GRU (Elman 1990; Hochreiter and Schmidhuber 1997)."""
+"""Recurrent networks over packed sequences: Elman, LSTM, GRU (Elman 1990; Hochreiter and Schmidhuber 1997)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from maskloom.layers.transformer import CarriedLayer
 
 @dataclass(frozen=True)
 class Cell:
-    """A recurrent cell, whose parameters are laid out as those of torch's `module`.
+    """A recurrent cell with its parameters laid out as in torch's `module`.
 
-    `steps` are its passes, and `kernel` torch's function of the same, if it has one. A state has `num_parts`: h first,
-    then c of an LSTM.
+    `steps` computes its passes; `kernel` is torch's equivalent function, if any. A state has `num_parts`: h and, for an
+    LSTM, c.
     """
 
     module: Callable[[int, int], nn.RNNBase]
@@ -48,16 +48,16 @@ CELLS = {
     "gru": Cell(nn.GRU, GruPass(), torch.gru),
     "gru_before": Cell(nn.GRU, GruBeforePass()),
 }
-"""The cells by name."""
+"""All cells by name."""
 
 
 def read(
     cell: Cell, ways: Sequence[Sequence[Tensor]], vectors: Tensor, at: TimeOrder, first: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return h at every token, (tokens, ways size), and the last states of sequences that have any.
+    """Return h at every token, (tokens, ways size), and the last states of non-empty sequences.
 
-    `ways` has the weights of each way of reading in torch's order, `first` the states before, (sequences, parts, ways
-    size), as are the last ones. On CUDA the steps are torch's where it has them.
+    `ways` has the weights of each direction in torch's order. `first` and the last states are
+    (sequences, parts, ways size). On CUDA, torch's kernel is used if the cell has one.
     """
     if vectors.is_cuda and cell.kernel is not None:
         return read_by_kernel(cell.kernel, ways, vectors, at, first)
@@ -76,7 +76,7 @@ def read_by_kernel(
     at: TimeOrder,
     first: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return the same by a function of torch, one way after the other."""
+    """Return the same as `read`, computed by a function of torch, one direction after the other."""
     outputs, last, sizes, device = list[Tensor](), list[Tensor](), torch.from_numpy(at.batch_sizes), vectors.device
     firsts = first.transpose(0, 1).chunk(len(ways), 2)
     for weights, parts, tokens, places in zip(ways, firsts, at.tokens, at.places, strict=True):
@@ -90,12 +90,12 @@ def read_by_kernel(
 
 
 class RecurrentLayer(CarriedLayer):
-    """A cell that reads each sequence forwards, or two that read it both ways: (tokens, hidden) to the same.
+    """A recurrent layer that reads each sequence forwards, or in both directions: (tokens, hidden) to (tokens, hidden).
 
-    Two share the hidden size, which must be even. Dropout falls on the inputs, never on the state (Zaremba et al. 2014,
-    3.1). All tokens are multiplied with the input weights at once; then each step takes the sequences that still go on,
-    so no padding is ever computed. What is kept of a sequence is its last state, (parts, hidden): h, and c of an LSTM.
-    Raises ValueError for an odd size of two.
+    Two directions share the hidden size, which must be even. Dropout is applied to the inputs, never to the state
+    (Zaremba et al. 2014, 3.1). All tokens are multiplied by the input weights in one product; each step then processes
+    the sequences that have not ended, so no padding is ever computed. The state of a sequence is (parts, hidden): h
+    and, for an LSTM, c. Raises ValueError if the hidden size of a bidirectional layer is odd.
     """
 
     def __init__(self, cell: str, hidden_size: int, *, bidirectional: bool, dropout: float) -> None:
@@ -112,7 +112,7 @@ class RecurrentLayer(CarriedLayer):
     def computed(
         self, hidden: Tensor, layout: SequenceLayout, past: None, memory: tuple[Tensor, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Return h at every token and the last states, of those before the first token in `memory`."""
+        """Return h at every token and the last states, starting from the states in `memory`."""
         vectors, (state, _) = self.dropout(hidden[: layout.num_tokens]), memory
         if not layout.num_tokens:
             return vectors, state
@@ -123,10 +123,10 @@ class RecurrentLayer(CarriedLayer):
 
 
 class BiLSTM(nn.Module):
-    """Layers of two LSTMs, one reading forwards and one backwards: (tokens, inputs) to (tokens, output_size).
+    """A stack of bidirectional LSTMs: (tokens, inputs) to (tokens, output_size).
 
-    `output_size` counts both directions together, each having half of it; it must be even. `dropout` thins what passes
-    from one layer to the next. No state passes between sequences, and no padding is ever computed.
+    Each direction has half of `output_size`, which must be even. `dropout` is applied between layers. No state passes
+    between sequences, and no padding is ever computed.
     """
 
     def __init__(self, input_size: int, output_size: int, *, num_layers: int = 2, dropout: float = 0.0) -> None:
@@ -143,7 +143,7 @@ class BiLSTM(nn.Module):
         )
 
     def forward(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
-        """Read packed vectors (tokens, inputs), each sequence by itself; ValueError for a layout of other tokens."""
+        """Read packed vectors (tokens, inputs), each sequence separately; ValueError if the layout does not fit."""
         if len(vectors) != layout.num_tokens:
             raise ValueError(f"{len(vectors)} vectors do not fit a layout of {layout.num_tokens} tokens")
         if not layout.num_tokens:
@@ -156,7 +156,7 @@ class BiLSTM(nn.Module):
             return outputs.data.index_select(0, places)
         first, weights = vectors.new_zeros(at.sizes[0], 2, self.output_size), self.lstm.all_weights
         for number in range(self.lstm.num_layers):
-            if number and self.lstm.dropout:  # which torch's kernel draws in the order of time
+            if number and self.lstm.dropout:  # draw in time order, as torch's kernel does
                 by_time = F.dropout(vectors.index_select(0, order), self.lstm.dropout, self.training)
                 vectors = by_time.index_select(0, places)
             vectors, _ = read(CELLS["lstm"], weights[2 * number : 2 * number + 2], vectors, at, first)

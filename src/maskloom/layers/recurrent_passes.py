@@ -1,8 +1,8 @@
-"""Passes of recurrent cells over packed tokens in the order of time, with gradients by hand (Werbos 1990).
+"""Passes of recurrent cells over packed tokens in time order, with hand-written gradients (Werbos 1990).
 
-Letters: n tokens, g rows of a cell's matrices, h its size, w ways of reading, of which two run in step. Autograd would
-record every operation of every step; here a step is one product and few operations in place, and what does not depend
-on the step before is computed for all tokens at once.
+Letters: n tokens, g rows of a cell's matrices, h its size, w directions of reading, which run in lockstep. Autograd
+would record every operation of every step; here a step is one product and a few in-place operations, and whatever does
+not depend on the previous step is computed for all tokens together.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ sigmoid_slope, tanh_slope = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh
 
 
 class TimeOrder:
-    """Where tokens stand in the order of time, longest sequence first, read forwards or in both ways at once.
+    """The order of tokens by time step, longest sequence first, for reading forwards or in both directions.
 
-    `tokens` (w, n) names the token at each place, `places` (w, n) the place of each token, `going` (sequences,) the
-    sequences that have tokens, and `batch_sizes` (steps,) counts those still going at each step. States have a row for
-    each of these sequences and then one for each place; `before` (n,) has the row of the state that a place goes on
-    from, `last` (sequences,) the last of each sequence.
+    `tokens` (w, n) is the token at each place, `places` (w, n) the place of each token, `going` (sequences,) the
+    non-empty sequences, longest first, and `batch_sizes` (steps,) the number of sequences that reach each step. States
+    have one row for each of these sequences, then one for each place; `before` (n,) is the row of the previous state
+    of each place, `last` (sequences,) the row of the last state of each sequence.
     """
 
     def __init__(self, lengths: np.ndarray, device: torch.device, *, num_ways: int = 1) -> None:
@@ -48,24 +48,24 @@ class TimeOrder:
         self._back = to_device((self.places + ways * len(order)).T.ravel(), device)
 
     def by_time(self, packed: Tensor) -> Tensor:
-        """Bring what each way has of packed tokens, (n, w size), into the order of time, (w, n, size)."""
+        """Reorder packed tokens by time, separately for each direction: (n, w size) to (w, n, size)."""
         rows = packed.reshape(self._taken.numel(), -1).index_select(0, self._taken)
         return rows.view(-1, len(packed), rows.shape[1])
 
     def packed(self, by_time: Tensor) -> Tensor:
-        """Bring (w, n, size) back: (n, w size)."""
+        """Reverse `by_time`: (w, n, size) to (n, w size)."""
         return by_time.reshape(self._back.numel(), -1).index_select(0, self._back).view(by_time.shape[1], -1)
 
 
 def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return how packed tokens are reordered step by step, longest sequence first, as recurrent layers read them.
+    """Return the order of packed tokens by time step, longest sequence first, in which recurrent layers read them.
 
-    The first array names the token at each place of the new order, the second the place of each token, both (tokens,);
-    the third counts the sequences that are still going at each step, (steps,). Empty sequences have no part.
+    The first array has the token at each place of the new order, the second the place of each token, both (tokens,);
+    the third counts the sequences that reach each step, (steps,). Empty sequences are left out.
     """
     lengths = np.asarray(lengths, dtype=np.int64)
     starts = (np.cumsum(lengths) - lengths)[np.argsort(-lengths, kind="stable")]
-    batch_sizes = np.bincount(lengths)[:0:-1].cumsum()[::-1].copy()  # how many are of 1 and more, 2 and more tokens
+    batch_sizes = np.bincount(lengths)[:0:-1].cumsum()[::-1].copy()  # sequences of at least 1, 2, ... tokens
     places = np.arange(int(lengths.sum()))
     steps = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
     order = starts[places - np.repeat(np.cumsum(batch_sizes) - batch_sizes, batch_sizes)] + steps
@@ -75,7 +75,7 @@ def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Gradients(NamedTuple):
-    """Of the inputs (w, n, g), the recurrent weights (w, g, h) and their bias (w, g)."""
+    """Gradients of the inputs (w, n, g), the recurrent weights (w, g, h) and their bias (w, g)."""
 
     inputs: Tensor
     weight: Tensor
@@ -83,36 +83,36 @@ class Gradients(NamedTuple):
 
 
 class Pass(Protocol):
-    """The steps of a cell.
+    """The forward and backward pass of a cell over all steps.
 
-    `forward` gets products of inputs and weights (w, n, g), which it may overwrite, and states (w, sequences + n, h)
-    with the first ones, which it fills; it returns what `backward` needs besides them. That gets the gradients of
-    states that come from outside, adds those of later steps, and so ends with those of the first states.
+    `forward` receives the products of inputs and weights (w, n, g), which it may overwrite, and the states
+    (w, sequences + n, h), of which it fills all but the initial ones; it returns the other tensors that `backward`
+    needs. `backward` receives the outside gradients of the states and adds the gradients from later steps in place.
     """
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
-        """Fill the states."""
+        """Fill the states of all steps."""
         ...
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return gradients."""
+        """Return the gradients, and complete the states' gradients in place."""
         ...
 
 
 def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
-    """Return, for each step, the states that it goes on from and those that it ends in."""
+    """Return, for each step, the previous states and the new states."""
     blocks = states.split(sizes, 1)
     return [block[:, :size] for block, size in zip(blocks, sizes[1:], strict=False)], blocks[1:]
 
 
 class ElmanPass:
-    """h = activation(W x + U h + b), the activation being tanh or sigmoid (Elman 1990)."""
+    """h = activation(W x + U h + b), where the activation is tanh or sigmoid (Elman 1990)."""
 
     def __init__(self, *, is_tanh: bool) -> None:
         self._is_tanh = is_tanh
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
-        """Fill the states."""
+        """Fill the states of all steps."""
         activation, transposed = torch.tanh if self._is_tanh else torch.sigmoid, weight.transpose(1, 2)
         inputs += bias.unsqueeze(1)
         for rows, before, after in zip(inputs.split(sizes[1:], 1), *_steps(states[0], sizes), strict=True):
@@ -120,7 +120,7 @@ class ElmanPass:
         return ()
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return gradients."""
+        """Return the gradients, and complete the states' gradients in place."""
         h = states[0][:, at.sizes[0] :]
         inputs = 1 - h * h if self._is_tanh else h * (1 - h)
         steps = [*zip(inputs.split(at.sizes[1:], 1), *_steps(grads[0], at.sizes), strict=True)]
@@ -133,7 +133,7 @@ class LstmPass:
     """c = f c + i tanh(g), h = o tanh(c); gates in the order i, f, g, o (Gers et al. 2000)."""
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
-        """Fill the states."""
+        """Fill the states of all steps."""
         inputs += bias.unsqueeze(1)
         size, transposed = weight.shape[2], weight.transpose(1, 2)
         tanhs = torch.empty_like(states[1][:, sizes[0] :])
@@ -150,7 +150,7 @@ class LstmPass:
         return inputs, tanhs
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return gradients."""
+        """Return the gradients, and complete the states' gradients in place."""
         (gates, tanhs), size = kept, weight.shape[2]
         i, f, g, o = gates.chunk(4, 2)
         inputs = torch.empty_like(gates)
@@ -174,10 +174,10 @@ class LstmPass:
 
 
 class GruPass:
-    """h = z h + (1 - z) tanh(W x + r (U h + b)), gates in the order r, z, n, the reset after the product."""
+    """h = z h + (1 - z) tanh(W x + r (U h + b)); gates in the order r, z, n, reset applied after the product."""
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
-        """Fill the states."""
+        """Fill the states of all steps."""
         size, transposed = weight.shape[2], weight.transpose(1, 2)
         news, of_gates = inputs[..., 2 * size :].clone(), inputs[..., : 2 * size]
         inputs[..., 2 * size :] = 0
@@ -190,7 +190,7 @@ class GruPass:
         return inputs, news
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return gradients."""
+        """Return the gradients, and complete the states' gradients in place."""
         (gates, news), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
         r, z, product = gates.chunk(3, 2)
         products, slope = torch.empty_like(gates), tanh_slope(1 - z, news)
@@ -209,10 +209,10 @@ class GruPass:
 
 
 class GruBeforePass:
-    """h = z h + (1 - z) tanh(W x + U (r h) + b), the reset before the product (Cho et al. 2014, equations 5 to 8)."""
+    """h = z h + (1 - z) tanh(W x + U (r h) + b); reset applied before the product (Cho et al. 2014, equations 5-8)."""
 
     def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
-        """Fill the states."""
+        """Fill the states of all steps."""
         inputs += bias.unsqueeze(1)
         size = weight.shape[2]
         of_gates, of_new = weight.transpose(1, 2).split([2 * size, size], 2)
@@ -225,7 +225,7 @@ class GruBeforePass:
         return inputs, left
 
     def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return gradients."""
+        """Return the gradients, and complete the states' gradients in place."""
         (gates, left), size, before = kept, weight.shape[2], states[0].index_select(1, at.before)
         r, z, new = gates.chunk(3, 2)
         inputs = torch.empty_like(gates)
@@ -276,10 +276,10 @@ class _Recurrence(torch.autograd.Function):
 def recurrence(
     steps: Pass, at: TimeOrder, inputs: Tensor, weight: Tensor, bias: Tensor, first: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return h of packed tokens, (n, w h), and the last states of sequences that have any, (sequences, parts, w h).
+    """Return h of packed tokens, (n, w h), and the last states of non-empty sequences, (sequences, parts, w h).
 
-    `inputs` (n, w g) are products of inputs and weights with their bias, `weight` (w, g, h) and `bias` (w, g) those of
-    the state, and `first` the states before, of the shape of the last ones. Gradients cannot be differentiated again.
+    `inputs` (n, w g) are the projected inputs including their bias, `weight` (w, g, h) and `bias` (w, g) apply to the
+    state, and `first` has the initial states, of the same shape as the last states. Double backward is not supported.
     """
     return _Recurrence.apply(  # pyright: ignore[reportReturnType]
         steps, at, inputs.to(weight.dtype), weight, bias, first.to(weight.dtype)

@@ -1,4 +1,4 @@
-"""Attention with biases by distance and without a scale (Raffel et al. 2019, 2.1; Shaw et al. 2018)."""
+"""Unscaled attention with biases by distance (Raffel et al. 2019, 2.1; Shaw et al. 2018)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from maskloom.layers.sequence_layout import SequenceLayout
 
 
 class QueryDense(Dense):
-    """A projection whose first rows make queries, all of them where nothing is joined; they start smaller."""
+    """A projection whose query rows start smaller: the first rows of a joined projection, otherwise all rows."""
 
 
 class RelativeBias(nn.Module):
-    """What the layers of a stack add to their scores: a number for each head and each bucket of distances (2.1).
+    """Score biases shared by all layers of a stack: a number for each head and each bucket of distances (2.1).
 
-    Half of the buckets are for keys behind a query, half for the others; a `causal` one has them all for keys before.
-    Of either, half are for one distance each; the others grow by a factor up to `max_distance`, and the last has all
-    beyond.
+    The second half of the buckets is for keys after the query, the first half for all others; with `causal`, all are
+    for keys up to the query. Within each set, half of the buckets hold a single distance; the others grow
+    geometrically up to `max_distance`, and the last one also holds all longer distances.
     """
 
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, *, causal: bool) -> None:
@@ -33,7 +33,7 @@ class RelativeBias(nn.Module):
         self.max_distance, self.causal = max_distance, causal
 
     def buckets(self, distances: Tensor) -> Tensor:
-        """Return the bucket of each distance, the position of a key less that of the query."""
+        """Return the bucket of each distance (key position minus query position)."""
         number = len(self.weight) if self.causal else len(self.weight) // 2
         first = 0 if self.causal else (distances > 0) * number
         distances = (-distances).clamp(min=0) if self.causal else distances.abs()
@@ -43,12 +43,12 @@ class RelativeBias(nn.Module):
         return first + torch.where(distances < exact, distances, far)
 
     def between(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return biases by positions (n, q) and (n, k): (n, heads, q, k)."""
+        """Return biases for query positions (n, q) and key positions (n, k): (n, heads, q, k)."""
         buckets = self.buckets(keys.unsqueeze(1) - queries.unsqueeze(2))
         return F.embedding(buckets, self.weight).permute(0, 3, 1, 2)
 
     def within(self, layout: SequenceLayout) -> SequenceLayout:
-        """Return the layout with what each group's scores get, minus infinity where a query may not attend."""
+        """Return the layout with the score biases of each group, minus infinity where a query may not attend."""
         biases = []
         for group, place in zip(layout.groups, layout.places(), strict=True):
             allowed = group.mask(causal=self.causal)
@@ -59,17 +59,17 @@ class RelativeBias(nn.Module):
         return layout.with_biases(biases)
 
     def after(self, layout: SequenceLayout, past: PastTokens) -> SequenceLayout:
-        """Return the layout of the newest tokens, which attend to those in `past` and themselves."""
+        """Return the layout with biases for the newest tokens, which attend to themselves and the tokens in `past`."""
         keys = torch.arange(past.longest, device=past.lengths.device).unsqueeze(0)
         bias = self.between(past.lengths.unsqueeze(1) - 1, keys)
         return layout.with_biases([bias if past.mask is None else bias.masked_fill(~past.mask, -math.inf)])
 
 
 class RelativeSelfAttention(nn.Module):
-    """Attention within sequences with the biases of the layout: (tokens, hidden) to (tokens, hidden).
+    """Attention within sequences with the layout's score biases: (tokens, hidden) to (tokens, hidden).
 
-    A head may have any size, and projections have no biases. Scores are not divided by the root of the size; initial
-    weights make up for that.
+    Heads may have any size, and projections have no biases. Scores are not divided by the square root of the head size;
+    the initial weights compensate for that.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, head_size: int, dropout: float) -> None:
@@ -80,7 +80,7 @@ class RelativeSelfAttention(nn.Module):
         self.output = Dense(num_heads * head_size, hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
-        """Return the projected context of every token; with `past` it attends to the tokens before it there too."""
+        """Return the projected context of every token, which also attends to the earlier tokens in `past`."""
         qkv = self.qkv(hidden)
         if past is not None and not past.is_empty:
             return self.output(past.attend(qkv, layout.biases[0], 1.0))
@@ -96,7 +96,7 @@ class RelativeSelfAttention(nn.Module):
 
 
 class UnscaledCrossAttention(CrossAttention):
-    """Attention to another text, without biases and without a scale, by heads of any size."""
+    """Attention to another text without biases and scaling, with heads of any size."""
 
     def __init__(self, hidden_size: int, num_heads: int, head_size: int, dropout: float) -> None:
         nn.Module.__init__(self)
@@ -107,7 +107,7 @@ class UnscaledCrossAttention(CrossAttention):
         self.output = Dense(num_heads * head_size, hidden_size, bias=False)
 
     def queries(self, hidden: Tensor) -> Tensor:
-        """Return the query of every token, times what scores are divided by, (tokens, heads times their size)."""
+        """Return every token's query, multiplied by the scores' divisor, (tokens, heads times their size)."""
         return self.factor * self.query(hidden)
 
 

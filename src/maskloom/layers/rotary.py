@@ -12,10 +12,10 @@ _BASE = 10_000.0
 
 
 def rotation(positions: Tensor, size: int, num_heads: int) -> Tensor:
-    """Return what turns queries and keys of heads of that size: (rows, 1) positions to (rows, 3 hidden / 2, 2).
+    """Return the rotation of queries and keys with heads of `size`: (rows, 1) positions to (rows, 3 hidden / 2, 2).
 
-    Each pair is a cosine and a sine; pair i of a head, from 0, has the angle position / 10,000^(2 i / size). Values,
-    behind queries and keys, are turned by nothing.
+    Each pair is a cosine and a sine; pair i of a head, counted from 0, has the angle position / 10,000^(2 i / size).
+    Values, which follow queries and keys, are not rotated.
     """
     angles = positions * _BASE ** (-torch.arange(0, size, 2, device=positions.device) / size)
     whole = F.pad(angles.repeat(1, 2 * num_heads), (0, num_heads * size // 2))
@@ -23,14 +23,14 @@ def rotation(positions: Tensor, size: int, num_heads: int) -> Tensor:
 
 
 def rotated(qkv: Tensor, layout: SequenceLayout) -> Tensor:
-    """Return (rows, 3 hidden) with queries and keys turned by the layout's rotation (equation 34), if it has one.
+    """Return (rows, 3 hidden) with queries and keys rotated by the layout's rotation (equation 34), if it has one.
 
-    Neighbours are a pair, a complex number as in equation 12. Half precision is turned in fp32.
+    Adjacent features form a complex number, as in equation 12. Half precision is rotated in fp32.
     """
     if layout.rotation is None:
         return qkv
     pairs = qkv.float().unflatten(1, (-1, 2))
-    if torch.compiler.is_compiling():  # compilers and ONNX know no complex numbers
+    if torch.compiler.is_compiling():  # compilers and ONNX do not support complex numbers
         (real, imaginary), (cosine, sine) = pairs.unbind(2), layout.rotation.unbind(2)
         turned = torch.stack((real * cosine - imaginary * sine, real * sine + imaginary * cosine), 2)
     else:

@@ -1,4 +1,4 @@
-"""Where each sequence lies in a packed (tokens, hidden) array, and how attention walks over it."""
+"""The position of each sequence in a packed (tokens, hidden) array, and how attention traverses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from maskloom.layers.copies import all_to_device, to_device
 from maskloom.layers.processor.matrix_products import filled_number
 
-# Sequences share one attention call when the shorter ones waste at most this fraction of it (or a few positions).
+# Sequences share an attention call if the shorter ones waste at most 1 / 8 of its length (or a few positions).
 _GROUP_TOLERANCE = 8
 _GROUP_SLACK = 4
 
@@ -23,8 +23,8 @@ class LengthGroup:
     """Sequences of near-equal length that one attention call handles as (num_sequences, length).
 
     `first_slot` is where the group starts in slot order; `key_mask` (num_sequences, 1, 1, length) is True where a key
-    is real, and None when every sequence has the full length. If it `is_padded_behind`, real keys come first and are
-    all seen; else the mask may be one for each query, (num_sequences or 1, 1, length, length).
+    is real, or None if every sequence has the full length. If `is_padded_behind`, real keys come first and are all
+    visible; otherwise the mask may differ for each query, (num_sequences or 1, 1, length, length).
     """
 
     first_slot: int
@@ -39,26 +39,26 @@ class LengthGroup:
         return self.num_sequences * self.length
 
     def mask(self, *, causal: bool) -> Tensor | None:
-        """Return where a query may attend, True, broadcast to (sequences, 1, length, length), or None for everywhere.
+        """Return a mask, True where a query may attend and broadcastable to (sequences, 1, length, length), or None.
 
-        With `causal` None leaves out what comes after a query: no real one sees keys that are not behind all others.
+        None means everywhere or, with `causal`, up to the query itself: as padding is last, no real query sees it.
         """
         if not causal:
             return self.key_mask
         if self.key_mask is None or self.is_padded_behind:
             return None
         before = torch.ones(self.length, self.length, dtype=torch.bool, device=self.key_mask.device).tril()
-        # a query that is itself padding has to see something
+        # a padding query must attend to something
         return (self.key_mask & before) | torch.eye(self.length, dtype=torch.bool, device=self.key_mask.device)
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Slots: sequences sorted by length in groups, padded to the longest of their group.
+    """Slots: sequences sorted by length and grouped, padded to the longest sequence of their group.
 
-    `slot_tokens` (slots,) names the token of each slot (a padding slot repeats its sequence's first token),
-    `token_slots` (tokens,) the slot of each token, `padding_slots` those that hold no token; the first two are None
-    when both orders are equal.
+    `slot_tokens` (slots,) is the token of each slot (a padding slot repeats its sequence's first token), `token_slots`
+    (tokens,) the slot of each token, and `padding_slots` lists the slots without a token. The first two are None if
+    both orders are the same.
     """
 
     groups: tuple[LengthGroup, ...]
@@ -68,12 +68,12 @@ class Grouping:
 
     @property
     def grouping(self) -> Grouping:
-        """Itself, as a grouper's is what it makes."""
+        """This grouping itself, for the interface of `_Grouper`."""
         return self
 
 
 class _Grouper:
-    """Groups sequences when that is first asked for; fused attention on a GPU never asks."""
+    """Groups sequences on first access, which never happens with fused attention on a GPU."""
 
     def __init__(self, sizes: np.ndarray, starts: np.ndarray, device: torch.device) -> None:
         self._given = sizes, starts, device
@@ -88,16 +88,16 @@ class _Grouper:
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Offsets and lengths of the packed sequences of one batch, made once and shared by all layers.
+    """Offsets and lengths of the packed sequences of one batch, computed once and shared by all layers.
 
-    Linear layers, norms and heads see (tokens, hidden) only. Attention sees the slots of a `grouping`. Where a layout
-    `is_packed`, `offsets` say who attends to whom; where not, as of padded rows, the masks of groups do.
+    Linear layers, norms and heads see only (tokens, hidden). Attention sees the slots of a `grouping`. If `is_packed`,
+    `offsets` define which tokens attend to each other; otherwise, as for padded rows, the masks of the groups do.
 
-    `num_rows` is the number of rows that the layers see. On processors a few rows may follow the tokens, so that
-    products meet numbers of rows that they have met before; they belong to no sequence and receive no gradient.
-    `rotation` (rows, 3 hidden / 2, 2) turns queries and keys by their positions, where a model has such, and `biases`,
-    one a group, are added to the scores of attention. Where positions were given that `has_gaps` tells of, a place in a
-    sequence is not its position.
+    `num_rows` is the number of rows that the layers see. On a CPU, a few padding rows may follow the tokens so that
+    matrix products reuse row counts they have seen before; these rows belong to no sequence and receive no gradient.
+    `rotation` (rows, 3 hidden / 2, 2) rotates queries and keys by their positions in models that do so, and `biases`,
+    one per group, are added to attention scores. `has_gaps` is true if positions were given that differ from the
+    tokens' places in their sequences.
     """
 
     offsets: Tensor
@@ -128,7 +128,8 @@ class SequenceLayout:
     ) -> SequenceLayout:
         """Lay out sequences of the given lengths one after the other; positions count from 0 in each.
 
-        `position_ids` (tokens,) replaces those counts. Raises ValueError unless lengths are integers from 0 on.
+        `position_ids` (tokens,) replaces these positions. Raises ValueError unless lengths are non-negative integers,
+        or if there is not one position id per token.
         """
         sizes = _as_lengths(lengths)
         device = torch.device(device) if device is not None else torch.device("cpu")
@@ -151,7 +152,7 @@ class SequenceLayout:
         return cls(
             offsets=at,
             lengths=lengths,
-            first_positions=firsts,  # an empty sequence has no first token and gets that of another
+            first_positions=firsts,  # an empty sequence gets the first token of another
             last_positions=lasts,
             position_ids=positions,
             num_sequences=len(sizes),
@@ -169,8 +170,8 @@ class SequenceLayout:
     def of_padded(cls, is_real: Tensor) -> SequenceLayout:
         """Lay out the rows of a (batch, length) mask, True at tokens, as sequences of that length, padding included.
 
-        It is made of tensor operations alone, whatever the sizes, so that torch.export can follow it; what it costs is
-        that padding is computed. No key is hidden from a row without any token, whose vectors mean nothing.
+        It uses only tensor operations, independent of the sizes, so that torch.export can trace it; the cost is that
+        padding is computed too. A row without any token sees all keys, and its vectors are meaningless.
         """
         batch, length = is_real.shape
         columns = torch.arange(length, device=is_real.device)
@@ -195,7 +196,7 @@ class SequenceLayout:
 
     @property
     def sizes(self) -> np.ndarray:
-        """The lengths on the host, where no GPU is waited for but after `of_padded`."""
+        """The lengths on the host; reading them waits for a GPU only after `of_padded`."""
         return self.lengths.cpu().numpy() if self.host_lengths is None else self.host_lengths
 
     @property
@@ -214,7 +215,7 @@ class SequenceLayout:
         return self.grouping.slot_tokens
 
     def with_biases(self, biases: Sequence[Tensor]) -> SequenceLayout:
-        """Return this layout with what is added to the scores of each group."""
+        """Return this layout with biases to add to the scores of each group."""
         return replace(self, biases=tuple(biases))
 
     def places(self) -> list[Tensor]:
@@ -225,26 +226,26 @@ class SequenceLayout:
         return [slots.narrow(0, group.first_slot, group.num_slots).view(-1, group.length) for group in self.groups]
 
     def within(self, neighborhood: int) -> SequenceLayout:
-        """Return a layout where tokens attend to those at most so many positions away, 0 for all (Vaswani et al., 4).
+        """Return a layout with attention up to `neighborhood` positions away, 0 for no limit (Vaswani et al., 4).
 
-        Differs from the paper: the others are masked, so that the cost stays quadratic in the length.
+        Differs from the paper: farther tokens are masked, so the cost stays quadratic in the length.
         """
         if not neighborhood or (self.max_length <= neighborhood + 1 and not self.has_gaps):
             return self
         groups = []
         for group, places in zip(self.groups, self.places(), strict=True):
             mask = ((places.unsqueeze(1) - places.unsqueeze(2)).abs() <= neighborhood)[:, None]
-            if group.key_mask is not None:  # padding has to see something: itself
+            if group.key_mask is not None:  # padding must attend to something: itself
                 mask = (mask & group.key_mask) | torch.eye(group.length, dtype=torch.bool, device=mask.device)
             groups.append(replace(group, key_mask=mask, is_padded_behind=False))
         return replace(self, grouper=replace(self.grouping, groups=tuple(groups)), is_packed=False)
 
     def filled_up(self, packed: Tensor) -> Tensor:
-        """Return (tokens, features) with rows of zeros after them: (rows, features)."""
+        """Append rows of zeros: (tokens, features) to (rows, features)."""
         return F.pad(packed, (0, 0, 0, self.num_rows - self.num_tokens)) if self.num_rows > self.num_tokens else packed
 
     def padded(self, packed: Tensor, room: int) -> Tensor:
-        """Return sequences side by side with zeros behind them: (tokens, features) to (sequences, room, features)."""
+        """Return sequences padded with zeros to length `room`: (tokens, features) to (sequences, room, features)."""
         shifts = torch.arange(self.num_sequences, device=packed.device) * room - self.offsets[:-1]
         shifts = torch.repeat_interleave(shifts, self.lengths, output_size=self.num_tokens)
         places = shifts + torch.arange(self.num_tokens, device=packed.device)
@@ -252,7 +253,7 @@ class SequenceLayout:
         return result.index_copy(0, places, packed).view(self.num_sequences, room, -1)
 
     def to_slots(self, packed: Tensor) -> Tensor:
-        """Bring (rows, features) into slot order (slots, features)."""
+        """Reorder (rows, features) to slot order, (slots, features)."""
         order = self.grouping
         if order.slot_tokens is None or order.token_slots is None:
             return packed
@@ -261,7 +262,7 @@ class SequenceLayout:
         )
 
     def from_slots(self, slots: Tensor) -> Tensor:
-        """Bring (slots, features) back into packed order (rows, features)."""
+        """Reorder (slots, features) back to packed order, (rows, features)."""
         order = self.grouping
         if order.slot_tokens is None or order.token_slots is None:
             return slots
@@ -272,9 +273,9 @@ class SequenceLayout:
 
 @dataclass(frozen=True)
 class Slots:
-    """Another order of packed tokens, with padding between them: `tokens` (slots,) and back `slots` (rows,).
+    """A padded order of packed tokens: `tokens` (slots,) has the token of each slot, `slots` (rows,) the reverse.
 
-    A slot of `padding` names any token; rows behind the `num_tokens` name any slot.
+    The slots in `padding` may name any token; rows after the first `num_tokens` may name any slot.
     """
 
     tokens: Tensor
@@ -283,17 +284,17 @@ class Slots:
     num_tokens: int
 
     def to_slots(self, packed: Tensor) -> Tensor:
-        """Bring (rows, features) into this order; padding may not send back gradients."""
-        slots = self.slots[: len(packed)]  # rows that fill up may be absent
+        """Reorder (rows, features) to this order; padding slots must not receive gradients."""
+        slots = self.slots[: len(packed)]  # padding rows may be absent
         return _ToSlots.apply(packed, self.tokens, slots, self.num_tokens)  # pyright: ignore[reportReturnType]
 
     def from_slots(self, slots: Tensor) -> Tensor:
-        """Bring (slots, features) back into packed order."""
+        """Reorder (slots, features) back to packed order."""
         return _FromSlots.apply(slots, self.tokens, self.slots, self.padding)  # pyright: ignore[reportReturnType]
 
 
 class _ToSlots(torch.autograd.Function):
-    """Gather by slot. Its gradient is a gather too, because attention sends none to padding slots."""
+    """Gather by slot. The gradient is a gather too, because attention sends no gradient to padding slots."""
 
     @staticmethod
     def forward(ctx, packed: Tensor, slot_tokens: Tensor, token_slots: Tensor, num_tokens: int) -> Tensor:
@@ -310,7 +311,7 @@ class _ToSlots(torch.autograd.Function):
 
 
 class _FromSlots(torch.autograd.Function):
-    """Gather by token; padding slots take no gradient."""
+    """Gather by token; padding slots receive zero gradients."""
 
     @staticmethod
     def forward(ctx, slots: Tensor, slot_tokens: Tensor, token_slots: Tensor, padding_slots: Tensor | None) -> Tensor:
@@ -338,7 +339,7 @@ def _as_lengths(lengths: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
 
 
 def _group(sizes: np.ndarray, starts: np.ndarray, device: torch.device) -> Grouping:
-    """Split sequences into groups of near-equal length, and index slots by token and tokens by slot."""
+    """Split sequences into groups of near-equal length; map slots to tokens and tokens to slots."""
     order = np.argsort(-sizes, kind="stable")
     order = order[sizes[order] > 0]
     groups: list[LengthGroup] = []

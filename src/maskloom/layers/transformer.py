@@ -35,7 +35,7 @@ def residual(
 ) -> Tensor:
     """Return LN(x + dropout(block(x))), or with `pre_norm` x + dropout(block(LN(x))).
 
-    An `adapter` maps what is added, after dropout (Houlsby et al. 2019, 2.1).
+    An `adapter` is applied to the block's output after dropout (Houlsby et al. 2019, 2.1).
     """
     added = block(norm(hidden) if pre_norm else hidden)
     hidden = dropout.add(hidden, added) if adapter is None else hidden + adapter(dropout(added))
@@ -43,9 +43,9 @@ def residual(
 
 
 class Recomputable(nn.Module):
-    """A layer that may be computed again: one that `recomputes` keeps its input alone for the backward pass.
+    """A layer with activation checkpointing: if it `recomputes`, it stores only its input for the backward pass.
 
-    It is computed with the same dropout draws (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost).
+    The recomputation uses the same dropout draws (Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost).
     """
 
     recomputes = False
@@ -53,7 +53,7 @@ class Recomputable(nn.Module):
     def forward(
         self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: Memory | None = None
     ) -> Tensor:
-        """Return the next hidden state of every token; `past` has what is kept of those before, and gets more."""
+        """Return the next hidden state of every token; `past` caches earlier tokens and is updated in place."""
         if past is not None or not (self.recomputes and torch.is_grad_enabled()):
             return self.computed(hidden, layout, past, memory)
         draws = current_draws()
@@ -65,7 +65,7 @@ class Recomputable(nn.Module):
     def _computed_with(
         self, draws: RowDraws | None, place: int, hidden: Tensor, layout: SequenceLayout, memory: Memory | None
     ) -> Tensor:
-        """Return what the layer gives with the draws from a place on, the same ones when it is computed again."""
+        """Return the layer's output with draws starting at `place`, so that a recomputation repeats them."""
         with drawing(draws):
             if draws is not None:
                 draws.place = place
@@ -77,16 +77,16 @@ class Recomputable(nn.Module):
 
 
 class CarriedLayer(Recomputable):
-    """A layer whose state passes from step to step: (tokens, width) to the same.
+    """A layer that carries a state from token to token: (tokens, width) to (tokens, width).
 
-    What is kept of a sequence is its last state, of `state_shape`, zeros before the first token. Subclasses compute
-    vectors and last states (sequences, *state_shape) of those before and of `memory`, which come as a pair.
+    The state of a sequence has the shape `state_shape` and is zero before the first token. In subclasses, `computed`
+    gets the pair of initial states and `memory`, and returns vectors and last states (sequences, *state_shape).
     """
 
     state_shape: tuple[int, ...]
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, past: Kept | None = None, memory: Any = None) -> Tensor:
-        """Return the vector of every token; `past` has the state before the first one, and gets the last."""
+        """Return the vector of every token; `past` has the initial state and receives the last state."""
         state = hidden.new_zeros(layout.num_sequences, *self.state_shape)
         state = state if past is None or past.is_empty else past.kept
         vectors, state = super().forward(hidden, layout, None, (state, memory))  # pyright: ignore[reportArgumentType]
@@ -97,17 +97,18 @@ class CarriedLayer(Recomputable):
     def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, hidden: Tensor, layout: SequenceLayout, past: None, memory: tuple[Tensor, Any]
     ) -> tuple[Tensor, Tensor]:
-        """Return the vector of every token and the last states, of those before and what else `memory` has."""
+        """Return the vector of every token and the last states; `memory` is (initial states, other memory)."""
         raise NotImplementedError
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Compile nothing: torch would compile anew for the lengths of every batch."""
+        """Do nothing: torch would recompile for the lengths of every batch."""
 
 
 class TransformerLayer(Recomputable):
-    """Attention, then feed-forward, each with a `residual` and a norm of its own, which `norm` makes.
+    """Attention, then feed-forward, each with a `residual` connection and its own norm, created by `norm`.
 
-    Both blocks map (tokens, hidden) to the same. Adapters, one a block, are set from outside.
+    All blocks map (tokens, hidden) to (tokens, hidden), with `cross_attention`, if given, between attention and
+    feed-forward. Adapters, one per block, are set from outside.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class TransformerLayer(Recomputable):
     def computed(
         self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None, memory: Memory | None = None
     ) -> Tensor:
-        """Return the next hidden state of every token; `past` has keys and values of those before, and gets more."""
+        """Return the next hidden state of every token; `past` caches keys and values and is updated in place."""
         if past is None and memory is None and (settings := self._fused(hidden, layout)) is not None:
             attention, feed_forward = cast(SelfAttention, self.attention), cast(FeedForward, self.feed_forward)
             norms = cast(nn.LayerNorm, self.attention_layer_norm), cast(nn.LayerNorm, self.feed_forward_layer_norm)
@@ -154,7 +155,7 @@ class TransformerLayer(Recomputable):
         return hidden
 
     def _fused(self, hidden: Tensor, layout: SequenceLayout) -> SublayerSettings | None:
-        """Return the settings of both sublayers where a GPU's kernels train them, those of BERT, or None."""
+        """Return the settings of both sublayers if it is a BERT layer that GPU kernels can train here, else None."""
         attention, feed_forward, norm = self.attention, self.feed_forward, self.attention_layer_norm
         if (dtype := fused_type(hidden)) is None or self.pre_norm or self.has_memory or layout.rotation is not None:
             return None
@@ -178,6 +179,6 @@ class TransformerLayer(Recomputable):
 
     @property
     def adapters(self) -> list[nn.Module]:
-        """The adapters that there are."""
+        """The adapters that are set."""
         found = (self.attention_adapter, self.cross_attention_adapter, self.feed_forward_adapter)
         return [adapter for adapter in found if adapter is not None]

@@ -1,4 +1,4 @@
-"""Cross-entropy over a large vocabulary without ever holding all logits."""
+"""Cross-entropy over a large vocabulary without materialising all logits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient
 from maskloom.layers.processor.matrix_products import prefers_onednn, product, row_step, transposed_product
 
-# Logits worked on at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
+# Logits computed at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
 _NUM_LOGITS = (1 << 23) - (1 << 12)
-# Smaller ones come near to where fp32 has fewer digits.
+# Smaller probabilities approach the subnormal range, where fp32 has fewer digits.
 _SMALLEST_PROBABILITY = 1e-30
-# Rows of so many values begin where the matrix units of GPUs read at full width.
+# Rows whose length is a multiple of this start where the matrix units of GPUs read at full width.
 _ALIGNED = 64
 
 
@@ -30,12 +30,12 @@ def vocabulary_loss(
 ) -> Tensor:
     """Return the summed cross-entropy, in nats, of softmax(hidden decoder^T + bias) against labels (BERT paper 3.3.1).
 
-    Shapes in words: `hidden` (predictions, hidden), `decoder` (vocabulary, hidden), `bias` (vocabulary,) or None,
-    `labels` (predictions,), `weights` (predictions,) of the terms of the sum, or None for 1. With `smoothing` e the
-    target is 1 - e for the label plus e / V for each of the V words (Szegedy et al. 2015, 7). The rows are taken in
-    blocks, and the gradients are made with the loss while a block's probabilities are at hand, so neither logits nor
-    probabilities are kept. The backward pass can run once. Under autocast the products are made in half precision, the
-    softmax in fp32. Where no gradient is wanted, and for weights in half precision, it is computed plainly.
+    Shapes: `hidden` (predictions, hidden), `decoder` (vocabulary, hidden), `bias` (vocabulary,) or None, `labels`
+    (predictions,), `weights` of the terms (predictions,) or None for 1. With `smoothing` e, the target is 1 - e for the
+    label plus e / V for each of the V words (Szegedy et al. 2015, 7). Rows are processed in blocks, and gradients are
+    computed in the forward pass from each block's probabilities, so neither logits nor probabilities are stored. The
+    backward pass can run only once. Under autocast, products are in half precision and the softmax in fp32. If no
+    gradient is needed, or the weights are in half precision, the loss is computed from all logits in one piece.
     """
     wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, decoder, bias))
     if not wants_gradient or decoder.dtype not in (torch.float32, torch.float64):
@@ -81,7 +81,7 @@ class _VocabularyLoss(torch.autograd.Function):
             if decoder is not full and bias is not None:
                 logits += bias
             leads = None
-            if smoothing:  # -log p averaged over all words is that of the label plus its lead over the mean logit
+            if smoothing:  # mean -log p over all words is that of the label plus its lead over the mean logit
                 middle = torch.mv(rows.to(full.dtype), mean_word) + (0.0 if bias is None else bias.mean())
                 leads = smoothing * (logits.gather(1, targets).squeeze(1) - middle)
             if on_cpu:
@@ -128,7 +128,7 @@ class _VocabularyLoss(torch.autograd.Function):
 def _by_fused_passes(
     hidden: Tensor, decoder: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, _DecoderGradient, Tensor | None]]:
-    """Return the loss and what `backward` scales, on a GPU: words that nobody can predict align the rows of logits."""
+    """Return the loss and the gradients for `backward`, on a GPU; columns of padding align the rows of logits."""
     num_words, extra = len(decoder), -len(decoder) % _ALIGNED
     words = F.pad(decoder.to(hidden.dtype), (0, 0, 0, extra))
     offset = decoder.new_zeros(num_words) if bias is None else bias.detach()
@@ -149,7 +149,7 @@ def _by_fused_passes(
 
 
 def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
-    """Return each -log p(target); where p is too small for its digits to count, from the logits once more."""
+    """Return each -log p(target), recomputed from the logits where p is too small to be precise."""
     chosen = probabilities.gather(1, targets).squeeze(1)
     is_lost = ~(chosen >= _SMALLEST_PROBABILITY)
     losses = -chosen.log()
@@ -162,7 +162,7 @@ def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor |
 
 
 class _DecoderGradient:
-    """The sum over blocks of d_logits^T hidden: (vocabulary, hidden), added up in the faster orientation."""
+    """The sum over blocks of d_logits^T hidden, (vocabulary, hidden), accumulated in the faster orientation."""
 
     def __init__(self, decoder: Tensor, *, is_single: bool) -> None:
         self._decoder = decoder
@@ -173,7 +173,7 @@ class _DecoderGradient:
     def add(self, d_logits: Tensor, rows: Tensor) -> None:
         """Add one block."""
         if self._sum is None:
-            # With the short side first, a block's product is made of long contiguous rows, and adds up fast.
+            # With the short side first, a block's product has long contiguous rows, which are fast to add.
             self._is_transposed = not self._is_single and prefers_onednn(rows, len(self._decoder))
             pair = (rows, d_logits) if self._is_transposed else (d_logits, rows)
             self._sum = transposed_product(*pair).to(self._decoder.dtype)
@@ -184,16 +184,16 @@ class _DecoderGradient:
             self._sum.addmm_(d_logits.t(), rows)
 
     def add_product(self, summand: Tensor) -> None:
-        """Add what was multiplied elsewhere, laid out as the decoder is."""
+        """Add a product computed elsewhere, with the layout of the decoder."""
         self._sum = summand.to(self._decoder.dtype) if self._sum is None else self._sum.add_(summand)
 
     def subtract(self, row: Tensor) -> None:
-        """Take a row, (hidden,), away from that of every word."""
+        """Subtract a row (hidden,) from the row of every word."""
         if self._sum is not None:
             self._sum -= (row.unsqueeze(1) if self._is_transposed else row).to(self._sum.dtype)
 
     def scaled(self, factor: Tensor) -> Tensor:
-        """Return the sum times a factor, laid out as the decoder is."""
+        """Return the sum times a factor, with the layout of the decoder."""
         if self._sum is None:
             return torch.zeros_like(self._decoder)
         if self._is_transposed:

@@ -1,1 +1,1 @@
-"""Kernels made for the processor at hand."""
+"""Kernels for specific CPUs and GPUs."""

@@ -1,8 +1,8 @@
-"""BERT's embeddings, both halves of its layers, dropout and the loss over a vocabulary, in few passes on a GPU.
+"""BERT's embeddings, both halves of its layers, dropout and the vocabulary loss, in few passes on a GPU.
 
-LayerNorm(x + dropout(attention(x))) and LayerNorm(x + dropout(FFN(x))) (Vaswani et al. 2017, 3.1) in half precision:
-products by torch's library, the rest by the kernels of `gpu_kernels`. Norms, softmax and sums are computed in fp32, and
-so are the gradients of weights. Letters: t tokens, h hidden.
+LayerNorm(x + dropout(attention(x))) and LayerNorm(x + dropout(FFN(x))) (Vaswani et al. 2017, 3.1) run in half
+precision: matrix products in torch's library, the rest in the kernels of `gpu_kernels`. Norms, softmax, sums and weight
+gradients are computed in fp32. Letters: t tokens, h hidden.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from maskloom.layers.processor.packed_attention import flash_attention, flash_gr
 from maskloom.layers.sequence_layout import SequenceLayout
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Up to so many tokens the keys of a sequence and head fit where a program holds them.
+# Up to this many tokens, the keys of one sequence and head fit into a program.
 _SHORT = 128
 _SHORT_SIZES = (16, 32, 64, 128)
-# Rows and columns that a program sums at a time: the fastest of eight pairs on an H100.
+# Rows and columns that a program sums at a time: the fastest of eight pairs tried on an H100.
 _TILE = (32, 64)
 
 
 def fuses(x: Tensor) -> bool:
-    """Tell whether the kernels take a tensor: on CUDA from compute capability 8.0 on, where Triton is installed."""
+    """Return whether the kernels support a tensor: on CUDA with compute capability 8.0 or later and Triton."""
     return x.is_cuda and x.dtype in _TYPES and not torch.compiler.is_compiling() and _has_triton(x.device)
 
 
 @cache
 def _has_triton(device: torch.device) -> bool:
-    """Tell whether a kernel runs on a device, which is tried: it needs Triton, a C compiler and Python's headers."""
+    """Return whether a kernel runs on a device, by trying it: it needs Triton, a C compiler and Python's headers."""
     is_new = torch.cuda.get_device_properties(device).major >= 8
     if not is_new or torch.version.hip is not None or find_spec("triton") is None:
         return False
     try:
         _column_sums(torch.zeros(1, 1, device=device))
-    except Exception as error:  # whatever keeps it from compiling
+    except Exception as error:  # anything that prevents compilation
         reason = str(error).strip().splitlines()[-1:]
         warnings.warn(f"{device}: no kernel of Triton runs here, so training is slower: {reason}", stacklevel=2)
         return False
@@ -52,7 +52,7 @@ def _has_triton(device: torch.device) -> bool:
 
 
 def _run(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on the device of its first argument; Triton is imported for the first one."""
+    """Run a kernel on the device of its first argument; the first call imports Triton."""
     from maskloom.layers.processor import gpu_kernels
 
     with torch.cuda.device_of(x):
@@ -60,14 +60,14 @@ def _run(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constan
 
 
 def fused_type(x: Tensor) -> torch.dtype | None:
-    """Return the half precision of autocast where kernels take a tensor in training, or None."""
+    """Return autocast's half-precision type if the kernels support a tensor in training, else None."""
     if not (fuses(x) and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")):
         return None
     return torch.get_autocast_dtype("cuda")
 
 
 def thinned(x: Tensor, rate: float) -> Tensor:
-    """Return dropout(x) of rows (rows, width), whose draws are those of a processor."""
+    """Return dropout(x) of (rows, width), with the same draws as on a CPU."""
     return _Thinned.apply(x, device_draws(len(x), rate, x.device))  # pyright: ignore[reportReturnType]
 
 
@@ -91,7 +91,7 @@ def _thin(x: Tensor, draws: DeviceDraws) -> Tensor:
 
 
 def normed_embedding(tables: Sequence[Tensor], ids: Sequence[Tensor], norm: nn.LayerNorm, rate: float) -> Tensor:
-    """Return dropout(LayerNorm(word + segment + position)), (t, h): the rows (t,) of three tables that ids name."""
+    """Return dropout(LayerNorm(word + segment + position)), (t, h), from three tables and their row ids (t,)."""
     draws = device_draws(len(ids[0]), rate, ids[0].device)
     return _NormedEmbedding.apply(  # pyright: ignore[reportReturnType]
         [each.contiguous() for each in ids], norm.eps, draws, *tables, norm.weight, norm.bias
@@ -134,7 +134,7 @@ class _NormedEmbedding(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class SublayerSettings:
-    """The settings of both halves of a layer; rates of dropout are 0 outside training."""
+    """The settings of both halves of a layer; dropout rates are 0 outside training."""
 
     layout: SequenceLayout
     num_heads: int
@@ -238,10 +238,10 @@ class _FeedForwardSublayer(torch.autograd.Function):
 def loss_and_gradient(
     logits: Tensor, bias: Tensor, targets: Tensor, weights: Tensor | None, num_words: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed cross-entropy of softmax(logits + bias) and the gradient to the bias; `logits` become theirs.
+    """Return the summed cross-entropy of softmax(logits + bias) and the bias gradient; `logits` become their gradient.
 
-    Shapes in words: `logits` (rows, width), of which the first `num_words` columns count, `bias` (num_words,),
-    `targets` and `weights` (rows,). Sums are in fp32.
+    Shapes: `logits` (rows, width), of which only the first `num_words` columns count, `bias` (num_words,), `targets`
+    and `weights` (rows,). Sums are in fp32.
     """
     losses, block = logits.new_empty(len(logits), dtype=torch.float32), min(4096, _block(num_words))
     _run("loss_gradient", (len(logits),),
@@ -252,7 +252,7 @@ def loss_and_gradient(
 
 
 def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return gradient^T x in fp32, (outputs, inputs), of products in half precision."""
+    """Return gradient^T x in fp32, (outputs, inputs), from half-precision factors."""
     return torch.mm(gradient.t(), x, out_dtype=torch.float32) if x.is_cuda else (gradient.t() @ x).float()
 
 
@@ -272,7 +272,7 @@ def _normed_sum(
 def _normed_sum_gradients(
     gradient: Tensor, hidden: Tensor, added: Tensor, scale: Tensor, means: Tensor, roots: Tensor, draws: DeviceDraws
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients to both summands and, as (3, h), those to scale, shift and a bias of `added`."""
+    """Return the gradients of both summands and, as (3, h), of scale, shift and a bias of `added`."""
     num_rows, width = hidden.shape
     block, num_programs = _block(width), min(num_rows, 4 * _num_processors(hidden.device))
     d_hidden, d_added = torch.empty_like(hidden), torch.empty_like(hidden)
@@ -285,7 +285,7 @@ def _normed_sum_gradients(
 
 
 def _gelu_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradient to x, which takes the place of `gradient`, and its sums over rows."""
+    """Return the gradient of x, which overwrites `gradient`, and its sums over rows."""
     parts = _by_columns("gelu_gradient", x, gradient, gradient)
     return gradient, parts.sum(0)
 
@@ -296,7 +296,7 @@ def _column_sums(x: Tensor) -> Tensor:
 
 
 def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
-    """Return three arrays (t, heads, d) side by side, (t, 3 h), and their sums over rows in fp32."""
+    """Return three arrays (t, heads, d) concatenated to (t, 3 h), and their sums over rows in fp32."""
     flat = [array.flatten(1).contiguous() for array in arrays]
     (num_rows, width), columns = flat[0].shape, _TILE[1]
     num_blocks, num_chunks, rows_each = _tiles(num_rows, width, flat[0].device, times=3)
@@ -319,7 +319,7 @@ def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_columns(name: str, x: Tensor, *more: Tensor) -> Tensor:
-    """Run a kernel whose programs take blocks of columns and chunks of rows, and return its parts of sums."""
+    """Run a kernel whose programs process blocks of columns and chunks of rows, and return its partial sums."""
     num_rows, width = x.shape
     num_blocks, num_chunks, rows_each = _tiles(num_rows, width, x.device)
     parts = x.new_empty(num_chunks, width, dtype=torch.float32)
@@ -340,7 +340,7 @@ def _by_columns(name: str, x: Tensor, *more: Tensor) -> Tensor:
 
 
 def _tiles(num_rows: int, width: int, device: torch.device, times: int = 1) -> tuple[int, int, int]:
-    """Return the number of blocks of columns, that of chunks of rows, and the rows of each chunk."""
+    """Return the number of column blocks, the number of row chunks and the rows in each chunk."""
     num_blocks = -(-width // _TILE[1])
     num_chunks = max(1, min(16 * _num_processors(device) // (times * num_blocks), -(-num_rows // _TILE[0])))
     return num_blocks, num_chunks, -(-num_rows // num_chunks)
@@ -351,7 +351,7 @@ def _is_short(qkv: Tensor, settings: SublayerSettings) -> bool:
 
 
 def _short_attention(qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws) -> tuple[Tensor, Tensor]:
-    """Return the context, and the logarithms of sums (t, heads) that its gradient needs."""
+    """Return the context and the base-2 logarithms of the softmax's sums (t, heads), which its gradient needs."""
     context = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
     log_sums = qkv.new_empty(len(qkv), settings.num_heads, dtype=torch.float32)
     _over_heads("short_attention", 64, qkv, settings, draws, context, log_sums)
@@ -361,7 +361,7 @@ def _short_attention(qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws
 def _short_gradients(
     d_context: Tensor, qkv: Tensor, context: Tensor, log_sums: Tensor, settings: SublayerSettings, draws: DeviceDraws
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient to queries, keys and values, and its sums over tokens."""
+    """Return the gradient of queries, keys and values, and its sums over tokens."""
     d_qkv = torch.empty_like(qkv)
     parts = qkv.new_empty(settings.layout.num_sequences, qkv.shape[1], dtype=torch.float32)
     _over_heads("short_attention_gradient", 32, qkv, settings, draws, context, log_sums, d_context, d_qkv, parts)
@@ -371,7 +371,7 @@ def _short_gradients(
 def _over_heads(
     name: str, rows: int, qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws, *more: Tensor
 ) -> None:
-    """Run a kernel whose programs take a head of a sequence, and so many queries of it at a time."""
+    """Run a kernel whose programs process one head of one sequence each, `rows` queries at a time."""
     layout, num_heads = settings.layout, settings.num_heads
     size, block = qkv.shape[1] // (3 * num_heads), max(16, _block(layout.max_length))
     _run(
@@ -382,7 +382,7 @@ def _over_heads(
 
 
 def _block(width: int) -> int:
-    """Return the power of two that holds a row."""
+    """Return the smallest power of two that holds a row."""
     return 1 << max(0, width - 1).bit_length()
 
 

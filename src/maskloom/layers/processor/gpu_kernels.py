@@ -1,7 +1,7 @@
-"""Kernels for GPUs, in Triton: norms of sums, activations, short attention and losses, each in one pass over memory.
+"""GPU kernels in Triton: norms of sums, activations, short attention and losses, each in one pass over memory.
 
-Dropout draws from the words of `layers.dropout`: two values of a row share a hash of 32 bits of its key. Sums over rows
-are made of one part a program, which torch adds, so that they are the same each time. Letters: t tokens, h hidden.
+Dropout uses the words of `layers.dropout`: two values of a row share a 32-bit hash of its key. For sums over rows, each
+program writes a partial sum and torch adds them, so results are deterministic. Letters: t tokens, h hidden.
 """
 # pyright: basic, reportMissingImports=false, reportPossiblyUnboundVariable=false
 
@@ -28,7 +28,7 @@ def _hashed(words):
 
 @triton.jit
 def _kept(row_keys, columns, threshold):
-    """Tell which values dropout keeps; `row_keys` are broadcast over `columns`."""
+    """Return a mask of the values that dropout keeps; `row_keys` are broadcast over `columns`."""
     words = _hashed(row_keys + (columns >> 1) * _GAMMA)
     halves = (words >> ((columns & 1) << 4)) & 0xFFFF
     return (halves ^ 0x8000) >= threshold
@@ -36,7 +36,7 @@ def _kept(row_keys, columns, threshold):
 
 @triton.jit
 def _normed(total, weight, bias, mean_place, root_place, columns, width, epsilon):
-    """LayerNorm of a row; keeps its mean and 1 / its standard deviation."""
+    """LayerNorm of a row; stores its mean and the reciprocal of its standard deviation."""
     inside = columns < width
     mean = tl.sum(total, 0) / width
     centered = tl.where(inside, total - mean, 0.0)
@@ -48,14 +48,14 @@ def _normed(total, weight, bias, mean_place, root_place, columns, width, epsilon
 
 @triton.jit
 def _norm_gradient(upper, normed, root, width):
-    """The gradient of LayerNorm to a row, of that to the normed row times the weight."""
+    """The gradient of LayerNorm with respect to a row; `upper` is the output's gradient times the weight."""
     along = tl.sum(upper * normed, 0) / width
     return (upper - tl.sum(upper, 0) / width - normed * along) * root
 
 
 @triton.jit
 def thinned(x, out, keys, word, threshold, factor, width, BLOCK: tl.constexpr):
-    """out = dropout(x), one row a program: (t, width); the gradient is the same function of the gradient."""
+    """out = dropout(x), one row per program: (t, width). The backward pass applies it to the gradient."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -69,7 +69,7 @@ def normed_sum(
     hidden, added, weight, bias, out, means, roots, keys, word, threshold, factor, epsilon, width,
     BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """out = LN(hidden + dropout(added)), one row a program: (t, h); keeps means and 1 / standard deviations (t,)."""
+    """out = LN(hidden + dropout(added)), one row per program: (t, h); stores means and 1 / standard deviations (t,)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -87,7 +87,7 @@ def normed_sum_gradient(
     gradient, hidden, added, weight, means, roots, d_hidden, d_added, parts, keys, word, threshold, factor,
     num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `normed_sum`; `parts` (3, programs, h) gets sums of those to weight, bias and `added` over rows."""
+    """Gradients of `normed_sum`; `parts` (3, programs, h) gets partial sums for the weight, the bias and `added`."""
     program, step = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -125,7 +125,7 @@ def normed_embedding(
     words, segments, positions, word_ids, segment_ids, position_ids, weight, bias, out, means, roots,
     keys, word, threshold, factor, epsilon, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """out = dropout(LN(word + segment + position)), one token a program: (t, h), rows of tables named by ids (t,)."""
+    """out = dropout(LN(word + segment + position)), one token per program: (t, h), from the table rows of ids (t,)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -143,7 +143,7 @@ def normed_embedding_gradient(
     gradient, words, segments, positions, word_ids, segment_ids, position_ids, weight, means, roots, d_total, parts,
     keys, word, threshold, factor, num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of `normed_embedding` to the sum; `parts` (2, programs, h) gets those to weight and bias."""
+    """The gradient of the sum in `normed_embedding`; `parts` (2, programs, h) gets partial sums for weight and bias."""
     program, step = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -170,7 +170,7 @@ def normed_embedding_gradient(
 
 @triton.jit
 def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """out = gelu'(x) gradient, gelu by erf: (t, inner); `parts` (chunks of rows, inner) gets the sums of its rows."""
+    """out = gelu'(x) gradient, with exact (erf) gelu: (t, inner); `parts` (row chunks, inner) gets its row sums."""
     chunk = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
@@ -192,7 +192,7 @@ def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.
 
 @triton.jit
 def column_sums(x, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """`parts` (chunks of rows, width) gets the sums of the rows of `x` (t, width)."""
+    """`parts` (row chunks, width) gets the sums over the rows of `x` (t, width)."""
     chunk = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
@@ -211,9 +211,9 @@ def column_sums(x, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMN
 def joined(
     first, second, third, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
-    """Three arrays (t, width) side by side in `out` (t, 3 width); `parts` (chunks of rows, 3 width) gets sums of rows.
+    """Concatenate three arrays (t, width) in `out` (t, 3 width); `parts` (row chunks, 3 width) gets sums over rows.
 
-    Programs take columns of one of them.
+    Each program processes columns of one array.
     """
     num_blocks = tl.cdiv(width, COLUMNS)
     number, chunk = tl.program_id(0) // num_blocks, tl.program_id(1)
@@ -241,10 +241,10 @@ def short_attention(
     qkv, offsets, context, log_sums, keys, word, threshold, factor, scale, num_heads,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """dropout(softmax(q k^T / sqrt(d))) v of a sequence and head a program, its keys in one block: (t, 3 h) to (t, h).
+    """dropout(softmax(q k^T / sqrt(d))) v, one sequence and head per program, keys in one block: (t, 3 h) to (t, h).
 
-    SIZE is d, BLOCK at least the longest length, ROWS the queries at a time. `log_sums` (t, heads) gets the logarithms
-    to base 2 of the sums in the softmax.
+    SIZE is d, BLOCK is at least the longest length, ROWS is the number of queries processed at a time. `log_sums`
+    (t, heads) gets the base-2 logarithms of the softmax's sums.
     """
     sequence, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
     first = tl.load(offsets + sequence)
@@ -284,7 +284,7 @@ def short_attention_gradient(
 ):  # fmt: skip
     """Gradients of `short_attention`: dS = P (dP - dC C), dQ = dS K, dK = dS^T Q, dV = P^T dC; keys are rows here.
 
-    `parts` (sequences, 3 h) gets the sums over the tokens of each.
+    `parts` (sequences, 3 h) gets the sums over each sequence's tokens.
     """
     sequence, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
     first = tl.load(offsets + sequence)
@@ -339,7 +339,7 @@ def short_attention_gradient(
 def loss_gradient(
     logits, bias, targets, weights, losses, num_words, width, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr
 ):
-    """Cross-entropy of softmax(logits + bias) of a row a program, whose logits become their gradient: (rows, width)."""
+    """Cross-entropy of softmax(logits + bias), one row per program; gradients overwrite `logits` (rows, width)."""
     row = tl.program_id(0)
     own = logits + row.to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
@@ -362,7 +362,7 @@ def loss_gradient(
         weight = tl.load(weights + row)
     wanted = tl.load(own + target).to(tl.float32) + tl.load(bias + target)
     tl.store(losses + row, (log_total - wanted) * weight)
-    tl.debug_barrier()  # the target's logit is read before it is written over
+    tl.debug_barrier()  # read the target's logit before it is overwritten
     for start in range(0, width, BLOCK):
         words = start + columns
         inside = words < num_words

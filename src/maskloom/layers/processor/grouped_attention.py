@@ -1,4 +1,4 @@
-"""Attention with dropout over length groups on a processor, where torch has no kernel for it that is fused."""
+"""Attention with dropout over length groups on a CPU, for which torch has no fused kernel."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def grouped_attention(
 ) -> Tensor:
     """Return dropout(softmax(q k / sqrt(d))) v per sequence and head: (slots, 3 hidden) to (slots, hidden).
 
-    It is scaled dot-product attention written out with its gradient (Vaswani et al. 2017, equation 1). Each group
-    writes its part of one result and of one gradient, and the softmax's gradient takes its row sums from the context:
+    It is scaled dot-product attention with a hand-written gradient (Vaswani et al. 2017, equation 1). Each group writes
+    its part of a shared result and gradient, and the softmax gradient computes its row sums from the context:
     sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient.
     """
     keys, dither = _keys(layout.num_tokens, dropout)
@@ -32,7 +32,7 @@ def grouped_attention(
 
 
 def prefers_paired(queries: Tensor, layout: AttentionLayout) -> bool:
-    """Tell whether `paired_attention` takes a batch: in training on a processor, where every query has a key."""
+    """Return whether `paired_attention` supports a batch: in training on a CPU, if every query has a key."""
     return (
         torch.is_grad_enabled()
         and queries.device.type == "cpu"
@@ -45,7 +45,7 @@ def prefers_paired(queries: Tensor, layout: AttentionLayout) -> bool:
 def paired_attention(
     queries: Tensor, key_values: Tensor, layout: AttentionLayout, num_heads: int, dropout: float
 ) -> Tensor:
-    """Return dropout(softmax(q k / sqrt(d))) v, as `grouped_attention` does, of queries to the keys of another text.
+    """Return dropout(softmax(q k / sqrt(d))) v, like `grouped_attention`, for queries and the keys of another text.
 
     Shapes: (queries, hidden) and (keys, 2 hidden) to (queries, hidden).
     """
@@ -67,7 +67,7 @@ def _keys(num_rows: int, dropout: float) -> tuple[Tensor, float]:
 
 
 class _GroupedAttention(torch.autograd.Function):
-    """Letters: n sequences of a group, s its length, h heads, d size of a head."""
+    """Letters: n sequences of a group, s its length, h heads, d head size."""
 
     @staticmethod
     def forward(
@@ -151,10 +151,10 @@ class _PairedAttention(torch.autograd.Function):
 def _attended(
     q: Tensor, k: Tensor, v: Tensor, excluded: Tensor | None, dropout: float, keys: Tensor, dither: float
 ) -> list[Tensor]:
-    """Return what the gradient needs, the context last; `q` is divided by sqrt(d) in place.
+    """Return the tensors that the gradient needs, the context last; `q` is divided by sqrt(d) in place.
 
-    `excluded` (n or 1, 1, queries, keys) is minus infinity where a query may not attend; `keys` (n, queries) are those
-    of the draws of dropout.
+    `excluded` (n or 1, 1, queries, keys) is minus infinity where a query may not attend; `keys` (n, queries) are the
+    keys of the dropout draws.
     """
     q.mul_(1.0 / math.sqrt(q.shape[-1]))
     scores = torch.bmm(q, k.transpose(1, 2))
@@ -201,7 +201,7 @@ def _store(rows: Tensor, values: Tensor, num_heads: int) -> None:
 
 
 def _excluded_of(group: LengthGroup, dtype: torch.dtype, *, causal: bool) -> Tensor | None:
-    """Return what `_excluded` does of a text's own tokens, (n or 1, 1, s or 1, s)."""
+    """Return `_excluded` for self-attention within a group, broadcastable to (n, 1, s, s)."""
     allowed = group.mask(causal=causal)
     if causal and allowed is None:
         return torch.full((group.length, group.length), -math.inf, dtype=dtype).triu_(1)
@@ -209,5 +209,5 @@ def _excluded_of(group: LengthGroup, dtype: torch.dtype, *, causal: bool) -> Ten
 
 
 def _excluded(allowed: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Return minus infinity where a query may not attend, None where all may."""
+    """Return an additive mask, minus infinity where a query may not attend; None if it may attend everywhere."""
     return None if allowed is None else torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, -math.inf)

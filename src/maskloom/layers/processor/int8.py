@@ -1,9 +1,9 @@
-"""Dense layers in eight-bit integers, for inference: weights quantised once, activations as they come.
+"""Dense layers in eight-bit integers, for inference: weights are quantised once, activations on the fly.
 
 The scheme is symmetric dynamic quantisation with a scale for each output of a weight and for each row of activations
 (Wu et al. 2020, "Integer quantization for deep learning inference", section 3): x W^T is about s_x s_W^T (x_q W_q^T),
-and the product in brackets is exact in 32-bit integers. A row's scale is its own, so a text's vector does not depend on
-the texts that share its batch.
+and the product in brackets is exact in 32-bit integers. Each row has its own scale, so a text's vector does not depend
+on the other texts in its batch.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from maskloom.layers.attention import SelfAttention
 from maskloom.layers.narrow_attention import NarrowDense
 from maskloom.layers.processor.matrix_products import Dense
 
-# Rows go through in blocks, whose values stay in the processor's cache, and in steps: each shape costs a kernel.
+# Rows are processed in blocks whose values stay in the CPU cache, rounded up to a step as each shape costs a kernel.
 _BLOCK_ROWS = 256
 _ROW_STEP = 4
 _LARGEST = 127
-# Where a product of bytes is summed in pairs of 16 bits (AVX2), 2 * 255 * 64 still fits.
+# Where pairs of byte products are summed in 16 bits (AVX2), 2 * 255 * 64 still fits.
 _LARGEST_WITHOUT_DOT_PRODUCTS = 63
 
 
 class Int8Dense(nn.Module):
     """x W^T + b with W and x in eight bits: (rows, inputs) to (rows, outputs), float32 in and out; no gradient.
 
-    The last `num_fine` outputs see x in sixteen bits, as a second product with what rounding left of it.
+    The last `num_fine` outputs use x in sixteen bits, through a second product with the rounding error of x.
     """
 
     weight: Tensor
@@ -39,14 +39,14 @@ class Int8Dense(nn.Module):
     bias: Tensor
 
     def __init__(self, dense: nn.Linear, *, num_fine: int = 0) -> None:
-        """Quantise a dense layer. Raises ConfigError where the processor has no eight-bit products."""
+        """Quantise a dense layer. Raises ConfigError if the processor has no eight-bit products."""
         super().__init__()
         self.num_fine = num_fine
         weight = dense.weight.detach().float()
         largest = largest_weight()
         scale = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / largest
         rounded = torch.round(weight / scale.unsqueeze(1)).clamp_(-largest, largest).to(torch.int8)
-        # inputs first: the other way round the library is a third slower on few rows
+        # inputs first: in the other order the library is a third slower for few rows
         self.register_buffer("weight", rounded.t().contiguous())
         self.register_buffer("fine_weight", rounded[len(rounded) - num_fine :].t().contiguous())
         self.register_buffer("scale", scale)
@@ -77,7 +77,7 @@ class Int8Dense(nn.Module):
 
 
 def _product(left: Tensor, weight: Tensor) -> Tensor:
-    """Return left weight in 32-bit integers."""
+    """Return the product left weight in 32-bit integers."""
     num_rows = len(left)
     if missing := -num_rows % _ROW_STEP:
         left = torch.cat([left, left.new_zeros(missing, left.shape[1])])
@@ -85,11 +85,10 @@ def _product(left: Tensor, weight: Tensor) -> Tensor:
 
 
 def quantize_dense_layers(module: nn.Module) -> None:
-    """Replace every `Dense` within a module by its `Int8Dense`; layers of other kinds stay as they are.
+    """Replace every `Dense` within a module by an `Int8Dense`; other layers stay as they are.
 
-    The values of attention are the fine outputs: on MiniLM's weights most of the error of a vector came from them.
-    Raises ConfigError where the processor has no eight-bit products, the module is not in its memory, or has no such
-    layer.
+    The fine outputs are the values of self-attention: with MiniLM's weights, they caused most of a vector's error.
+    Raises ConfigError if the processor has no eight-bit products, or the module is not on the CPU or has no `Dense`.
     """
     for parameter in module.parameters():
         if (device := parameter.device).type != "cpu":
@@ -108,9 +107,9 @@ def quantize_dense_layers(module: nn.Module) -> None:
 
 @cache
 def largest_weight() -> int:
-    """Return the largest absolute value of a weight for which this processor's products of bytes are exact.
+    """Return the largest absolute weight for which this processor's eight-bit products are exact.
 
-    It is 127, or 63 where the processor sums pairs of products in 16 bits. Raises ConfigError where there is neither.
+    It is 127, or 63 if the processor sums pairs of products in 16 bits. Raises ConfigError if neither is exact.
     """
     if torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         for largest in (_LARGEST, _LARGEST_WITHOUT_DOT_PRODUCTS):
@@ -123,7 +122,7 @@ def largest_weight() -> int:
 
 
 def _is_exact(largest: int) -> bool:
-    """Tell whether a product whose sums are as large as they can be comes out exactly."""
+    """Return whether a product with the largest possible sums is exact."""
     if not hasattr(torch.ops.aten, "_int_mm"):
         return False
     left = torch.full((32, 128), _LARGEST, dtype=torch.int8)

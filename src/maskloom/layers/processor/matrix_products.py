@@ -1,13 +1,13 @@
-"""Matrix products through the faster of the processor's two libraries, with the gradients of a dense layer.
+"""Matrix products through the faster of two CPU libraries, with the gradients of a dense layer.
 
-torch takes MKL for fp32 products on x86, and MKL leaves the 512-bit half of processors by other makers unused; oneDNN,
-which torch carries too, does not. The results differ by rounding only. The choice depends on the maker, the instruction
-set and the shapes, never on timing, so that a run repeats to the bit; MASKLOOM_PRODUCTS=mkl or =onednn overrides the
-maker, and `products_by` does so within.
+torch uses MKL for fp32 products on x86. On non-Intel processors MKL does not use the full 512-bit width; oneDNN, which
+torch also ships, does. The results differ only by rounding. The choice depends on the vendor, the instruction set and
+the shapes, never on timing, so that runs are bitwise reproducible; MASKLOOM_PRODUCTS=mkl or =onednn overrides the
+vendor's default, and `products_by` does so within a context.
 
-oneDNN keeps a kernel of more than half a MiB for every shape that it meets, and packed batches differ in their number
-of tokens. So it gets rows in numbers of which there are eight between one power of two and the next; what that leaves
-over is filled up with zero rows, or given to MKL.
+oneDNN caches a kernel of more than half a MiB for every shape it sees, and packed batches differ in their number of
+tokens. Its row counts are therefore limited to eight values between consecutive powers of two; the remaining rows are
+padded with zero rows or given to MKL.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from torch import Tensor, nn
 from maskloom.errors import ConfigError
 from maskloom.layers.activations import ACTIVATIONS, Activation
 
-# Below this number of multiplications oneDNN's preparation of a kernel for a new shape costs more than it wins.
+# Below this number of multiplications, preparing a oneDNN kernel for a new shape costs more than it gains.
 _SMALLEST_PRODUCT = 1 << 24
-# Bytes that oneDNN may take to make a kernel. Blocks above 32 MiB do not change what the C library keeps for itself.
+# Bytes that oneDNN may need to create a kernel. Blocks above 32 MiB do not change how much memory malloc retains.
 _ROOM_OF_KERNEL = 33 << 20
 
-# Numbers of a weight below which packing it wins nothing, while oneDNN would keep 0.6 MiB for each number of rows.
+# Elements of a weight below which packing gains nothing, while oneDNN would cache 0.6 MiB for each row count.
 _SMALLEST_PACKED = 1 << 13
-_SMALLEST_DECODING = 1 << 19  # smaller ones stay in a cache, where MKL reads them as fast
+_SMALLEST_DECODING = 1 << 19  # smaller ones stay in a cache, from which MKL reads them as fast
 
-_FEWEST_ROWS = 1 << 9  # fewer are hardly ever multiplied by oneDNN
+_FEWEST_ROWS = 1 << 9  # fewer rows are hardly ever multiplied by oneDNN
 
 # oneDNN's names for the forms of GELU.
 _FORMS_OF_GELU = {ACTIVATIONS["gelu"]: "none", ACTIVATIONS["gelu_new"]: "tanh"}
-# Makers of processors with AVX-512 on which oneDNN was measured to be faster than MKL (benchmarks/pretraining_step.md).
+# Vendors of AVX-512 processors on which oneDNN was measured to be faster than MKL (benchmarks/pretraining_step.md).
 _ONEDNN_WINS = frozenset({"AuthenticAMD"})
 
 
 def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, int]:
-    """Return who made the processor, in its own word (GenuineIntel, AuthenticAMD), and its family, or "" and 0."""
+    """Return the processor's vendor string (GenuineIntel, AuthenticAMD) and family, or "" and 0 if unknown."""
     try:
         with cpuinfo.open(encoding="ascii", errors="replace") as file:
             lines = file.read(1 << 12).splitlines()
@@ -56,10 +56,10 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, int]:
 
 
 def _smallest_gradient(maker: str, family: int) -> int:
-    """Return the numbers of a weight below which MKL makes its gradient faster.
+    """Return the number of weight elements below which MKL computes the weight's gradient faster.
 
-    Families of AMD from 26 on (Zen 5) have 512-bit units of full width, and oneDNN makes these gradients up to twice as
-    fast as MKL; on earlier ones it is the slower (benchmarks/README.md, points 6 and 9).
+    AMD families from 26 on (Zen 5) have full-width 512-bit units, on which oneDNN computes these gradients up to twice
+    as fast as MKL; on earlier families it is slower (benchmarks/README.md, points 6 and 9).
     """
     return 1 << 14 if maker == "AuthenticAMD" and family >= 26 else 1 << 20
 
@@ -74,7 +74,7 @@ _library: Literal["onednn", "mkl"] = _given or ("onednn" if _MAKER in _ONEDNN_WI
 
 @contextmanager
 def products_by(library: Literal["onednn", "mkl"]) -> Iterator[None]:
-    """Within, products go to oneDNN where the machine and the shapes speak for it, or all to MKL."""
+    """Within the context, send products to oneDNN where the machine and the shapes favour it, or all to MKL."""
     global _library
     before, _library = _library, library
     try:
@@ -93,7 +93,7 @@ def _has_wide_kernels() -> bool:
 
 
 def library_of_products() -> str:
-    """Return in words which library makes the fp32 products of the processor."""
+    """Describe which library computes fp32 products on the CPU."""
     if not _has_wide_kernels():
         return "torch's own choice: no AVX-512"
     reason = f"MASKLOOM_PRODUCTS={_given}" if _given else f"measured to be faster on {_MAKER or 'this processor'}"
@@ -101,7 +101,7 @@ def library_of_products() -> str:
 
 
 def prefers_onednn(x: Tensor, num_outputs: int) -> bool:
-    """Tell whether the product of `x` (rows, inputs) with a matrix of so many outputs goes to oneDNN."""
+    """Return whether oneDNN computes the product of `x` (rows, inputs) with a matrix of `num_outputs` outputs."""
     return (
         x.device.type == "cpu"
         and x.dtype == torch.float32
@@ -124,7 +124,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _filled_up(x: Tensor) -> Tensor:
-    """Return x with zero rows up to a number of rows that oneDNN has met before."""
+    """Return x padded with zero rows to a multiple of `row_step`, so that oneDNN sees few shapes."""
     num_missing = -len(x) % row_step(len(x))
     return torch.cat([x, x.new_zeros(num_missing, x.shape[1])]) if num_missing else x
 
@@ -136,7 +136,7 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
         return left.t() @ right
     num_whole = num_rows - num_rows % row_step(num_rows)
     first, second = left[:num_whole].t(), right[:num_whole].t()
-    # oneDNN's front end copies a transposed first factor but not a second one: the cheaper goes first.
+    # oneDNN's front end copies a transposed first factor but not a second one: the cheaper one to copy goes first.
     if num_rows * num_left <= (num_rows + num_left) * num_right:
         result = _onednn_product(first, second)
     else:
@@ -144,9 +144,9 @@ def transposed_product(left: Tensor, right: Tensor) -> Tensor:
     return result if num_whole == num_rows else result.addmm_(left[num_whole:].t(), right[num_whole:])
 
 
-@lru_cache(maxsize=512)  # fewer kernels than oneDNN keeps
+@lru_cache(maxsize=512)  # fewer kernels than oneDNN caches
 def _find_room(*_shapes: object) -> None:
-    """Raise RuntimeError where a kernel has no room: oneDNN would write to address 0 and end the process."""
+    """Raise RuntimeError if there is no memory for a kernel: oneDNN would write to address 0 and crash the process."""
     try:
         torch.empty(_ROOM_OF_KERNEL, dtype=torch.uint8)
     except RuntimeError as error:
@@ -159,19 +159,19 @@ def _onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 
 def filled_number(num_rows: int) -> int:
-    """Return how many rows, at least `num_rows`, packed tokens get, so that their products need no filling up."""
+    """Return the number of rows for packed tokens, at least `num_rows`, that lets their products need no padding."""
     if num_rows < _FEWEST_ROWS or _library == "mkl" or not _has_wide_kernels() or not torch.backends.mkldnn.enabled:
         return num_rows
     return num_rows + -num_rows % row_step(num_rows)
 
 
 def row_step(num_rows: int) -> int:
-    """Return the step of row counts near `num_rows`: an eighth of the power of two below it, at least 1."""
+    """Return the step between row counts near `num_rows`: an eighth of the power of two below it, at least 1."""
     return max(1, 1 << num_rows.bit_length() >> 4)
 
 
 class Packable(nn.Module):
-    """A module with one `weight` (outputs, inputs) that may be kept a second time, as oneDNN reads it."""
+    """A module with one `weight` (outputs, inputs), of which a second copy may be packed in oneDNN's format."""
 
     _packed: tuple[Tensor, Tensor, int] | None = None
     bias: Tensor | None
@@ -182,16 +182,16 @@ class Packable(nn.Module):
         return self.bias
 
     def pack(self) -> None:
-        """Keep the weight a second time, for use without gradients, as long as it is not changed."""
+        """Pack a copy of the weight for use without gradients; it is valid until the weight changes."""
         packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
         self._packed = packed, self.weight, self.weight._version
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the packed weight out of copies and pickles, which torch cannot make of it."""
+        """Leave out the packed weight, which torch can neither copy nor pickle."""
         return {**self.__dict__, "_packed": None}
 
     def is_packed_for(self, x: Tensor) -> bool:
-        """Tell whether such rows are multiplied with the packed weight."""
+        """Return whether rows like `x` are multiplied with the packed weight."""
         return (
             self._packed is not None
             and not torch.is_grad_enabled()
@@ -206,7 +206,7 @@ class Packable(nn.Module):
         )
 
     def packed_product(self, x: Tensor, activation: str = "none", form: str = "") -> Tensor:
-        """Return the product of rows that it `is_packed_for`, and what an activation of oneDNN's makes of it."""
+        """Return activation(x W^T + b) for rows that it `is_packed_for`; `activation` and `form` are oneDNN's names."""
         assert self._packed is not None
         num_rows, x = len(x), _filled_up(x)
         _find_room(x.shape, self._packed[1].shape, activation)
@@ -215,9 +215,9 @@ class Packable(nn.Module):
 
 
 class Dense(nn.Linear, Packable):
-    """x W^T + b as `nn.Linear` computes it, by the faster library: (rows, inputs) to (rows, outputs).
+    """x W^T + b like `nn.Linear`, computed by the faster library: (rows, inputs) to (rows, outputs).
 
-    `num_joined` projections, of which each has a share of the rows, are one matrix.
+    `num_joined` is the number of projections in one matrix, each an equal share of its rows.
     """
 
     num_joined = 1
@@ -229,20 +229,20 @@ class Dense(nn.Linear, Packable):
         return dense(input, self.weight, self.bias)
 
     def goes_to_onednn(self, input: Tensor) -> bool:
-        """Tell whether the product of such rows is oneDNN's, by packed weights or not."""
+        """Return whether oneDNN computes the product of such rows, with packed weights or without."""
         return self.is_packed_for(input) or prefers_onednn(input, self.weight.shape[0])
 
     def activated(self, input: Tensor, activation: Activation) -> Tensor:
-        """Return the activation of the transformed rows, in one pass where the weight is packed and it is GELU."""
+        """Return the activation of the transformed rows; GELU is fused into the product if the weight is packed."""
         form = _FORMS_OF_GELU.get(activation) if self.is_packed_for(input) else None
         return activation(self(input)) if form is None else self.packed_product(input, "gelu", form)
 
 
 def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:
-    """Pack the larger weights within a module, where products go to oneDNN; they then lie in memory twice.
+    """Pack the larger weights within a module where products go to oneDNN; they then occupy memory twice.
 
-    Few rows are multiplied up to twice as fast; 4 to 32 rows also where other products go to MKL, so a module that
-    `decodes` is packed there as well.
+    Products with few rows become up to twice as fast. With 4 to 32 rows this also holds where other products go to MKL,
+    so a module that `decodes` is packed there as well.
     """
     if not (_has_wide_kernels() and (_library == "onednn" or decodes) and torch.backends.mkldnn.enabled):
         return
@@ -255,7 +255,7 @@ def pack_for_inference(module: nn.Module, *, decodes: bool = False) -> None:
 
 
 def dense(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return x weight^T + bias with gradients to all three: (rows, inputs) to (rows, outputs)."""
+    """Return x weight^T + bias with gradients for all three: (rows, inputs) to (rows, outputs)."""
     if not prefers_onednn(x, weight.shape[0]):
         return F.linear(x, weight, bias)
     return _Dense.apply(x, weight, bias)  # pyright: ignore[reportReturnType]

@@ -1,4 +1,4 @@
-"""Attention over packed sequences by torch's fused kernels for variable lengths: no padding, no groups."""
+"""Attention over packed sequences with torch's fused variable-length kernels: no padding, no groups."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def prefers_packed(qkv: Tensor, layout: SequenceLayout, num_heads: int) -> bool:
-    """Tell whether the fused kernels take a batch: in half precision on CUDA, of sequences that all have a token."""
+    """Return whether the fused kernels support a batch: half precision on CUDA, packed, without empty sequences."""
     return qkv.is_cuda and takes_packed(qkv.dtype, qkv.shape[1] // (3 * num_heads), qkv.device, layout)
 
 
 def takes_packed(dtype: torch.dtype, head_size: int, device: torch.device, layout: SequenceLayout) -> bool:
-    """Tell the same of a CUDA device, which needs compute capability 8.0, for heads of a multiple of 8 up to 256."""
+    """Return the same for a CUDA device: compute capability 8.0 or later, head size a multiple of 8 up to 256."""
     is_half = dtype in _HALF and has_bf16(device)
     return is_half and head_size in range(8, 257, 8) and layout.is_packed and not layout.has_empty_sequences
 
@@ -29,7 +29,7 @@ def packed_attention(
 ) -> Tensor:
     """Return softmax(q k / sqrt(d)) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden).
 
-    It is the operator beneath `torch.nn.attention.varlen`, whose own function knows no dropout.
+    It uses the operator beneath `torch.nn.attention.varlen`, whose own function does not support dropout.
     """
     return flash_attention(qkv, layout, num_heads, dropout, causal=causal)[0]
 
@@ -37,7 +37,7 @@ def packed_attention(
 def flash_attention(
     qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what `packed_attention` does, and three arrays that `flash_gradients` needs besides."""
+    """Return the result of `packed_attention` and three arrays that `flash_gradients` needs as well."""
     offsets, longest = layout.offsets.int(), layout.max_length
     context_tnd, log_sums, draws, unused, _ = torch.ops.aten._flash_attention_forward(
         *_by_part(qkv, num_heads), offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
@@ -56,7 +56,7 @@ def flash_gradients(
     *,
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients to queries, keys and values, (tokens, heads, head size) each."""
+    """Return the gradients of queries, keys and values, (tokens, heads, head size) each."""
     offsets, longest, (log_sums, draws, unused) = layout.offsets.int(), layout.max_length, more
     upper, lower = (each.view(len(qkv), num_heads, -1) for each in (d_context, context))
     return torch.ops.aten._flash_attention_backward(
