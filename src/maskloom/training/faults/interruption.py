@@ -39,8 +39,7 @@ class StopRequests:
     """Context in which SIGINT, SIGTERM, SIGHUP and SIGUSR1 raise Interrupted, or are only noted while `deferred`.
 
     Only the first signal counts, except that a second SIGINT ends the process immediately with exit code 130, whatever
-    it is doing. Ignored signals other than SIGINT stay ignored, as SIGHUP under nohup. Outside the main thread nothing
-    changes.
+    it is doing. Ignored signals other than SIGINT stay ignored (SIGHUP under nohup). Other threads install no handlers.
     """
 
     def __init__(self) -> None:
