@@ -1,1 +1,1 @@
-"""What the package asks of the machine: files, locks, processes, memory, devices."""
+"""Interfaces to the machine: files, locks, processes, memory, devices."""

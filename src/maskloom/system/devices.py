@@ -1,4 +1,4 @@
-"""The device that computes: a GPU where torch finds one, else the processor; chosen by name, checked, described."""
+"""The device that computes: a GPU if torch finds one, else the CPU; chosen by name, checked, described."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HALF_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def chosen_device(name: Any = "auto") -> torch.device:
-    """Return the device of a name; "auto" is MASKLOOM_DEVICE if set, else CUDA, Apple's GPU (mps) or the processor.
+    """Return the device of a name; "auto" is MASKLOOM_DEVICE if set, else CUDA, Apple's GPU (mps) or the CPU.
 
-    Of several processes that torchrun started on a machine, each takes the GPU of its own number (LOCAL_RANK). The
-    processor's cores are shared from then on (`shared_cores`), and a GPU computes in fp32 without TF32, in LSTMs too.
-    Raises ConfigError for an unknown name, for a device that torch does not find, for one GPU asked of several
-    processes, and where nothing tells which of several GPUs is this process's.
+    If torchrun started several processes on a machine, each uses the GPU given by its LOCAL_RANK. On the CPU, threads
+    share cores with other programs from then on (`shared_cores`); CUDA computes in fp32 without TF32, in LSTMs too.
+    Raises ConfigError for an unknown name, a device that torch does not find, one GPU requested for several processes,
+    and if nothing tells which of several GPUs belongs to this process.
     """
     if name == "auto":
         name = os.environ.get("MASKLOOM_DEVICE") or name
@@ -52,20 +52,20 @@ def chosen_device(name: Any = "auto") -> torch.device:
         number = int(local or 0) % num_gpus
     if number >= num_gpus:
         raise ConfigError(f"device {name!r}: torch {torch.__version__} finds {num_gpus} CUDA devices here")
-    torch.backends.cudnn.allow_tf32 = False  # of cuBLAS it is off unless a program turns it on
+    torch.backends.cudnn.allow_tf32 = False  # for cuBLAS it is off by default
     return torch.device("cuda", number)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Tell whether a device computes in bf16; CUDA since compute capability 8.0, which has the fused attention too."""
+    """Tell whether a device computes in bf16: CUDA from compute capability 8.0, which also has fused attention."""
     is_old = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_properties(device).major < 8
     return not is_old
 
 
 def half_type(precision: str, device: torch.device) -> torch.dtype | None:
-    """Return the type of matrix products in a precision, None for fp32; "auto" is bf16 if a GPU has it, else fp32.
+    """Return the dtype of matrix products in a precision, None for fp32; "auto" is bf16 if a GPU has it, else fp32.
 
-    Raises ConfigError for bf16 on a GPU without it. What is the fastest on a processor has to be measured there.
+    Raises ConfigError for bf16 on a GPU without it. The fastest precision on a CPU has to be measured there.
     """
     if precision in ("auto", "fastest"):
         precision = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
@@ -75,19 +75,19 @@ def half_type(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def inference_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which models that do not learn compute: in a precision on CUDA, in fp32 elsewhere."""
+    """Return a context for inference: in the given precision on CUDA, in fp32 elsewhere."""
     dtype = half_type(precision, device) if device.type == "cuda" else None
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 
 def found_devices() -> list[torch.device]:
-    """Return the processor and every GPU that torch finds."""
+    """Return the CPU and every GPU that torch finds."""
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     return [torch.device("cpu"), *gpus, *([torch.device("mps")] if torch.backends.mps.is_available() else [])]
 
 
 def describe_device(device: torch.device) -> str:
-    """Return a device's name and memory in words, of a processor also its threads."""
+    """Return a description of a device: its name and memory and, for a CPU, its threads."""
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         return f"{device}, {found.name}, {found.total_memory / 2**30:.0f} GiB"

@@ -1,8 +1,8 @@
-"""Named places at which a test kills or troubles a run, silent unless the environment asks.
+"""Named places at which tests can kill or disturb a run; inactive unless the environment asks for a fault.
 
-`MASKLOOM_FAULTS` holds rules `ACTION@NAME#COUNT` with commas between them: at the COUNT-th pass of the places whose
-name matches NAME (a shell pattern such as `files.*`) the ACTION happens once, or at every later pass too for `#COUNT+`.
-Actions: `kill` (SIGKILL to this process), `eio`, `enospc`, `erofs`, `edquot` (an `OSError` of that number), `hang`,
+`MASKLOOM_FAULTS` holds comma-separated rules `ACTION@NAME#COUNT`: at the COUNT-th pass through places whose name
+matches NAME (a shell pattern such as `files.*`), ACTION happens once, or at every later pass too for `#COUNT+`.
+Actions: `kill` (SIGKILL to this process), `eio`, `enospc`, `erofs`, `edquot` (an `OSError` with that number), `hang`,
 `exception` (a `RuntimeError`), `enomem` (a `MemoryError`). `MASKLOOM_FAULT_LOG` names a file to which every pass
 appends its name as a line.
 """
@@ -62,13 +62,13 @@ _lock = threading.Lock()
 
 
 def arm(faults: str = "", log: str | None = None) -> None:
-    """Take these rules and this log in place of the environment's; raises `ValueError` for a rule that is none."""
+    """Use these rules and this log instead of the environment's; raises `ValueError` for an invalid rule."""
     global _rules, _log
     _rules, _log = [_read_rule(text) for text in faults.split(",") if text.strip()], log
 
 
 def fault_point(name: str) -> None:
-    """A place that a test may ask for by `name`, dotted as in `files.rename`; nothing happens when nobody asked."""
+    """Mark a place where tests can inject a fault by `name`, dotted as in `files.rename`; otherwise do nothing."""
     if not _rules and not _log:
         return
     with _lock:

@@ -1,4 +1,4 @@
-"""Writing files and folders so that a reader finds the old one, the new one or none, never half of one."""
+"""Atomic writing of files and folders: a reader finds the old version, the new one or none, never half of one."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import IO, Any, Literal
 
 from maskloom.system.fault_points import fault_point
 
-# What a full or broken disk answers; no fault of the program, and gone when there is room again.
+# Errors of a full or broken disk: not the program's fault, and gone when there is room again.
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _CHUNK = 4 * 2**20
 _LONGEST_STEM = 255 - len(".") - len(".1234567.12345678.tmp")
-# What a shell hands down as standard output and its like. Opening such a name anew would cut a file that >> appends to.
+# Standard output and other files inherited from a shell. Reopening such a name would truncate a file opened by >>.
 _OPEN_FILES = re.compile("/dev/(?:(stdout)|(stderr)|fd/([0-9]{1,6}))|/proc/self/fd/([0-9]{1,6})")
 
 
 @contextmanager
 def naming_disk(path: Path) -> Iterator[None]:
-    """Put a path into an OSError that names none: a full disk does not say which one it is."""
+    """Add a path to an OSError that names none: a full disk does not say which one it is."""
     try:
         yield
     except OSError as error:
@@ -38,10 +38,10 @@ def naming_disk(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
-    """Open a temporary file in the same folder; at the end it is synced to disk and renamed into place.
+    """Open a temporary file in the same folder; at the end, fsync it and rename it into place.
 
-    Text is UTF-8 and its line ends stay as they are written. On an error nothing is left, and an older file stands;
-    what a killed process left is removed when the same file is written again.
+    Text is UTF-8 with line ends unchanged. On an error nothing is left behind and an older file stays; leftovers of a
+    killed process are removed when the same file is written again.
     """
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
     path = Path(path)
@@ -60,14 +60,14 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
             file.flush()
             fault_point("files.sync")
             os.fsync(file.fileno())
-        # mkstemp makes private files; what is written here is as readable as any file that the person creates
+        # mkstemp creates private files; this one gets the permissions of any file that the user creates
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
         fault_point("files.rename")
         os.replace(temporary, path)
     except BaseException as error:
-        with suppress(OSError):  # what went wrong first is what a person should read
+        with suppress(OSError):  # the first error is the one to report
             fault_point("files.unlink")
             os.unlink(temporary)
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
@@ -78,9 +78,9 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
 
 @contextmanager
 def output_file(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[Any]]:
-    """Open the file that a person names for a result, as `replacing` does.
+    """Open the file that the user names for a result, as `replacing` does.
 
-    A link stays, and the file that it leads to is replaced. A pipe, a device or /dev/stdout is written into as it is.
+    A link stays, and its target is replaced. A pipe, a device or /dev/stdout is written to directly.
     """
     encoding, newline = (None, None) if mode == "wb" else ("utf-8", "")
     if is_stream(path):
@@ -104,7 +104,7 @@ def is_stream(path: str | Path) -> bool:
 
 
 def open_file_number(path: str | Path) -> int | None:
-    """Return the number of the open file that a path such as /dev/stdout or /dev/fd/3 names; None for others."""
+    """Return the file descriptor that a path such as /dev/stdout or /dev/fd/3 names; None for other paths."""
     match = _OPEN_FILES.fullmatch(str(path))
     if match is None:
         return None
@@ -113,9 +113,9 @@ def open_file_number(path: str | Path) -> int | None:
 
 @contextmanager
 def replacing_folder(final: Path) -> Iterator[Path]:
-    """Yield a new folder beside `final` that takes its name at the end; on an error nothing of it is left.
+    """Yield a new folder next to `final` that takes its name at the end; on an error nothing of it is left.
 
-    An older folder of that name stands until the last moment. A link stays, and what it leads to is replaced.
+    An older folder of that name stays until the last moment. A link stays, and its target is replaced.
     """
     final = final.resolve() if final.is_symlink() else final
     temporary, former = (final.with_name(f".{final.name}.{what}-{os.getpid()}") for what in ("tmp", "tmp-old"))
@@ -132,9 +132,9 @@ def replacing_folder(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def taking_the_place(temporary: Path, final: Path, former: Path) -> Iterator[None]:
-    """Make a new folder that takes the name `final` at the end, where a folder of that name becomes `former`.
+    """Create the folder `temporary`, which is renamed to `final` at the end; an existing `final` becomes `former`.
 
-    On an error nothing of the new folder is left, and the one before has its name.
+    On an error the new folder is removed, and the old one gets its name back.
     """
     try:
         temporary.mkdir()
@@ -145,7 +145,7 @@ def taking_the_place(temporary: Path, final: Path, former: Path) -> Iterator[Non
         rename(temporary, final)
         sync(final.parent)
     except BaseException:
-        with suppress(OSError):  # what went wrong first is what a person should read
+        with suppress(OSError):  # the first error is the one to report
             if former.exists() and not final.exists():
                 rename(former, final)
         with suppress(OSError):
@@ -155,7 +155,7 @@ def taking_the_place(temporary: Path, final: Path, former: Path) -> Iterator[Non
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy what a folder holds into another, but for links to folders; raises OSError as `replacing` does."""
+    """Copy a folder's content into another, except links to folders; raises OSError as `replacing` does."""
     for path in sorted(source.iterdir()):
         if path.is_dir():
             if not path.is_symlink():
@@ -169,18 +169,18 @@ def copy_files(source: Path, target: Path) -> None:
 
 
 def is_running(process: int) -> bool:
-    """Return whether a process of that number lives on this machine, whoever's it is."""
+    """Return whether a process with that number exists on this machine, whoever owns it."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
-        return True  # of another person
+        return True  # it belongs to another user
     return True
 
 
 def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file whole, or leave what was there; folders on the way to it are made."""
+    """Write a file atomically; missing parent folders are created."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
@@ -188,7 +188,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write UTF-8 text atomically; line ends stay as they stand in `text`."""
+    """Write UTF-8 text atomically, with the line ends of `text` unchanged."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -200,10 +200,10 @@ def write_json(path: str | Path, value: Any) -> None:
 def write_hashed(
     path: str | Path, pieces: Iterable[bytes | memoryview], *, before_chunk: Callable[[], None] | None = None
 ) -> dict[str, Any]:
-    """Write a new file in one pass that also hashes it, sync it, and return its `bytes` and `sha256`.
+    """Write a new file and hash it in the same pass, fsync it, and return its `bytes` and `sha256`.
 
-    `before_chunk` is called every few megabytes, and what it raises ends the writing. Other threads run meanwhile:
-    writing, hashing and syncing hold no lock of Python's.
+    `before_chunk` is called every few megabytes, and any exception that it raises ends the writing. Writing, hashing
+    and syncing release the GIL, so other threads run meanwhile.
     """
     digest, size = hashlib.sha256(), 0
     with open(path, "xb", buffering=0) as file:
@@ -215,7 +215,7 @@ def write_hashed(
                 chunk = view[start : start + _CHUNK]
                 digest.update(chunk)
                 size += len(chunk)
-                while len(chunk):  # a disk that is nearly full takes a part, and fails only at the next call
+                while len(chunk):  # a nearly full disk writes a part, and fails only at the next call
                     fault_point("files.write")
                     chunk = chunk[file.write(chunk) :]
         fault_point("files.sync")
@@ -230,7 +230,7 @@ def file_sha256(path: str | Path) -> str:
 
 
 def sync(path: str | Path) -> None:
-    """Have the disk hold a file, or a folder's list of names, before going on."""
+    """Fsync a file, or a folder's list of names."""
     fault_point("files.sync")
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -240,13 +240,13 @@ def sync(path: str | Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Give a file or a folder another name on the same disk; have `sync` hold the folder around it afterwards."""
+    """Rename a file or folder within a file system; `sync` its parent folder afterwards."""
     fault_point("files.rename")
     os.rename(source, target)
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that it holds; links are removed, not followed. Raises OSError at what cannot go."""
+    """Remove a folder and its content; links are removed, not followed. Raises OSError if something cannot go."""
     if folder.is_symlink():
         folder.unlink()
         return

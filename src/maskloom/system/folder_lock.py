@@ -26,11 +26,11 @@ from maskloom.system.resources import process_fields, system_text
 
 LOCK = ".run.lock"
 _NO_FLOCK = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL})
-# How long a lock without a readable holder is asked again: its holder may be writing its name, or just be dying.
+# How long to retry a lock without a readable holder, which may be writing its name or exiting.
 _PATIENCE = 1.0
-# Where a disk has no locks the last of those who wrote their names at once has it; so long may they take.
+# On a disk without locks, the last of several simultaneous writers holds the lock; they may take this long.
 _SETTLING = 0.3
-# The holder touches the file so often. A holder on another machine that misses this is gone.
+# Interval at which the holder touches the file. A holder on another machine that misses it is gone.
 _HEARTBEAT = 30.0
 
 Given = ParamSpec("Given")
@@ -38,12 +38,12 @@ Result = TypeVar("Result")
 
 
 class FolderInUseError(OSError):
-    """Another run works in the folder; the message names its machine and its process."""
+    """Another run works in the folder; the message names its machine and process."""
 
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who holds a lock: `start` is when the process started, in ticks, `boot` names the machine's last start."""
+    """The holder of a lock; `start` is its process's start time in ticks, `boot` identifies the machine's last boot."""
 
     host: str
     pid: int
@@ -60,14 +60,14 @@ class _Holder:
 
     @classmethod
     def read(cls, path: Path) -> _Holder | None:
-        """Return the holder that a file names, or None when it names none."""
+        """Return the holder that a file names, or None if it names none."""
         try:
             return cls(**read_json_object(path))
         except (OSError, ValueError, TypeError):
             return None
 
     def why_gone(self) -> str | None:
-        """Return how this machine knows that the holder is gone, or None when it is here, or on another machine."""
+        """Return why the holder is known to be gone, or None if it is running or on another machine."""
         if self.host != socket.gethostname():
             return None
         if self.boot != _boot():
@@ -84,7 +84,7 @@ class _Holder:
 def alone_in_folder(
     *, beside: bool = False, ranks_share: bool = False
 ) -> Callable[[Callable[Given, Result]], Callable[Given, Result]]:
-    """Decorate a run with an argument `out` to hold that folder's lock as long as it works; see `folder_lock`."""
+    """Decorate a run with an argument `out` to hold that folder's lock while it runs; see `folder_lock`."""
 
     def decorate(run: Callable[Given, Result]) -> Callable[Given, Result]:
         signature = inspect.signature(run)
@@ -110,14 +110,15 @@ def _warn(message: str) -> None:
 def folder_lock(
     out: str | Path, *, beside: bool = False, ranks_share: bool = False, say: Callable[[str], None] = _warn
 ) -> Iterator[None]:
-    """Hold a folder, which is made, alone among all processes; where ranks share it the first one holds it for all.
+    """Hold an exclusive lock on a folder within; if ranks share the folder, the first one holds it for all.
 
-    The lock is the file `.run.lock` in the folder, or one `beside` it for a folder that is replaced as a whole. A kill
-    frees it; the next run says that it takes it over. Raises FolderInUseError when another run holds it.
+    The lock is the file `.run.lock` in the folder, which is created, or with `beside` a file next to a folder that is
+    replaced as a whole. A kill frees it; the next run reports the takeover. Raises FolderInUseError if another run
+    holds it.
     """
     out = Path(out)
     if (ranks_share and not is_first_process()) or (out.exists() and not out.is_dir()):
-        yield  # what is no folder is refused by the run itself
+        yield  # the run itself refuses a path that is not a folder
         return
     path, is_new = _lock_path(out, beside=beside), not beside and not out.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,12 +133,12 @@ def folder_lock(
         end.set()
         thread.join()
         with suppress(OSError):
-            os.unlink(path)  # while it is held: who waits for it finds another file there, or none
+            os.unlink(path)  # while the lock is held: a waiting process finds another file there, or none
         _held.discard(descriptor)
         os.close(descriptor)
         if is_new:
             with suppress(OSError):
-                out.rmdir()  # nothing came of the run
+                out.rmdir()  # succeeds only if the run left nothing
 
 
 def _lock_path(out: Path, *, beside: bool = False) -> Path:
@@ -146,14 +147,14 @@ def _lock_path(out: Path, *, beside: bool = False) -> Path:
 
 
 def refuse_if_in_use(out: Path) -> None:
-    """Raise FolderInUseError when a run of this machine works in a folder; quick, and no lock is taken."""
+    """Raise FolderInUseError if a run on this machine works in a folder; quick, and takes no lock."""
     holder = _Holder.read(_lock_path(out)) if is_first_process() else None
     if holder is not None and holder.host == socket.gethostname() and holder.why_gone() is None:
         raise _in_use(out, holder)
 
 
 def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
-    """Return the descriptor of the lock file, held, with this process's name in it."""
+    """Acquire the lock, sign the file with this process's name, and return its descriptor."""
     deadline = time.monotonic() + _PATIENCE
     if path.exists():
         check_regular(path)
@@ -170,7 +171,7 @@ def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
             raise
         os.close(descriptor)
         if (former is not None and former.why_gone() is None) or time.monotonic() > deadline:
-            if is_free:  # locks do not count here: of several that wrote their names at once, the last one is meant
+            if is_free:  # no locks on this disk: report the last of several simultaneous writers
                 time.sleep(_SETTLING)
                 former = _Holder.read(path) or former
             raise _in_use(out, former)
@@ -178,7 +179,7 @@ def _taken(path: Path, out: Path, say: Callable[[str], None]) -> int:
 
 
 def _is_free(descriptor: int, path: Path) -> bool:
-    """Lock the file where the disk has locks, and tell whether nobody else has it and the path still leads to it."""
+    """Lock the file if the disk supports locks; tell whether nobody else holds it and the path still leads to it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -192,7 +193,7 @@ def _is_free(descriptor: int, path: Path) -> bool:
 
 
 def _is_signed(descriptor: int, path: Path) -> bool:
-    """Write this process's name into the lock, and tell whether it stays there."""
+    """Write this process's name into the lock file, and tell whether it stays there."""
     me = _Holder.this_process()
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(asdict(me), indent=1).encode(), 0)
@@ -204,9 +205,9 @@ def _is_signed(descriptor: int, path: Path) -> bool:
 
 
 def _may_be_taken_over(former: _Holder, path: Path, out: Path, say: Callable[[str], None]) -> bool:
-    """Tell whether the holder that a free lock names is gone, and say so.
+    """Tell whether the holder that a free lock names is gone, and report the takeover.
 
-    On some network disks a lock counts on its own machine only, so one of another machine is watched for a heartbeat.
+    On some network disks locks work only within a machine, so a holder on another machine is watched for a heartbeat.
     """
     reason = former.why_gone()
     if reason is None and former.host != socket.gethostname():
@@ -245,7 +246,7 @@ def _boot() -> str:
 
 
 def _start_of(process: int) -> str | None:
-    """Return when a process started, in ticks since the start of the machine, or None when it has ended."""
+    """Return when a process started, in ticks since boot, or None if it has ended."""
     fields = process_fields(process)
     if not fields:
         return None if Path("/proc/self").exists() or not is_running(process) else ""
@@ -256,7 +257,7 @@ _held: set[int] = set()
 
 
 def _let_go_in_child() -> None:
-    """Close a forked process's copies of the locks: one that outlived this process would keep them."""
+    """Close a forked child's copies of the locks, which would keep them after this process ends."""
     while _held:
         with suppress(OSError):
             os.close(_held.pop())

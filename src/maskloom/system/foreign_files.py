@@ -1,4 +1,4 @@
-"""Files that others made: regular files only, up to a stated size, inside their folder, and JSON that stays bounded."""
+"""Reading files from others: only regular files of limited size inside their folder, and bounded JSON."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-# A snapshot of the Hugging Face cache is made of links to files beside it: REPO/snapshots/REVISION/x -> REPO/blobs/y.
+# A snapshot in the Hugging Face cache consists of links to files outside it:
+# REPO/snapshots/REVISION/x -> REPO/blobs/y.
 _SNAPSHOTS = "snapshots"
 
 
 def why_unreadable(path: str | Path) -> str | None:
-    """Return why a path is not opened, or None for a regular file or a link to one: pipes and devices may never end."""
+    """Return why not to open a path, or None for a regular file or a link to one; pipes and devices may never end."""
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
@@ -40,14 +41,14 @@ def why_unreadable(path: str | Path) -> str | None:
 
 
 def check_regular(path: str | Path) -> None:
-    """Raise DataError that names the path unless it is a regular file or a link to one."""
+    """Raise DataError naming the path unless it is a regular file or a link to one."""
     problem = why_unreadable(path)
     if problem is not None:
         raise DataError(f"{path}: {problem}")
 
 
 def why_changed(path: Path, num_bytes: int, sha256: str | None) -> str | None:
-    """Return why a file is not the one that a manifest tells of, by its size and, where it is given, its SHA-256."""
+    """Return how a file differs from its manifest entry in size or, if given, SHA-256; None if it does not."""
     try:
         if problem := why_unreadable(path):
             return problem
@@ -59,14 +60,14 @@ def why_changed(path: Path, num_bytes: int, sha256: str | None) -> str | None:
 
 
 def check_name(path: str | Path) -> None:
-    """Raise DataError for a path that is not UTF-8, which neither a file of ours nor a message could hold."""
+    """Raise DataError for a path that is not UTF-8: neither our files nor messages could contain it."""
     whole = os.path.abspath(path)
     if not is_utf8(whole):
         raise DataError(f"{shown_name(whole)}: the name is not UTF-8; rename it")
 
 
 def is_utf8(text: str) -> bool:
-    """Tell whether UTF-8 can hold a text: one without halves of surrogate pairs, which JSON and file names may have."""
+    """Tell whether UTF-8 can encode a text: it has no lone surrogates, which JSON and file names may contain."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -75,22 +76,22 @@ def is_utf8(text: str) -> bool:
 
 
 def shown_name(path: str) -> str:
-    """Return a path that UTF-8 can hold: bytes that are no characters as \\x and two digits."""
+    """Return a path as valid UTF-8, with undecodable bytes as \\x and two digits."""
     try:
         return os.fsencode(path).decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # a half that stands for no byte
+    except UnicodeEncodeError:  # a lone surrogate that stands for no byte
         return path.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def check_path(name: str, path: Any) -> None:
-    """Raise ConfigError for an argument that is no path, and DataError for a name that is not UTF-8."""
+    """Raise ConfigError for an argument that is not a path, and DataError for a name that is not UTF-8."""
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"{name}: a path is expected, as a str or Path; this is {type(path).__name__}")
     check_name(Path(path))
 
 
 def check_model_name(path: Any) -> None:
-    """Raise DataError for what is no path of a model, and for a path that leads nowhere, as a name of a hub does."""
+    """Raise DataError for a value that is not a path, and for a path that does not exist, such as a hub name."""
     if not isinstance(path, str | os.PathLike):
         raise DataError(f"a model folder is expected, this is {type(path).__name__}")
     path = Path(path)
@@ -106,13 +107,13 @@ def check_model_name(path: Any) -> None:
 
 
 def file_inside(folder: Path, name: str) -> Path | None:
-    """Return the path of a file of a folder, or None where there is none of that name.
+    """Return the path of a file in a folder, or None if there is none of that name.
 
-    Raises DataError for what is no regular file, and for a link that leads out of the folder, as its maker would choose
-    which file of this machine is read. Links between the parts of a model in the cache of Hugging Face are inside.
+    Raises DataError if it is not a regular file, and for a link that leads out of the folder: its author would choose
+    which file of this machine is read. Links between parts of a model in the Hugging Face cache count as inside.
     """
     path = folder / name
-    if not os.path.lexists(path):  # nor where a name is too long to be one
+    if not os.path.lexists(path):  # also False for a name that is too long
         return None
     check_regular(path)
     if not path.is_symlink():
@@ -126,7 +127,7 @@ def file_inside(folder: Path, name: str) -> Path | None:
 
 
 def read_bytes(path: str | Path, *, limit: int) -> bytes:
-    """Return the content of a regular file; raises DataError that names it, also when it is larger than `limit`."""
+    """Return the content of a regular file; raises DataError naming it, also if it is larger than `limit`."""
     check_regular(path)
     try:
         with open(path, "rb") as file:
@@ -139,14 +140,14 @@ def read_bytes(path: str | Path, *, limit: int) -> bytes:
 
 
 def _pieces(file: BinaryIO, limit: int) -> Iterator[bytes]:
-    """Yield at most `limit` bytes piece by piece: one read would take memory for as many before it knows the size."""
+    """Yield at most `limit` bytes in pieces: a single read would allocate that many before knowing the size."""
     while limit > 0 and (piece := file.read(min(limit, _PIECE))):
         limit -= len(piece)
         yield piece
 
 
 def parse_json(content: bytes | str, place: str) -> Any:
-    """Return the value of JSON text in UTF-8; `place` names it in the DataError that anything else raises."""
+    """Return the value of UTF-8 JSON text; raises DataError that names the text as `place` for anything else."""
     try:
         return json.loads(content.decode("utf-8-sig") if isinstance(content, bytes) else content)
     except UnicodeDecodeError as error:
@@ -160,12 +161,12 @@ def parse_json(content: bytes | str, place: str) -> Any:
 
 
 def read_json(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> Any:
-    """Read a JSON file of at most `limit` bytes; raises DataError that names it, with line and column."""
+    """Read a JSON file of at most `limit` bytes; raises DataError with its name, line and column."""
     return parse_json(read_bytes(path, limit=limit), str(path))
 
 
 def read_json_object(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Read a JSON file that holds an object; raises DataError that names it for anything else."""
+    """Read a JSON file that holds an object; raises DataError naming the file for anything else."""
     values = read_json(path, limit=limit)
     if not isinstance(values, dict):
         raise DataError(f"{path}: a JSON object is expected, this is {type(values).__name__}")
@@ -173,7 +174,7 @@ def read_json_object(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
 
 
 def read_json_value(path: str | Path, key: str, kind: type[ValueT]) -> ValueT:
-    """Return a value of the JSON object in a file; raises DataError that names the file where it is of another kind."""
+    """Return a value from the JSON object in a file; raises DataError naming the file if it is of another type."""
     value = read_json_object(path).get(key)
     if not isinstance(value, kind):
         raise DataError(f"{path}: the file is damaged: {key!r} is {value!r:.80}, {kind.__name__} is expected")

@@ -1,4 +1,4 @@
-"""What torchrun or a scheduler tells a process of the others that it was started with, by environment variables."""
+"""Facts about processes that torchrun or a scheduler started together, read from environment variables."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from pathlib import Path
 from maskloom.system.files import write_text
 
 DEVICE_NAMES = r"auto|cpu|mps|cuda(?::(\d{1,3}))?"
-"""What a device may be called; whether it is there is another question."""
+"""Valid device names; the device need not exist."""
 
 _LAUNCH = "launch.txt"
 
 
 def is_one_of_several() -> bool:
-    """Tell whether this process was started as one of those that train together, be it the only one."""
+    """Tell whether this process was started to train in a group, even if it is the only one."""
     return bool(os.environ.get("WORLD_SIZE"))
 
 
 def num_processes() -> int:
-    """Return how many processes train together."""
+    """Return the number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
 def is_first_process() -> bool:
-    """Tell whether this process is the one that writes and speaks."""
+    """Tell whether this process is the one that writes files and messages."""
     return not is_one_of_several() or os.environ.get("RANK", "0") == "0"
 
 
 def is_restarted(out: Path) -> bool:
-    """Tell whether torchrun starts again, after a failure, the processes of the run in `out`, which is then continued.
+    """Tell whether torchrun restarted, after a failure, the processes of the run in `out`, which then continues.
 
-    A folder that these processes found in use at their first start is not theirs.
+    A folder that was already in use when these processes first started is not theirs.
     """
     launch = os.environ.get("TORCHELASTIC_RUN_ID")
     if not launch or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
@@ -41,7 +41,7 @@ def is_restarted(out: Path) -> bool:
 
 
 def claim(out: Path) -> None:
-    """Note in a run's folder that the processes of this launch work in it, and may continue it when started again."""
+    """Record in a run's folder that this launch works in it and may continue it after a restart."""
     launch = os.environ.get("TORCHELASTIC_RUN_ID")
     if launch:
         write_text(out / _LAUNCH, launch)

@@ -1,27 +1,27 @@
-"""The cores and the memory that the machine, and the group that a container makes, leave to this process."""
+"""The cores and the memory that the machine and a container's control group leave to this process."""
 
 from __future__ import annotations
 
 import math
 import os
 
-TYPE_CHECKING = False  # what this module imports is imported before a command can answer Ctrl-C
+TYPE_CHECKING = False  # imports here run before a command can handle Ctrl-C
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Turns that a thread of libgomp waits for the others in a loop before it sleeps, where `shared_cores` is of no use.
+# Iterations for which a libgomp thread spins before it sleeps, where `shared_cores` cannot help.
 _SPINS = 1000
 _SAY_HOW_TO_WAIT = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 def usable_cores() -> int:
-    """Return the cores that affinity and the quota of a container leave to this process; at least 1."""
+    """Return the number of cores that affinity and a container's quota leave to this process; at least 1."""
     quota = _quota()
     return _cores() if quota is None else max(1, min(_cores(), math.ceil(quota)))
 
 
 def follow_quota() -> None:
-    """Let torch start no more threads than the quota of a container allows, unless OMP_NUM_THREADS says otherwise."""
+    """Limit torch's threads to a container's quota, unless OMP_NUM_THREADS is set."""
     cores = usable_cores()
     if cores < _cores():
         os.environ.setdefault("OMP_NUM_THREADS", str(cores))
@@ -33,9 +33,9 @@ def says_how_to_wait() -> bool:
 
 
 def wait_briefly() -> None:
-    """Let threads that wait for each other sleep soon where the system does not tell that others want the cores.
+    """Let waiting threads sleep early if the system cannot tell that other programs need the cores.
 
-    That is so under a quota, and where it keeps no times of its threads. What the user has set stays.
+    This is so under a quota, and if the system keeps no scheduling times of threads. User settings take precedence.
     """
     _, _, runs = system_text("/proc/self/schedstat").rpartition(" ")
     if not says_how_to_wait() and (_quota() is not None or runs.strip() in ("", "0")):
@@ -47,7 +47,7 @@ def _cores() -> int:
 
 
 def _quota(root: Path | str = "/sys/fs/cgroup") -> float | None:
-    """Return the cores' worth of time that a control group of either version allows, or None without a limit."""
+    """Return the CPU quota of a control group of either version, in cores, or None without a limit."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         words = " ".join(system_text(f"{root}/{name}") for name in names).split()
         try:
@@ -59,7 +59,7 @@ def _quota(root: Path | str = "/sys/fs/cgroup") -> float | None:
     return None
 
 
-# Folder of a control group of either version, and its files: limit, use, and the line of memory.stat with file pages.
+# For each version of control groups: the folder, the files with limit and usage, and the page-cache key in memory.stat.
 _GROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache"),
@@ -67,9 +67,9 @@ _GROUPS = (
 
 
 def available_memory() -> int | None:
-    """Return the bytes that can still be had without swapping; None where the system does not say.
+    """Return the bytes available without swapping, or None if the system does not say.
 
-    Pages that only hold copies of files count as free: the system gives them up when they are needed.
+    The page cache counts as free, since the system reclaims it on demand.
     """
     found = [size for group in _GROUPS if (size := _of_group(*group)) is not None]
     _, is_told, rest = system_text("/proc/meminfo").partition("MemAvailable:")
@@ -79,7 +79,7 @@ def available_memory() -> int | None:
 
 
 def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = None) -> None:
-    """Raise an error, by default ConfigError, that says what needs so many bytes where they are known to be missing."""
+    """Raise an error, by default ConfigError, that names `what` if the bytes are known not to be available."""
     available = available_memory()
     if available is not None and num_bytes > available:
         from maskloom.errors import ConfigError
@@ -97,12 +97,12 @@ def _of_group(folder: str, limit: str, use: str, cached: str) -> int | None:
 
 
 def process_fields(process: int) -> list[str]:
-    """Return the fields of a process in /proc from its state on, behind its name; none where nothing tells of it."""
+    """Return the fields of /proc/PID/stat after the process name, starting with its state; empty if unavailable."""
     return system_text(f"/proc/{process}/stat").rpartition(")")[2].split()
 
 
 def system_text(path: str) -> str:
-    """Return the content of a file of the system, "" where there is none."""
+    """Return the content of a system file, or "" if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()

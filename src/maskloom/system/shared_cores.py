@@ -1,9 +1,9 @@
-"""How threads of a computation wait for each other: awake while the cores are theirs, asleep beside other programs.
+"""How computing threads wait for each other: spinning while the cores are theirs, asleep next to other programs.
 
-A thread of libgomp that waits for its team turns in a loop 300,000 times before it sleeps. Alone that is the fastest.
-Beside other programs the loops keep the cores from the very threads that are waited for. libgomp gives up after 100
-turns once the teams of a process have more threads than there are cores. So a process whose threads have to wait for a
-core gets teams that do nothing, until they no longer wait. What that is worth: benchmarks/busy.md.
+A libgomp thread that waits for its team spins 300,000 times before it sleeps, which is fastest without other programs.
+Next to other programs, spinning threads keep the cores from the very threads that they wait for. libgomp gives up after
+100 iterations once the teams of a process have more threads than there are cores. So a process whose threads have to
+wait for a core gets idle teams until they no longer wait. Measurements: benchmarks/busy.md.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch
 from maskloom.system.resources import says_how_to_wait, system_text, usable_cores
 
 _SECONDS = 0.25
-# Seconds a second that all threads together wait for a core: above the first others run, below the second none does.
+# Total seconds per second spent waiting for a core: above the first other programs run, below the second none does.
 _BUSY, _ALONE = 0.1, 0.02
 
 
 @cache
 def share_cores() -> None:
-    """Watch, from now on, whether threads wait for cores, unless the user has said how they wait."""
+    """From now on, watch whether threads wait for cores, unless the user has set how they wait."""
     if not says_how_to_wait():
         threading.Thread(target=_watch, name="shared cores", daemon=True).start()
 
@@ -38,7 +38,7 @@ def _watch() -> None:
 
 
 class IdleTeams:
-    """Teams of threads that do nothing but count."""
+    """Teams of threads that do nothing but raise libgomp's thread count."""
 
     def __init__(self) -> None:
         self._ends: list[threading.Event] = []
@@ -47,7 +47,7 @@ class IdleTeams:
         return len(self._ends)
 
     def follow(self, waiting: float) -> None:
-        """Add a team where threads wait for a core, in seconds a second, and more would count; else end all of them."""
+        """Add a team if threads wait for a core (seconds per second) and one more helps; end all once none waits."""
         others = torch.get_num_threads() - 1
         if waiting > _BUSY and others > 0 and 1 + (1 + len(self)) * others <= usable_cores():
             self._ends.append(threading.Event())
@@ -58,11 +58,11 @@ class IdleTeams:
 
 
 def _hold_a_team(end: threading.Event) -> None:
-    torch.ones(1 << 20)  # computed by a team of this thread's own, which libgomp keeps for it as long as it lives
+    torch.ones(1 << 20)  # computed by this thread's own team, which libgomp keeps while the thread lives
     end.wait()
 
 
 def seconds_waited() -> float:
-    """Return how long the threads of this process have waited for a core, ready to run; 0 where nothing tells."""
+    """Return how long the threads of this process have waited, ready to run, for a core; 0 if unknown."""
     told = (system_text(path).split() for path in glob("/proc/self/task/*/schedstat"))
-    return sum(int(words[1]) for words in told if len(words) > 1) / 1e9  # nothing of a thread that has just ended
+    return sum(int(words[1]) for words in told if len(words) > 1) / 1e9  # empty for a thread that has just ended

@@ -1,7 +1,7 @@
 """A few processes that do tasks for this one; none outlives it, however it ends.
 
-A task is a pure function of what it is given, so the one that a process took with it when it died or hung is done again
-by a new process, once. `Patience` says when a process counts as hanging.
+A task is a pure function of its input, so a task lost with a process that died or hung is repeated, once, by a new
+process. `Patience` defines when a process counts as hung.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 from maskloom.errors import ConfigError
 from maskloom.system.resources import process_fields
 
-# a message that breaks off in its middle is a plain OSError
+# a message that breaks off in the middle raises a plain OSError
 _GONE = (EOFError, OSError)
 _SECONDS_TO_END = 2
 _SECONDS_BETWEEN_LOOKS = 1.0
@@ -39,19 +39,19 @@ _Job = tuple[bytes, str]
 _Answer = tuple[Any, Exception | None]
 
 
-# Whoever does tasks, the processes of this module or a cluster; called as `results_of_processes` is.
+# Anything that does tasks, such as the processes of this module or a cluster; called like `results_of_processes`.
 Engine = Callable[..., Generator[Any, None, None]]
 
 
 @dataclass(frozen=True)
 class Work:
-    """How many processes work: new ones, this one alone for one, or those of an engine."""
+    """How many processes work: new ones, only this one for 1, or those of an engine."""
 
     num_workers: int = 1
     engine: Engine | None = None
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for less than one worker."""
+        """Raise ConfigError for fewer than one worker."""
         if self.num_workers < 1:
             raise ConfigError(f"num_workers = {self.num_workers}: it must be at least 1")
 
@@ -62,7 +62,7 @@ ONE_PROCESS = Work()
 def results(
     start: Start, arguments: tuple[Any, ...], tasks: Iterator[Any], work: Work, *, name: Callable[[Any], str] = str
 ) -> Generator[Any, None, None]:
-    """Yield the results of `start(*arguments)(task)`; `name` says a task to a person."""
+    """Yield the results of `start(*arguments)(task)`; `name` describes a task in messages."""
     if work == ONE_PROCESS:
         yield from map(start(*arguments), tasks)
     else:
@@ -72,10 +72,10 @@ def results(
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a process may be at one task, in seconds, of which only those count in which the first one looks on.
+    """How long a process may take for one task, in seconds that count only while the main process is watching.
 
-    After `named_after` the log names it, if it used no processor time or needs three times as long as any task before.
-    After `ended_after` without any processor time, and after `limit` in any case, it is ended: it hangs.
+    After `named_after` seconds the log names it if it used no CPU time or takes three times as long as any task before.
+    After `ended_after` seconds without CPU time, and after `limit` in any case, it counts as hung and is ended.
     """
 
     named_after: float = 20.0
@@ -92,18 +92,18 @@ def results_of_processes(
     name: Callable[[Any], str] = str,
     patience: Patience = Patience(),
 ) -> Generator[Any, None, None]:
-    """Do `start(*arguments)(task)` for every task in `num_workers` new processes; yield results in the order they come.
+    """Do `start(*arguments)(task)` for every task in `num_workers` new processes; yield results as they arrive.
 
-    Each process calls `start` once. At most two tasks per process are drawn ahead of the results. An exception of a
-    task, or of their iterator, is raised here and ends all processes; so does closing this generator. A process that
-    dies or hangs is replaced and its task done again, which the log tells as a warning; raises ChildProcessError with
-    the task's `name` when that happens twice to the same task.
+    Each process calls `start` once. At most two tasks per process are drawn ahead of the results. An exception from a
+    task, or from the iterator of tasks, is raised here and ends all processes, as does closing this generator. A
+    process that dies or hangs is replaced and its task repeated, with a warning in the log; raises ChildProcessError
+    with the task's `name` if that happens twice to the same task.
     """
     jobs, answers = SimpleQueue[_Job | None](), SimpleQueue[_Answer]()
     beginning = _pickled((start, arguments))
     workers = [_Worker(beginning, jobs, answers) for _ in range(num_workers)]
     try:
-        # Ctrl-C reaches all of a terminal: the first thread answers it, and ends the processes by their pipes
+        # Ctrl-C reaches all processes of a terminal: only the main thread handles it, and ends the workers
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             for worker in workers:
@@ -122,7 +122,7 @@ def results_of_processes(
 
 @dataclass
 class _Attempt:
-    """A process at a task, and what was seen of it there."""
+    """A process working on a task, and what was observed of it."""
 
     pid: int
     name: str
@@ -134,10 +134,10 @@ class _Attempt:
 
 
 class _Worker(threading.Thread):
-    """A thread that has a process do one task after the other; a new process does again what was lost with the first.
+    """A thread whose process does one task after another; a new process repeats the task lost with the old one.
 
-    Sending a task and waiting for its answer block when the process does, which the first thread has to notice. The
-    process is one of `subprocess`: those of `multiprocessing` print a traceback when this one is killed as they start.
+    Sending a task and waiting for its answer block if the process hangs, so the main thread checks for that. Processes
+    come from `subprocess`: those of `multiprocessing` print a traceback if this process is killed while they start.
     """
 
     def __init__(self, beginning: bytes, jobs: SimpleQueue[_Job | None], answers: SimpleQueue[_Answer]) -> None:
@@ -158,7 +158,7 @@ class _Worker(threading.Thread):
                 answer = self._answer(*job)
                 self.attempt = None
                 self._answers.put(answer)
-                # or they would live until the next one comes
+                # else they would live until the next job arrives
                 del job, answer
         except Exception as error:  # no process can be started, two were lost at a task, an answer cannot be read
             self._answers.put((None, error))
@@ -179,13 +179,13 @@ class _Worker(threading.Thread):
         self._process = subprocess.Popen(
             [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
-        # only the process itself holds its end now, so its death is an end of file here, and ours is one there
+        # only the worker holds its end now, so each side sees end of file when the other dies
         theirs.close()
         if self._is_ending:
             self.kill()
 
     def _end_process(self) -> int | None:
-        """End the process and return its exit code, None for one that waits for a broken disk and ends afterwards."""
+        """End the process and return its exit code, or None for one stuck on a broken disk, which ends later."""
         self.kill()
         if self._process is None:
             return None
@@ -195,7 +195,7 @@ class _Worker(threading.Thread):
         return self._process.returncode
 
     def _answer(self, payload: bytes, name: str, *, is_second: bool = False) -> _Answer:
-        """Return what a process makes of a task; raises ChildProcessError when the second one is lost at it too."""
+        """Return a process's answer to a task; raises ChildProcessError if the second process is lost too."""
         assert self._process is not None
         attempt = self.attempt = _Attempt(self._process.pid, name)
         with suppress(*_GONE):
@@ -223,10 +223,10 @@ def _exchange(
     name: Callable[[Any], str],
     patience: Patience,
 ) -> Iterator[Any]:
-    """Keep every process busy with one task, and as many ready as half of them, until there are no more."""
+    """Keep every process busy with one task, and half as many more tasks queued, until there are none left."""
     num_under_way, last_look, room = 0, time.monotonic(), len(workers) + (len(workers) + 1) // 2
     while True:
-        # reading a task takes time too, so it is done while the processes work
+        # drawing a task takes time too, so do it while the processes work
         while num_under_way < room and answers.empty() and (drawn := list(islice(tasks, 1))):
             jobs.put((_pickled(drawn[0]), name(drawn[0])))
             num_under_way += 1
@@ -235,7 +235,7 @@ def _exchange(
             return
         if (elapsed := time.monotonic() - last_look) >= _SECONDS_BETWEEN_LOOKS:
             last_look += elapsed
-            # this process may itself have been stopped, or have read for long
+            # this process may itself have been stopped, or have taken long to draw tasks
             _look(workers, patience, min(elapsed, 2 * _SECONDS_BETWEEN_LOOKS))
         try:
             result, error = answers.get(timeout=_SECONDS_BETWEEN_LOOKS)
@@ -249,12 +249,12 @@ def _exchange(
 
 
 def _pickled(value: Any) -> bytes:
-    """Return a copy: a view of a pickler's buffer, alive when garbage is collected, crashes Python 3.12.1."""
+    """Return a copy: a view of a pickler's buffer that is alive during garbage collection crashes Python 3.12.1."""
     return bytes(ForkingPickler.dumps(value))
 
 
 def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
-    """Name the processes that are late, and end those that hang; `elapsed` seconds went by since the last look."""
+    """Log processes that are late, and end those that hang; `elapsed` is the time in seconds since the last look."""
     longest = max(worker.longest for worker in workers)
     for worker in workers:
         seen = worker.attempt
@@ -279,14 +279,14 @@ def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
 
 
 def _processor_seconds(pid: int) -> float | None:
-    """Return the processor time that a process has used, or None where the system does not tell."""
+    """Return the CPU time that a process has used, or None if the system does not say."""
     fields = process_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else None
 
 
 def _main(descriptor: int) -> None:
-    """Do tasks that come through a pipe until it ends; the whole life of a worker process."""
-    # there is a process for each processor already; the threads of a library would only stand in line
+    """Do tasks received through a pipe until it closes; this is the whole life of a worker process."""
+    # every core already has a process; a library's threads would only queue for cores
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _work(Connection(descriptor))
 

@@ -1,1 +1,1 @@
-"""One loop for everything: optimiser, schedule, checkpoint, logging."""
+"""One training loop for everything: optimiser, schedule, checkpoints, logging."""

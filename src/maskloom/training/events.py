@@ -1,4 +1,4 @@
-"""The event log of a run, one JSON object a line, and its copy for TensorBoard where the recipe asks for one."""
+"""The event log of a run, one JSON object per line, with a copy for TensorBoard if the recipe asks for one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from maskloom.system.files import DISK_ERRORS, write_text
 from maskloom.system.foreign_files import check_regular
 
 _SHOWN = ("loss", "learning_rate", "gradient_norm", "tokens_per_second")
-# What went wrong stays in the log although the steps around it were done again.
+# Problems stay in the log even if the steps around them are repeated.
 _NEVER_FORGOTTEN = frozenset({"nonfinite", "warning", "out_of_memory", "lost_events"})
 
 
 class EventLog(AbstractContextManager["EventLog", None]):
     """Append-only JSONL file of a run's steps, evaluations and saves; non-finite numbers are written as null.
 
-    Several threads may write. A disk that takes no lines ends no run: their number is logged once there is room again.
+    Thread-safe. A disk error does not end the run: the number of lost lines is logged once the disk works again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,9 +38,9 @@ class EventLog(AbstractContextManager["EventLog", None]):
         self._open()
 
     def forget_after(self, stage: str, step: int) -> None:
-        """Drop a stage's steps, evaluations and saves after a step: a resumed run's log holds each step once.
+        """Drop a stage's steps, evaluations and saves after a step, so that a resumed run logs each step once.
 
-        Lines that are no events (see `read_events`) are dropped too, and their number is logged.
+        Lines that are not events (see `read_events`) are dropped too, and their number is logged.
         """
         with self._lock:
             self._file.close()
@@ -53,7 +53,7 @@ class EventLog(AbstractContextManager["EventLog", None]):
             self._open()
 
     def write(self, event: str, **values: Any) -> None:
-        """Append one event at once, so that a killed run keeps what it logged."""
+        """Append one event immediately, so that a killed run keeps what it logged."""
         with self._lock:
             if self._num_lost and self._append({"event": "lost_events", "number": self._num_lost}):
                 self._num_lost = 0
@@ -63,7 +63,7 @@ class EventLog(AbstractContextManager["EventLog", None]):
         if self.path.exists():
             check_regular(self.path)
         self._file = self.path.open("a+b", buffering=0)
-        # a killed run may have left half a line, which must not take the next one with it
+        # a killed run may have left half a line, which must not spoil the next one
         end = self._file.seek(0, os.SEEK_END)
         self._is_cut = end > 0 and os.pread(self._file.fileno(), 1, end - 1) != b"\n"
 
@@ -80,7 +80,7 @@ class EventLog(AbstractContextManager["EventLog", None]):
         return written == len(line)
 
     def close(self) -> None:
-        """Sync the log to disk, if it can be, and close it."""
+        """Sync the log to disk, if possible, and close it."""
         with suppress(OSError):
             os.fsync(self._file.fileno())
         self._file.close()
@@ -91,10 +91,10 @@ class EventLog(AbstractContextManager["EventLog", None]):
 
 
 class NoLog(EventLog):
-    """A log that keeps nothing: that of a process beside which another one logs."""
+    """A log that records nothing, for a process next to one that logs."""
 
     def __init__(self, path: Path) -> None:
-        """Open nothing; `path` is where the other one logs."""
+        """Open nothing; `path` is where the other process logs."""
         self.path = path
 
     def forget_after(self, stage: str, step: int) -> None:
@@ -110,8 +110,8 @@ class NoLog(EventLog):
 def read_events(path: Path) -> list[dict[str, Any]]:
     """Return the events of a log in order.
 
-    An event is a JSON object with text as its `event` and `stage` and a whole number as its `step`, where it has them;
-    any other line is skipped. Raises DataError for what is no regular file.
+    An event is a JSON object that has `event`; `event` and `stage` are text and `step` is an integer, where present.
+    Any other line is skipped. Raises DataError if `path` is not a regular file.
     """
     return [event for event in _events_or_none(path) if event is not None]
 
@@ -155,14 +155,14 @@ def check_log_targets(log_to: Sequence[str]) -> None:
 
 
 def open_run_log(path: Path, *, is_first: bool, log_to: Sequence[str] = ()) -> EventLog:
-    """Return the event log of a process: of several ranks the first one logs, for TensorBoard too if that is wanted."""
+    """Return the event log of a process: only the first rank logs, also for TensorBoard if requested."""
     if not is_first:
         return NoLog(path)
     return TensorBoardLog(path) if "tensorboard" in log_to else EventLog(path)
 
 
 class TensorBoardLog(EventLog):
-    """An event log with a copy in `tensorboard/STAGE/`; a disk that takes no more of the copy ends it, not the run."""
+    """An event log with a copy in `tensorboard/STAGE/`; a disk error ends the copy, not the run."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -170,7 +170,7 @@ class TensorBoardLog(EventLog):
         self._is_broken = False
 
     def forget_after(self, stage: str, step: int) -> None:
-        """Drop what a resumed run does again from the log, and have TensorBoard drop it too."""
+        """Drop from the log what a resumed run repeats, and make TensorBoard drop it too."""
         with self._lock:
             super().forget_after(stage, step)
             self._copy(stage, step=step + 1, session_log={"status": "START"})
@@ -206,7 +206,7 @@ class TensorBoardLog(EventLog):
 
 
 def _scalars(event: str, values: dict[str, Any]) -> dict[str, float]:
-    """Return what TensorBoard shows of an event by tag: numbers that are finite."""
+    """Return the finite numbers of an event that TensorBoard shows, by tag."""
     shown = {}
     if event == "step":
         shown = {name: values.get(name) for name in _SHOWN}

@@ -1,4 +1,4 @@
-"""The training loop: a generator of step reports for every objective; saving, logging, evaluating are its caller's."""
+"""The training loop, a generator of step reports for every objective; its caller saves, logs and evaluates."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from maskloom.training.settings import TrainingSection
 NextBatch = Callable[[dict[str, int]], tuple[Any, dict[str, int]]]
 
 _DROPOUT_STREAM = 0xD20
-# As torch's GradScaler: after so many steps without an overflow the loss scale is doubled.
+# As in torch's GradScaler, the loss scale is doubled after this many steps without an overflow.
 _STEPS_OF_A_SCALE = 2000
 
 
 class NumericalError(ValueError):
-    """A loss or a gradient is not finite; the weights were not stepped."""
+    """A loss or a gradient is not finite; the weights were not updated."""
 
 
 class NonFiniteStepError(NumericalError):
-    """A step whose loss or gradient norm is not finite: the batch, its place and what came of it.
+    """A step whose loss or gradient norm is not finite, with its batch and its report.
 
-    The state is as it was before the step, with the gradients of the batch in place. `position` is where the batch
-    starts, `position_after` where the next one does.
+    The state is as it was before the step, with the gradients of the batch in place. The batch starts at the state's
+    `position`, the next one at `position_after`.
     """
 
     def __init__(self, message: str, batch: Any, report: StepReport, *, position_after: dict[str, int]) -> None:
@@ -50,9 +50,9 @@ class NonFiniteStepError(NumericalError):
 
 
 class MemoryExhaustedError(RuntimeError):
-    """Memory does not suffice, for one sequence or on one of several ranks; the weights were not stepped.
+    """Memory ran out, for a single sequence or on one of several ranks; the weights were not updated.
 
-    `micro_batch_size` is what several ranks, which cannot halve it in the middle of a step, may start again with.
+    `micro_batch_size` is a size to restart several ranks with, as they cannot halve it in the middle of a step.
     """
 
     def __init__(self, message: str, *, micro_batch_size: int | None = None) -> None:
@@ -62,12 +62,12 @@ class MemoryExhaustedError(RuntimeError):
 
 @dataclass
 class TrainState:
-    """Everything that a step changes: model and optimiser in place, steps taken, position in the data.
+    """Everything that a step changes: model and optimiser in place, number of steps, position in the data.
 
-    Dropout draws depend on seed, step and batch alone, so no generator state belongs here. `micro_batch_size` is
-    what a lack of memory has brought the micro-batches down to, and None before. `loss_scale` is what losses in fp16
-    are multiplied by, with the number of steps that it has held for; None in other precisions. `carry` is what the
-    rows of this rank carry on to the next batch, None before the first and where nothing is carried.
+    Dropout draws depend only on seed, step and batch, so no generator state belongs here. `micro_batch_size` overrides
+    the settings once "auto" has chosen it or memory has run out, and is None before. `loss_scale` is the factor on
+    losses in fp16 and the number of steps that it has held for; None in other precisions. `carry` is what this rank's
+    rows pass on to the next batch; None before the first batch and if nothing is carried.
     """
 
     model: EncoderWithHeads
@@ -87,9 +87,9 @@ class TrainState:
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did, on all ranks together. Losses are means in nats over the whole batch.
+    """The outcome of one step over all ranks. Losses are means in nats over the whole batch.
 
-    `learning_rate` is that of everything but heads with a rate of their own.
+    `learning_rate` applies to all parameters except heads with a rate of their own.
     """
 
     step: int
@@ -112,15 +112,17 @@ def train_steps(
     ranks: Ranks = ONE_RANK,
     factor: Callable[[float], float] | None = None,
 ) -> Iterator[StepReport]:
-    """Train from `state.step` to `settings.steps` (paper 3.4), yielding after each step, when `state` is whole.
+    """Train from `state.step` to `settings.steps` (paper 3.4), yielding after each step, with `state` fully updated.
 
     A batch may be split into micro-batches of `settings.micro_batch_size` sequences: each loss sum is divided by the
-    count of the whole batch, so the gradient is that of one big batch. Gradients are clipped by their global norm
-    after accumulation. Where memory runs out, micro-batches are halved for good and the batch is done again. Raises,
-    before stepping, NonFiniteStepError when loss or gradient norm is not finite, and MemoryExhaustedError when not even
-    one sequence fits. `factor` tells the factor on the peak learning rate at a step, by default as `settings` say.
+    count of the whole batch, so the gradient equals that of one large batch. Gradients are clipped by their global norm
+    after accumulation. If memory runs out, micro-batches are halved for good and the batch is repeated. Raises, before
+    a step, NonFiniteStepError if loss or gradient norm is not finite, and MemoryExhaustedError if not even one sequence
+    fits or memory runs out on one of several ranks. `factor` maps a step to the factor on the peak learning rate, by
+    default as in `settings`.
 
-    With several `ranks`, `next_batch` gives each its part of the batch, all of one number of micro-batches.
+    With several `ranks`, `next_batch` gives each its part of the batch; all parts have the same number of
+    micro-batches.
     """
     model, optimizer = state.model, state.optimizer
     factor = factor or factor_of(settings)
@@ -129,7 +131,7 @@ def train_steps(
     while state.step < settings.steps:
         started = time.perf_counter()
         batch, position = batches.take(state.position)
-        if not model.training:  # it walks over all modules
+        if not model.training:  # train() visits all modules
             model.train()
         scale = factor(state.step)
         for group in optimizer.param_groups:
@@ -160,7 +162,7 @@ def train_steps(
 
 
 class _Batches:
-    """Reads batches in turn; ahead of a GPU, the next one while it computes."""
+    """Reads batches in order; for a GPU, prefetches the next one while the GPU computes."""
 
     def __init__(self, next_batch: NextBatch, *, reads_ahead: bool) -> None:
         self._next_batch, self._reads_ahead = next_batch, reads_ahead
@@ -174,17 +176,17 @@ class _Batches:
         return taken
 
     def read_ahead(self) -> None:
-        """Read the batch after the one that was taken."""
+        """Prefetch the batch after the one last taken, if this is wanted."""
         if self._reads_ahead and self._ahead is None:
             self._ahead = self._next_batch(self._after)
 
 
 @dataclass(frozen=True)
 class StepDraws:
-    """The dropout draws of a step: functions of seed, step, row and position alone, however the batch is cut.
+    """The dropout draws of a step: functions of seed, step, row and position only, however the batch is split.
 
-    Where torch draws, in recurrent layers and its attention on a GPU, they depend on the micro-batch: its number counts
-    over the whole batch.
+    Where torch draws the numbers (in recurrent layers and in its attention on a GPU), they depend on the number of the
+    micro-batch, counted over the whole batch.
     """
 
     seed: int
@@ -192,7 +194,7 @@ class StepDraws:
 
     @contextmanager
     def of(self, micro_batch: Any, *, number: int, first_row: int) -> Iterator[None]:
-        """Draw for a micro-batch within; `first_row` is the place of its first sequence in the whole batch."""
+        """Within, draw for a micro-batch; `first_row` is the index of its first sequence in the whole batch."""
         counters = (self.step, number) if number else (self.step,)
         torch.manual_seed(int(integers(2**62, self.seed, _DROPOUT_STREAM, *counters)))
         key = int(integers(2**32, self.seed, _DROPOUT_STREAM, self.step)) - 2**31
@@ -201,7 +203,7 @@ class StepDraws:
 
 
 def counts_and_first_row(objective: Objective, batch: Any, ranks: Ranks) -> tuple[dict[str, float], int]:
-    """Return the target counts of the whole batch, and how many of its sequences earlier ranks have."""
+    """Return the target counts of the whole batch, and the number of its sequences on earlier ranks."""
     names = [f"sequences of rank {rank}" for rank in range(ranks.world_size)]
     own = {name: float(len(batch.lengths)) if rank == ranks.rank else 0.0 for rank, name in enumerate(names)}
     counts = ranks.sum_(objective.target_counts(batch) | own)
@@ -220,11 +222,11 @@ def launch_gradients(
     loss_scale: float = 1.0,
     meanwhile: Callable[[], object] = lambda: None,
 ) -> dict[str, list[torch.Tensor]]:
-    """Add the gradients of a batch to the parameters, and return by name what its micro-batches add to mean losses.
+    """Add the gradients of a batch to the parameters; return each micro-batch's share of the mean losses by name.
 
-    A GPU may still compute them. With several ranks `batch` is this one's part, and losses add over ranks to the means
-    over the whole. Without `draws` torch's generator goes on from where it stands. Losses and gradients are multiplied
-    by `loss_scale`. `meanwhile` is called once a GPU has all of its work.
+    A GPU may still be computing these. With several ranks, `batch` is this rank's part, and the losses sum over ranks
+    to the means over the whole batch. Without `draws`, torch's generator continues from its current state. Losses and
+    gradients are multiplied by `loss_scale`. `meanwhile` is called once all work has been queued on a GPU.
     """
     counts, first_row = counts_and_first_row(objective, batch, ranks)
     counts = {name: count / loss_scale for name, count in counts.items()}
@@ -250,7 +252,7 @@ def accumulate_gradients(
 
 
 def _numbers(found: dict[str, list[torch.Tensor]], *more: torch.Tensor) -> tuple[dict[str, float], list[float]]:
-    """Return the sums of what was found by name, 0 for nothing, and further numbers: one copy from a GPU for all."""
+    """Return the sum of what was found for each name, 0 for nothing, and further numbers, in one copy from a GPU."""
     tensors = [*chain(*found.values()), *more]
     return _sums(found, torch.stack(tensors).tolist() if tensors else [])
 
@@ -262,7 +264,7 @@ def _sums(found: dict[str, list[torch.Tensor]], numbers: list[float]) -> tuple[d
 
 @dataclass(frozen=True)
 class _Gradients:
-    """What puts the gradients of one step after the other in place."""
+    """Computes the gradients of successive steps."""
 
     state: TrainState
     objective: Objective
@@ -272,11 +274,11 @@ class _Gradients:
     batches: _Batches
 
     def losses_and_norm(self, batch: Any) -> tuple[dict[str, float], float]:
-        """Put the clipped gradients of a step in place and return its mean losses and the norm before clipping.
+        """Compute the clipped gradients of a step; return its mean losses and the norm before clipping.
 
-        Where it `steps_unread`, the optimiser has taken the step by then, unless it was bad. Losses and norm are read
-        together, and a GPU is waited for then. In fp16 the step is done again with half the loss scale until its
-        gradients are finite, at last without any; a scale that has held for long is doubled.
+        If `steps_unread`, the optimiser has by then taken the step, unless it was bad. Losses and norm are read
+        together, in one GPU synchronisation. In fp16 the step is repeated with half the loss scale until its gradients
+        are finite or the scale is 1; a scale that holds for 2,000 steps is doubled.
         """
         state, limit = self.state, self.settings.max_grad_norm
         parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
@@ -291,8 +293,8 @@ class _Gradients:
             total = _total_norm(parameters)
             losses, (norm,) = _numbers(found, total)
             losses = self.ranks.sum_(losses)
-            # gradients whose norm is not finite stay as they are, so that one can see which of them it comes from, and
-            # those that the clipping would multiply by 1
+            # not clipped: gradients with a non-finite norm, so that its source stays visible, and those that clipping
+            # would multiply by 1
             if limit is not None and math.isfinite(norm) and norm + 1e-6 >= limit:
                 torch.nn.utils.clip_grads_with_norm_(parameters, limit, total, foreach=True)
             if state.loss_scale is None:
@@ -307,18 +309,18 @@ class _Gradients:
 
     @property
     def steps_unread(self) -> bool:
-        """Whether the optimiser's step is launched before the loss is read, so that a GPU does not wait in between."""
+        """Whether the optimiser's step is launched before the loss is read, so that no GPU has to wait in between."""
         is_alone = self.ranks.device.type == "cuda" and self.ranks.world_size == 1 and not self.ranks.is_sharded
         return is_alone and self.state.loss_scale is None and bool(self.state.optimizer.defaults.get("fused"))
 
     def _stepped(self, batch: Any, parameters: list[torch.Tensor]) -> tuple[dict[str, float], float]:
-        """Launch a whole step, which changes nothing where loss or norm is not finite, and return what was read."""
+        """Launch a whole step, which has no effect if loss or norm is not finite, and return its losses and norm."""
         limit, found = self.settings.max_grad_norm, self._launched(batch)
         total = _total_norm(parameters)
         numbers = torch.stack([*chain(*found.values()), total])
         copy, is_finite = HostCopy(numbers.detach()), numbers.isfinite().all()
         if limit is not None:
-            # a norm of 0 clips nothing, so that one can see which gradients are not finite
+            # a norm of 0 clips nothing, so it stays visible which gradients are not finite
             torch.nn.utils.clip_grads_with_norm_(parameters, limit, total.where(is_finite, 0.0), foreach=True)
         fault_point("training.step")
         step_if(self.state.optimizer, is_finite)
@@ -326,9 +328,9 @@ class _Gradients:
         return losses, norm
 
     def _launched(self, batch: Any) -> dict[str, list[torch.Tensor]]:
-        """Put the gradients of a whole step in place and return its losses; halve micro-batches out of memory.
+        """Compute the gradients of a whole step and return its losses; halve micro-batches if memory runs out.
 
-        A failed attempt leaves nothing: its gradients are dropped, and the batch is done again from its start.
+        A failed attempt has no effect: its gradients are dropped, and the batch is repeated from its start.
         """
         state, wanted = self.state, self.settings.micro_batch_size
         while True:
@@ -349,18 +351,18 @@ class _Gradients:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if self.ranks.world_size > 1:  # the others are within sums of gradients that this rank will not join
+                if self.ranks.world_size > 1:  # the others wait in collectives that this rank will not join
                     raise self._out_of_memory_here(size, batch, str(error)) from error
                 why = str(error) or type(error).__name__
             if found is not None:
                 return found
-            # outside the handler: the exception held the activations of the attempt
+            # outside the handler, as the exception kept the activations of the attempt alive
             state.optimizer.zero_grad(set_to_none=True)
             release_cached_memory()
             state.micro_batch_size = self._halved(size, batch, why)
 
     def _halved(self, size: int | None, batch: Any, why: str) -> int:
-        """Return half of the micro-batch size, 1 again without oneDNN's kernels; else raises MemoryExhaustedError."""
+        """Return half the micro-batch size, or 1 again after disabling oneDNN; else raises MemoryExhaustedError."""
         whole = len(batch.split(1))
         size = min(size or whole, whole)
         if size == 1 and not give_up_kernels(why):
@@ -397,7 +399,7 @@ def _total_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
     if not gradients:
         return torch.zeros((), device=parameters[0].device)
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    # each rank may have a shard of every gradient
+    # each rank may hold a shard of every gradient
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -405,14 +407,14 @@ def _total_norm(parameters: list[torch.Tensor]) -> torch.Tensor:
 def evaluate(
     model: EncoderWithHeads, objective: SummedObjective, batches: Iterator[Any], precision: str = "auto"
 ) -> dict[str, float]:
-    """Return the objective's metrics over batches, each target weighing the same; memory does not grow with them.
+    """Return the objective's metrics over batches, with equal weight for every target; memory use is constant.
 
-    `precision` is that of CUDA; elsewhere evaluations are in fp32.
+    `precision` applies on CUDA; elsewhere evaluation is in fp32.
     """
     model.eval()
     totals: dict[str, float] = {}
     carry = None
-    with inference_in(precision, model_device(model)):  # once: the weights of all batches are rounded once
+    with inference_in(precision, model_device(model)):  # one context, so that weights are rounded only once
         for plain in batches:
             fault_point("evaluation.batch")
             batch = with_carry(plain, objective, model, carry)

@@ -1,6 +1,6 @@
-"""The tables of optimisers and of schedules of the learning rate.
+"""The tables of optimisers and of learning-rate schedules.
 
-A schedule is the factor on the peak rate at each step, counted from 0, or by the clock.
+A schedule gives the factor on the peak rate at each step, counted from 0, or by the clock.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from maskloom.rows import Rows
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 from maskloom.training.settings import TrainingSection
 
-# A group with this key holds parameters of heads, which have a learning rate of their own.
+# Marks a group with the parameters of heads, which have a learning rate of their own.
 _OF_HEADS = "of_heads"
 _HEAD = re.compile(r"(^|\.)heads\.")
 
 
 def belongs_to_head(name: str) -> bool:
-    """Tell whether the parameter of that name is a head's; prefixes added by wrappers do not change it."""
+    """Tell whether a parameter of that name belongs to a head; prefixes added by wrappers do not matter."""
     return _HEAD.search(name) is not None
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, has_own_head_rate: bool = False) -> list[dict]:
-    """Split the trainable parameters of a model into one group that decays and one that does not.
+    """Split the trainable parameters of a model into one group with weight decay and one without.
 
-    Biases, norms and the modules that are `undecayed` in the row of the architecture do not. With `has_own_head_rate`
-    the parameters of heads are two further groups, which `rate_of` recognises.
+    Biases, norms and the modules that are `undecayed` in the architecture's row have none. With `has_own_head_rate`,
+    the parameters of heads form two further groups, which `rate_of` recognises.
     """
     exempt = _exempt(model)
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -50,7 +50,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, has_own_head_rate
 
 
 def _exempt(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters without weight decay; a bias is one that its module calls so, as `bias` or `bias_ih_l0`."""
+    """Return the parameters without weight decay; biases are recognised by name, such as `bias` or `bias_ih_l0`."""
     rows = [architecture_of(module.config) for module in model.modules() if isinstance(module, Encoder)]
     kinds = (nn.LayerNorm, nn.RMSNorm, *(kind for row in rows for kind in row.undecayed))
     return {
@@ -62,13 +62,13 @@ def _exempt(model: nn.Module) -> set[nn.Parameter]:
 
 
 def rate_of(group: dict, settings: TrainingSection) -> float:
-    """Return the learning rate of a group of parameters before the schedule scales it."""
+    """Return the learning rate of a parameter group before the schedule scales it."""
     own = settings.head_learning_rate if group.get(_OF_HEADS) else None
     return settings.learning_rate if own is None else own
 
 
 class BertAdam(torch.optim.AdamW):
-    """Adam as the published BERT code has it: no bias correction, decoupled decay, epsilon outside the correction.
+    """Adam as in the published BERT code: no bias correction, decoupled decay, epsilon outside the correction.
 
     m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p = p - lr (m / (sqrt(v) + eps) + decay p).
     It runs torch's fused AdamW with step-dependent constants that cancel the bias correction, so it costs the same.
@@ -80,7 +80,7 @@ class BertAdam(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure=None):  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step with the plain moments; `closure` is passed on to torch."""
+        """Take one step with uncorrected moments; `closure` is passed on to torch."""
         plain = [(group["lr"], group["eps"], group["weight_decay"]) for group in self.param_groups]
         for number, (group, (rate, epsilon, decay)) in enumerate(zip(self.param_groups, plain, strict=True)):
             step, (beta1, beta2) = 1 + self._num_taken(number), group["betas"]
@@ -95,12 +95,12 @@ class BertAdam(torch.optim.AdamW):
                 group["lr"], group["eps"], group["weight_decay"] = rate, epsilon, decay
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take the state of a copy, whose steps are counted anew."""
+        """Restore the state of a copy, whose steps are counted anew."""
         super().__setstate__(state)
         self._counted = {}
 
     def _num_taken(self, number: int) -> int:
-        """Return the steps that a group has taken; a GPU is asked only for a count that was not followed here."""
+        """Return the number of steps that a group has taken; a GPU is read only for a count not tracked here."""
         first = next((each for each in self.param_groups[number]["params"] if self.state.get(each)), None)
         if first is None:
             return 0
@@ -111,7 +111,7 @@ class BertAdam(torch.optim.AdamW):
 
 
 def step_if(optimizer: torch.optim.Optimizer, is_good: torch.Tensor) -> None:
-    """Take a step if a boolean on the device is true, which nobody waits for; of fused optimisers alone."""
+    """Take a step if a boolean on the device is true, without synchronisation; only for fused optimisers."""
     optimizer.found_inf = (~is_good).float()  # pyright: ignore[reportAttributeAccessIssue]
     try:
         optimizer.step()
@@ -120,7 +120,7 @@ def step_if(optimizer: torch.optim.Optimizer, is_good: torch.Tensor) -> None:
 
 
 def recount(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimiser ask its device for the number of its steps, after one that `step_if` did not take."""
+    """Make an optimiser read its number of steps from its device again, after a step that `step_if` skipped."""
     if isinstance(optimizer, BertAdam):
         optimizer._counted = {}
 
@@ -134,11 +134,11 @@ OPTIMIZERS: Rows[Callable[[list[dict], TrainingSection], torch.optim.Optimizer]]
     "training.optimizer",
     {"adamw": partial(_adam, partial(torch.optim.AdamW, fused=True)), "bert_adam": partial(_adam, BertAdam)},
 )
-"""Optimisers by the names of recipes: each is made from groups of parameters, with their weight decay, and settings."""
+"""Optimisers by their names in recipes, each created from parameter groups, with their weight decay, and settings."""
 
 
 def make_optimizer(model: nn.Module, settings: TrainingSection) -> torch.optim.Optimizer:
-    """Build the optimiser that a recipe names over a model's trainable parameters (paper 3.4)."""
+    """Create the optimiser that a recipe names for a model's trainable parameters (paper 3.4)."""
     has_own = settings.head_learning_rate is not None
     groups = parameter_groups(model, settings.weight_decay, has_own_head_rate=has_own)
     for group in groups if has_own else ():
@@ -147,23 +147,23 @@ def make_optimizer(model: nn.Module, settings: TrainingSection) -> torch.optim.O
 
 
 def linear_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return a straight line from 1 at W to 0 at N (the form that transformers uses)."""
+    """Return the value of a straight line from 1 at W to 0 at N (the form that transformers uses)."""
     return max(0.0, (steps - step) / max(1, steps - warmup_steps))
 
 
 def google_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return 1 - s/N: the published BERT code, whose decay line starts at step 0, so that the rate jumps at W."""
+    """Return 1 - s/N as in the published BERT code, whose decay starts at step 0, so that the rate jumps at W."""
     return max(0.0, 1.0 - step / steps)
 
 
 def cosine_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return half a cosine from 1 at W to 0 at N (Radford et al. 2018, 4.1)."""
+    """Return the value of half a cosine from 1 at W to 0 at N (Radford et al. 2018, 4.1)."""
     done = (step - warmup_steps) / max(1, steps - warmup_steps)
     return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
 
 
 def inverse_sqrt_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return sqrt(W/s), which does not fall to 0 (Vaswani et al. 2017, equation 3, its peak scaled to 1)."""
+    """Return sqrt(W/s), which does not fall to 0 (Vaswani et al. 2017, equation 3, with its peak scaled to 1)."""
     return math.sqrt(max(1, warmup_steps) / max(1, warmup_steps, step))
 
 
@@ -182,11 +182,11 @@ SCHEDULES: Rows[Callable[..., float]] = Rows(
         "constant": constant_factor,
     },
 )
-"""Factors on the peak learning rate at step s of N, behind a warm-up of W steps, by the names of recipes."""
+"""Factors on the peak learning rate at step s of N, after a warm-up of W steps, by their names in recipes."""
 
 
 def make_schedule(name: str, *, warmup_steps: float, steps: float) -> Callable[[float], float]:
-    """Return the factor at each step from 0 on: s/W during warm-up, so 0 at first, then the row of that name."""
+    """Return a function of the step, from 0: s/W during warm-up, so 0 at first, then the schedule of that name."""
 
     def factor(step: float) -> float:
         if step < warmup_steps:
@@ -197,11 +197,11 @@ def make_schedule(name: str, *, warmup_steps: float, steps: float) -> Callable[[
 
 
 def factor_of(settings: TrainingSection) -> Callable[[float], float]:
-    """Return the factor on the peak learning rate at each step, of a run that was extended or not.
+    """Return the factor on the peak learning rate at each step of a run, whether extended or not.
 
-    Until an extension's `at` the factor is that of the steps that were planned then; from `at` on it is that of a run
-    of the new number of steps with the same warm-up. In the first W steps after `at`, or in all that are left where
-    those are fewer, it moves there linearly: a rate that fell to 0 rises as gently as at the start, a high one falls.
+    Before an extension's `at`, the factor follows the number of steps planned until then; from `at` on, it follows a
+    run of the new number of steps with the same warm-up. The transition is linear over the first W steps after `at`, or
+    over all that are left if fewer: a rate that fell to 0 rises as gently as at the start, and a high one falls.
     """
     warmup, plans = settings.resolved_warmup_steps(), settings.extensions
     first, *later = [*(plan.steps for plan in plans), settings.steps]
@@ -228,23 +228,23 @@ def _joined(
 
 
 def clock_factor(fraction: float, *, name: str, warmup_ratio: float) -> float:
-    """Return the factor when a fraction of the time is used: the schedule of that name with time in place of steps."""
+    """Return the factor once a fraction of the time is used: the named schedule with time in place of steps."""
     return make_schedule(name, warmup_steps=_TIME * warmup_ratio, steps=_TIME)(_TIME * fraction)
 
 
-# What a schedule by the clock has in place of steps.
+# The whole time, in the units that replace steps in a schedule by the clock.
 _TIME = 1e9
 _DIGITS = 6
-# Evaluations and saves in a run, where the recipe does not say how often.
+# Evaluations and saves in a run whose recipe does not specify their intervals.
 _PARTS = 10
 
 
 class TimeBudget:
-    """The time of a run, from the start of its first step, evaluations and saves included.
+    """The time of a run, from the start of its first step, including evaluations and saves.
 
-    The fraction used is the same on all `ranks`: the first one's clock counts. Every step's fraction is kept until it
+    The fraction used is the same on all `ranks`, by the first one's clock. The fraction at each step is kept until it
     is logged, so that the learning rate of each step is known afterwards. Time between a stop and its resume does not
-    count, nor do steps that a kill took back.
+    count, nor do steps lost by a kill.
     """
 
     def __init__(
@@ -263,26 +263,26 @@ class TimeBudget:
         self.fraction, self._part = 0.0, 0
 
     def start(self) -> None:
-        """Begin to count."""
+        """Start the clock."""
         self._started = self._now()
 
     def used(self) -> float:
-        """Return the seconds used by this process's clock, those before a resume included."""
+        """Return the seconds used by this process's clock, including those before a resume."""
         return self._before + (0.0 if self._started is None else self._now() - self._started)
 
     def factor(self, _step: float) -> float:
-        """Return the factor on the peak learning rate for the step that begins now, and note its fraction."""
+        """Return the factor on the peak learning rate for the step that begins now, and record its fraction."""
         self._look()
         self._fractions.append(self.fraction)
         return clock_factor(self.fraction, name=self._schedule, warmup_ratio=self._warmup_ratio)
 
     def is_used_up(self) -> bool:
-        """Tell, the same on all ranks, whether no time is left for another step."""
+        """Tell whether no time is left for another step, the same on all ranks."""
         self._look()
         return self.fraction >= 1.0
 
     def enters_new_part(self) -> bool:
-        """Tell whether the step that ended now is the first to end in another tenth of the time."""
+        """Tell whether the step that just ended is the first to end in another tenth of the time."""
         before, self._part = self._part, int(self.fraction * _PARTS)
         return self._part > before
 
@@ -292,11 +292,11 @@ class TimeBudget:
         return fractions
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state to store in a checkpoint."""
         return {"seconds": self.used(), "fractions": list(self._fractions)}
 
     def restore(self, values: dict[str, Any]) -> None:
-        """Go on from what a checkpoint kept."""
+        """Restore the state from a checkpoint."""
         self._before, self._fractions = values["seconds"], list(values["fractions"])
         self._part = int(min(1.0, self._before / self.seconds) * _PARTS)
 

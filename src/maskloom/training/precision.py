@@ -1,4 +1,4 @@
-"""Arithmetic in half precision over weights in fp32 (Micikevicius et al. 2018, Mixed Precision Training)."""
+"""Half-precision arithmetic with weights in fp32 (Micikevicius et al. 2018, Mixed Precision Training)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from maskloom.objectives.objective import Objective, model_device
 from maskloom.system.devices import half_type
 
 FIRST_LOSS_SCALE = 2.0**16
-"""What losses in fp16 are multiplied by at first, so that small gradients do not vanish; the loop adapts it."""
+"""Initial factor on losses in fp16, so that small gradients do not underflow; the loop adapts it."""
 
-# What is timed to find the faster precision, and how much faster bf16 must be to be worth its rounding.
+# Sequences timed to find the faster precision, and the speed-up that makes bf16 worth its rounding.
 _NUM_TIMED, _LEAST_GAIN = 8, 1.1
 
 
 def in_precision(objective: Objective, precision: str, device: torch.device) -> Objective:
-    """Return an objective in a precision, as `half_type` reads its name."""
+    """Return an objective that computes in a precision, whose name is that of `half_type`."""
     dtype = half_type(precision, device)
     if dtype is None:
         return objective
@@ -33,7 +33,7 @@ def in_precision(objective: Objective, precision: str, device: torch.device) -> 
 def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any) -> str:
     """Return "bf16" if gradients of a few sequences take clearly less time in it than in fp32, else "fp32".
 
-    The two take turns (A B B A), after a first time each; gradients and torch's generator are left as they were.
+    The two alternate (A B B A), after a warm-up of each; gradients and torch's generator are left unchanged.
     """
     part, device = batch.split(_NUM_TIMED)[0], model_device(model)
     seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
@@ -49,29 +49,29 @@ def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any)
 
 @dataclass(frozen=True)
 class HalfPrecision:
-    """An objective whose matrix products are made in bf16 or fp16; weights, norms, softmax and losses stay in fp32.
+    """An objective with matrix products in bf16 or fp16; weights, norms, softmax and losses stay in fp32.
 
-    Kernels of a GPU round what BERT's layers hand on, and compute norms and sums in fp32 within.
+    GPU kernels round the outputs of BERT's layers, and compute norms and sums in fp32 internally.
     """
 
     objective: Objective
     dtype: torch.dtype
 
     def target_counts(self, batch: Any) -> dict[str, float]:
-        """Return the counts of the objective."""
+        """Return the objective's target counts."""
         return self.objective.target_counts(batch)
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
-        """Return the objective's sums, computed in half precision and summed in fp32."""
+        """Return the objective's loss sums, computed in half precision and summed in fp32."""
         with torch.autocast(model_device(model).type, self.dtype):
             sums = self.objective.loss_sums(model, batch)
         return {name: value.float() for name, value in sums.items()}
 
 
 class CarryingHalfPrecision(HalfPrecision):
-    """The same of an objective that carries state from batch to batch."""
+    """`HalfPrecision` for an objective that carries state from batch to batch."""
 
     def first_carry(self, model: EncoderWithHeads, num_sequences: int) -> Carry:
-        """Return the objective's."""
+        """Return the objective's first carry."""
         assert isinstance(self.objective, Carrying)
         return self.objective.first_carry(model, num_sequences)

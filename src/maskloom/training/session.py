@@ -1,4 +1,4 @@
-"""The consumer of the loop that runs share: it logs, evaluates, saves, resumes and answers requests to stop."""
+"""The consumer of the training loop in all runs: it logs, evaluates, saves, resumes and handles requests to stop."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 from maskloom.training.settings import TrainingSection
 
-# What is given back has to be asked for again, page by page: every so many seconds that costs a few hundredths of the
-# time, and it bounds what batches of different sizes leave behind.
+# Released memory has to be requested again page by page. At this interval, releasing costs a few hundredths of the time
+# and bounds what batches of different sizes leave behind.
 _SECONDS_BETWEEN_RELEASES = 10.0
 
-# Where a checkpoint keeps what a session itself has to remember, beside the `memory` of its caller.
+# Key in a checkpoint for the session's own memory, next to the caller's `memory`.
 _OWN = "session"
 
 OnStep = Callable[[StepReport], None]
@@ -54,13 +54,13 @@ OnStep = Callable[[StepReport], None]
 class TrainingSession:
     """One stretch of training with its own optimiser and schedule: a fine-tuning run or a phase of pre-training.
 
-    `evaluate` returns metrics of the current weights; `memory` is a JSON-able dictionary that is saved with every
-    checkpoint and restored on resume (the best score so far, say). With several `ranks` each runs its own session;
-    they stop together, and only the first logs, speaks and saves. Where `settings.keep_best` says so, the checkpoint
-    whose metrics have the highest `score` is kept beside the newest, and so are the last `num_averaged` that were
-    planned. `run_id` tells this run's checkpoints from others. Before its last step a session ends when the first
-    rank's `is_enough` says so after an evaluation, or when the time of `settings.minutes` is used up; the clock then
-    also tells the learning rate.
+    `evaluate` returns metrics of the current weights; `memory` is a JSON-serialisable dictionary that is saved with
+    every checkpoint and restored on resume (the best score so far, say). With several `ranks` each runs its own
+    session; they stop together, and only the first logs, prints and, unless weights are sharded, saves. With
+    `settings.keep_best`, the checkpoint whose metrics have the highest `score` is kept as well as the newest; the last
+    `num_averaged` planned ones are kept in any case. `run_id` distinguishes this run's checkpoints from others. A
+    session ends before its last step if the first rank's `is_enough` says so after an evaluation, or if the time of
+    `settings.minutes` is used up; the clock then also sets the learning rate.
     """
 
     state: TrainState
@@ -88,7 +88,7 @@ class TrainingSession:
     _begins_part: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        """Begin to count what goes wrong."""
+        """Initialise the counters of bad steps, the warnings and the time budget."""
         settings = self.settings
         self._watch = LossWatch()
         self._rewinds, self._skips, self._skipped_at = 0, 0, 0
@@ -100,7 +100,7 @@ class TrainingSession:
             self.budget = TimeBudget(seconds, schedule=settings.schedule, warmup_ratio=ratio, ranks=self.ranks)
 
     def resume(self) -> int:
-        """Load the newest whole checkpoint, if any, and return the step to continue from; refused ones are named."""
+        """Load the newest valid checkpoint, if any, and return the step to continue from; warn of refused ones."""
         restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
         if restored is None:
             self._take_noted_size()
@@ -120,15 +120,15 @@ class TrainingSession:
         if "loss_scale" in own:
             self.state.loss_scale = tuple(own["loss_scale"])
         self._rewinds = own.get("rewinds", 0)
-        if self.ranks.is_first:  # a kill between the last save and this would leave one too many
+        if self.ranks.is_first:  # a kill between a save and this cleanup leaves one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
         return restored.step
 
     def run(self) -> None:
         """Train to the last step, and return when its checkpoint is on disk.
 
-        Checkpoints on the way are written while training goes on. Raises Interrupted, after a save, when a signal asks
-        to stop, and OSError at the next step when a checkpoint could not be written.
+        Earlier checkpoints are written while training continues. Raises Interrupted, after a save, when a signal asks
+        to stop, and OSError when two such writes in a row fail, or a save that training waits for.
         """
         settings = self.settings
         if self._is_over() and not self._evaluation_is_due:
@@ -161,14 +161,14 @@ class TrainingSession:
         return self._has_ended or self.state.step >= self.settings.steps
 
     def _take_noted_size(self) -> None:
-        """Go on in the micro-batches that a rank out of memory asked for when it ended the run."""
+        """Adopt the micro-batch size that a rank noted when it ran out of memory and ended the run."""
         noted = noted_micro_batch_size(self.log.path.parent) if self.ranks.is_first else None
         size = int(self.ranks.sum_({"size": float(noted or 0)})["size"])
         if size:
             self.state.micro_batch_size = min(size, self.state.micro_batch_size or size)
 
     def _chosen_precision(self) -> str:
-        """Return the precision that was asked for, or that was found to be the fastest when training began."""
+        """Return the requested precision, or the one measured as fastest when training began."""
         wanted = self.settings.precision
         if wanted == "fastest" and self.ranks.device.type != "cpu":
             wanted = "auto"
@@ -181,7 +181,7 @@ class TrainingSession:
         return self._found_precision if wanted == "fastest" and self._found_precision else wanted
 
     def _coming_batch(self) -> Any:
-        """Return the batch that the next step takes, to be measured."""
+        """Return the batch of the next step, for measurements."""
         batch, _ = self.next_batch(self.state.position)
         return with_carry(batch, self.objective, self.state.model, self.state.carry)
 
@@ -209,7 +209,7 @@ class TrainingSession:
                 return
 
     def _answer(self, bad: NonFiniteStepError, saves: Saves) -> None:
-        """Write a step down whose numbers are not finite, and skip its batch or go back; raises it when all ends."""
+        """Dump a step whose numbers are not finite, then skip its batch or rewind; raises NumericalError to stop."""
         step, action, place = bad.report.step, self._action_after(bad.report.step), self._dumped(bad)
         self._write(
             "nonfinite",
@@ -230,7 +230,7 @@ class TrainingSession:
         self._tell(f"WARNING: continuing after step {self.state.step} with the batches after the bad one")
 
     def _action_after(self, step: int) -> str:
-        """Return what follows a bad step; skips in a row are those at one number, which a skip leaves as it is."""
+        """Return the action after a bad step; skips in a row share a step number, which a skip does not advance."""
         rule = self.settings.on_nonfinite
         if rule == "skip":
             self._skips = self._skips + 1 if step == self._skipped_at else 1
@@ -241,7 +241,7 @@ class TrainingSession:
         return rule if num_taken <= self.settings.max_skips else "stop"
 
     def _dumped(self, bad: NonFiniteStepError) -> str:
-        """Write the bad step into the run's folder and return where, or why it could not be written."""
+        """Dump the bad step in the run's folder and return the path, or why it could not be written."""
         size = self.settings.micro_batch_size
         try:
             return str(
@@ -259,7 +259,7 @@ class TrainingSession:
             return f"not written, {error}"
 
     def _rewind(self, saves: Saves) -> None:
-        """Bring weights and moments back to the last whole checkpoint; what the caller remembers stays."""
+        """Restore weights and moments from the newest valid checkpoint, but not the caller's memory."""
         saves.wait()
         self.ranks.barrier()
         self.state.optimizer.state.clear()
@@ -272,9 +272,9 @@ class TrainingSession:
             self.log.forget_after(self.name, restored.step)
 
     def _after_step(self, report: StepReport, stop: StopRequests, saves: Saves) -> None:
-        """Log, evaluate and save as the settings say; raises Interrupted, with all on disk, when asked to stop."""
+        """Log, evaluate and save as the settings say; raises Interrupted, with all on disk, on a request to stop."""
         settings = self.settings
-        is_last = report.step in self._ends  # of this plan, or of one that the run had come to the end of
+        is_last = report.step in self._ends  # of this plan, or of an earlier plan that the run completed
         if self.budget is not None:
             is_last = self._has_ended = is_last or self.budget.is_used_up()
             self._begins_part = self.budget.enters_new_part()
@@ -288,7 +288,7 @@ class TrainingSession:
         self._finish_step(report.step, stop, saves)
 
     def _finish_step(self, step: int, stop: StopRequests, saves: Saves) -> None:
-        """Evaluate if that is due, and save; when a signal comes in between, the resumed run evaluates."""
+        """Evaluate if due, and save; if a signal comes in between, the resumed run evaluates."""
         settings = self.settings
         is_best = False
         if self._evaluation_is_due and not self._asked(stop):
@@ -307,7 +307,7 @@ class TrainingSession:
                 saves.start(self._whole_state(), self._remembered(), self._pinned())
 
     def _evaluate(self, step: int, stop: StopRequests) -> bool:
-        """Evaluate, and tell whether this step is the best so far; where a signal ends it, it stays due."""
+        """Evaluate, and tell whether this step is the best so far; if a signal interrupts it, it stays due."""
         if self.evaluate is None:
             self._evaluation_is_due = False
             return False
@@ -325,7 +325,7 @@ class TrainingSession:
         return self.ranks.any_(self.ranks.is_first and self._note(step, metrics))
 
     def _note(self, step: int, metrics: dict[str, float]) -> bool:
-        """Log metrics, and tell whether they are the best so far of those that decide what is kept."""
+        """Log metrics, and tell whether their score, which decides what is kept, is the best so far."""
         self._write("evaluation", step=step, metrics=metrics)
         if self.on_metrics is not None and metrics:
             self.on_metrics(step, metrics)
@@ -338,7 +338,7 @@ class TrainingSession:
         return is_best
 
     def _asked(self, stop: StopRequests) -> int:
-        """Return the signal that asks to stop on this or another rank, the same on all, or 0."""
+        """Return the signal that asks this or another rank to stop, the same on all ranks, or 0."""
         asked = self.ranks.sum_({str(number): float(number == stop.received) for number in STOP_SIGNALS})
         return next((int(number) for number, count in asked.items() if count), 0)
 
@@ -348,12 +348,12 @@ class TrainingSession:
             self.ranks.barrier()
 
     def _whole_state(self) -> TrainState:
-        """Return the state with what the rows of all ranks carry."""
+        """Return the state with the carry of the rows of all ranks."""
         carry = self.state.carry
         return self.state if carry is None else replace(self.state, carry=self.ranks.rows_of_all(carry))
 
     def _remembered(self) -> dict[str, Any]:
-        """Return the caller's memory and, where there is any, the session's own."""
+        """Return the caller's memory and, if there is any, the session's own."""
         own = {
             "evaluation_is_due": self._evaluation_is_due or None,
             "micro_batch_size": self.state.micro_batch_size,
@@ -367,12 +367,12 @@ class TrainingSession:
         return {**self.memory, _OWN: own} if own else self.memory
 
     def _pinned(self) -> list[int]:
-        """Return the steps whose checkpoints are kept whatever comes after."""
+        """Return the steps whose checkpoints are kept however old they are."""
         best = [self.memory["kept"]["step"]] if "kept" in self.memory else []
         return best + self.averaged_steps()
 
     def averaged_steps(self) -> list[int]:
-        """Return the last steps so far at which a checkpoint was planned, in order; saves for a signal are not."""
+        """Return the last planned checkpoint steps so far, in order, without saves for a signal."""
         every, step = self.settings.save_every, self.state.step
         if not self.num_averaged or not every:
             return []
@@ -380,14 +380,14 @@ class TrainingSession:
         return planned[-self.num_averaged :]
 
     def _saves(self) -> Saves:
-        """Return what saves this rank's state: its shard, or, by the first rank alone, what all of them have."""
+        """Return what saves this rank's shard or, on the first rank only, the state that all ranks share."""
 
         def on_whole(step: int, path: Path) -> None:
             self._write("checkpoint", step=step, folder=path.name)
 
         keep, folder = self.settings.keep_checkpoints, self.checkpoints
         if self.ranks.is_sharded:
-            from maskloom.training.checkpointing.sharded_checkpoints import ShardedSaves  # heavy, of no use alone
+            from maskloom.training.checkpointing.sharded_checkpoints import ShardedSaves  # heavy, and needed only here
 
             return ShardedSaves(folder, self.ranks, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
         if not self.ranks.is_first:
@@ -395,7 +395,7 @@ class TrainingSession:
         return BackgroundSaves(folder, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
 
     def _warn(self, report: StepReport) -> None:
-        """Say once what a person should know of a step that was taken all the same."""
+        """Warn, once per problem, about a step that was nevertheless taken."""
         for kind, text in self._watch.look(report.step, report.loss).items():
             self._write("warning", step=report.step, kind=kind, text=text)
             self._tell(f"WARNING: {text}")

@@ -1,4 +1,4 @@
-"""The recipe section [training]: what steps, optimisers and schedules take (BERT paper 3.4, 3.5)."""
+"""The recipe section [training]: settings of steps, optimisers and schedules (BERT paper 3.4, 3.5)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from maskloom.system.launch import DEVICE_NAMES
 
 Minutes = Annotated[float, Field(ge=0.001)]
 NotNegative = Annotated[float, Field(ge=0.0)]
-BatchSize = Annotated[int, Field(ge=1, le=2**20)]  # the largest of the published recipes (LAMB) is 2**16
+BatchSize = Annotated[int, Field(ge=1, le=2**20)]  # the largest in published recipes (LAMB) is 2**16
 CountOrNone = Annotated[int, Field(ge=0, le=MOST_STEPS)]
 
 
 class Extension(Section):
-    """A run that was given another number of steps when it had come to one of them."""
+    """A change to a run's planned number of steps, made at one of its steps."""
 
     at: Count = Field(description="Step from which the new number of steps applies.")
     steps: Count = Field(description="Number of steps planned until then.")
@@ -27,11 +27,11 @@ class Extension(Section):
 class TrainingSection(Section):
     """Optimisation (paper 3.4, 3.5).
 
-    The schedule scales the learning rates of the heads and of all else alike. After a loss or gradient that is not
-    finite, "skip" goes on with the next batch; "rewind" goes back to the last checkpoint and on with the batches after
-    the bad one. With `minutes` the learning rate follows the fraction of the time that is used, and steps and epochs do
-    not count. `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe tells the whole
-    schedule; they are those of the last phase.
+    The schedule scales the learning rates of heads and of all other parameters alike. After a loss or gradient that is
+    not finite, "skip" continues with the next batch; "rewind" returns to the last checkpoint and continues with the
+    batches after the bad one. With `minutes`, the learning rate follows the fraction of the time used, and steps and
+    epochs are ignored. `extensions` are written by `--resume --steps N` or `--epochs N`, so that the recipe records the
+    whole schedule; they apply to the last phase.
     """
 
     steps: Count = key(10_000, "Optimiser steps.")
@@ -98,15 +98,15 @@ class TrainingSection(Section):
     extensions: list[Extension] = Field(default_factory=list)
 
     def resolved_warmup_steps(self) -> int:
-        """Return the warm-up steps: `warmup_steps`, or `warmup_ratio` of all that were first planned, rounded down."""
+        """Return the warm-up steps: `warmup_steps`, or `warmup_ratio` of the first planned steps, rounded down."""
         return int(self.warmup_ratio * self.first_planned_steps()) if self.warmup_steps is None else self.warmup_steps
 
     def first_planned_steps(self) -> int:
-        """Return the steps that were planned before any extension."""
+        """Return the number of steps that was planned before any extension."""
         return self.extensions[0].steps if self.extensions else self.steps
 
     def refuse_contradictions(self, phase: Phase | None = None, place: str = "training") -> None:
-        """Raise ValueError for counts that do not go together, in this section or in a phase of it."""
+        """Raise ValueError for counts that contradict each other, in this section or in a phase of it."""
         own = set() if phase is None else phase.model_fields_set
         both = self if phase is None else self.model_copy(update=phase.model_dump(exclude_none=True))
 
@@ -133,7 +133,7 @@ class TrainingSection(Section):
 
 
 class Phase(Section):
-    """One phase of pre-training at one sequence length; what is absent comes from [data] and [training]."""
+    """One phase of pre-training at one sequence length; absent keys come from [data] and [training]."""
 
     max_length: Length = Field(ge=5, description="Maximum sequence length of the phase in tokens.")
     steps: Count = Field(description="Steps of the phase.")
@@ -145,7 +145,7 @@ class Phase(Section):
 class FinetuneTraining(TrainingSection):
     """Fine-tuning counts epochs unless steps are given (paper 3.5: batch 16 or 32, 2e-5 to 5e-5, 3 or 4 epochs).
 
-    `group_by_length` puts examples of like length into a batch; no padding is computed with, so it gains little speed.
+    `group_by_length` batches examples of similar length; as padding is never computed, it gains little speed.
     """
 
     steps: Count | None = key(None, "Optimiser steps; absent, epochs decide.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
@@ -160,7 +160,7 @@ class FinetuneTraining(TrainingSection):
     )
 
     def with_steps(self, num_examples: int) -> TrainingSection:
-        """Return the section with its steps, at least 1; raises ConfigError for more warm-up or a later extension."""
+        """Return the section with its steps, at least 1; raises ConfigError if warm-up or an extension exceeds them."""
         steps = self.steps or max(1, int(num_examples / self.batch_size * self.epochs))
         if self.minutes is not None:
             steps = MOST_STEPS

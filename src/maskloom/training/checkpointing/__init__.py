@@ -1,1 +1,1 @@
-"""Checkpoints: what is written, by whom and when."""
+"""Checkpoints: what is written, by which process and when."""

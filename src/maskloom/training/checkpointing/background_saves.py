@@ -1,4 +1,4 @@
-"""Checkpoints that a thread writes while training goes on: a step waits for a copy in memory, not for the disk."""
+"""Checkpoints written by a thread while training continues: a step waits for a copy in memory, not for the disk."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from maskloom.training.ranks.ranks import own_shard
 
 
 class Saves(AbstractContextManager["Saves", None]):
-    """Context that saves the checkpoints of one state; this one, of a rank whose state another saves, does nothing."""
+    """Context that saves a state's checkpoints; this base class, for a rank whose state another saves, does nothing."""
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
-        """Save the current state, perhaps while training continues."""
+        """Save the current state, possibly while training continues."""
 
     def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> object:
-        """Return when the state is saved."""
+        """Save the state, and return once it is saved."""
 
     def check(self) -> None:
         """Raise the error of a finished save that failed."""
 
     def wait(self) -> None:
-        """Return when no save is in progress; raises the error of a failed one."""
+        """Return once no save is in progress; raises the error of a failed one."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for the save under way."""
+        """Wait for the save in progress."""
 
 
-# A copy that would take more of the memory that is left than this is not made: training waits for the disk instead.
+# A copy that needs a larger share of the free memory is not made: training waits for the disk instead.
 _LARGEST_FRACTION = 0.5
 
 
 class _Abandoned(Exception):  # noqa: N818 - the person asked for it
-    """The write was given up."""
+    """The write was abandoned."""
 
 
 class BackgroundSaves(Saves):
-    """Context that saves a state's checkpoints in a folder, one at a time; leaving it waits for the one under way.
+    """Context that saves a state's checkpoints in a folder, one at a time; leaving it waits for the one in progress.
 
-    `start` copies weights and moments into buffers that are kept (12 bytes a parameter with Adam in fp32) and lets a
-    thread write them, as `write_checkpoint` does; `save` writes straight from the state while training waits. The next
-    `check`, `start` or `save` after a failed write says so and training goes on; the second failure in a row is raised,
-    and every failure of `save`. `on_whole(step, path)` is called, in whichever thread wrote, once a checkpoint is on
-    disk. `run` is written into the checkpoints, those of the steps `pinned` are kept as well as the newest `keep`.
+    `start` copies weights and moments into reused buffers (12 bytes per parameter with Adam in fp32), which a thread
+    writes as `write_checkpoint` does; `save` writes directly from the state while training waits. After a failed write,
+    the next `check`, `start` or `save` warns and training continues; a second failure in a row is raised, as is every
+    failure of `save`. `on_whole(step, path)` is called in the thread that wrote, once a checkpoint is on disk. `run` is
+    written into the checkpoints; those of the steps `pinned` are kept as well as the newest `keep`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class BackgroundSaves(Saves):
             self._outlive(lambda: self._write(snapshot, pinned))
 
     def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
-        """Write the state and return its folder when it is on disk."""
+        """Write the state, and return its folder once it is on disk."""
         self._outlive(self.wait)
         return self._write(Snapshot.of(state, extra), pinned)
 
@@ -95,7 +95,7 @@ class BackgroundSaves(Saves):
             self._outlive(self.wait)
 
     def _outlive(self, work: Callable[[], object]) -> None:
-        """Do what may fail because of the disk, and report it; the second failure in a row is raised."""
+        """Do work that may fail because of the disk, and report a failure; the second in a row is raised."""
         try:
             work()
         except OSError as error:
@@ -105,20 +105,20 @@ class BackgroundSaves(Saves):
             self._say(f"WARNING: {error}. Training continues; if the next save fails too, it stops")
 
     def wait(self) -> None:
-        """Return when no write is in progress; raises the error of a failed one."""
+        """Return once no write is in progress; raises the error of a failed one."""
         if self._pending is not None:
             self._pending.exception()  # an interrupted wait leaves it pending
             pending, self._pending = self._pending, None
             pending.result()
 
     def __enter__(self) -> Self:
-        """Make the folder, which later saves do not make again around a run that was removed."""
+        """Create the folder with its parents, which later saves do not recreate if the run was removed."""
         with suppress(OSError):  # the first save reports it
             self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for the write under way; Ctrl-C gives it up, another error is not replaced by the write's own."""
+        """Wait for the write in progress; Ctrl-C abandons it, and its error does not replace another one."""
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self._abandoned.set()
         try:

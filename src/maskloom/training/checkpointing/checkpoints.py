@@ -1,4 +1,4 @@
-"""Training checkpoints: a folder is whole, as its manifest proves, or it is not a checkpoint."""
+"""Training checkpoints: a folder is a checkpoint only if its manifest proves that it is complete."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ FORMAT_VERSION = 2
 MODEL, OPTIMIZER, REST, CARRY = "model.safetensors", "optimizer.safetensors", "state.json", "carry.safetensors"
 Tensors = Mapping[str, torch.Tensor]
 SHARDED = "sharded"
-"""The `layout` in the manifest of a checkpoint that several processes wrote, each its shard; others have none."""
-# A save is begun only when the disk has room for so many times its size.
+"""The manifest's `layout` of a checkpoint that several processes wrote as shards; other checkpoints have none."""
+# A save starts only if the disk has room for this many times its size.
 _ROOM = 1.2
-# of a checkpoint, or of one that a killed save had set aside
+# a checkpoint, or one that a killed save had set aside
 _NAME = re.compile(r"step-[0-9]+(\.old-[0-9]+)?")
 
 
@@ -47,15 +47,15 @@ def write_manifest(
     facts: dict[str, Any],
     before_chunk: Callable[[], None] | None = None,
 ) -> None:
-    """Write the manifest of a folder whose `files`, by name with `bytes` and `sha256`, are all there and synced."""
+    """Write the manifest of a folder whose `files`, by name with `bytes` and `sha256`, are all written and synced."""
     content = {"format_version": FORMAT_VERSION, "step": step, **facts, "files": files}
     write_hashed(folder / MANIFEST, [_as_bytes({**content, "sha256": _sum_of(content)})], before_chunk=before_chunk)
 
 
 def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
-    """Compare a checkpoint's manifest with itself, with every file that it names, and with what a checkpoint needs.
+    """Check a checkpoint's manifest against itself, every file that it names and the files that are required.
 
-    Raises DataError for the first file that is missing, cut short or changed, a newer format, another step or `run`.
+    Raises DataError for the first file that is missing, truncated or changed, a newer format, another step or `run`.
     """
     manifest = _read(folder / MANIFEST)
     files = manifest["files"]
@@ -79,7 +79,7 @@ def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a manifest that is in order by itself."""
+    """Return a manifest whose format and own checksum are valid; raises DataError for any other."""
     content = read_bytes(path, limit=MAX_JSON_BYTES)
     manifest = parse_json(content, str(path))
     version = manifest.get("format_version") if isinstance(manifest, dict) else None
@@ -91,7 +91,7 @@ def _read(path: Path) -> dict[str, Any]:
     if version != FORMAT_VERSION or not isinstance(manifest.get("files"), dict):
         raise DataError(f"{path}: not a checkpoint manifest")
     own = _sum_of({key: value for key, value in manifest.items() if key != "sha256"})
-    # the very bytes count, so that no changed blank or capital passes either
+    # compare exact bytes, so that not even changed whitespace or case passes
     if manifest.get("sha256") != own or content != _as_bytes(manifest):
         raise DataError(f"{path}: damaged: it does not agree with its own SHA-256")
     return manifest
@@ -107,7 +107,7 @@ def _sum_of(content: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was loaded, the state saved with it, and why newer ones were skipped."""
+    """A checkpoint that was loaded, the extra state saved with it, and why newer ones were skipped."""
 
     step: int
     extra: dict[str, Any]
@@ -116,7 +116,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a checkpoint holds: weights, moments by `moment.parameter`, the rest as JSON text, rows' carry by number."""
+    """The content of a checkpoint: weights, moments by `moment.parameter`, the rest as JSON, rows' carry by number."""
 
     step: int
     model: dict[str, torch.Tensor]
@@ -148,11 +148,11 @@ class Snapshot:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the tensors and the rest take on disk, headers aside."""
+        """Bytes that the tensors and the rest take on disk, without headers."""
         return sum(tensor.nbytes for tensor in [*self.tensors().values(), *self.carry.values()]) + len(self.rest)
 
     def small_files(self) -> dict[str, Iterable[Any]]:
-        """Return the content of the other files by name, besides weights and moments."""
+        """Return the content of the files other than weights and moments, by name."""
         carried = {CARRY: safetensors_pieces(self.carry)} if self.carry else {}
         return {REST: [self.rest.encode()], **carried}
 
@@ -166,12 +166,12 @@ def write_checkpoint(
     run: str | None = None,
     before_chunk: Callable[[], None] | None = None,
 ) -> Path:
-    """Write a snapshot under `folder/step-N`, and drop all checkpoints before it but the newest `keep` and `pinned`.
+    """Write a snapshot to `folder/step-N`, then drop all checkpoints up to it but the newest `keep` and `pinned`.
 
-    Everything is hashed as it is written and synced under a temporary name, and renamed once the manifest is in place:
-    a killed save leaves the older checkpoints and nothing that passes for a new one. `run` names the run that the
-    checkpoint belongs to. The parent of `folder` must exist. Raises OSError of a number in
-    `files.DISK_ERRORS` that names the step, the path and the cause, also when the disk has too little room.
+    Files are hashed as they are written and synced under a temporary name, which is renamed once the manifest is in
+    place: a killed save leaves the older checkpoints, and nothing that passes for a new one. `run` names the run that
+    the checkpoint belongs to. The parent of `folder` must exist. Raises OSError, with a number in `files.DISK_ERRORS`
+    and a message naming the step, the path and the cause, also when the disk has too little room.
     """
     with new_step_folder(snapshot, folder, keep=keep, pinned=pinned) as temporary:
         contents = {
@@ -189,7 +189,7 @@ def write_checkpoint(
 
 @contextmanager
 def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Collection[int] = ()) -> Iterator[Path]:
-    """Yield a folder that becomes a checkpoint, older ones dropped; raises OSError as `write_checkpoint` does."""
+    """Yield a folder that becomes a checkpoint, then drop older ones; raises OSError as `write_checkpoint` does."""
     step, final = snapshot.step, _step_folder(folder, snapshot.step)
     temporary, former = (folder / f"{final.name}.{what}-{os.getpid()}" for what in ("tmp", "old"))
     try:
@@ -201,9 +201,9 @@ def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Coll
             raise OSError(
                 errno.ENOSPC, f"{cause}, {_ROOM} times the checkpoint are {needed / 2**20:,.1f} MiB", str(folder)
             )
-        with taking_the_place(temporary, final, former):  # a folder that was set aside counts under that name too
+        with taking_the_place(temporary, final, former):  # a checkpoint set aside as `former` still counts
             yield temporary
-    except OSError as error:  # whatever the cause, this place holds no file now
+    except OSError as error:  # whatever the cause, no file can be stored here now
         rest = "earlier ones are intact" if folder.exists() else "the folder has vanished"
         number = error.errno if error.errno in DISK_ERRORS else errno.EIO
         message = f"{error.strerror}; the checkpoint of step {step} was not saved, {rest}"
@@ -214,10 +214,10 @@ def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Coll
 def restore_checkpoint(
     state: TrainState, folder: Path, *, run: str | None = None, ranks: Ranks = ONE_RANK
 ) -> Restored | None:
-    """Load the newest whole checkpoint of `folder` into `state`; None when there is none at all.
+    """Load the newest valid checkpoint of `folder` into `state`; return None if there is none at all.
 
-    Checkpoints that fail their check, or are of another model or `run`, are skipped and named in `refused`, and in the
-    DataError that is raised when none is left. With several `ranks` the first one chooses for all.
+    Checkpoints that fail their check, or belong to another model or `run`, are skipped and listed in `refused`; raises
+    DataError naming them if none is left. With several `ranks` the first one chooses for all.
     """
     restored = _restored(state, folder, run, ranks) if ranks.is_first else None
     step = int(ranks.sum_({"step": 0 if restored is None else restored.step + 1})["step"]) - 1
@@ -231,7 +231,7 @@ def restore_checkpoint(
 
 def _restored(state: TrainState, folder: Path, run: str | None, ranks: Ranks) -> Restored | None:
     refused: list[str] = []
-    with suppress(OSError):  # a folder that may only be read can be read
+    with suppress(OSError):  # a read-only folder can still be read
         _tidy(folder)
     for candidate in step_folders(folder):
         try:
@@ -247,11 +247,11 @@ def _restored(state: TrainState, folder: Path, run: str | None, ranks: Ranks) ->
 
 
 def step_folders(folder: Path) -> list[Path]:
-    """Return checkpoint folders, newest first; one that a killed save had set aside stands for its step."""
+    """Return checkpoint folders, newest first; one that a killed save had set aside may stand for its step."""
     if not folder.is_dir():
         return []
     found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):  # what was set aside comes behind the folder that took its name
+    for path in sorted(folder.iterdir()):  # a folder set aside sorts after the one that took its name
         if _NAME.fullmatch(path.name):
             found.setdefault(path.name.partition(".")[0], path)
     return sorted(found.values(), key=step_of, reverse=True)
@@ -267,7 +267,7 @@ def _step_folder(folder: Path, step: int) -> Path:
 
 
 def _tidy(folder: Path) -> None:
-    """Remove temporary folders whose writing process is gone, and give what a killed save set aside its name again."""
+    """Remove temporary folders whose writing process is gone, and rename folders that a killed save set aside back."""
     for path in folder.glob("step-*.tmp-*"):
         process = path.name.rpartition("-")[2]
         if not process.isdigit() or int(process) == os.getpid() or not is_running(int(process)):
@@ -281,20 +281,20 @@ def _tidy(folder: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a folder that counts for nothing; what stays of it is removed before the next save."""
+    """Remove a folder that is no longer needed; the next save removes what cannot be removed now."""
     with suppress(OSError):
         remove_tree(folder)
 
 
 def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[int]) -> None:
-    """Remove checkpoints before the newest `keep` up to a whole step; later ones are replaced in their turn."""
+    """Remove all checkpoints up to a step except the newest `keep` and `pinned`; training replaces later ones."""
     for path in folder.glob(f"step-{step:08d}.old-*"):
         _discard(path)
     upto = [path for path in step_folders(folder) if step_of(path) <= step]
     for path in (old for old in upto[keep:] if step_of(old) not in pinned):
         doomed = path.with_name(f"{path.name.partition('.')[0]}.tmp-{os.getpid()}")
         with suppress(OSError):
-            rename(path, doomed)  # so that a kill leaves no half of a checkpoint under its name
+            rename(path, doomed)  # so that a kill leaves no partial checkpoint under its name
             remove_tree(doomed)
 
 
@@ -310,7 +310,7 @@ def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:
     kept.clear()
     for name in content["optimizer_steps"].keys() & parameters.keys():
         step, device = content["optimizer_steps"][name], parameters[name].device
-        is_tensor = isinstance(step, float)  # as torch's optimisers keep it; others may count with an int
+        is_tensor = isinstance(step, float)  # as torch's optimisers store it; others may use an int
         kept[parameters[name]]["step"] = torch.tensor(step, dtype=torch.float32, device=device) if is_tensor else step
     for full, tensor in moments.items():
         key, _, name = full.partition(".")
@@ -323,7 +323,7 @@ def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:
 
 
 def _read_whole(model: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
-    """Fill the weights of a model, or this rank's shard of them, and return the moments by `moment.parameter`."""
+    """Load the weights of a model, or this rank's shard of them, and return the moments by `moment.parameter`."""
     try:
         weights, moments = load_file(folder / MODEL), load_file(folder / OPTIMIZER)
     except SafetensorError as error:
@@ -337,10 +337,10 @@ def _read_whole(model: nn.Module, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def check_shapes(folder: Path, found: Tensors, expected: Tensors, moments: Tensors | None = None) -> None:
-    """Raise DataError that names the tensors of a folder that are not those of a model.
+    """Raise DataError that names the tensors in a folder that do not match a model.
 
-    Weights, by parameter, are as many as `expected` and have their shapes. Of `moments`, by `moment.parameter`, there
-    may be any; each has a shape that broadcasts to its parameter's.
+    Weights, by parameter, must have exactly the names and shapes of `expected`. `moments`, by `moment.parameter`, are
+    optional; each must have a shape that broadcasts to its parameter's.
     """
     shapes, known = ({name: tuple(tensor.shape) for name, tensor in part.items()} for part in (found, expected))
     differing = {name for name in shapes.keys() | known.keys() if shapes.get(name) != known.get(name)}
@@ -356,7 +356,7 @@ def check_shapes(folder: Path, found: Tensors, expected: Tensors, moments: Tenso
 
 
 def shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return what this rank holds of a tensor: its shard if the parameter is sharded and has as many rows."""
+    """Return this rank's part of a tensor: its shard if the parameter is sharded and has as many rows, else all."""
     if not hasattr(parameter, "device_mesh") or full.shape[:1] != parameter.shape[:1]:
         return full.to(parameter.device)
     from torch.distributed.tensor import distribute_tensor
@@ -366,7 +366,7 @@ def shared_like(full: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def fill_with_mean(model: nn.Module, folders: Sequence[Path]) -> None:
-    """Give a model the mean of the weights of checkpoints, summed in fp64; raises as `checkpoint_weights` does."""
+    """Set a model's weights to the mean over checkpoints, summed in fp64; raises as `checkpoint_weights` does."""
     sums = dict[str, torch.Tensor]()
     for folder in folders:
         for name, weight in checkpoint_weights(folder).items():
@@ -377,7 +377,7 @@ def fill_with_mean(model: nn.Module, folders: Sequence[Path]) -> None:
 
 
 def checkpoint_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return all weights of a checkpoint by parameter; raises DataError for files not as its manifest says, or gone."""
+    """Return a checkpoint's full weights by parameter; raises DataError for files that are changed or missing."""
     check_checkpoint(folder)
     try:
         if (folder / ".metadata").exists():

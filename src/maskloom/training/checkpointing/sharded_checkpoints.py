@@ -1,7 +1,7 @@
-"""Checkpoints that several processes write together, each its shard, by torch.distributed.checkpoint (DCP).
+"""Checkpoints that several processes write together, each its shard, with torch.distributed.checkpoint (DCP).
 
-DCP itself proves nothing about its files, rewrites them in place and reads a pickle. Here every save has a folder and
-manifest of its own, and the pickle is read only after its hash agrees, by a reader that allows a few harmless types.
+DCP itself does not verify its files, rewrites them in place and reads a pickle. Here every save has its own folder and
+manifest, and the pickle is read only after its hash matches, by an unpickler that allows a few harmless types.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from maskloom.training.ranks.distributed import DistributedRanks
 from maskloom.training.ranks.ranks import Ranks
 
 _METADATA = "torch.distributed.checkpoint.metadata"
-# What the description of a DCP folder is made of. Nothing here does anything when it is made from data.
+# The types in the description of a DCP folder. Constructing them from data has no side effects.
 _HARMLESS = {
     ("collections", "OrderedDict"),
     ("pathlib", "PosixPath"),
@@ -92,7 +92,7 @@ def write_sharded(
 
 
 class ShardedSaves(BackgroundSaves):
-    """Saves of a state of which every rank has its shard, by a thread of each rank; all ranks start them together.
+    """Saves of a sharded state, by a thread of each rank; all ranks start them together.
 
     A failed write is reported by the next `start`, `save` or `wait`, which all ranks reach at the same step.
     """
@@ -105,7 +105,7 @@ class ShardedSaves(BackgroundSaves):
         self._mesh: DeviceMesh | None = None
 
     def check(self) -> None:
-        """Do nothing: writes do not end at the same step on all ranks, and all must learn of a failure at the same."""
+        """Do nothing: writes end at different steps on different ranks, but all must learn of a failure at the same."""
 
     def _put(self, snapshot: Snapshot, **settings: Any) -> Path:
         return write_sharded(snapshot, self._folder, self._ranks, **settings)
@@ -113,7 +113,7 @@ class ShardedSaves(BackgroundSaves):
     def _copy(self, key: str, tensor: Tensor) -> Tensor:
         if not isinstance(tensor, DTensor):
             return super()._copy(key, tensor)
-        if self._mesh is None:  # of the same groups, as nothing is sent between copies
+        if self._mesh is None:  # on the same groups, as copies send nothing
             mesh = tensor.device_mesh
             names = mesh.mesh_dim_names
             self._mesh = DeviceMesh.from_group(mesh.get_all_groups(), "cpu", mesh.mesh, mesh_dim_names=names)
@@ -126,9 +126,9 @@ class ShardedSaves(BackgroundSaves):
 
 
 def read_sharded(model: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """Fill the weights of a model, or this rank's shard of them, and return the moments by `moment.parameter`.
+    """Load the weights of a model, or this rank's shard of them, and return the moments by `moment.parameter`.
 
-    The folder has been checked; raises DataError for the tensors of another model.
+    The folder has been checked; raises DataError if its tensors are those of another model.
     """
     reader, parameters = _Reader(folder), dict(model.named_parameters())
     found = reader.planned()
@@ -147,7 +147,7 @@ def read_sharded(model: nn.Module, folder: Path) -> dict[str, Tensor]:
 
 
 def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
-    """Return the weights of a folder, whole and by parameter, as `read_sharded` reads them."""
+    """Return the full weights in a folder by parameter, read as `read_sharded` does."""
     reader = _Reader(folder)
     planned = {full: tensor for full, tensor in reader.planned().items() if full.startswith("model.")}
     targets = {full: torch.empty_like(tensor, device="cpu") for full, tensor in planned.items()}
@@ -158,16 +158,16 @@ def read_sharded_weights(folder: Path) -> dict[str, Tensor]:
 @torch.no_grad()
 def _load(reader: _Reader, targets: dict[str, Tensor]) -> None:
     with warnings.catch_warnings():
-        # each rank reads what it needs by itself, and DCP warns of that
+        # each rank reads what it needs separately, and DCP warns of that
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(targets, storage_reader=reader, no_dist=True)
 
 
 class _Reader(FileSystemReader):
-    """Reads a folder's description without the power to call anything, and no file outside the folder."""
+    """Reads a folder's description with an unpickler that can call nothing else, and no file outside the folder."""
 
     def planned(self) -> dict[str, Tensor]:
-        """Return a tensor on the meta device for each one in the folder, sorted by name."""
+        """Return a meta-device tensor for each tensor in the folder, sorted by name."""
         entries: dict[str, Any] = self.read_metadata().state_dict_metadata
         kinds = ((full, entry.size, entry.properties.dtype) for full, entry in sorted(entries.items()))
         return {full: torch.empty(size, dtype=dtype, device="meta") for full, size, dtype in kinds}
@@ -180,7 +180,7 @@ class _Reader(FileSystemReader):
             if not isinstance(metadata, Metadata):
                 raise pickle.UnpicklingError(f"a {type(metadata).__name__}")
             for name, entry in metadata.state_dict_metadata.items():
-                if not isinstance(entry, TensorStorageMetadata):  # other objects are pickles of their own
+                if not isinstance(entry, TensorStorageMetadata):  # other objects are further pickles
                     raise pickle.UnpicklingError(f"{name!r} is not a tensor")
             for stored in metadata.storage_data.values():
                 if Path(stored.relative_path).name != stored.relative_path or stored.transform_descriptors:
@@ -195,7 +195,7 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-class _HarmlessUnpickler(pickle.Unpickler):  # may run code: only the names of a fixed list are let through
+class _HarmlessUnpickler(pickle.Unpickler):  # pickles may run code: only listed names are allowed
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
@@ -204,7 +204,7 @@ class _HarmlessUnpickler(pickle.Unpickler):  # may run code: only the names of a
 
 @contextmanager
 def _failing_together(ranks: Ranks, step: int) -> Iterator[None]:
-    """Within, what a rank's disk fails with is raised there, and an error of the same number on the others."""
+    """Within, a rank's disk error is raised there, and an OSError with the same number on the other ranks."""
     problem = None
     try:
         yield

@@ -1,1 +1,1 @@
-"""What stops a step: signals, memory, numbers."""
+"""What can stop a step: signals, lack of memory, non-finite numbers."""

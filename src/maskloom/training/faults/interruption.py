@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: answered between steps, after a save, or at once where there is nothing to save."""
+"""Signals that ask a run to stop: handled between steps after a save, or immediately if there is nothing to save."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
-EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 + SIGINT, as shells have it
+EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 + SIGINT, as in shells
 
-# what a terminal (SIGINT, SIGHUP) and a scheduler (SIGTERM, SIGUSR1) send; Windows lacks some
+# sent by a terminal (SIGINT, SIGHUP) or a scheduler (SIGTERM, SIGUSR1); Windows lacks some
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 STOP_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 RAISED: list[int] = []
-"""Signals for which Interrupted was raised: a library that builds a class meanwhile makes an error of its own of it."""
+"""Signals for which Interrupted was raised: a library that is creating a class then replaces it by its own error."""
 _LEFT_AT_ONCE = b"\nstopped at once: the checkpoints that are whole stand, later steps are lost\n"
 
 
 class Interrupted(BaseException):
-    """The run stopped because it was asked to; all that a resumed run needs is saved.
+    """The run stopped on request; everything that a resumed run needs is saved.
 
-    No `Exception`, as `KeyboardInterrupt` is none: it may rise anywhere, and nobody should take it for a failure.
+    Like `KeyboardInterrupt`, it is not an `Exception`: it may be raised anywhere and must not be handled as a failure.
     """
 
     def __init__(self, signal_number: int) -> None:
@@ -31,15 +31,15 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """130 after Ctrl-C, and 75 (queue me again) after what a scheduler sends."""
+        """130 after Ctrl-C (SIGINT), and 75 (queue me again) after the other signals."""
         return EXIT_INTERRUPTED if self.signal_number == signal.SIGINT else EXIT_QUEUE_AGAIN
 
 
 class StopRequests:
-    """Context in which SIGINT, SIGTERM, SIGHUP and SIGUSR1 raise Interrupted, or are noted down while `deferred`.
+    """Context in which SIGINT, SIGTERM, SIGHUP and SIGUSR1 raise Interrupted, or are only noted while `deferred`.
 
-    Only the first signal counts, except that a second SIGINT ends the process at once with exit code 130, whatever it
-    is doing. SIGHUP that is ignored, as nohup has it, stays so. Outside the main thread nothing is taken over.
+    Only the first signal counts, except that a second SIGINT ends the process immediately with exit code 130, whatever
+    it is doing. Ignored signals other than SIGINT stay ignored (SIGHUP under nohup). Other threads install no handlers.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class StopRequests:
         self._watch: _SecondInterrupt | None = None
 
     def __enter__(self) -> StopRequests:
-        """Take the signals over."""
+        """Install the signal handlers."""
         if threading.current_thread() is threading.main_thread():
             self._watch = _SecondInterrupt()
             for number in STOP_SIGNALS:
@@ -59,7 +59,7 @@ class StopRequests:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the signals back."""
+        """Restore the previous signal handlers."""
         if self._watch is not None:
             _active.remove(self)
             while self._before:
@@ -70,20 +70,20 @@ class StopRequests:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within, a signal is only noted in `received`; at the end it raises, if nothing else has."""
+        """Within, only note a signal in `received`; the end raises Interrupted for it, if nothing else was raised."""
         with self._answering(is_deferred=True):
             yield
         self.raise_if_due()
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within, a signal raises Interrupted, also one that was noted before."""
+        """Within, a signal raises Interrupted immediately, even one noted before."""
         with self._answering(is_deferred=False):
             self.raise_if_due()
             yield
 
     def raise_if_due(self) -> None:
-        """Raise Interrupted for a signal that was noted, unless it is to wait."""
+        """Raise Interrupted for a noted signal, unless signals are deferred."""
         if self.received is not None and not self._is_deferred:
             RAISED.append(self.received)
             raise Interrupted(self.received)
@@ -107,7 +107,7 @@ _active: list[StopRequests] = []
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequests]:
-    """Yield the requests that this process listens for already, or listen for them within."""
+    """Yield the requests that this process already listens for, or listen for them within."""
     if _active and threading.current_thread() is threading.main_thread():
         _active[-1].raise_if_due()
         yield _active[-1]
@@ -117,15 +117,15 @@ def stop_requests() -> Iterator[StopRequests]:
 
 
 def undisturbed() -> AbstractContextManager[None]:
-    """Within, a signal to stop is only noted, and it does not raise at the end either: the run ends anyway."""
+    """Within, only note a signal to stop, and do not raise it at the end either: the run ends anyway."""
     listens = _active and threading.current_thread() is threading.main_thread()
     return _active[-1]._answering(is_deferred=True) if listens else nullcontext()
 
 
 class _SecondInterrupt:
-    """A thread that ends the process at the second SIGINT, also while the main thread is inside a long call.
+    """A thread that ends the process at the second SIGINT, even while the main thread is inside a long call.
 
-    A handler alone would wait for the end of that call; the number of each signal comes through a pipe at once.
+    A Python handler would run only after that call; a pipe delivers the number of each signal immediately.
     """
 
     def __init__(self) -> None:

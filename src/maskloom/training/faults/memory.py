@@ -1,4 +1,4 @@
-"""Memory of this machine: what is left of it, and giving back what the C library keeps for itself."""
+"""Memory of this machine: how much is free, and how to return what the C library retains."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from maskloom.system.foreign_files import read_json_object
 from maskloom.system.resources import available_memory
 from maskloom.training.ranks.ranks import Ranks
 
-# oneDNN has no room for its code and buffers.
+# oneDNN's error when it has no room for its code and buffers.
 _NO_ROOM_FOR_KERNEL = "could not create a primitive"
-# How torch's allocators and the C++ library word it.
+# Wordings of torch's allocators and the C++ library.
 _RAN_OUT = (
     *("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc"),
     _NO_ROOM_FOR_KERNEL,
@@ -32,12 +32,12 @@ _RAN_OUT = (
 _NOTE = "micro_batch_size.json"
 _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 _TRIM, _MALLOPT = (getattr(_LIBRARY, name, None) for name in ("malloc_trim", "mallopt"))  # of glibc
-# mallopt's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, and the bytes up to which glibc lets them grow by itself.
+# mallopt's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, with the sizes up to which glibc itself raises them.
 _THRESHOLDS = {-1: 64 << 20, -3: 32 << 20}
 
 
 def release_free_memory() -> bool:
-    """Hand free pages back to the system, which takes milliseconds; returns whether that is possible here."""
+    """Return free pages to the system, which takes milliseconds; returns whether that is possible here."""
     if _TRIM is not None:
         _TRIM(0)
     return _TRIM is not None
@@ -45,7 +45,7 @@ def release_free_memory() -> bool:
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Within, the C library keeps what is freed, since a page that was given back is cleared before it comes again."""
+    """Within, the C library retains freed memory: a page returned to the system is cleared before it is used again."""
     _set_thresholds(dict.fromkeys(_THRESHOLDS, 2**31 - 1))
     try:
         yield
@@ -60,14 +60,14 @@ def _set_thresholds(sizes: Mapping[int, int]) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether an error says that memory ran out, on a processor or on an accelerator."""
+    """Tell whether an error means that memory ran out, on the CPU or on an accelerator."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _RAN_OUT)
 
 
 def release_cached_memory() -> None:
-    """Give back all that was freed, on the processor and on the accelerator, before something is tried again."""
+    """Release all freed memory, on the CPU and on the accelerator, before a retry."""
     gc.collect()
     release_free_memory()
     if torch.cuda.is_available():
@@ -75,7 +75,7 @@ def release_cached_memory() -> None:
 
 
 def give_up_kernels(why: str) -> bool:
-    """Do without oneDNN from here on, if `why` is a lack of room for its kernels; False where it is not."""
+    """Disable oneDNN if `why` reports no room for its kernels; return False if not, or if it was disabled."""
     if _NO_ROOM_FOR_KERNEL not in why or not torch.backends.mkldnn.enabled:
         return False
     torch.backends.mkldnn.set_flags(False)
@@ -83,28 +83,29 @@ def give_up_kernels(why: str) -> bool:
 
 
 def note_micro_batch_size(folder: Path, size: int | None) -> None:
-    """Write into a run's folder the size that it is to go on with when it is started again; None is nothing to note."""
+    """Note in a run's folder the micro-batch size to continue with after a restart; None writes nothing."""
     if size is not None:
         write_json(folder / _NOTE, {"micro_batch_size": size})
 
 
 def noted_micro_batch_size(folder: Path) -> int | None:
-    """Return the size that was noted in a run's folder, or None."""
+    """Return the size noted in a run's folder, or None."""
     path = folder / _NOTE
     return read_json_object(path)["micro_batch_size"] if path.exists() else None
 
 
-# Sequences that are tried, the longest of a batch.
-_MOST_TRIED = 1 << 20  # sequences
+# The first size that ranks ask each other about, the same on all of them, however many sequences a batch has.
+_LARGEST_ASKED = 1 << 20
+# Number of sequences to try, the longest of a batch.
 _NUM_TRIED = 4
-# Of the free memory, what activations may take; the backward pass has temporary ones beside those that are kept.
+# Share of free memory for saved activations; the backward pass needs temporary ones as well.
 _SHARE_FOR_ACTIVATIONS = 0.5
 
 
 def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batch: Any, ranks: Ranks) -> int:
-    """Return how many sequences as long as the longest of a batch fit into free memory: a power of two, or all.
+    """Return how many sequences as long as a batch's longest fit into free memory: a power of two, or all.
 
-    A forward pass over a few of them tells what each keeps for the backward pass. All ranks return the same number.
+    A forward pass over a few of them measures what each saves for the backward pass. All ranks return the same number.
     """
     parts = batch.split(1)
     longest = sorted(parts, key=lambda part: -int(np.sum(part.lengths)))[:_NUM_TRIED]
@@ -115,14 +116,14 @@ def fitting_micro_batch_size(model: EncoderWithHeads, objective: Objective, batc
     elif free is not None:  # processes of one machine share its memory
         free //= int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     size = len(parts) if free is None else int(_SHARE_FOR_ACTIVATIONS * free / per_sequence)
-    agreed = _MOST_TRIED  # the same on all ranks, so that they ask each other as often
+    agreed = _LARGEST_ASKED
     while ranks.any_(size < min(agreed, len(parts))) and agreed > 1:
         agreed //= 2
     return min(agreed, len(parts))
 
 
 def kept_bytes(model: EncoderWithHeads, objective: Objective, batch: Any) -> int:
-    """Return the bytes that a forward pass keeps for the backward pass, weights left out."""
+    """Return the bytes that a forward pass saves for the backward pass, without weights."""
     known = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
 

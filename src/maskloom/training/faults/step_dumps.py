@@ -1,4 +1,4 @@
-"""What is written down of a step whose loss or gradient is not finite, and warnings of losses that jump or freeze."""
+"""Dumps of steps whose loss or gradient is not finite, and warnings of losses that jump or freeze."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _FROZEN_SPREAD = 1e-7
 
 
 class LossWatch:
-    """Follows the loss of each step over a window of 100 and says when it spikes or is frozen.
+    """Tracks the loss over a window of 100 steps and reports when it spikes or is frozen.
 
-    A spike lies more than 10 standard deviations above the mean of the window, which needs 20 losses; a frozen loss
-    is the same, to 1e-7 of itself, in 50 steps. Each is said once in 100 steps.
+    A spike lies more than 10 standard deviations above the mean of the window, which must hold 20 losses. A frozen loss
+    stays the same, within a relative 1e-7, for 50 steps. Each is reported at most once in 100 steps.
     """
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class LossWatch:
         self._said: dict[str, int] = {}
 
     def look(self, step: int, loss: float) -> dict[str, str]:
-        """Take in the loss of a step and return what to warn of, as texts by `spike` and `frozen`."""
+        """Record the loss of a step and return any warnings as texts by `spike` and `frozen`."""
         found = {}
-        # none of n numbers lies more than sqrt(n - 1) deviations above their mean: a spike is above all of the window
+        # none of n numbers lies more than sqrt(n - 1) deviations above their mean, so a spike exceeds the whole window
         if self._may_say("spike", step) and len(self._losses) >= _FEWEST and loss > max(self._losses):
             mean, deviation = statistics.fmean(self._losses), statistics.pstdev(self._losses)
             if deviation > 0.0 and loss > mean + _SIGMAS * deviation:
@@ -50,7 +50,7 @@ class LossWatch:
                 )
         self._losses.append(loss)
         if self._may_say("frozen", step) and len(self._losses) >= _FROZEN_STEPS:
-            limit = _FROZEN_SPREAD * abs(loss)  # a loss that moves ends this at its first look
+            limit = _FROZEN_SPREAD * abs(loss)  # a changing loss ends this at the first comparison
             if all(abs(self._losses[-number] - loss) <= limit for number in range(2, _FROZEN_STEPS + 1)):
                 lasted = f"{loss:.6g} for {_FROZEN_STEPS} steps"
                 found["frozen"] = f"step {step}: the loss has been {lasted}; nothing is learned"
@@ -64,7 +64,7 @@ class LossWatch:
 FORMAT_VERSION = 1
 REPORT, BATCH, WEIGHTS, CARRY = "report.json", "batch.safetensors", "model.safetensors", "carry.safetensors"
 _SHOWN = 20
-# Weights are the large part of a dump; those of older ones go.
+# Weights are the large part of a dump, so older dumps lose theirs.
 _DUMPS_WITH_WEIGHTS = 3
 
 
@@ -78,12 +78,12 @@ def write_dump(
     micro_batch_size: int | None,
     ranks: Ranks = ONE_RANK,
 ) -> Path:
-    """Write a step that was not taken under `folder/step-N-PLACE`, and return that folder; the state stays as it is.
+    """Write a step that was not taken under `folder/step-N-PLACE` and return that folder; `state` is not changed.
 
-    `batch.safetensors` and `report.json` hold the batch with its place in the data and the parameters whose gradients
-    are not finite, `carry.safetensors` what its rows carried, if anything. `model.safetensors` are the weights, in the
-    newest three dumps. PLACE is that of the batch in the data; one met again at the same step is not written twice.
-    Raises OSError when the disk fails.
+    `batch.safetensors` and `report.json` hold the batch, its place in the data and the names of parameters whose
+    gradients are not finite; `carry.safetensors` holds what its rows carried, if anything. `model.safetensors` holds
+    the weights, in the newest three dumps, unless they are sharded. PLACE is the batch's place in the data; a batch met
+    again at the same step is not written twice. Raises OSError when the disk fails.
     """
     rank = f"-rank-{ranks.rank}" if ranks.world_size > 1 else ""
     final = folder / "-".join(map(str, (f"step-{bad.report.step:08d}{rank}", *state.position.values())))
@@ -126,7 +126,7 @@ def write_dump(
 
 
 def _parameter_report(model: nn.Module) -> dict[str, Any]:
-    """Name what is not finite among parameters and gradients, and the largest gradients."""
+    """Name the parameters and gradients that are not finite, and the largest gradients."""
     weights = dict(model.named_parameters())
     gradients = {name: weight.grad for name, weight in weights.items() if weight.grad is not None}
     largest = sorted(((_largest(gradient), name) for name, gradient in gradients.items()), reverse=True)
@@ -142,13 +142,13 @@ def _num_not_finite(tensor: Tensor) -> int:
 
 
 def _largest(tensor: Tensor) -> float:
-    """Return the largest finite magnitude in a tensor; 0 where there is none."""
+    """Return the largest finite magnitude in a tensor, or 0 if there is none."""
     finite = own_shard(tensor).nan_to_num(0.0, 0.0, 0.0).abs()
     return float(finite.max()) if finite.numel() else 0.0
 
 
 def _batch_as_data(batch: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return a batch as arrays by field, and as the plain values that are left with the name of its class."""
+    """Return a batch's arrays by field, and the name of its class with the remaining plain values."""
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
     plain = {name: value for name, value in values.items() if name not in arrays}
@@ -156,5 +156,5 @@ def _batch_as_data(batch: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def _plain(value: float) -> float | str:
-    """Return a number as JSON can hold it: what is not finite as its name."""
+    """Return a number in a form that JSON can hold, with non-finite ones as their names."""
     return value if math.isfinite(value) else str(value)

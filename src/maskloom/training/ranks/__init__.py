@@ -1,1 +1,1 @@
-"""Several processes that train one model."""
+"""Training of one model by several processes."""

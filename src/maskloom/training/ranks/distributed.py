@@ -1,4 +1,4 @@
-"""Training by several processes that torchrun started: sums over ranks, and models whose gradients are such sums."""
+"""Training by several processes that torchrun started: sums over ranks, and models with gradients summed over them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from maskloom.training.faults.interruption import Interrupted, undisturbed
 from maskloom.training.ranks.rank_watch import RankWatch, Work, torchrun_keeps_store
 from maskloom.training.ranks.ranks import RankLostError, Ranks, mean_losses
 
-# Who is late is found out by the watch, which knows who evaluates or saves meanwhile.
+# The watch detects late ranks, since it knows which ones are evaluating or saving.
 _NEVER = timedelta(days=2)
-# How many times the limit all may take to come, as they load torch from one file system; and how often to look.
+# Multiple of the limit for all ranks to join, as they load torch from one file system; and the interval of checks.
 _TIMES_TO_JOIN, _SECONDS_BETWEEN_LOOKS = 10, 0.2
-# torchrun leaves 30 seconds to a rank that it asks to stop.
+# torchrun gives a rank that it asks to stop 30 seconds.
 _SECONDS_TO_EXPLAIN_A_STOP = 8.0
 
 
 class LossesOf(nn.Module):
-    """The model as a module whose call gives the losses of a batch: torch's wrappers act on calls of modules."""
+    """The model as a module whose call returns the losses of a batch, since torch's wrappers act on module calls."""
 
     def __init__(self, model: EncoderWithHeads) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class LossesOf(nn.Module):
     def forward(
         self, objective: Objective, batch: Any, counts: dict[str, float]
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return the sum of the losses, None where there are no targets, and each of them by name."""
+        """Return the sum of the losses, None without targets, and each loss by name."""
         means = mean_losses(self.model, objective, batch, counts)
         total = torch.stack(list(means.values())).sum() if means else None
         return total, {name: mean.detach() for name, mean in means.items()}
@@ -55,9 +55,9 @@ class LossesOf(nn.Module):
 class DistributedRanks(Ranks):
     """This process among those of torchrun.
 
-    With `parallel` "ddp" each has the model, with "fsdp" a shard of it; with "hsdp" the processes of each machine share
-    one (Zhao et al. 2023, PyTorch FSDP, 3.2.2). Numbers are summed by gloo in fp64, gradients by nccl on CUDA and by
-    gloo elsewhere; they are not averaged, as losses are divided by the counts of the whole batch already.
+    With `parallel` "ddp" each rank holds the model, with "fsdp" a shard of it; with "hsdp" the ranks of each machine
+    share one (Zhao et al. 2023, PyTorch FSDP, 3.2.2). Numbers are summed by gloo in fp64, gradients by nccl on CUDA and
+    by gloo elsewhere. Gradients are not averaged, since losses are already divided by the counts of the whole batch.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class DistributedRanks(Ranks):
         self._whole: EncoderWithHeads | None = None
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the sums over all ranks of values by name; the names are the same everywhere."""
+        """Return the sums over all ranks of values by name; the names must be the same on all ranks."""
         self._watch.call()
         total = torch.tensor(list(values.values()), dtype=torch.float64)
         dist.all_reduce(total, group=self.control)
         return dict(zip(values, total.tolist(), strict=True))
 
     def rows_of_all(self, carry: Carry) -> Carry:
-        """Return what the rows of all ranks carry, in order, from what those of each do; on the CPU."""
+        """Return the carry of the rows of all ranks, in order, on the CPU, given each rank's own."""
         self._watch.call()
         whole = []
         for tensor in super().rows_of_all(carry):
@@ -96,33 +96,33 @@ class DistributedRanks(Ranks):
         return tuple(whole)
 
     def for_saving(self) -> DistributedRanks:
-        """Return the same ranks for a thread that saves, whose sums do not meet those of training."""
+        """Return the same ranks for a thread that saves, whose sums do not mix with those of training."""
         ranks = copy.copy(self)
         ranks.control = self._saving
         return ranks
 
     def at(self, work: Work) -> AbstractContextManager[None]:
-        """Say what this rank is at within, as that decides for how long the others wait for it."""
+        """Declare what this rank does within, which decides how long the others wait for it."""
         return self._watch.at(work)
 
     def spread(self, model: EncoderWithHeads) -> None:
-        """Bring a model to this rank's device and, with "fsdp", keep a shard of it; before its optimiser is made."""
+        """Move a model to this rank's device and, except with "ddp", shard it; before its optimiser is created."""
         model.to(self.device)
         self._losses, self._wrapped = LossesOf(model), None
-        for block in blocks_of(model):  # each says in a forward pass that this rank is at work, copies of it too
+        for block in blocks_of(model):  # forward passes report that this rank is working, also of copies
             block.register_forward_pre_hook(lambda *_: self._watch.beat())
         self._whole = copy.deepcopy(model) if self.is_sharded and self.is_first else None
         if self.is_sharded:
             fault_point("ranks.share")
             mesh = self._mesh()
-            for module in (*blocks_of(model), self._losses):  # of each, what those before it leave out
+            for module in (*blocks_of(model), self._losses):  # each shards what the ones before it left out
                 sharded = fully_shard(module, mesh=mesh)
                 sharded.set_gradient_divide_factor(1.0)
                 sharded.set_force_sum_reduction_for_comms(True)
             self._wrapped = self._losses
 
     def _mesh(self) -> DeviceMesh:
-        """Return which ranks share weights: all of them, or those of each machine."""
+        """Return the mesh of ranks that share weights: all of them, or those of each machine."""
         local, names = int(os.environ.get("LOCAL_WORLD_SIZE") or self.world_size), ("machines", "processes")
         if not self._shards_by_node or local == self.world_size:
             return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=names[1:])
@@ -134,7 +134,7 @@ class DistributedRanks(Ranks):
         return init_device_mesh(self.device.type, (self.world_size // local, local), mesh_dim_names=names)
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
-        """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
+        """Return the model with all its weights, for the first rank to evaluate and export; all ranks must call it."""
         if not self.is_sharded:
             return model
         self._watch.call()
@@ -164,13 +164,13 @@ class DistributedRanks(Ranks):
             if total is not None:
                 total.backward()
             elif isinstance(self._losses, FSDPModule):
-                self._losses.reshard()  # what a forward pass without a backward pass has gathered of the weights
+                self._losses.reshard()  # frees the weights gathered by a forward pass without a backward pass
         return {name: mean.detach() for name, mean in means.items()}
 
     def _replicated(
         self, model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
     ) -> nn.Module:
-        """Return the model under DistributedDataParallel; parameters of which no loss depends are found beforehand."""
+        """Return the model in DistributedDataParallel, after testing whether losses leave parameters unused."""
         if self.is_sharded or self._losses is None or self._losses.model is not model:
             raise ValueError("the model was not spread over the ranks before training")
         devices = [self.device.index] if self.device.type == "cuda" else []
@@ -188,7 +188,7 @@ class DistributedRanks(Ranks):
 
 @contextmanager
 def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> Iterator[DistributedRanks]:
-    """Join the processes of torchrun within; raises RankLostError for one that fails, or hangs for `limit` seconds."""
+    """Within, join the processes of torchrun; raises RankLostError if one fails, or hangs for `limit` seconds."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     to_join = _TIMES_TO_JOIN * limit
@@ -206,12 +206,12 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
         groups: list[Any] = [dist.new_group(backend="gloo", timeout=_NEVER) for _ in range(2)]
         ranks = DistributedRanks(parallel, watch, groups[0], device, saving=groups[1])
         yield ranks
-        watch.call()  # whoever has not come here yet lets the others wait
+        watch.call()  # a rank that has not come here yet keeps the others waiting
         dist.barrier(group=ranks.control)
         watch.stop()
-        dist.barrier(group=ranks.control)  # the store may be this process's: it goes when nobody looks at it any more
+        dist.barrier(group=ranks.control)  # this process may host the store, which all must have stopped reading
         dist.destroy_process_group()
-        ranks._wrapped = ranks._losses = None  # its threads hold Python objects, which they cannot let go at the exit
+        ranks._wrapped = ranks._losses = None  # its threads hold Python objects, which they cannot release at exit
     except RankLostError:
         watch.leave(None)
         raise
@@ -224,7 +224,7 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
             with undisturbed():
                 _blame(stop.__context__, watch)
         watch.leave(None)
-        if ranks is None or not ranks.has_begun:  # later, all agree to stop; torchrun does not say that one is lost
+        if ranks is None or not ranks.has_begun:  # later, all agree to stop; torchrun does not report a lost rank
             with undisturbed():
                 reason = watch.loss(_SECONDS_TO_EXPLAIN_A_STOP)
             if reason is not None:
@@ -235,7 +235,7 @@ def distributed_ranks(parallel: str, *, limit: float, device: torch.device) -> I
 
 
 def _blame(error: Exception, watch: RankWatch) -> None:
-    """Raise RankLostError when another rank is the cause of a failed call, else tell the others that this one fails."""
+    """Raise RankLostError if another rank caused a failed call, else tell the others that this one failed."""
     reason = watch.explanation() if isinstance(error, RuntimeError) else None
     if reason is not None:
         watch.leave(reason)
@@ -244,15 +244,15 @@ def _blame(error: Exception, watch: RankWatch) -> None:
     watch.leave(f"rank {watch.rank} failed: {type(error).__name__}: {line}")
 
 
-def _summed(_state, bucket):  # without annotations, which torch would read as types and finds as text
-    """Sum a bucket of gradients over ranks, where torch's own rule would average."""
+def _summed(_state, bucket):  # no annotations: torch expects types, and these would be strings
+    """Sum a bucket of gradients over ranks, where torch's default would average."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     return work.get_future().then(lambda future: future.value()[0])
 
 
 def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
-    """Return a store, the rank and the number of ranks; raises RankLostError when none answers for so many seconds."""
+    """Return a store, the rank and the world size; raises RankLostError if no store answers within `seconds`."""
     rank, world_size, port = (_number(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     host = os.environ["MASTER_ADDR"]
     try:
@@ -262,7 +262,7 @@ def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
             world_size,
             is_master=rank == 0 and not torchrun_keeps_store(),
             timeout=timedelta(seconds=seconds),
-            wait_for_workers=False,  # it would not say whom it waits for
+            wait_for_workers=False,  # it would not say which ranks are missing
             multi_tenant=True,
         )
     except RuntimeError as error:
@@ -271,7 +271,7 @@ def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
         raise RankLostError(
             f"{keeper} keeps no store of all ranks at {host}:{port} (MASTER_ADDR, MASTER_PORT): {line}"
         ) from None
-    # torchrun keeps its store when it starts the ranks again, so each start sees a part of its own
+    # torchrun's store outlives a restart of the ranks, so each start uses a prefix of its own
     start = f"maskloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
     return dist.PrefixStore(start, store), rank, world_size  # pyright: ignore[reportPrivateImportUsage]
 
@@ -284,11 +284,11 @@ def _number(name: str) -> int:
 
 
 def _await_all(store: Any, world_size: int, seconds: float) -> None:
-    """Return when every rank has come; raises RankLostError that names the others, and says them at a signal."""
+    """Wait until every rank has joined; raises RankLostError naming the missing ones, and prints them at a signal."""
     keys = [f"sign/{number}" for number in range(world_size)]
     until = time.monotonic() + seconds
     try:
-        while not store.check(keys):  # a signal would have to wait for the end of a single call that waits
+        while not store.check(keys):  # a single blocking call would delay signals until its end
             if time.monotonic() > until:
                 missing = _missing(store, keys)
                 raise RankLostError(f"rank {missing} has not come within {seconds:.0f} s (10 * training.rank_timeout)")

@@ -1,7 +1,7 @@
-"""Finding out which of several processes has died or hangs, so that the others end and say which it was.
+"""Detection of ranks that have died or hang, so that the others end and name the culprit.
 
-Every rank has a thread that writes a sign of life to the store that all ranks share, and reads those of the others: how
-often it has written, how many calls its main thread has made of those that all ranks make alike, and where it stands.
+Every rank has a thread that writes a sign of life to the store shared by all ranks and reads those of the others: its
+number, how many of the calls that all ranks make alike were made, and where in the code the main thread is.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from typing import Any, Literal
 
 _SECONDS_BETWEEN_SIGNS = 1.0
 _SECONDS_TO_BE_READ = 5 * _SECONDS_BETWEEN_SIGNS
-# A rank that ends tells it to the others at once; their main threads have so long to end on their own.
+# A rank that ends tells the others immediately; their main threads then have this long to end on their own.
 _SECONDS_TO_END = 20.0
-# After a failed call: how long a rank looks for the culprit, and how old a sign of life makes one.
+# After a failed call: how long a rank looks for the culprit, and the age of a sign of life that marks one.
 _SECONDS_TO_EXPLAIN, _SECONDS_TO_MISS, _SECONDS_BETWEEN_LOOKS = 12.0, 4.0, 0.1
-# A disk may take so many times the limit, and so may what no rank alone is to blame for.
+# Multiple of the limit for waiting for a disk, and for a standstill that is no single rank's fault.
 _LONGER = 10
-# A process that takes more of a processor than this is at work, whatever its main thread has called.
+# A process that uses a larger share of a CPU than this is working, whatever its main thread has called.
 _BUSY_SHARE = 0.05
 
 Work = Literal["step", "own", "save"]
-"""What a rank is at: a step, which takes its course on all; work of its own, such as evaluating; or a save."""
+"""What a rank is doing: a step, as all ranks do alike; work of its own, such as an evaluation; or a save."""
 
 
 def torchrun_keeps_store() -> bool:
-    """Tell whether torchrun keeps the store of all ranks; else rank 0 does."""
+    """Tell whether torchrun hosts the store of all ranks; otherwise rank 0 does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 @dataclass
 class RankView:
-    """What a rank knows of another one: its last sign of life, and when signs and activity last changed (seconds).
+    """What a rank knows of another: its last sign of life, and when signs and activity last changed (seconds).
 
     The first `sign` is 0. `calls` counts the calls that all ranks make in the same order, so the others wait for the
-    rank with the fewest; `activity` counts anything, `processor` is in seconds, `place` is the innermost line of its
-    main thread. At `written_at` it last did anything or waited for a disk.
+    rank with the fewest; `activity` counts anything, `processor` is CPU time in seconds, and `place` is the innermost
+    line of the main thread. `written_at` is when the rank last did anything or waited for a disk.
     """
 
     sign: int = -1
@@ -60,7 +60,7 @@ class RankView:
     has_left: bool = False
 
     def update(self, values: dict[str, Any], now: float) -> None:
-        """Take in a sign of life that was read at a time."""
+        """Record a sign of life that was read at the time `now`."""
         is_busy = values["processor"] - self.processor > _BUSY_SHARE * (now - self.heard_at)
         if values["activity"] != self.activity or (is_busy and values["work"] != "step"):
             self.active_at = now
@@ -73,10 +73,11 @@ class RankView:
 
 
 def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
-    """Return what is wrong with which rank, or None: no sign of life for a third of the limit, or no step forward.
+    """Return which rank is at fault and how, or None: without sign of life for a third of the limit, or stuck.
 
-    A rank hangs when others have made more calls and it has done nothing for the whole limit, or for ten times that
-    in a save that waits for a disk. Doing nothing means no call in a step, and no processor time in any other work.
+    A rank hangs if others have made more calls and it was idle for the whole limit, or ten times that in a save that
+    waits for a disk. If no rank is behind, all may be idle for ten times the limit. Idle means no activity in a step,
+    and also hardly any CPU time in other work.
     """
     present = {rank: view for rank, view in views.items() if view.sign >= 0 and not view.has_left}
     for rank, view in present.items():
@@ -98,10 +99,10 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
 
 @dataclass
 class RankWatch:
-    """The thread that signs and looks, from `start` to `stop`.
+    """The thread that writes signs of life and checks those of the others, from `start` to `stop`.
 
-    It ends this process, with exit code 1 and a message that names the culprit, when another rank is lost, hangs or has
-    failed and the main thread does not end by itself. `store` is one of torch.distributed.
+    It ends this process, with exit code 1 and a message that names the culprit, if a rank is lost, hangs or has failed
+    and the main thread does not end on its own. `store` is one of torch.distributed.
     """
 
     store: Any
@@ -120,7 +121,7 @@ class RankWatch:
     _troubled_at: float | None = None
 
     def start(self) -> None:
-        """Sign for the first time and start the thread; to be called in the main thread."""
+        """Write the first sign of life and start the thread; call this in the main thread."""
         now = time.monotonic()
         self._views = {rank: RankView(heard_at=now, active_at=now, written_at=now) for rank in range(self.world_size)}
         self._main = threading.get_ident()
@@ -129,7 +130,7 @@ class RankWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; from then on this rank is told nothing."""
+        """Stop the thread; from then on this rank learns nothing of the others."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
@@ -141,12 +142,12 @@ class RankWatch:
             self.activity += 1
 
     def beat(self) -> None:
-        """Say that the main thread is at work."""
+        """Record that the main thread is working."""
         self.activity += 1
 
     @contextmanager
     def at(self, work: Work) -> Iterator[None]:
-        """Say what this rank is at within; before, it is at work of its own."""
+        """Declare what this rank does within; at first it does work of its own."""
         before, self._work = self._work, work
         self.activity += 1
         try:
@@ -156,19 +157,19 @@ class RankWatch:
             self.activity += 1
 
     def leave(self, reason: str | None) -> None:
-        """Tell the others that this rank ends: in order, or for a reason that ends them too."""
+        """Tell the others that this rank ends: normally if `reason` is None, or for a reason that ends them too."""
         self.store.set(f"ended/{self.rank}", json.dumps({"reason": reason}))
 
     def explanation(self) -> str | None:
-        """Return which rank made a call fail, once that can be known; None when all others are well."""
+        """Return which rank made a call fail, once that can be known, or None if all others are well."""
         reason = self.loss(_SECONDS_TO_EXPLAIN)
         left = [str(rank) for rank, view in self._views.items() if view.has_left]
         return reason or (f"rank {', '.join(left)} has left before the others" if left else None)
 
     def loss(self, seconds: float) -> str | None:
-        """Return which rank was lost or has failed, looking on for so many seconds as long as others are there.
+        """Return which rank was lost or has failed, checking for `seconds` while other ranks are present.
 
-        Looks are counted, not seconds: in a process that was stopped for a while, time passes without a look.
+        Checks are counted, not seconds: in a process that was stopped for a while, time passes without a check.
         """
         for _ in range(round(seconds / _SECONDS_BETWEEN_LOOKS)):
             if (reason := self._told()) is not None:
@@ -183,11 +184,11 @@ class RankWatch:
         return None
 
     def _told(self) -> str | None:
-        """Return why another rank has ended that gave a reason."""
+        """Return the reason that another rank gave for ending, if any."""
         return next((view.ended for rank, view in self._views.items() if view.ended and rank != self.rank), None)
 
     def _is_in_trouble_for(self, seconds: float) -> bool:
-        """Tell whether the trouble that this was first asked about is older than that."""
+        """Tell whether more than `seconds` have passed since this was first asked."""
         now = time.monotonic()
         self._troubled_at = now if self._troubled_at is None else self._troubled_at
         return now - self._troubled_at > seconds
@@ -198,7 +199,7 @@ class RankWatch:
             number += 1
             try:
                 problem = self._look(number)
-            except Exception as error:  # the store is gone, and with it the process or machine that kept it
+            except Exception as error:  # the store is gone, with the process or machine that hosted it
                 problem = None
                 if self._is_in_trouble_for(_SECONDS_TO_END / 2):
                     keeper = "torchrun's store" if torchrun_keeps_store() else "rank 0 was lost: its store"
@@ -208,7 +209,7 @@ class RankWatch:
                 return
 
     def _look(self, number: int) -> str | None:
-        """Sign, read the others' signs, and return what is wrong enough to end this process."""
+        """Write a sign of life, read the others', and return a problem that should end this process, if any."""
         self.store.set(f"sign/{self.rank}", self._sign(number))
         now = time.monotonic()
         for rank, view in self._views.items():
@@ -246,13 +247,13 @@ class RankWatch:
         sys.stderr.flush()
         if problem.startswith(f"rank {self.rank} hangs"):
             faulthandler.dump_traceback()
-        if self.rank == 0:  # it keeps the store in which the others read why
+        if self.rank == 0:  # it hosts the store in which the others read the reason
             time.sleep(_SECONDS_TO_BE_READ)
         os._exit(1)
 
 
-# Where the kernel has a thread wait for another thread, a clock, a process, a pipe or a socket: parts of names, which
-# differ between versions. Any other place is taken for a disk.
+# Parts of the names, which differ between versions, of the kernel functions in which a thread waits for another thread,
+# a clock, a process, a pipe or a socket. Any other place counts as waiting for a disk.
 _OTHER_WAITS = (
     *("futex", "sleep", "poll", "select", "woken", "wait_data", "more_packets", "accept", "pipe", "do_wait"),
     *("sigtimedwait", "sigsuspend", "unix_stream", "signal", "ptrace", "cqring"),
@@ -260,7 +261,7 @@ _OTHER_WAITS = (
 
 
 def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
-    """Tell whether a thread of this process waits for a disk, also of a network; True where nothing tells."""
+    """Tell whether a thread of this process waits for a local or network disk; True if the system does not say."""
     try:
         folders = list(threads.iterdir())
     except OSError:
@@ -273,6 +274,6 @@ def waits_for_disk(threads: Path = Path("/proc/self/task")) -> bool:
                 return True
             if state == "S":
                 places.append((folder / "wchan").read_text(encoding="utf-8"))
-    told = [place for place in places if place not in ("", "0")]  # a thread that went on meanwhile has no place
+    told = [place for place in places if place not in ("", "0")]  # a thread that has resumed meanwhile has no place
     is_told = bool(told) or not places
     return not is_told or any(not any(name in place for name in _OTHER_WAITS) for place in told)

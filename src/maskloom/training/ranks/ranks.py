@@ -1,4 +1,4 @@
-"""The processes that train one model together, and what a step asks of them; alone, a process asks itself."""
+"""The processes that train one model together, and the operations that a step needs of them; also for one process."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from maskloom.training.settings import TrainingSection
 
 
 class RankLostError(RuntimeError):
-    """Another of the processes that train together has died, hangs or failed; the message says which."""
+    """Another rank has died, hangs or has failed; the message says which."""
 
 
 class Ranks:
-    """The place of this process among those that train together; here it trains alone, on one device.
+    """The place of this process among those that train together; in this class it trains alone, on one device.
 
-    Every rank makes the same calls in the same order. `is_first` tells the one that logs, evaluates and writes,
-    `is_sharded` whether each rank holds only its shard of the weights.
+    Every rank makes the same calls in the same order. `is_first` marks the rank that logs, evaluates and writes;
+    `is_sharded` tells whether each rank holds only its shard of the weights.
     """
 
     def __init__(self, device: torch.device | None = None, *, rank: int = 0, world_size: int = 1) -> None:
@@ -38,10 +38,10 @@ class Ranks:
         self.is_sharded = False
 
     def rows(self, settings: TrainingSection) -> slice:
-        """Return the sequences of every batch that this rank makes: whole micro-batches, in order, as many as others.
+        """Return this rank's sequences of every batch: whole micro-batches, in order, equally many on all ranks.
 
-        Without a micro-batch size, or with "auto", a rank's part may be cut anywhere. Raises ConfigError, with the
-        numbers of processes that work, when the parts cannot be equally many.
+        Without a micro-batch size, or with "auto", the batch may be cut anywhere. Raises ConfigError if the parts
+        cannot be equally many, naming the numbers of processes that work.
         """
         batch_size, world_size = settings.batch_size, self.world_size
         if world_size == 1:
@@ -64,15 +64,15 @@ class Ranks:
         return slice(self.rank * own, (self.rank + 1) * own)
 
     def rows_of_all(self, carry: Carry) -> Carry:
-        """Return what the rows of all ranks carry, in order, from what those of each do; on the CPU."""
+        """Return the carry of the rows of all ranks, in order, on the CPU, given each rank's own."""
         return tuple(tensor.cpu() for tensor in carry)
 
     def own_rows(self, carry: Carry) -> Carry:
-        """Return what the rows of this rank carry, from what all rows do."""
+        """Return the carry of this rank's rows, given that of all rows."""
         return tuple(tensor.chunk(self.world_size)[self.rank].to(self.device) for tensor in carry)
 
     def sum_(self, values: dict[str, float]) -> dict[str, float]:
-        """Return the sums over all ranks of values by name; the names are the same everywhere."""
+        """Return the sums over all ranks of values by name; the names must be the same on all ranks."""
         return values
 
     def any_(self, flag: bool) -> bool:
@@ -80,19 +80,19 @@ class Ranks:
         return self.sum_({"flag": float(flag)})["flag"] > 0
 
     def barrier(self) -> None:
-        """Return when every rank has come here."""
+        """Return once every rank has made this call."""
         self.any_(False)
 
     def at(self, work: Work) -> AbstractContextManager[None]:
-        """Say what this rank is at within, as that decides for how long the others wait for it."""
+        """Declare what this rank does within, which decides how long the others wait for it."""
         return nullcontext()
 
     def spread(self, model: EncoderWithHeads) -> None:
-        """Make a model ready to be trained by all ranks, in place, before its optimiser is made."""
+        """Prepare a model for training by all ranks, in place, before its optimiser is created."""
         model.to(self.device)
 
     def whole(self, model: EncoderWithHeads) -> EncoderWithHeads:
-        """Return the model with all of its weights, for the first rank to evaluate and export; all ranks must ask."""
+        """Return the model with all its weights, for the first rank to evaluate and export; all ranks must call it."""
         return model
 
     def add_gradients(
@@ -100,7 +100,8 @@ class Ranks:
     ) -> dict[str, Tensor]:
         """Add the gradients of a micro-batch to the parameters, and return its losses divided by `counts`.
 
-        After the last micro-batch of a step the gradients are sums over all ranks. A GPU may still compute the losses.
+        After the last micro-batch of a step, gradients are sums over all ranks. A GPU may still be computing the
+        losses.
         """
         means = mean_losses(model, objective, batch, counts)
         if means:
@@ -114,23 +115,23 @@ ONE_RANK = Ranks()
 def mean_losses(
     model: EncoderWithHeads, objective: Objective, batch: Any, counts: dict[str, float]
 ) -> dict[str, Tensor]:
-    """Return the losses of a batch divided by the targets of the whole that it is part of; without targets, none."""
+    """Return a batch's losses divided by the target counts of the whole batch, without losses that have no targets."""
     sums = objective.loss_sums(model, batch)
     return {name: total / max(counts[name], 1e-12) for name, total in sums.items() if counts[name] > 0}
 
 
 def own_shard(tensor: Tensor) -> Tensor:
-    """Return what this rank holds of a tensor: all of it, or its shard."""
+    """Return this rank's part of a tensor: all of it, or its shard."""
     return getattr(tensor.detach(), "_local_tensor", tensor.detach())
 
 
 @contextmanager
 def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, device: str = "auto") -> Iterator[Ranks]:
-    """Join the other processes within, where torchrun or a scheduler has started several, else train alone.
+    """Within, join the other processes if torchrun or a scheduler started several; otherwise train alone.
 
-    They are known by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment. A rank that is silent for a
-    third of `limit` seconds, or lets the others wait for all of it, ends them all. Raises ConfigError for variables
-    that do not fit together or a device that is not there, RankLostError when another rank stops this one.
+    RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment identify them. A rank that is silent for a third of
+    `limit` seconds, or keeps the others waiting for the whole limit, ends them all. Raises ConfigError for inconsistent
+    variables or a device that does not exist, and RankLostError if another rank stops this one.
     """
     if not is_one_of_several():
         yield Ranks(chosen_device(device))
@@ -138,7 +139,7 @@ def joined_ranks(parallel: Literal["ddp", "fsdp", "hsdp"], *, limit: float, devi
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if missing:
         raise ConfigError(f"WORLD_SIZE is set but {', '.join(missing)} is not; torchrun sets all of them")
-    from maskloom.training.ranks.distributed import distributed_ranks  # heavy, and of no use to a process alone
+    from maskloom.training.ranks.distributed import distributed_ranks  # heavy, and useless to a single process
 
     with distributed_ranks(parallel, limit=limit, device=chosen_device(device)) as ranks:
         yield ranks
