@@ -1,1 +1,1 @@
-"""Reading and writing published formats; foreign names appear here and nowhere else."""
+"""Reading and writing published formats; other programs' names appear only in this package."""

@@ -1,4 +1,4 @@
-"""Arrays of an HDF5 file as h5py writes it by default: old-style groups and contiguous floats, nothing else."""
+"""Arrays in HDF5 files as h5py writes them by default: old-style groups and contiguous floats, nothing else."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from maskloom.errors import DataError
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _ROOT_ENTRY = 56  # where the symbol table entry of the root group begins
-_SPACE, _TYPE, _LAYOUT, _MORE, _GROUP = 0x01, 0x03, 0x08, 0x10, 0x11  # kinds of messages of an object
+_SPACE, _TYPE, _LAYOUT, _MORE, _GROUP = 0x01, 0x03, 0x08, 0x10, 0x11  # types of object header messages
 _ALIGNED = 8
 _MOST_OBJECTS, _DEEPEST = 100_000, 32
 
 
 def open_hdf5(path: Path) -> dict[str, StoredTensor]:
-    """Return the arrays of a file by their paths, such as "CNN/W_cnn_0"; their values are read later.
+    """Return the arrays of a file by path, such as "CNN/W_cnn_0"; their values are read later.
 
-    Raises DataError, with the file, for anything but groups of plain arrays of 32- or 64-bit floats, and for a damaged
-    file.
+    Raises DataError, with the file, for a damaged file and for anything but groups of plain 32- or 64-bit float arrays.
     """
     try:
         file = _File(path)
@@ -43,7 +42,7 @@ class _File:
         (self.root,) = self._numbers("<Q", _ROOT_ENTRY + 8)
 
     def objects(self, address: int, name: str, depth: int = 0) -> Iterator[tuple[str, dict[int, int]]]:
-        """Yield the path of each array below an object, with the addresses of its messages."""
+        """Yield the path of each array below an object, with the addresses of its header messages."""
         self._num_objects += 1
         if self._num_objects > _MOST_OBJECTS or depth > _DEEPEST:
             raise ValueError(f"more than {_MOST_OBJECTS} objects, or more than {_DEEPEST} groups in each other")
@@ -59,7 +58,7 @@ class _File:
             yield from self.objects(header, f"{name}/{below}" if name else below, depth + 1)
 
     def array(self, name: str, messages: dict[int, int]) -> StoredTensor:
-        """Return an array that is to be read."""
+        """Return an array whose values are still to be read."""
         if not {_SPACE, _TYPE, _LAYOUT} <= messages.keys():
             raise ValueError(f"{name!r} is neither a group nor an array")
         version, rank = self._numbers("<BB", messages[_SPACE])
@@ -79,7 +78,7 @@ class _File:
         return torch.from_numpy(values)
 
     def _messages(self, address: int) -> Iterator[tuple[int, int]]:
-        """Yield kind and address of each message in the header of an object."""
+        """Yield the type and address of each message in an object header."""
         version, _, number, _, size = self._numbers("<BBHII", address)
         if version != 1:
             raise ValueError(f"an object of version {version}")
@@ -95,7 +94,7 @@ class _File:
                 place += _ALIGNED + length
 
     def _entries(self, tree: int, above: int = _DEEPEST) -> Iterator[int]:
-        """Yield the addresses of the entries of a group."""
+        """Yield the address of each entry of a group."""
         signature, (level, number) = bytes(self._bytes[tree : tree + 4]), self._numbers("<xBH", tree + 4)
         if signature != b"TREE" or level >= above:
             raise ValueError("a group without its tree")

@@ -34,7 +34,7 @@ from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.system.resources import require_memory
 
 CONFIG = "config.json"
-# The key of config.json with the options of our own heads.
+# The config.json key that holds the options of our own heads.
 HEAD_OPTIONS = "maskloom_heads"
 _GOOGLE_CONFIG = "bert_config.json"
 
@@ -48,18 +48,18 @@ FORMATS = {
     **{name: recurrent_format(name.upper()) for name in ("rnn", "lstm", "gru")},
     "elmo": ELMO_FORMAT,
 }
-"""How architectures are published, by the names of their rows."""
+"""The published format of each architecture, by row name."""
 
-# Problems of a file that an error names one by one.
+# The number of problems that an error lists one by one.
 _NUM_NAMED = 100
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What loading did: names are those of the Hugging Face layout, which `copied` pairs with the file's names.
+    """The result of loading; `copied` pairs names in the Hugging Face layout with the file's names.
 
-    `new_parameters` were not in the file and are freshly initialised, `unused_tensors` belong to heads that were not
-    asked for, `ignored_tensors` are buffers and optimiser state.
+    `new_parameters`, in the Hugging Face layout, were not in the file and are freshly initialised. In the file's names,
+    `unused_tensors` belong to heads that were not requested, and `ignored_tensors` are buffers and optimiser state.
     """
 
     new_parameters: tuple[str, ...] = ()
@@ -69,12 +69,12 @@ class LoadReport:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """Return what a model folder's config.json (or bert_config.json) says; raises DataError for no JSON object."""
+    """Return a model folder's config.json (or bert_config.json); raises DataError unless it is a JSON object."""
     return read_json_object(_config_path(Path(folder)))
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Return the configuration of the encoder in a model folder; raises DataError for one that is not known."""
+    """Return the encoder configuration of a model folder; raises DataError for an unknown one."""
     return published_config(read_config(folder), str(folder))
 
 
@@ -89,14 +89,14 @@ def load_model(
     stored: dict[str, StoredTensor] | None = None,
     added: Mapping[str, Any] | None = None,
 ) -> tuple[EncoderWithHeads, LoadReport]:
-    """Read a model folder with names of any published dialect, and report what was not a plain copy.
+    """Read a model folder with names of any published dialect, and report what was copied, initialised and left out.
 
-    `heads=None` takes the heads that the file holds. Heads that are asked for and absent, or named in `replace_heads`,
-    start afresh from `seed`, as does a pooler that the file lacks, unless a classifier of the file reads it;
-    `num_labels` is for such a classifier, `head_options` takes the place of config.json's. `stored` has the tensors
-    where `open_weights` does not open them. `added` are other values of keys of the configuration, "bilstm" among them,
-    which puts one on top, afresh unless it is there. Raises ConfigError for a model without such keys, DataError with
-    every missing, unknown, repeated or ill-shaped tensor at once.
+    `heads=None` loads the heads that the file holds. Requested heads that are absent, or named in `replace_heads`, are
+    initialised from `seed`, as is a missing pooler unless a loaded classifier reads it. `num_labels` defaults to the
+    file's; `head_options` overrides config.json's. `stored` holds the tensors if `open_weights` is not to open them.
+    `added` overrides configuration keys, such as "bilstm", which puts a bidirectional LSTM on top, freshly initialised
+    unless the file has one. Raises ConfigError for a key that the model lacks, and a single DataError for all missing,
+    unknown, repeated and ill-shaped tensors.
     """
     folder = Path(folder)
     content = read_config(folder)
@@ -114,7 +114,7 @@ def load_model(
     labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
     if head_options is None:
         head_options = _own_head_options(content, f"{_config_path(folder)}, {HEAD_OPTIONS}")
-    if config.num_hidden_layers > len(stored):  # planning takes milliseconds a layer
+    if config.num_hidden_layers > len(stored):  # planning takes milliseconds per layer
         raise DataError(
             f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but the weights are "
             f"{len(stored)} tensors in all; these files do not belong together"
@@ -144,12 +144,12 @@ def _refuse(problems: list[str], where: Path) -> None:
 
 
 def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:
-    """Write config.json and model.safetensors so that transformers opens them with equal logits.
+    """Write config.json and model.safetensors so that transformers loads them and gives equal logits.
 
-    It refuses a model with a conditional random field, by its model_type: without that field it would give other tags.
-    `extra_config` adds keys such as id2label, label2id, problem_type. Each file appears whole or not at all, the
-    configuration last. Raises ConfigError when `extra_config` contradicts the model and for a head that its format has
-    no names for, OSError when the disk fails.
+    A model with a conditional random field gets a model_type that transformers rejects, as it would predict other tags
+    without the field. `extra_config` adds keys such as id2label, label2id and problem_type. Each file is written
+    atomically, the configuration last. Raises ConfigError if `extra_config` contradicts the model or the format has no
+    names for a head, and OSError if the disk fails.
     """
     folder = Path(folder)
     _form_with(tuple(model.heads), model.config, folder)
@@ -188,7 +188,7 @@ def _own_head_options(content: dict[str, Any], source: str) -> HeadOptions:
 
 @dataclass(frozen=True)
 class _Contents:
-    """The tensors of a file under canonical names, in our orientation, sorted out."""
+    """The tensors of a file, classified, under canonical names and in our orientation."""
 
     tensors: dict[str, StoredTensor]
     copies: dict[str, StoredTensor]
@@ -214,7 +214,7 @@ class _Contents:
             else:
                 contents.tensors[published] = _transposed(tensor) if is_transposed else tensor
         for copy, original in contents.tied.items():
-            # Some writers keep only the second name of the decoder's bias.
+            # Some writers store only the second name of the decoder's bias.
             if copy in contents.copies and original not in contents.tensors:
                 contents.tensors[original] = contents.copies.pop(copy)
         known, what = {row.huggingface for row in rows}, f"a {form.name} of {config.num_hidden_layers} layers"
@@ -223,7 +223,7 @@ class _Contents:
         return contents
 
     def completed(self, rows: list[TensorName], form: PublishedFormat) -> list[TensorName]:
-        """Put what stands in for absent tensors of some rows in their place, and return the rows."""
+        """Fill in the format's defaults for absent tensors of some rows, and return the rows."""
         for name in form.defaults.keys() & {row.huggingface for row in rows}:
             if form.defaults[name] in self.tensors:
                 self.tensors.setdefault(name, self.tensors[form.defaults[name]])
@@ -235,12 +235,12 @@ def _transposed(tensor: StoredTensor) -> StoredTensor:
 
 
 def format_of(config: ModelConfig) -> PublishedFormat:
-    """Return how the architecture of a configuration is published."""
+    """Return the published format of a configuration's architecture."""
     return FORMATS[architecture_of(config).name]
 
 
 def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelConfig) -> list[str]:
-    """Return the heads that a file holds; of those that share a published name, the one of the class named."""
+    """Return the heads that a file holds; among heads that share a published name, the class in config.json decides."""
     form, named = format_of(config), content.get("architectures")
     by_class = {name: heads[0] for heads, name in form.class_names(config) if heads}
     sharing = by_class.get(str(named[0]) if isinstance(named, list) and named else "")
@@ -249,15 +249,15 @@ def _present_heads(contents: _Contents, content: dict[str, Any], config: ModelCo
         head
         for head, rows in form.heads.items()
         if (head == chosen or head not in form.same_name)
-        and (not rows or any(row.huggingface in contents.tensors for row in rows))  # without rows, it is all tied
+        and (not rows or any(row.huggingface in contents.tensors for row in rows))  # a head without rows is all tied
     ]
 
 
 def _named_heads(present: list[str], content: dict[str, Any], config: ModelConfig) -> list[str]:
-    """Return the heads that a model was saved with, of those whose tensors are `present`.
+    """Return the heads that a model was saved with, among those whose tensors are `present`.
 
-    An unseen head counts if a class that config.json names has it. If none is left in a file of transformers, as its
-    bare classes name no head, all that are present count.
+    An unseen head counts only if a class named in config.json has it. If none is left, all present heads are returned,
+    unless config.json names a known class and is not from transformers, whose bare classes name no head.
     """
     form, listed = format_of(config), content.get("architectures")
     classes = {str(name) for name in listed} if isinstance(listed, list) else set()
@@ -267,7 +267,7 @@ def _named_heads(present: list[str], content: dict[str, Any], config: ModelConfi
 
 
 def _num_labels(contents: _Contents, form: PublishedFormat, heads: Sequence[str]) -> int | None:
-    """Return the number of labels of the first of some labelled heads whose dense layer a file holds, or None."""
+    """Return the number of labels of the first labelled head whose dense layer is in the file, or None."""
     ours = {f"heads.{head}.dense.weight" for head in heads}
     names = (row.huggingface for head in heads for row in form.heads[head] if row.ours in ours)
     weight = next((contents.tensors[name] for name in names if name in contents.tensors), None)
@@ -323,7 +323,7 @@ def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) 
 
 
 def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
-    """Return the tensors to write. Parts of a joint projection are copied: the file keeps them apart."""
+    """Return the tensors to write; parts of a joint projection are copied, because the file stores them separately."""
     parameters = dict(model.named_parameters())
     tensors = {}
     heads, form = tuple(model.heads), format_of(model.config)

@@ -1,4 +1,4 @@
-"""Weights that torch.save has written (pytorch_model.bin): a pickle, read only after all that it asks for is known."""
+"""Weights written by torch.save (pytorch_model.bin): a pickle, loaded only after every operation in it is checked."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from maskloom.system.foreign_files import check_regular
 from maskloom.system.resources import require_memory
 
 _MAX_PICKLE_BYTES, _MAX_OPERATIONS = 64 << 20, 1_000_000
-# A file of torch before 1.6: this number, then four pickles, then the values.
+# Files of torch before 1.6 begin with this number, followed by four pickles and the values.
 _MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _NUM_PICKLES = 5
-# All that a dictionary of tensors is made of: names, whole numbers, containers, and the three calls below.
+# Everything in a dictionary of tensors: names, integers, containers, and the three calls below.
 _OPERATIONS = {
     *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
     *("BINUNICODE", "SHORT_BINUNICODE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2"),
@@ -36,15 +36,15 @@ _GLOBALS = {
 
 
 class _RefusedError(ValueError):
-    """What a file of tensors would not hold."""
+    """Raised for content that does not belong in a file of tensors."""
 
 
 def open_pickled(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a file of torch.save by name, all of them in memory.
+    """Return the tensors of a torch.save file by name, all loaded into memory.
 
-    First every operation of its pickles is compared with a short list: they make dictionaries of tensors and nothing
-    else, with no number above the file's size; the parts of a zip must lie in it uncompressed. Only then torch reads
-    the same open file, with its own reader for weights alone. Raises DataError that names the file for anything else.
+    First, every operation of its pickles is checked against a short allowlist: they may only build dictionaries of
+    tensors, and no number may exceed the file's size; the members of a zip must be uncompressed. Only then does torch
+    load the same open file, with `weights_only`. Raises DataError that names the file for anything else.
     """
     check_regular(path)
     require_memory(path.stat().st_size, f"{path}:", DataError)
@@ -54,8 +54,8 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
             _check(file, size)
             file.seek(0)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch speaks of storages that old files name
-                values = torch.load(file, map_location="cpu", weights_only=True)  # may run code: not after _check
+                warnings.simplefilter("ignore")  # torch warns about storages that old files name
+                values = torch.load(file, map_location="cpu", weights_only=True)  # could run code, but not after _check
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except _RefusedError as problem:
@@ -96,7 +96,7 @@ def _check(file: IO[bytes], size: int) -> None:
 
 
 def _check_pickle(file: IO[bytes], size: int) -> None:
-    """Raise _RefusedError for a pickle that does more than make dictionaries of tensors; nothing of it is run."""
+    """Raise _RefusedError for a pickle that does more than build dictionaries of tensors; none of it is executed."""
     start = file.tell()
     for count, (operation, argument, _place) in enumerate(pickletools.genops(file)):
         if count > _MAX_OPERATIONS or file.tell() - start > _MAX_PICKLE_BYTES:

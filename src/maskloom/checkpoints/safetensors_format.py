@@ -1,4 +1,4 @@
-"""The safetensors format: headers, checked before any library opens a file, and the bytes of files to be written."""
+"""The safetensors format: checking headers before any library opens a file, and serialising tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_HEADER_BYTES = 16 << 20
 MAX_TENSORS = 20_000
 _MAX_DIMENSIONS = 16
 _MAX_SIZE = 2**48
-# What JSON takes in memory depends on its parts more than on its length; a tensor has about twelve of these.
+# The memory that JSON takes depends more on its number of parts than on its length; a tensor has about twelve.
 _MAX_PARTS = 40 * MAX_TENSORS
 _NAMES = {
     torch.float64: "F64",
@@ -43,22 +43,22 @@ _WIDTHS = {
 
 
 class _BadHeaderError(Exception):
-    """What does not hold together in a header."""
+    """Raised for an inconsistent header."""
 
 
 class HeaderEntry(NamedTuple):
-    """One tensor of a header: its type by its name in the format, and its shape."""
+    """One tensor in a header: its dtype, as named in the format, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
 
 
 def read_header(path: Path) -> dict[str, HeaderEntry]:
-    """Return what the header of a safetensors file says of each tensor, by name, after checking all of it.
+    """Return the header entries of a safetensors file by tensor name, after checking the whole header.
 
-    The header is at most 16 MiB with 20,000 tensors; every name stands once; sizes follow from types and shapes; the
-    tensors lie one after the other without gap or overlap, none without values, and end with the file. Raises DataError
-    that names the file and the first thing that is wrong.
+    The header may have at most 16 MiB and 20,000 tensors; names must be unique and sizes match types and shapes; the
+    tensors must be non-empty and fill the rest of the file without gap or overlap. Raises DataError that names the file
+    and the first problem.
     """
     check_regular(path)
     try:
@@ -150,9 +150,9 @@ def _are_sizes(values: Any) -> bool:
 def safetensors_pieces(
     tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
 ) -> Iterator[memoryview]:
-    """Yield the header and then each tensor's values, as views where a tensor lies whole in memory.
+    """Yield the header and then each tensor's values, as views of tensors that are contiguous in memory.
 
-    `metadata` goes into the header. Wider types come first and names in order within a type, so that every tensor
+    `metadata` is stored in the header. Wider types come first, and names are sorted within a type, so that every tensor
     starts at a multiple of its width. Tensors on another device are copied one at a time.
     """
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), _NAMES[item[1].dtype], item[0]))

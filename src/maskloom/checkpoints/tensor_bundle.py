@@ -1,7 +1,7 @@
 """TensorFlow 1 checkpoints, version 2 (tensor bundles), read without TensorFlow.
 
-`PREFIX.index` is a sorted table from variable names to messages that say type, shape, shard and place; the values
-lie in `PREFIX.data-00000-of-00001` and its like. Its checksums are not compared.
+`PREFIX.index` is a sorted table from variable names to messages with type, shape, shard and offset; the values are in
+`PREFIX.data-00000-of-00001` and the like. Checksums are not verified.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from maskloom.system.foreign_files import file_inside, read_bytes
 
 INDEX_END = ".index"
 _MAX_SHARDS, _MAX_DIMENSIONS, _MAX_SIZE = 10_000, 16, 2**48
-# Of DataType in types.proto, by number; a string or another type has no values that a model takes.
+# Numbers of DataType in types.proto; strings and other types hold no values that a model can use.
 _TYPES = {
     1: torch.float32,
     2: torch.float64,
@@ -38,7 +38,7 @@ _OBJECT_GRAPH = ".ATTRIBUTES/"
 
 
 class _Entry(NamedTuple):
-    """A BundleEntryProto: where the values of one variable lie."""
+    """A BundleEntryProto: the type, shape and location of one variable."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -48,10 +48,10 @@ class _Entry(NamedTuple):
 
 
 def open_bundle(index: Path) -> dict[str, StoredTensor]:
-    """Return the variables of a checkpoint by name, none of them read; `index` is the file that ends in `.index`.
+    """Return the variables of a checkpoint by name, without reading their values; `index` is the `.index` file.
 
-    Raises DataError for an index that does not hold together, shards that are missing or too short, big-endian values,
-    variables in slices, and object-based checkpoints of TensorFlow 2.
+    Raises DataError for an inconsistent index, missing or truncated shards, big-endian values, sliced variables, and
+    object-based checkpoints of TensorFlow 2.
     """
     table = read_table(index)
     if b"" not in table:
@@ -109,7 +109,7 @@ def _name(key: bytes) -> str:
 
 
 def _num_shards(message: bytes) -> int:
-    """Return the number of files of a BundleHeaderProto whose values this program can read."""
+    """Return the number of shards from a BundleHeaderProto, after checking that the values can be read here."""
     fields = dict(_fields(message))
     num_shards, version = fields.get(1, 0), dict(_fields(_bytes(fields.get(3, b""))))
     if not isinstance(num_shards, int) or not 1 <= num_shards <= _MAX_SHARDS:
@@ -136,7 +136,7 @@ def _entry(name: str, message: bytes) -> _Entry:
 
 
 def _sizes(name: str, message: bytes) -> tuple[int, ...]:
-    """Return the sizes of a TensorShapeProto."""
+    """Return the shape in a TensorShapeProto."""
     sizes: list[int] = []
     for number, value in _fields(message):
         if number == 3 and value:
@@ -156,7 +156,7 @@ def _bytes(value: int | bytes) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield number and value of the fields of a protocol buffer message: numbers, and bytes as they are."""
+    """Yield the number and value of each field of a protocol buffer message: integers, or raw bytes."""
     view, at = memoryview(message), 0
     while at < len(view):
         tag, at = varint(view, at)
@@ -183,11 +183,11 @@ _FOOTER, _MAGIC = 48, (0xDB4775248B80FB57).to_bytes(8, "little")
 
 
 class DamagedError(ValueError):
-    """What does not hold together in bytes; who reads a file adds its name."""
+    """Raised for inconsistent bytes; the caller that reads the file adds its name."""
 
 
 def read_table(path: Path) -> dict[bytes, bytes]:
-    """Return the entries of a table file of at most 16 MiB by key; raises DataError that names what is wrong."""
+    """Return the entries of a table file of at most 16 MiB by key; raises DataError that names the problem."""
     content = memoryview(read_bytes(path, limit=MAX_TABLE_BYTES))
     try:
         return dict(_entries_of_table(content))
@@ -196,7 +196,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return an unsigned number of at most 64 bits and where the next byte is; raises DamagedError at the end."""
+    """Return an unsigned varint of up to 64 bits and the next position; raises DamagedError if cut short or longer."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -217,7 +217,7 @@ def _entries_of_table(content: memoryview) -> Iterator[tuple[bytes, bytes]]:
     if any(footer[at:]):
         raise DamagedError("its last bytes are not those of a table")
     last, count = b"", 0
-    _block(content, about)  # about filters, which no checkpoint has
+    _block(content, about)  # describes filters, which no checkpoint has
     for _, handle in _entries_of_block(_block(content, index)):
         for key, value in _entries_of_block(_block(content, _handle(memoryview(handle), 0)[0])):
             if count and key <= last:
@@ -229,14 +229,14 @@ def _entries_of_table(content: memoryview) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _handle(data: memoryview, at: int) -> tuple[tuple[int, int], int]:
-    """Return offset and size of a block, and where the next byte is."""
+    """Return the offset and size of a block, and the next position."""
     offset, at = varint(data, at)
     size, at = varint(data, at)
     return (offset, size), at
 
 
 def _block(content: memoryview, handle: tuple[int, int]) -> memoryview:
-    """Return the bytes of a block; a byte for its compression and four of a checksum follow them."""
+    """Return the bytes of a block, after which come a compression byte and a checksum of four bytes."""
     offset, size = handle
     if offset + size + 5 > len(content) - _FOOTER:
         raise DamagedError(f"a block at {offset:,} of {size:,} bytes reaches beyond the {len(content):,} of the file")
@@ -246,7 +246,7 @@ def _block(content: memoryview, handle: tuple[int, int]) -> memoryview:
 
 
 def _entries_of_block(block: memoryview) -> Iterator[tuple[bytes, bytes]]:
-    """Yield keys, each given by what it shares with the one before, and values."""
+    """Yield the prefix-compressed keys and their values."""
     num_restarts = int.from_bytes(block[-4:], "little") if len(block) >= 4 else -1
     end = len(block) - 4 * (num_restarts + 1)
     if num_restarts < 0 or end < 0:

@@ -1,4 +1,4 @@
-"""Weight files that hold no code: safetensors, whole or sharded, and .npz; names and shapes are known before values."""
+"""Weight files without code: safetensors, whole or sharded, and .npz; names and shapes are read before values."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-# Pickles in one form or another, programs (.pt2), and formats whose readers are not part of this program.
+# Pickles in various forms, programs (.pt2), and formats that this program cannot read.
 _UNSAFE = (
     *("*.bin", "*.pt", "*.pth", "*.pt2", "*.pkl", "*.pickle", "*.joblib", "*.ckpt", "*.ckpt.*", "*.h5", "*.msgpack"),
     *("*.npy", "*.distcp", ".metadata", "*.pdparams"),
 )
 
-# What a folder without weights is that holds one of these, the first that is there.
+# What a folder without weights is, by the first of these files that it holds.
 _OTHERS = {
     "model/config.json": "this is a run; its model lies in {folder}/model",
     "recipe.toml": "this is a run; maskloom export {folder} --out DIR makes a model folder of a checkpoint",
@@ -39,7 +39,7 @@ _OTHERS = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a file that has not been read yet. `read` returns its values."""
+    """A tensor in a file that has not been read yet; `read` returns its values."""
 
     name: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class StoredTensor:
 
 
 def open_weights(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a model folder by name; DataError for no weights, unsafe ones or a broken header."""
+    """Return the tensors of a model folder by name; raises DataError for no weights, unsafe ones or a broken header."""
     if (whole := file_inside(folder, WEIGHTS)) is not None:
         return _safetensors(whole)
     if (index := file_inside(folder, INDEX)) is not None:
@@ -67,7 +67,7 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
 
 
 def _held_instead(folder: Path) -> str:
-    """Return what a folder is or holds that has no weights to read; raises DataError for files that can run code."""
+    """Describe a folder that has no weights to read; raises DataError for files that can run code."""
     known = next((what for name, what in _OTHERS.items() if (folder / name).exists()), None)
     has_config = any((folder / name).exists() for name in ("config.json", "bert_config.json"))
     if known is not None and not has_config:
@@ -81,7 +81,7 @@ def _held_instead(folder: Path) -> str:
 
 
 def refuse_unconverted(folder: Path) -> None:
-    """Raise DataError for a folder whose weights `maskloom convert` reads and nothing else does."""
+    """Raise DataError for a folder whose weights only `maskloom convert` reads."""
     found = next((path for path in (folder / PICKLED, *sorted(folder.glob("*.index"))) if path.is_file()), None)
     if found is not None:
         what = "files of this kind can run code when opened" if found.name == PICKLED else "a TensorFlow checkpoint"
@@ -89,7 +89,7 @@ def refuse_unconverted(folder: Path) -> None:
 
 
 def refuse_unsafe(path: Path) -> None:
-    """Raise DataError for a path whose name is that of a file that can run code, or of one that nothing here reads."""
+    """Raise DataError for a file whose name marks it as able to run code, or as a format that nothing here reads."""
     if path.is_file() and any(path.match(pattern) for pattern in _UNSAFE):
         raise DataError(
             f"{path}: files of this kind can run code when opened and are never read; convert it to "
@@ -164,7 +164,7 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
     except DataError:
         raise
     except Exception as error:
-        # The zip layer, the inflater and numpy each have their own errors for a damaged member.
+        # The zip layer, the inflater and numpy each raise their own errors for a damaged member.
         raise DataError(f"{path}: not a whole .npz file: {error!s:.300}") from None
     return found
 

@@ -1,1 +1,1 @@
-"""Characters to token ids: normalisation, sentences, vocabulary training, tokenizer. No torch."""
+"""From characters to token ids: normalisation, sentence splitting, vocabulary training and tokenizers. No torch."""

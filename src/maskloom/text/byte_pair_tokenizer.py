@@ -1,4 +1,4 @@
-"""Byte-pair encoding: the tokenizers of GPT, on words, and of GPT-2, on bytes."""
+"""Byte-pair encoding over words, as in GPT, and over bytes, as in GPT-2."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _VERSION = "#version: 0.2"
 
 @dataclass(frozen=True)
 class BytePairTokenizer(Tokenizer):
-    """Cuts words into pieces by merging pairs, the earliest of `merges` first (Sennrich et al. 2016).
+    """Splits words into pieces by merging pairs in the order of `merges` (Sennrich et al. 2016).
 
-    With a `suffix` of the vocabulary, GPT's "</w>", words are those of BERT's rules, and a character that is not in the
-    vocabulary is the unknown token. Without one, text is cut as GPT-2's, into bytes that keep white space and case;
-    `prefix_space` puts a space before it. Ids are those of the `tokenizers` library, and so of transformers, but that
-    special tokens in a text are plain text unless they are asked for. Raises ConfigError for a limit under 3 tokens.
+    If the vocabulary has a `suffix` (GPT's "</w>"), text is split into words by BERT's rules, and a character outside
+    the vocabulary becomes the unknown token. Otherwise text is split into bytes like GPT-2's, which preserves white
+    space and case; `prefix_space` prepends a space. Ids match the `tokenizers` library, and thus transformers, except
+    that special tokens in a text are plain text unless requested. Raises ConfigError for a `max_length` below 3.
     """
 
     merges: tuple[tuple[str, str], ...] = field(repr=False)
@@ -46,7 +46,7 @@ class BytePairTokenizer(Tokenizer):
 
     @classmethod
     def open(cls, folder: Path, *, max_length: int | None = None) -> BytePairTokenizer:
-        """Open a folder in the layout of GPT (`</w>`) or GPT-2 (bytes) as `Tokenizer.load` does."""
+        """Open a folder in GPT's (`</w>`) or GPT-2's (bytes) layout, like `Tokenizer.load`."""
         found = cls(**read_byte_pairs(folder))
         return found if max_length is None else replace(found, max_length=max_length)
 
@@ -58,12 +58,12 @@ class BytePairTokenizer(Tokenizer):
         if not suffix:
             kind = "RobertaTokenizer" if self.vocabulary.special == BART_TOKENS else "GPT2Tokenizer"
             return {"tokenizer_class": kind, "add_prefix_space": self.prefix_space}, {}
-        # transformers' class for GPT lower-cases whatever a folder says
+        # transformers' class for GPT always lower-cases, whatever the folder says
         kind = "OpenAIGPTTokenizer" if self.lowercase else "PreTrainedTokenizerFast"
         return {"tokenizer_class": kind, "do_lower_case": self.lowercase}, {}
 
     def identity(self) -> dict[str, Any]:
-        """Return the kind, the sum of tokens and merges, and the rules."""
+        """Return the kind of tokenizer, the hash of its tokens and merges, the vocabulary size and the casing."""
         return {
             "tokenizer": "byte-pair" if self.vocabulary.suffix else "byte-level byte-pair",
             "vocabulary_sha256": vocabulary_sha256(self.vocabulary, *(" ".join(pair) for pair in self.merges)),
@@ -72,7 +72,7 @@ class BytePairTokenizer(Tokenizer):
         }
 
     def with_task_tokens(self) -> BytePairTokenizer:
-        """Return this tokenizer with the marks of fine-tuning; those that it lacks come behind all other tokens."""
+        """Return this tokenizer with the marks for fine-tuning; missing ones are appended to the vocabulary."""
         old = self.vocabulary
         roles = ("begin", "separator", "classify")
         new = {role: getattr(GPT_TOKENS, role) for role in roles if getattr(old.special, role) is None}
@@ -81,12 +81,12 @@ class BytePairTokenizer(Tokenizer):
         return replace(self, vocabulary=Vocabulary(list(tokens), special, prefix=old.prefix, suffix=old.suffix))
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
-        """Return the ids of the pieces of each word, which for pieces of bytes is one of `byte_words`."""
+        """Return the piece ids of each word; a byte-level tokenizer expects words from `byte_words`."""
         cut = self._library.model.tokenize
         return ([piece.id for piece in cut(word)] for word in words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Join pieces to words, and words with a space where "</w>" ends one; bytes become the text that they spell."""
+        """Join pieces into text: "</w>" becomes a space between words, and bytes are decoded."""
         suffix, special_ids, tokens = self.vocabulary.suffix, self.vocabulary.special_ids, self.vocabulary.tokens
         text = ""
         for is_special, group in groupby(ids, key=special_ids.__contains__):
@@ -101,7 +101,7 @@ class BytePairTokenizer(Tokenizer):
 
     @property
     def cuts_at_white_space(self) -> bool:
-        """Whether the pieces are those of words and not of bytes."""
+        """Whether the pieces come from words rather than bytes."""
         return bool(self.vocabulary.suffix)
 
     def _build_library(self) -> tokenizers.Tokenizer:
@@ -115,10 +115,10 @@ class BytePairTokenizer(Tokenizer):
         return library
 
     def _as_text(self, text: str | bytes) -> str:
-        # halves of surrogate pairs cannot be handed over as UTF-8
+        # lone surrogates cannot be passed on as UTF-8
         plain = super()._as_text(text)
         return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
 
     def _parts(self, text: str) -> Iterator[Part]:
-        # where GPT-2's rules could cut, they look at what follows
+        # GPT-2's rules look ahead wherever they could cut, so byte-level text stays whole
         return parts_of(text, None) if self.vocabulary.suffix else iter([Part(0, text)])

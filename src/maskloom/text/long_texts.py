@@ -1,4 +1,4 @@
-"""Long texts in parts, for a tokenizer that takes hundreds of bytes a character and slows down when they are many."""
+"""Splitting long texts: a tokenizer needs hundreds of bytes per character and slows down on long input."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 LONGEST_PART = 16_384
-"""Texts of up to so many characters stay whole; parts are not much longer."""
-# Characters that end a word, and before which a text may be cut: white space, punctuation, Chinese characters. There
-# are others, which are looked for where none of these comes.
+"""The longest text, in characters, that stays whole; parts are not much longer."""
+# Common characters that end a word, so that a text may be cut before them: white space, punctuation and Chinese
+# characters. Other such characters are looked for only where none of these is near.
 _COMMON_STARTS = re.compile("[ \t\n\r!-/:-@\\[-`{-~\u4e00-\u9fff]")
-# Kinds of characters: those that a word has, those that are left out, and those that end a word.
+# Kinds of characters: part of a word, dropped by the normalizer, and ending a word.
 _IN_WORD, _LEFT_OUT, _ENDS_WORD = "w", "-", " "
 _LONG_WORD = re.compile(f"[{_IN_WORD}{_LEFT_OUT}]{{1024,}}")
-# More characters than any tokenizer reads of a word before it calls it unknown.
+# More characters than any tokenizer reads before it treats a word as unknown.
 _UNKNOWN_ALREADY = re.compile(f"(?:{_LEFT_OUT}*{_IN_WORD}){{256}}")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a text, at a position there, from which the middles of words that are too long to be known are gone.
+    """A part of a text that starts at `position`, without the middles of words too long to be known.
 
-    `gaps` holds, for every middle, its place in the part and how many characters it had.
+    `gaps` holds the place in the part and the number of characters of each removed middle.
     """
 
     position: int
@@ -30,16 +30,16 @@ class Part:
     gaps: tuple[tuple[int, int], ...] = ()
 
     def place_in_text(self, offset: int) -> int:
-        """Return where the whole text has the end of what ends at `offset` in the part, or the start alike."""
+        """Return the offset in the whole text of a token start or end at `offset` in the part."""
         return self.position + offset + sum(length for place, length in self.gaps if place < offset)
 
 
 def parts_of(text: str, split: Callable[[str], list[str]] | None) -> Iterator[Part]:
-    """Yield a text's parts, each cut before a character with which a word begins or ends.
+    """Yield the parts of a text, each cut before a character that begins or ends a word.
 
-    `split` returns the words of a text, normalized; it tells the kinds of characters where there is nothing common to
-    cut at. Part by part, the words are those of the whole, except that those of more than 256 characters are shorter.
-    Without it nothing is left out, and a part lasts until the next common place to cut at.
+    `split` returns the normalized words of a text; it classifies characters where no common cutting point is near. The
+    parts have the same words as the whole text, except that words of 1,024 characters or more may be shortened, though
+    not below 256 characters. Without `split` nothing is removed, and a part extends to the next common cutting point.
     """
     start = 0
     while start < len(text):

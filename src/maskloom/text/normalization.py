@@ -1,7 +1,7 @@
-"""Text into words by the rules of Google's basic tokenizer, character by character.
+"""Splitting text into words by the rules of Google's basic tokenizer, character by character.
 
-The steps, in order: drop control characters, set Chinese characters apart, split on white space, lower-case and strip
-accents (uncased only), set punctuation apart. These rules define what a word is for training and for encoding alike.
+The steps, in order: drop control characters, isolate Chinese characters, split on white space, lower-case and strip
+accents (uncased only), isolate punctuation. These rules define words for both training and encoding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ASCII_WORD = re.compile(r"[0-9A-Za-z]+|[!-/:-@\[-`{-~]")
 
 
 class _CharacterClasses(dict[str, int]):
-    """What cleaning does with a character; filled as characters are met, so at most one entry a code point."""
+    """Maps a character to its treatment in cleaning; filled lazily, with at most one entry per code point."""
 
     def __missing__(self, char: str) -> int:
         code = ord(char)
@@ -43,7 +43,7 @@ class _CharacterClasses(dict[str, int]):
             if category in ("Cc", "Cf"):
                 kind = _DROP
             elif category == "Zs" or char.isspace():
-                # U+2028 and U+2029 are kept by cleaning, but the split on white space that follows takes them
+                # cleaning keeps U+2028 and U+2029, but the split on white space that follows removes them
                 kind = _SPACE
             elif any(first <= code <= last for first, last in _CHINESE_RANGES):
                 kind = _APART
@@ -54,7 +54,7 @@ class _CharacterClasses(dict[str, int]):
 
 
 class _Punctuation(dict[str, bool]):
-    """Whether a character is punctuation: every ASCII symbol, and each Unicode category that starts with P."""
+    """Maps a character to whether it is punctuation: an ASCII symbol or in a Unicode category that starts with P."""
 
     def __missing__(self, char: str) -> bool:
         code = ord(char)
@@ -68,7 +68,7 @@ _PUNCTUATION = _Punctuation()
 
 
 def split_chunks(text: str) -> list[str]:
-    """Split raw text where the rules see white space; the words of the text are those of its chunks in order."""
+    """Split raw text at white space as the rules define it; the chunks' words, in order, are the words of the text."""
     if _DELETED_SEPARATORS.search(text):
         text = _DELETED_SEPARATORS.sub("", text)
     return text.split()
@@ -82,17 +82,17 @@ def has_words(text: str) -> bool:
 def words(text: str, *, lowercase: bool) -> list[str]:
     """Split text into words; `lowercase` also strips accents, as in the uncased models (paper's released code).
 
-    Without `lowercase` no character is changed, and no Unicode normalisation takes place.
+    Without `lowercase`, no character is changed and no Unicode normalisation is applied.
     """
     if text.isascii():
-        # the common case at the speed of the regular expression engine
+        # fast path for the common case: regular expressions only
         text = _ASCII_CONTROL.sub("", text)
         return _ASCII_WORD.findall(text.lower() if lowercase else text)
     return [word for word, _, _ in words_with_offsets(text, lowercase=lowercase)]
 
 
 def words_with_offsets(text: str, *, lowercase: bool) -> list[tuple[str, int, int]]:
-    """Split text into (word, start, end), where `text[start:end]` is what the word was made from.
+    """Split text into (word, start, end), where `text[start:end]` is the source of the word.
 
     The span runs from the source of the word's first character to the end of the source of its last.
     """
@@ -100,7 +100,7 @@ def words_with_offsets(text: str, *, lowercase: bool) -> list[tuple[str, int, in
 
 
 def words_with_sources(text: str, *, lowercase: bool) -> list[tuple[str, Sequence[int]]]:
-    """Split text into (word, sources): for each character of the word, the index in `text` that it came from."""
+    """Split text into (word, sources), where `sources` holds the index in `text` of each character of the word."""
     found: list[tuple[str, Sequence[int]]] = []
     start = 0
     dropped: set[int] = set()
@@ -143,7 +143,7 @@ def _words_of_chunk(chunk: str, sources: Sequence[int], lowercase: bool) -> list
 
 
 def _lower_without_accents(chunk: str, sources: Sequence[int]) -> tuple[str, Sequence[int]]:
-    # lower() looks at neighbours for a final sigma only, and that never changes a length
+    # lower() depends on neighbours only for a final sigma, which never changes the length
     lowered = chunk.lower()
     if len(lowered) > len(chunk):
         sources = [source for source, char in zip(sources, chunk, strict=True) for _ in char.lower()]
@@ -176,14 +176,14 @@ def _order_marks(characters: list[tuple[str, int]]) -> None:
         start = end + 1
 
 
-# Characters on which the `tokenizers` library and Google's rules agree, in any surroundings.
+# Characters on which the `tokenizers` library and Google's rules agree in any context.
 #
-# Their Unicode tables are of different ages, so they part on recent punctuation and marks, unassigned code points,
-# private use, part of one Chinese block, and on capital sigma, whose lower case Python chooses by its neighbours. Only
-# text made of these characters is given to the library; the rest takes the slower rules above.
+# Their Unicode tables differ in age, so they disagree on recent punctuation and marks, unassigned and private-use code
+# points, part of one Chinese block, and capital sigma, whose lower case in Python depends on its neighbours. Only text
+# made of the characters below goes to the library; all other text takes the slower rules above.
 #
-# The list is written out, not computed, so that a result does not hang on the Unicode version of Python: the ranges
-# were assigned long ago and their categories no longer move. A test compares both sides on every single one of them.
+# The list is hard-coded rather than computed, so that results do not depend on Python's Unicode version: the ranges
+# were assigned long ago and their categories no longer change. A test compares both implementations on each character.
 _AGREED_RANGES = """
 0000-0377 037A-037F 0384-038A 038C 038E-03A1 03A4-0527 0531-0556 0559-058A 0591-05C7 05D0-05EA 05F0-05F4
 0606-061B 061E-06FF 0900-097F 0993-09A8 09E6-09FB 0A13-0A28 0A66-0A75 0A93-0AA8 0ABC-0AC5 0AE6-0AF1
@@ -209,5 +209,5 @@ _DISAGREED = re.compile("[^" + "".join(f"\\U{first:08x}-\\U{last:08x}" for first
 
 
 def is_agreed(text: str) -> bool:
-    """Return whether the library and Google's rules are known to cut this text in the same way."""
+    """Return whether the library and Google's rules are known to split this text the same way."""
     return text.isascii() or _DISAGREED.search(text) is None

@@ -1,6 +1,6 @@
-"""Growing a vocabulary from characters by merging the best pair of neighbouring symbols, again and again.
+"""Growing a vocabulary from characters by repeatedly merging the best pair of adjacent symbols.
 
-A pair is the number `first << 32 | second` of two symbol ids, so that the order of pairs is the order of their ids.
+A pair of symbol ids is encoded as `first << 32 | second`, so that pairs sort by their ids.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOG_2 = 0.6931471805599453
 
 
 class FrequencyQueue:
-    """Pairs by how often they occur; a tie goes to the pair whose symbols are older."""
+    """Pairs ordered by frequency; ties go to the pair with the older symbols."""
 
     def __init__(self, pair_counts: dict[int, int], min_frequency: int) -> None:
         self._counts = dict(pair_counts)
@@ -34,20 +34,20 @@ class FrequencyQueue:
         heapq.heapify(self._heap)
 
     def best(self) -> int | None:
-        """Return the most frequent pair, or None when none occurs `min_frequency` times."""
+        """Return the most frequent pair, or None if none occurs `min_frequency` times."""
         while self._heap:
             negative, pair = self._heap[0]
             count = self._counts.get(pair, 0)
             if count == -negative:
                 return pair
             heapq.heappop(self._heap)
-            # growth pushes a new entry, so only a count that fell has none of its own
+            # a count that grew already has a new entry, so only a count that fell needs one
             if self._min_frequency <= count < -negative:
                 heapq.heappush(self._heap, (-count, pair))
         return None
 
     def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
-        """Apply changes of counts after a merge."""
+        """Apply the count changes of a merge."""
         self._counts.pop(merged, None)
         for pair, change in changes.items():
             count = self._counts.get(pair, 0) + change
@@ -60,13 +60,13 @@ class FrequencyQueue:
 
 
 class PmiQueue:
-    """Pairs by freq(pair) / (freq(first) * freq(second)), the order of their pointwise mutual information.
+    """Pairs ordered by freq(pair) / (freq(first) * freq(second)), that is, by pointwise mutual information.
 
-    A tie goes to the pair whose symbols are older.
+    Ties go to the pair with the older symbols.
 
-    A merge raises the score of every pair that shares a symbol with it, so a heap would be stale all over. Scores lie
-    in an array instead, in blocks that each know their best pair; only blocks with a changed score are looked at again.
-    A pair has a slot as long as it occurs; slots are not used twice.
+    A merge raises the score of every pair that shares a symbol with it, so most entries of a heap would be stale.
+    Instead, scores are stored in an array of blocks that each record their best pair; only blocks with a changed score
+    are scanned again. A pair occupies a slot as long as it occurs; slots are never reused.
     """
 
     def __init__(self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
@@ -83,7 +83,7 @@ class PmiQueue:
         self._rescore(np.arange(self._num_slots))
 
     def best(self) -> int | None:
-        """Return the pair with the highest score, or None when none occurs `min_frequency` times and scores above 0."""
+        """Return the pair with the highest score, or None if none with `min_frequency` occurrences scores above 0."""
         scores = self._block_scores
         highest = scores.max()
         if highest <= 0:
@@ -91,7 +91,7 @@ class PmiQueue:
         return int(self._block_keys[np.flatnonzero(scores == highest)].min())
 
     def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
-        """Apply changes of counts after a merge."""
+        """Apply the count changes of a merge."""
         first, second, new = merged >> PAIR_SHIFT, merged & SECOND, symbol
         self._recount(first, second, new, num_merged)
         slot = self._slots.pop(merged)
@@ -112,7 +112,7 @@ class PmiQueue:
         self._symbol_counts[new] += num_merged
 
     def _add_blocks(self, number: int) -> None:
-        """Make room for more slots; new ones score nothing."""
+        """Allocate more slots, with a score of 0."""
         size = number * _BLOCK
         self._counts, self._scores = np.pad(self._counts, (0, size)), np.pad(self._scores, (0, size))
         self._keys = np.pad(self._keys, (0, size), constant_values=_NO_KEY)
@@ -146,7 +146,7 @@ class PmiQueue:
         slots = np.array(self._slots_of_symbol[symbol])
         live = self._counts[slots] > 0
         if not live.all():
-            # the dead ones are looked at this one last time, so that their scores are taken out
+            # dead slots are returned one last time, so that their scores are cleared
             self._slots_of_symbol[symbol] = array("q", slots[live].tobytes())
         return slots
 
@@ -163,22 +163,22 @@ class PmiQueue:
 
     def _values(self, slots: np.ndarray) -> np.ndarray:
         counts, keys = self._counts[slots], self._keys[slots]
-        # float64 products and quotients of the same integers are the same on every machine
+        # float64 products and quotients of the same integers are identical on every machine
         products = self._symbol_counts[keys >> PAIR_SHIFT].astype(np.float64) * self._symbol_counts[keys & SECOND]
         return counts / np.maximum(products, 1.0)
 
 
 class LikelihoodQueue(PmiQueue):
-    """Pairs by how much merging them adds to the log likelihood of the words under a unigram model of symbols.
+    """Pairs ordered by how much merging them increases the log-likelihood of the words under a unigram symbol model.
 
-    With counts c of N symbols in all, the words as they are cut have the log likelihood sum c log(c / N), which is sum
-    c log c - N log N. A merge in n places takes n off the counts of both symbols and off N, and adds n to the count of
-    the joined symbol, which may be there already; a symbol that is paired with itself loses 2 n. The gain is exact,
-    about n log(n N / (c_first c_second)) where n is small beside them, and given in steps of 1/1024 nat, so that equal
-    gains are equal whatever the rounding; a pair that gains nothing is not merged.
+    With symbol counts c and their sum N, the words as currently split have the log-likelihood sum c log(c / N), which
+    is sum c log c - N log N. A merge at n places reduces N and the counts of both symbols by n, and adds n to the count
+    of the merged symbol, which may already exist; a symbol that is paired with itself loses 2 n. The gain is exact,
+    about n log(n N / (c_first c_second)) if n is small compared with the counts, and rounded to steps of 1/1024 nat so
+    that equal gains compare equal despite rounding errors. A pair without a gain is not merged.
 
-    N falls with every merge and lowers the gain of every pair. Scores are not all computed again: an old one is a bound
-    from above, and only blocks whose bound is the highest are brought up to date.
+    N falls with every merge, which lowers the gain of every pair. Old scores are therefore upper bounds, and only the
+    blocks with the highest bound are recomputed.
     """
 
     def __init__(
@@ -187,14 +187,14 @@ class LikelihoodQueue(PmiQueue):
         self._words, self._pairs = words, pairs
         self._num_symbols = len(symbol_counts)
         self._total = int(sum(symbol_counts))
-        # x log x of the count of each symbol, and of their sum, which scores of many pairs have in common
+        # x log x of each symbol's count and of their sum: terms that the scores of many pairs share
         self._times_logs = _times_log(np.array([*symbol_counts, 0]))
         self._times_log_of_total = _times_log(np.array([self._total]))[0]
         self._targets, self._overlaps, self._block_totals = (np.zeros(0, np.int64) for _ in range(3))
         super().__init__(words.pair_counts, symbol_counts, min_frequency)
 
     def best(self) -> int | None:
-        """Return the pair with the highest gain, or None when none occurs `min_frequency` times and gains anything."""
+        """Return the pair with the highest gain, or None if none with `min_frequency` occurrences has a gain."""
         while (highest := self._block_scores.max()) > 0:
             blocks = np.flatnonzero(self._block_scores == highest)
             stale = blocks[self._block_totals[blocks] != self._total]
@@ -206,7 +206,7 @@ class LikelihoodQueue(PmiQueue):
         return None
 
     def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
-        """Apply changes of counts after a merge."""
+        """Apply the count changes of a merge."""
         if symbol >= self._num_symbols:
             self._num_symbols = symbol + 1
             for pair in self._pairs.pairs_of(symbol):
@@ -242,7 +242,7 @@ class LikelihoodQueue(PmiQueue):
             self._aim(self._num_slots - 1, target)
 
     def _aim(self, slot: int, target: int) -> None:
-        """Take note that a pair has the string of a symbol that is there: its gain changes with that one's count."""
+        """Record that a pair merges into an existing symbol, whose count then also affects the pair's gain."""
         self._targets[slot] = target
         self._slots_of_symbol[target].append(slot)
 
@@ -261,13 +261,13 @@ class LikelihoodQueue(PmiQueue):
 
 
 def _times_log(counts: np.ndarray) -> np.ndarray:
-    """Return x log x; 0 for 0, and for what is below, of slots whose pairs are gone."""
+    """Return x log x, or 0 for 0 and for negative values, which belong to slots whose pairs are gone."""
     values = np.maximum(counts, 1).astype(np.float64)
     return values * _log(values)
 
 
 def _log(values: np.ndarray) -> np.ndarray:
-    """Return natural logarithms by basic arithmetic, whose bits, unlike those of np.log, are the same everywhere."""
+    """Return natural logarithms by basic arithmetic, which unlike np.log is bit-identical on every machine."""
     mantissa, exponent = np.frexp(values)
     is_low = mantissa < _SQRT_HALF
     mantissa, exponent = np.where(is_low, 2 * mantissa, mantissa), exponent - is_low
@@ -290,16 +290,16 @@ def merge_pairs(
     suffix: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """Return `symbols` followed by merged ones, up to `num_symbols` in all, and the merges in their order.
+    """Return `symbols` followed by merged symbols, up to `num_symbols` in total, and the merges in order.
 
-    `symbols` are the characters and must cover `words`: bare for the start of a word and with `##` inside, or, where a
-    `suffix` is given, with that at the end of a word and bare before it (Sennrich et al. 2016); "" marks no end. A pair
-    is merged while one occurs `min_frequency` times or more. "frequency" takes the pair that occurs most often;
-    "likelihood" the one whose merge adds most to the log likelihood of the words under a unigram model of the symbols,
-    and none that adds nothing (Schuster and Nakajima 2012; paper 3.2 names WordPiece); "pmi" the one with the highest
-    freq(pair) / (freq(first) * freq(second)). All counts are those of the words as they are cut now. A tie goes to the
-    pair whose first, then second symbol is older, so the result depends on nothing but the counts. Two ways to the same
-    string are one symbol.
+    `symbols` are the characters and must cover `words`: bare at the start of a word and with `##` inside, or, given a
+    `suffix`, with the suffix at the end of a word and bare before it (Sennrich et al. 2016); an empty suffix leaves the
+    end unmarked. Merging continues while a pair occurs at least `min_frequency` times. `score` selects the pair:
+    "frequency" the most frequent one; "likelihood" the one whose merge most increases the log-likelihood of the words
+    under a unigram model of the symbols, as long as there is an increase (Schuster and Nakajima 2012; paper 3.2 names
+    WordPiece); "pmi" the one with the highest freq(pair) / (freq(first) * freq(second)). All counts refer to the words
+    as currently split. Ties go to the pair with the older first, then second, symbol, so the result depends only on the
+    counts. Merges that give the same string share one symbol.
     """
     segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols, suffix), marks_end=bool(suffix))
     table = SymbolTable(symbols, CONTINUATION_PREFIX if suffix is None else "")
@@ -324,7 +324,7 @@ def merge_pairs(
 
 
 def _symbols_of_characters(symbols: Sequence[str], suffix: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the symbol of each code point at the start of a word, or with a suffix at its end, and elsewhere."""
+    """Return the symbol of each code point at the start of a word (with a suffix, its end), and elsewhere."""
     bare = {ord(symbol): index for index, symbol in enumerate(symbols) if len(symbol) == 1}
     if suffix is not None:
         marked = {ord(s[0]): i for i, s in enumerate(symbols) if s.endswith(suffix) and len(s) == len(suffix) + 1}

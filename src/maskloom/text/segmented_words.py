@@ -1,4 +1,4 @@
-"""Words as rows of symbols in flat arrays, where a pair of neighbours becomes one symbol everywhere at once."""
+"""Words as symbols in flat arrays, where one call merges all occurrences of a pair of adjacent symbols."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from maskloom.text.vocabulary import CONTINUATION_PREFIX
 PAIR_SHIFT = 32
 SECOND = (1 << PAIR_SHIFT) - 1
 FEW = 48
-"""A pair with fewer places is merged one place at a time, which is faster than arrays of so few."""
+"""Pairs at fewer places are merged one place at a time, which is faster than operations on such short arrays."""
 
 
 class SegmentedWords:
-    """Distinct words, each character at a place of its own, and the places where each pair of symbols may begin.
+    """Distinct words with one place per character, and the places where each pair of symbols may begin.
 
-    A symbol lies at the place of its first character; a place inside a symbol, or between words, holds -1. A pair is
-    the number `first << 32 | second` of two symbol ids, so that pairs are ordered as their ids are.
+    A symbol is stored at the place of its first character; places inside a symbol and between words hold -1. A pair of
+    symbol ids is encoded as `first << 32 | second`, so that pairs sort by their ids.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class SegmentedWords:
         *,
         marks_end: bool = False,
     ) -> None:
-        """Cut words into characters; `edges` and `inside` hold the symbol of each code point, by where it stands.
+        """Split words into characters; `edges` and `inside` map code points to symbols at and off the edge of a word.
 
-        The edge of a word is its first character, or with `marks_end` its last. `counts` says how often words occur.
+        The edge of a word is its first character, or with `marks_end` its last. `counts` holds the words' frequencies.
         """
         sizes = np.fromiter(map(len, words), np.int64, len(words)) + 1
         content = np.frombuffer("\0".join(["", *words, ""]).encode("utf-32-le", "surrogatepass"), "<u4")
@@ -43,7 +43,7 @@ class SegmentedWords:
         edge = first + sizes - 2 if marks_end else first
         symbols[edge] = edges[content[edge]]
         symbols[first - 1] = symbols[-1] = -1
-        # places are read one by one and many at a time: arrays, whose memory numpy can look into
+        # places are read singly as well as in bulk: Python arrays, whose memory numpy can view
         self._symbols = array("i", symbols.tobytes())
         self._begins = array("i", np.arange(len(symbols), dtype=np.int32).tobytes())
         self._weights = array("q", bytes(8) + np.repeat(np.asarray(counts, np.int64), sizes).tobytes())
@@ -63,9 +63,9 @@ class SegmentedWords:
         return totals.tolist()
 
     def merge(self, pair: int, symbol: int) -> tuple[dict[int, int], int]:
-        """Put `symbol` in the place of a pair everywhere, from left to right in each word.
+        """Replace every occurrence of a pair with `symbol`, from left to right in each word.
 
-        Return how the counts of other pairs changed, and the number of replacements, both by the counts of words.
+        Return the changes in the counts of other pairs and the number of replacements, both weighted by word counts.
         """
         first, second = pair >> PAIR_SHIFT, pair & SECOND
         if symbol >= len(self._lengths):
@@ -80,7 +80,7 @@ class SegmentedWords:
         return changes, num_merged
 
     def num_replacements(self, pair: int) -> int:
-        """Return how many places, by counts of words, merging two equal symbols changes: one of three in a row."""
+        """Return how often a pair of equal symbols would be merged, weighted by word counts: once in a run of three."""
         symbol = pair & SECOND
         symbols, _, weights = self._views
         places = np.array(self._places[pair], np.int32)
@@ -89,7 +89,7 @@ class SegmentedWords:
         return int(weights[_every_other(places, length)].sum())
 
     def _note(self, pairs: np.ndarray, places: np.ndarray, counts: np.ndarray) -> dict[int, int]:
-        """Take note of where pairs begin, and return the sum of the counts of each pair."""
+        """Record where pairs begin, and return the total count of each pair."""
         order, keys, edges = _groups(pairs)
         ordered = places[order]
         bounds = [*edges.tolist(), len(pairs)]
@@ -104,7 +104,7 @@ class SegmentedWords:
         num_merged = 0
         first_length, length = lengths[first], lengths[symbol]
         for place in sorted(places) if first == second else places:
-            # another merge may have taken either symbol since
+            # another merge may have consumed either symbol since
             if symbols[place] != first or symbols[place + first_length] != second:
                 continue
             count = weights[place]
@@ -134,7 +134,7 @@ class SegmentedWords:
             places = _every_other(places, first_length)
         counts = weights[places]
         previous, following = begins[places - 1], places + length
-        # where two merges touch, the pair between them is left to the left one
+        # where two merges are adjacent, the left one accounts for the pair between them
         touches = following[:-1] == places[1:]
         has_before = symbols[previous] >= 0
         has_before[1:] &= ~touches
@@ -157,9 +157,9 @@ class SegmentedWords:
 
 
 class SymbolTable:
-    """The strings of symbols by id, at first those of single characters, and the other way round.
+    """A two-way table of symbol ids and strings, which initially are single characters.
 
-    A string that continues a word begins with `prefix`, which goes where it is joined to another.
+    A string that continues a word begins with `prefix`, which is removed when it is joined to a preceding string.
     """
 
     def __init__(self, symbols: Sequence[str], prefix: str = CONTINUATION_PREFIX) -> None:
@@ -177,7 +177,7 @@ class SymbolTable:
         return self._ids.get(self._joined(pair), -1)
 
     def pairs_of(self, symbol: int) -> Iterator[int]:
-        """Yield the pairs of symbols that give the string of a symbol."""
+        """Yield the pairs of symbols that merge into the string of a symbol."""
         string = self.strings[symbol]
         shortest = 3 if string.startswith(CONTINUATION_PREFIX) and len(string) > 2 else 1
         for cut in range(shortest, len(string)):
@@ -195,7 +195,7 @@ def _pairs(first: np.ndarray | int, second: np.ndarray | int) -> np.ndarray:
 
 
 def _groups(pairs: np.ndarray) -> tuple[np.ndarray, list[int], np.ndarray]:
-    """Return the order that brings equal pairs together, each different pair, and where each begins in that order."""
+    """Return the order that groups equal pairs, the distinct pairs, and where each begins in that order."""
     order = np.argsort(pairs, kind="stable")
     ordered = pairs[order]
     edges = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -209,7 +209,7 @@ def _sums(order: np.ndarray, keys: list[int], edges: np.ndarray, counts: np.ndar
 
 
 def _every_other(places: np.ndarray, length: int) -> np.ndarray:
-    """Keep the first, third, ... of each run of ascending places that follow each other by `length`."""
+    """Keep the first, third, ... of each run of ascending places spaced by `length`."""
     numbers = np.arange(len(places))
     is_first = np.diff(places, prepend=-1 - length) != length
     return places[(numbers - np.maximum.accumulate(np.where(is_first, numbers, 0))) % 2 == 0]

@@ -1,4 +1,4 @@
-"""Text into sentences, offline."""
+"""Splitting text into sentences, offline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from maskloom.errors import ConfigError
 from maskloom.text.normalization import has_words, split_chunks
 
 MAX_SENTENCE_LENGTH = 300
-"""Characters; what is longer is cut again without its quotation marks, which can swallow a speech or a chapter."""
+"""In characters; longer sentences are split again without quotation marks, which can enclose a speech or a chapter."""
 
 LANGUAGES = {
     "am": "Amharic", "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "da": "Danish",
@@ -25,9 +25,9 @@ LANGUAGES = {
     "pt": "Portuguese", "ru": "Russian", "sk": "Slovak", "ta": "Tamil", "te": "Telugu", "uk": "Ukrainian",
     "zh": "Chinese",
 }  # fmt: skip
-"""Languages for which the sentencex library has rules, by their codes."""
+"""Languages for which the sentencex library has rules, by code."""
 
-# Languages that the library takes for one of these: it would take any other for English and say nothing.
+# Languages that the library maps to one of these; it silently treats any other as English.
 _RELATED = """
 ab aeb-arab alt an anp arn arq ary arz as ast atj av avk awa ay ba bar bm bpy br bxr cbk-zam ce co crh-cyrl cs csb cv
 de-at de-ch de-formal dsb egl eml en-ca en-gb es-419 es-formal ext ff fit frc frp frr fur gcr gl gn gom-deva gsw guc hrx
@@ -37,15 +37,15 @@ shy-latn sli smn srn stq sty szl tcy tet tt-cyrl ty tyv udm vec vls vmf vot wa w
 zh-cn zh-hans zh-hant zh-hk zh-tw
 """
 
-# long text is taken apart at the first empty line behind so many bytes, or, where none comes, window by window
+# long text is split at the first empty line after _PIECE_BYTES, or window by window if that is too far away
 _PIECE_BYTES, _WINDOW_BYTES = 1 << 18, 1 << 22
-# characters at the end of a window in which a quotation that goes on behind it may hide what is no end of a sentence
+# characters at the end of a window where a quotation that continues past it can create false sentence ends
 _MARGIN = 1 << 14
 _PARAGRAPH_BREAK = re.compile(r"\n[^\S\n]*\n")
-# each becomes one character that opens no quotation and no bracket, so that positions stay as they are
+# each is replaced with one character that opens neither quotation nor bracket, so that positions stay the same
 _WITHOUT_QUOTES = dict.fromkeys(map(ord, "\"'“”„‘’‚«»‹›()[]{}「」『』（）"), "-")
 
-# the library takes a letter, a white space and a full stop for an abbreviation, and cuts such a space by its bytes
+# the library takes a letter, white space and a full stop for an abbreviation, and slices such white space by bytes
 _WIDE_SPACES = re.compile(r"[^\S\x00-\x7f]")
 
 
@@ -53,17 +53,17 @@ def split_sentences(text: str, *, language: str = "en") -> list[str]:
     """Split text into sentences by the rules of the sentencex library for a language code such as "en".
 
     No word is lost or changed: the words of the sentences, in order, are the words of the text. White space inside a
-    sentence becomes one space, and an empty line always ends a sentence, but a line end alone does not.
+    sentence becomes one space. An empty line always ends a sentence, but a line break does not.
     """
     return list(_sentences(text, _spans(text, language)))
 
 
 def sentences_of_long_text(content: bytes, *, language: str = "en") -> Iterator[str]:
-    """Yield the sentences of UTF-8 as `split_sentences` finds them, looking at a window of the text at a time.
+    """Yield the sentences of UTF-8 text as `split_sentences` finds them, processing one window of the text at a time.
 
-    A window ends at an empty line; within a paragraph of megabytes, where a sentence starts well before the window
-    ends, so that only quotation marks that find no partner may be paired otherwise. What has no end of sentence in a
-    whole window is cut at white space.
+    A window ends at an empty line. In a paragraph of several megabytes, it ends at the start of a sentence well before
+    the end of the bytes read, so that only unmatched quotation marks can be paired differently. A window without any
+    sentence end is cut at white space.
     """
     start = 0
     while start < len(content):
@@ -86,7 +86,7 @@ def sentences_of_long_text(content: bytes, *, language: str = "en") -> Iterator[
 
 
 def check_language(language: str) -> None:
-    """Raise ConfigError for a language whose sentences the library would cut by the rules of English, unasked."""
+    """Raise ConfigError for a language that the library would silently split by the rules of English."""
     if language in LANGUAGES or language in _RELATED.split():
         return
     wanted = language.lower().replace("_", "-")
@@ -110,13 +110,13 @@ def _sentences(text: str, spans: Iterable[tuple[int, int]]) -> Iterator[str]:
 
 
 def _place_to_cut(window: str, starts: Sequence[int]) -> int:
-    """Return where the last sentence starts that a quotation behind the window can hardly concern, 0 for nowhere."""
+    """Return the start of the last sentence that a quotation past the window is unlikely to affect, or 0 for none."""
     last = bisect_right(starts, len(window) - _MARGIN) - 1
     return starts[last] if last >= 0 else 0
 
 
 def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where sentences start and end; `outer` receives the starts of those that no quotation holds."""
+    """Yield the start and end of each sentence; `outer` collects the starts of sentences outside quotations."""
     gaps = [gap.span() for gap in _PARAGRAPH_BREAK.finditer(text)]
     for (_, first), (last, _) in pairwise([(0, 0), *gaps, (len(text), len(text))]):
         paragraph = text[first:last]
@@ -133,7 +133,7 @@ def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterato
 
 
 def _cut(text: str, language: str) -> Iterator[tuple[int, int]]:
-    """Yield the spans that the library sees as sentences, none of them empty; together they are the whole text."""
+    """Yield the library's sentence spans, which are not empty and together cover the text."""
     plain = _WIDE_SPACES.sub(" ", text)
     lengths = list(map(len, sentencex.segment(language, plain)))  # pyright: ignore[reportAttributeAccessIssue]
     start = 0

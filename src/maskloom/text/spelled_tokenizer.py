@@ -1,4 +1,4 @@
-"""Words spelled in bytes, as a model reads them that knows characters and no vocabulary (Peters et al. 2018)."""
+"""Words spelled in bytes, for a model that reads characters and has no vocabulary (Peters et al. 2018)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from maskloom.text.tokenizer_files import SETTINGS_FILES, read_limit, read_objec
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, SpecialTokens, Vocabulary
 
 CONTINUES, BEGIN_SENTENCE, END_SENTENCE = 256, 512, 513
-"""The id of a byte that begins a word is the byte, of others it is more by 256; then come the marks of sentences."""
+"""A byte that begins a word is its own id, other bytes are offset by 256; the marks of sentences follow."""
 _MAX_LENGTH = 10_000
-# the characters that stand for bytes in files, as GPT-2 writes them, by byte
+# the character that represents each byte in files, as in GPT-2
 _KEPT = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _SHOWN = {byte: chr(byte) for byte in _KEPT} | {
     byte: chr(256 + number) for number, byte in enumerate(byte for byte in range(256) if byte not in _KEPT)
@@ -29,16 +29,16 @@ _SPECIAL = SpecialTokens(pad="<pad>", classify="<S>", separator="</S>")
 
 
 def spelled_vocabulary() -> Vocabulary:
-    """Return the tokens: bytes that begin a word, bytes inside, marks."""
+    """Return the vocabulary: bytes that begin a word, bytes inside a word, and marks."""
     inside = [CONTINUATION_PREFIX + byte for byte in _BYTES]
     return Vocabulary([*_BYTES, *inside, "<S>", "</S>", "<pad>"], _SPECIAL)
 
 
 @dataclass(frozen=True)
 class SpelledTokenizer(Tokenizer):
-    """Cuts text into words by BERT's rules, case kept, and each word into its UTF-8 bytes; nothing is unknown.
+    """Splits text into words by BERT's cased rules, and each word into its UTF-8 bytes; nothing is unknown.
 
-    A word of a file with one word a line or field stays whole. `targets` has the words that the model predicts.
+    Words from a file with one word per line or field stay whole. `targets` holds the words that the model predicts.
     """
 
     files: ClassVar[tuple[str, ...]] = SETTINGS_FILES
@@ -51,12 +51,12 @@ class SpelledTokenizer(Tokenizer):
 
     @classmethod
     def of(cls, words: Tokenizer | None = None) -> SpelledTokenizer:
-        """Return the tokenizer of a model that predicts the words of another one."""
+        """Return the tokenizer of a model that predicts the words of another tokenizer."""
         return cls(spelled_vocabulary(), lowercase=False, max_length=_MAX_LENGTH, targets=words)
 
     @classmethod
     def open(cls, folder: Path, *, max_length: int | None = None) -> SpelledTokenizer:
-        """Open a folder as `Tokenizer.load` does; raises DataError for another vocabulary."""
+        """Open a folder like `Tokenizer.load`; raises DataError for any other vocabulary."""
         config, library = (read_object(folder, name) for name in ("tokenizer_config.json", "tokenizer.json"))
         found = replace(cls.of(), max_length=max_length or read_limit(folder, config))
         if library["model"].get("vocab") != found.vocabulary.ids:
@@ -68,21 +68,21 @@ class SpelledTokenizer(Tokenizer):
         return {"tokenizer_class": "PreTrainedTokenizerFast"}, {}
 
     def identity(self) -> dict[str, Any]:
-        """Return the kind; there is one vocabulary only."""
+        """Return the kind of tokenizer; there is only one vocabulary."""
         return {"tokenizer": "spelled", "vocabulary_sha256": "bytes", "vocabulary_size": len(self.vocabulary)}
 
     def chunk_ids_batch(self, chunks: Sequence[str]) -> list[list[int]]:
-        """Return the bytes of chunks, each of which is one word."""
+        """Return the byte ids of chunks, each of which is one word."""
         return list(self.word_ids(chunks))
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
-        """Return the ids of the bytes of each word."""
+        """Return the byte ids of each word."""
         for word in words:
             spelled = self._as_text(word).encode()
             yield [*spelled[:1], *(CONTINUES + byte for byte in spelled[1:])]
 
     def words(self, ids: Sequence[int]) -> list[str]:
-        """Return the words that bytes spell, and marks by their names."""
+        """Return the words that byte ids spell; a mark is returned as its token."""
         found: list[bytes] = []
         begins = True
         for index in ids:
@@ -96,7 +96,7 @@ class SpelledTokenizer(Tokenizer):
         return [word.decode("utf-8", "replace") for word in found]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Join bytes to words, with spaces between them."""
+        """Join bytes into words separated by spaces."""
         return " ".join(self.words([index for index in ids if index < BEGIN_SENTENCE or not skip_special_tokens]))
 
     def _build_library(self) -> tokenizers.Tokenizer:

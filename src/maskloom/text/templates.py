@@ -1,4 +1,4 @@
-"""The marks around texts: the only place that knows where they stand."""
+"""The marks (special tokens) around texts; only this module knows their positions."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ BART_TEXTS = "classify A separator separator B separator"
 """<s> A </s></s> B </s>, as RoBERTa and BART read texts (Liu et al. 2019, 4.2)."""
 ONE_TEXT = "A"
 RUNNING_TEXT = "A end"
-"""Text as a language model reads it, with a mark where it ends."""
+"""Text for language modelling, with a mark at its end."""
 
 
 @dataclass(frozen=True)
 class Frames:
-    """Packed sequences whose marks are written and whose texts are not yet.
+    """Packed sequences with marks filled in and texts still to be written.
 
-    `token_ids` and `segment_ids` are (tokens,), `lengths` (sequences,), and so are `first` and `second`: the places of
-    the texts in the arrays.
+    `token_ids` and `segment_ids` are (tokens,). `lengths`, `first` and `second` are (sequences,); the last two hold the
+    positions of the texts in the arrays.
     """
 
     token_ids: np.ndarray
@@ -38,9 +38,9 @@ class Frames:
 
 @dataclass(frozen=True)
 class SequenceTemplate:
-    """The ids of marks before, between and after texts; with `has_segments` the second text is segment 1 to its end.
+    """Mark ids before, between and after texts; with `has_segments`, the second text and its end marks are segment 1.
 
-    With `classifies_last` the token that stands for a sequence as a whole is its last one, not its first.
+    With `classifies_last`, the last token represents the whole sequence, not the first.
     """
 
     begin: tuple[int, ...]
@@ -51,7 +51,7 @@ class SequenceTemplate:
 
     @classmethod
     def of(cls, pattern: str, vocabulary: Vocabulary, *, has_segments: bool = False) -> SequenceTemplate:
-        """Read a pattern of roles around A and, where pairs are taken, B; roles that are not there leave no mark."""
+        """Parse a pattern of roles around A and, if pairs are supported, B; a role without a token adds no mark."""
         before, _, rest = pattern.partition("A")
         middle, _, end = rest.partition("B") if "B" in rest else ("", "", rest)
         tokens = ([getattr(vocabulary.special, role) for role in part.split()] for part in (before, middle, end))
@@ -59,21 +59,21 @@ class SequenceTemplate:
         return cls(*ids, has_segments=has_segments, classifies_last=end.endswith("classify"))
 
     def num_marks(self, num_texts: int) -> int:
-        """Return how many marks stand around one text or two; raises ConfigError for two that nothing would divide."""
+        """Return the number of marks around one or two texts; raises ConfigError for two if no mark separates them."""
         if num_texts > 1 and not self.middle:
             raise ConfigError("this tokenizer has no token that stands between two texts, so it takes no pairs")
         return len(self.begin) + len(self.end) + (len(self.middle) if num_texts > 1 else 0)
 
     def second_places(self, first_lengths: np.ndarray) -> np.ndarray:
-        """Return where second texts begin in their sequences, by the numbers of tokens of the first ones."""
+        """Return where second texts begin in their sequences, given the first texts' lengths in tokens."""
         return len(self.begin) + first_lengths + len(self.middle)
 
     def whole_places(self, lengths: np.ndarray) -> np.ndarray:
-        """Return where the token stands that is for the whole of a sequence, by the lengths of sequences."""
+        """Return the position of the token that represents each whole sequence, given the sequence lengths."""
         return lengths - 1 if self.classifies_last else np.zeros_like(lengths)
 
     def frames(self, first_lengths: np.ndarray, second_lengths: np.ndarray | None = None) -> Frames:
-        """Return sequences of one text each, or of two, by the numbers of their tokens (sequences,)."""
+        """Return sequences of one or two texts each, given the texts' lengths in tokens, (sequences,)."""
         middle, end = (self.end, ()) if second_lengths is None else (self.middle, self.end)
         before = len(self.begin) + first_lengths + len(middle)
         behind = np.zeros_like(before) if second_lengths is None else second_lengths + len(end)
@@ -89,7 +89,7 @@ class SequenceTemplate:
         return Frames(token_ids, segment_ids, lengths, starts + len(self.begin), second)
 
     def processor(self, vocabulary: Vocabulary) -> processors.TemplateProcessing:
-        """Return the template in the form of the `tokenizers` library."""
+        """Return the template as a post-processor of the `tokenizers` library."""
         parts = (self.begin, self.middle, self.end)
         begin, middle, end = ([vocabulary.tokens[index] for index in part] for part in parts)
         return processors.TemplateProcessing(

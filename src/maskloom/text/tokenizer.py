@@ -1,4 +1,4 @@
-"""The tokenizer: text, or a pair of texts, into what a model reads."""
+"""The tokenizer base class: turns a text, or a pair of texts, into model input."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from maskloom.text.tokenizer_files import ROLES, is_byte_pair, is_spelled, is_un
 from maskloom.text.vocabulary import Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
-"""Files of which a folder with a tokenizer has one or more."""
+"""A folder with a tokenizer has at least one of these files."""
 TARGETS = "targets"
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """One sequence, ready for a model (paper figure 2), each list as long as the sequence.
+    """One sequence of model input (paper figure 2); every list has the length of the sequence.
 
-    `words` holds the place of the token's word in its own text and `offsets` the characters of that text that the token
-    was made from; special tokens that were added have None and (0, 0). `num_truncated` tokens did not fit.
+    For each token, `words` holds the index of its word and `offsets` its character span, both in the token's own text;
+    added special tokens have None and (0, 0). `num_truncated` tokens did not fit.
     """
 
     ids: list[int]
@@ -44,14 +44,14 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The tokens of one text, without added special tokens and uncut."""
+    """The tokens of one text, untruncated and without added special tokens."""
 
     ids: list[int]
     words: list[int]
     offsets: list[tuple[int, int]]
 
     def extend(self, part: Pieces, position: int, num_words: int) -> int:
-        """Add the tokens of what stands at a position, behind so many words, and return how many words there are."""
+        """Append the tokens of a part at character `position`, after `num_words` words; return the new word count."""
         self.ids.extend(part.ids)
         self.words.extend(num_words + word for word in part.words)
         self.offsets.extend((position + start, position + end) for start, end in part.offsets)
@@ -60,11 +60,12 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Tokenizer(ABC):
-    """What every tokenizer does; `load` opens any folder, by its files.
+    """The interface of every tokenizer; `load` opens any folder, recognising the kind by its files.
 
-    `template` has the marks around texts of a task, `running_text` those of text for language modelling. `lowercase`
-    also strips accents. `max_length` is the model's limit in tokens; ConfigError where the marks exceed it. `targets`
-    is the tokenizer of what a decoder writes, where that has a vocabulary of its own; it lies in the folder `TARGETS`.
+    `template` holds the marks around the texts of a task, `running_text` the marks for language modelling. `lowercase`
+    also strips accents. `max_length` is the model's limit in tokens; a limit too small for the marks raises
+    ConfigError. `targets` is the tokenizer of a decoder's output if that has its own vocabulary; it is stored in the
+    subfolder `TARGETS`.
     """
 
     vocabulary: Vocabulary
@@ -81,11 +82,11 @@ class Tokenizer(ABC):
 
     @classmethod
     def load(cls, folder: str | Path, *, max_length: int | None = None, **rules: Any) -> Tokenizer:
-        """Open a folder of ours or in Hugging Face layout; what is given here wins over what the folder says.
+        """Open a folder written by `save` or in Hugging Face layout; arguments override the folder's settings.
 
-        `rules` are those of the kind of tokenizer, such as the `compatibility` of WordPiece.
+        `rules` are options of the kind of tokenizer, such as WordPiece's `compatibility`.
 
-        Raises DataError where files are missing, damaged, or ask for rules that are not those of the model.
+        Raises DataError for missing or damaged files, and for files that ask for rules other than the model's.
         """
         from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
         from maskloom.text.spelled_tokenizer import SpelledTokenizer
@@ -102,11 +103,11 @@ class Tokenizer(ABC):
 
     @property
     def of_targets(self) -> Tokenizer:
-        """The tokenizer of what a decoder writes: this one, unless there is another."""
+        """The tokenizer of a decoder's output: `targets` if set, otherwise this one."""
         return self.targets or self
 
     def save(self, folder: str | Path) -> None:
-        """Write `files`, each whole or not at all; the folder opens in transformers' AutoTokenizer."""
+        """Write `files`, each atomically; transformers' AutoTokenizer opens the folder."""
         if self.targets is not None:
             self.targets.save(Path(folder) / TARGETS)
         folder, library, special = Path(folder), self._build_library(), self.vocabulary.special
@@ -127,15 +128,15 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Return as plain values what decides the ids of a text; a corpus keeps them."""
+        """Return, as plain values, everything that determines the ids of a text; a corpus stores it."""
 
     def with_task_tokens(self) -> Tokenizer:
-        """Return a tokenizer that has the marks of fine-tuning; ids stay as they are."""
+        """Return a tokenizer that has the marks for fine-tuning; existing ids do not change."""
         return self
 
     @cached_property
     def template(self) -> SequenceTemplate:
-        """The marks around the texts of a task; none where no token stands for a text as a whole."""
+        """The marks around the texts of a task; none if no token represents a whole text."""
         special = self.vocabulary.special
         marks = self.task_marks if special.classify else ONE_TEXT
         if special.classify and special.classify == special.begin:
@@ -155,12 +156,12 @@ class Tokenizer(ABC):
         max_length: int | None = None,
         parse_special_tokens: bool = False,
     ) -> Encoding:
-        """Encode one text or two with the marks of `template`, [CLS] A [SEP] B [SEP] for BERT.
+        """Encode one or two texts with the marks of `template`, [CLS] A [SEP] B [SEP] for BERT.
 
-        A pair without tokens, or with none left, counts as none. What does not fit goes from the end, token by token,
-        from the strictly longer text, from B at a tie. `parse_special_tokens` reads "[MASK]" and its like in the text
-        as that token.
-        Raises ConfigError when `max_length` is above the model's limit or too small for the special tokens.
+        A `pair` without tokens, or with none left after truncation, counts as absent. Truncation removes single tokens
+        from the end of the strictly longer text, or of B on a tie. With `parse_special_tokens`, "[MASK]" and the like
+        in a text become those tokens. Raises ConfigError when `max_length` is above the model's limit or too small for
+        the special tokens.
         """
         return self.encode_batch([(text, pair)], max_length=max_length, parse_special_tokens=parse_special_tokens)[0]
 
@@ -171,7 +172,7 @@ class Tokenizer(ABC):
         max_length: int | None = None,
         parse_special_tokens: bool = False,
     ) -> list[Encoding]:
-        """Encode (text, pair) tuples, faster than one by one, with equal results."""
+        """Encode (text, pair) tuples: faster than one by one, with the same results."""
         limit = self._checked_limit(max_length, num_texts=2 if any(pair for _, pair in texts) else 1)
         pairs = [pair for _, pair in texts if pair]
         pieces = self._pieces([text for text, _ in texts], parse_special_tokens)
@@ -184,7 +185,7 @@ class Tokenizer(ABC):
     def sequences(
         self, texts: Sequence[tuple[str | bytes, str | bytes | None]], *, max_length: int | None = None
     ) -> Iterator[tuple[list[int], int, int]]:
-        """Yield of each (text, pair) the ids of `encode_batch`, how many have segment 0, and how many did not fit."""
+        """Yield for each (text, pair) the ids of `encode_batch`, how many are in segment 0 and how many did not fit."""
         limit = self._checked_limit(max_length, num_texts=2 if any(pair for _, pair in texts) else 1)
         firsts = self.token_ids_batch([text for text, _ in texts])
         seconds = iter(self.token_ids_batch([pair for _, pair in texts if pair]))
@@ -195,53 +196,52 @@ class Tokenizer(ABC):
             yield ids, num_own, len(first) + len(second) - sum(kept)
 
     def token_ids(self, text: str | bytes) -> list[int]:
-        """Return the ids of a text, without special tokens and uncut."""
+        """Return the ids of a text, untruncated and without special tokens."""
         return self.token_ids_batch([text])[0]
 
     def token_ids_batch(self, texts: Sequence[str | bytes]) -> list[list[int]]:
-        """Return the ids of many texts, without special tokens and uncut; faster than one by one.
+        """Return the ids of many texts, untruncated and without special tokens; faster than one by one.
 
-        Where `cuts_at_white_space`, the ids of a text are those of its chunks between white space, as
-        `maskloom.text.normalization.split_chunks` finds them, joined in order: a caller can keep those of chunks that
-        come again.
+        If `cuts_at_white_space`, the ids of a text are the concatenated ids of its white-space-delimited chunks, as
+        found by `maskloom.text.normalization.split_chunks`, so a caller can cache the ids of chunks that recur.
         """
         if self.reads_special_tokens:
             return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
         return self._cut([self._as_text(text) for text in texts], self._library_ids, attrgetter("ids"))
 
     def chunk_ids_batch(self, chunks: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each of many chunks, as they are in a text where white space stands before the chunk."""
+        """Return the ids of each chunk, as they are in a text where white space precedes the chunk."""
         return self.token_ids_batch(chunks if self.cuts_at_white_space else [f" {chunk}" for chunk in chunks])
 
     @abstractmethod
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
-        """Return the ids of each of some normalised words."""
+        """Return the ids of each normalised word."""
 
     def tokens(self, text: str | bytes) -> list[str]:
-        """Return the tokens of a text as strings, without special tokens and uncut."""
+        """Return the tokens of a text as strings, untruncated and without special tokens."""
         return [self.vocabulary.tokens[index] for index in self.token_ids(text)]
 
     @abstractmethod
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Join tokens into readable text.
 
-        Case, accents and the white space of the source may not be in the ids, so they do not come back. The ids of a
-        text do, when what they are decoded to is encoded: without special tokens (the unknown one too) where these are
-        skipped, with them where they are kept here and `parse_special_tokens` reads them there.
+        Case, accents and white space of the source are lost if the ids do not record them. Encoding the decoded text
+        gives the ids of that text again: without special tokens (including the unknown token) if they are skipped here,
+        and with them if they are kept here and encoded with `parse_special_tokens`.
         """
 
     def _as_text(self, text: str | bytes) -> str:
-        """Return a str; bytes are UTF-8 whose undecodable bytes are left out, as Google's tokenizer does."""
+        """Return a str; bytes are decoded as UTF-8, dropping undecodable bytes as Google's tokenizer does."""
         return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
 
     def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
-        """Return the tokens of texts in which special tokens are plain text."""
+        """Return the tokens of texts, treating special tokens as plain text."""
         return self._cut(texts, self._library_pieces, lambda pieces: pieces)
 
     def _cut(
         self, texts: list[str], in_batch: Callable[[list[str]], list[Any]], alone: Callable[[Pieces], Any]
     ) -> list[Any]:
-        """Return `in_batch` of the texts that the library takes whole, and `alone` of the tokens of each other one."""
+        """Apply `in_batch` to the texts that the library takes whole, and `alone` to the tokens of each other text."""
         is_whole = [len(text) <= LONGEST_PART and self._is_for_library(text) for text in texts]
         return _by_kind(texts, is_whole, in_batch, lambda text: alone(self._pieces_alone(text)))
 
@@ -253,7 +253,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _build_library(self) -> tokenizers.Tokenizer:
-        """Build the library's tokenizer without registering special tokens, so that raw text cannot hold any."""
+        """Build the library's tokenizer without registering special tokens, so that raw text cannot contain any."""
 
     @cached_property
     def _library(self) -> tokenizers.Tokenizer:
@@ -263,7 +263,7 @@ class Tokenizer(ABC):
         return [found.ids for found in self._library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _library_pieces(self, texts: list[str]) -> list[Pieces]:
-        # nothing was added to the texts, so every token has a word
+        # no special tokens were added, so every token has a word
         return [
             Pieces(found.ids, cast("list[int]", found.word_ids), found.offsets)
             for found in self._library.encode_batch(texts, add_special_tokens=False)
@@ -271,7 +271,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def _parts(self, text: str) -> Iterator[Part]:
-        """Return a text that is too long for the library in parts."""
+        """Split a text that is too long for the library into parts."""
 
     def _long_pieces(self, text: str) -> Pieces:
         pieces, num_words = Pieces([], [], []), 0
@@ -289,12 +289,12 @@ class Tokenizer(ABC):
 
     @property
     def reads_special_tokens(self) -> bool:
-        """Whether special tokens in a text are always read as such."""
+        """Whether special tokens in a text are always recognised."""
         return False
 
     @property
     def cuts_at_white_space(self) -> bool:
-        """Whether the ids of a text are those of its words, one after another."""
+        """Whether the ids of a text are the concatenated ids of its words."""
         return True
 
     @cached_property
@@ -317,7 +317,7 @@ class Tokenizer(ABC):
         return _by_kind(plain, has_none, self._plain_pieces, self._pieces_with_specials)
 
     def _pieces_with_specials(self, text: str) -> Pieces:
-        """Cut a text at special tokens; each counts as a word of its own."""
+        """Split a text at special tokens; each of them counts as a word."""
         pieces, num_words, position = Pieces([], [], []), 0, 0
         for match in [*self._special_token.finditer(text), None]:
             part = self._plain_pieces([text[position : match.start() if match else len(text)]])[0]
@@ -342,20 +342,20 @@ class Tokenizer(ABC):
         return Encoding(ids, segments, words, offsets, len(first.ids) + len(second.ids) - sum(kept))
 
     def _assembled(self, first: list[int], second: list[int], limit: int) -> tuple[list[int], int, tuple[int, int]]:
-        """Return the ids of a sequence, how many belong to the first text, and how many are kept of each text."""
+        """Return the ids of a sequence, how many precede the second text, and how many are kept of each text."""
         template, num_first, num_second = self.template, len(first), len(second)
         room = limit - template.num_marks(2 if second else 1)
-        # single tokens go from the strictly longer text, from B at a tie
+        # tokens are removed one by one from the strictly longer text, from B on a tie
         kept_first = min(num_first, max(room - num_second, (room + 1) // 2))
         kept_second = min(num_second, room - kept_first)
-        # Google's code asks after cutting whether there is a second text
+        # Google's code checks only after truncation whether there is a second text
         middle, end = (template.middle, template.end) if kept_second else (template.end, ())
         ids = [*template.begin, *first[:kept_first], *middle, *second[:kept_second], *end]
         return ids, len(template.begin) + kept_first + len(middle), (kept_first, kept_second)
 
 
 def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:
-    """Return a tokenizer of the library that cuts text into words by BERT's rules before `model` cuts words."""
+    """Return a library tokenizer that splits text into words by BERT's rules before `model` splits the words."""
     library = tokenizers.Tokenizer(model)
     library.normalizer = normalizers.BertNormalizer(  # pyright: ignore[reportAttributeAccessIssue]
         clean_text=True, handle_chinese_chars=True, strip_accents=None, lowercase=lowercase
@@ -367,6 +367,6 @@ def library_of(model: Any, *, lowercase: bool) -> tokenizers.Tokenizer:
 def _by_kind(
     texts: list[str], fits: list[bool], in_batch: Callable[[list[str]], list[Any]], alone: Callable[[str], Any]
 ) -> list[Any]:
-    """Return `in_batch` of the texts that fit, and `alone` of each other one, in the order of the texts."""
+    """Apply `in_batch` to the texts that fit and `alone` to each other text; the results are in the texts' order."""
     found = iter(in_batch([text for text, does in zip(texts, fits, strict=True) if does]))
     return [next(found) if does else alone(text) for text, does in zip(texts, fits, strict=True)]

@@ -1,4 +1,4 @@
-"""A tokenizer on disk: its settings, and the byte pairs of GPT and GPT-2, in the layouts of Hugging Face folders."""
+"""Reading tokenizers from Hugging Face folders: settings, GPT's and GPT-2's byte pairs, and unigram pieces."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from maskloom.text.vocabulary import (
 
 SETTINGS_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 _DEFAULT_MAX_LENGTH = 512
-# transformers writes 1e30 where no limit is known
+# transformers writes 1e30 for an unknown limit
 _NO_LIMIT = 10**9
-# Characters of the longest word that is cut into pieces, by whose rules these are.
+# The longest word, in characters, that is split into pieces, and whose rule that is.
 _WORD_LENGTHS: dict[Any, str] = {100: "hf", 200: "google"}
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
-"""The names of transformers for the fields of `SpecialTokens`, in their order."""
+"""transformers' names for the fields of `SpecialTokens`, in the same order."""
 
 _END_OF_TEXT = "<|endoftext|>"
 _CLASSES = (
     *("OpenAIGPTTokenizer", "GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer"),
     *("PreTrainedTokenizer", "TokenizersBackend"),
 )
-# settings of the library's model that change ids, and what they are in both layouts
+# settings of the library's model that affect ids, and their accepted values in both layouts
 _PLAIN = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "ignore_merges": (None, False),
           "byte_fallback": (None, False), "fuse_unk": (None, False)}  # fmt: skip
 
@@ -45,10 +45,9 @@ _PLAIN = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "ignore
 def read_settings(folder: str | Path) -> dict[str, Any]:
     """Read `lowercase`, `max_length` and `compatibility` from tokenizer_config.json, tokenizer.json and config.json.
 
-    A folder with nothing but a vocab.txt is uncased unless its tokens hold capital letters. A tokenizer.json without a
-    vocab.txt beside it is followed whole: where words of 100 characters are the longest, as Hugging Face has them,
-    special tokens in a text count as such too.
-    Raises DataError for rules that BERT's tokenizer does not have, and for damaged files.
+    A folder with only a vocab.txt is uncased unless its tokens contain capital letters. A tokenizer.json without a
+    vocab.txt also decides the compatibility: a word limit of 100 characters is Hugging Face's, so special tokens in a
+    text are recognised too. Raises DataError for rules that BERT's tokenizer does not have, and for damaged files.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -70,7 +69,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
 
 
 def read_limit(folder: Path, config: dict[str, Any]) -> int:
-    """Return the longest input in tokens by tokenizer_config.json, given, or config.json; raises DataError for none."""
+    """Return the longest input in tokens, by `config`, config.json or else 512; raises DataError if it is invalid."""
     limit = config.get("model_max_length")
     if not isinstance(limit, int | float) or limit > _NO_LIMIT:
         model = read_object(folder, "config.json")
@@ -83,18 +82,18 @@ def read_limit(folder: Path, config: dict[str, Any]) -> int:
 
 
 def read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return the object of a JSON file of the folder, an empty one where there is no such file."""
+    """Return the object in a JSON file of the folder, or an empty one if there is no such file."""
     path = file_inside(folder, name)
     return {} if path is None else read_json_object(path, limit=limit)
 
 
 def holds_capitals(vocabulary: Vocabulary) -> bool:
-    """Return whether a token other than the bracketed ones has a capital letter, so that the vocabulary is cased."""
+    """Return whether any token other than bracketed ones has a capital letter, so that the vocabulary is cased."""
     return any(token != token.lower() for token in vocabulary.tokens if not token.startswith("["))
 
 
 def _compatibility(path: Path, library: dict[str, Any]) -> str:
-    """Return whose rules a lone tokenizer.json follows; raises DataError for neither Google's nor Hugging Face's."""
+    """Return whose rules a lone tokenizer.json follows, Google's or Hugging Face's; raises DataError for any others."""
     words, longest = library.get("pre_tokenizer"), _model_of(library).get("max_input_chars_per_word", 100)
     kind = words.get("type") if isinstance(words, dict) else words
     if kind not in (None, "BertPreTokenizer"):
@@ -106,7 +105,7 @@ def _compatibility(path: Path, library: dict[str, Any]) -> str:
 
 
 def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) -> None:
-    """Raise DataError where a normalizer, or a configuration, asks for other rules of words than BERT's."""
+    """Raise DataError if a normalizer or a configuration asks for word rules other than BERT's."""
     if not isinstance(lowercase, bool):
         raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}, it must be true or false")
     if rules.get("auto_map"):
@@ -124,7 +123,7 @@ def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) ->
 
 
 def is_byte_pair(folder: Path) -> bool:
-    """Return whether the folder holds vocab.json, or a tokenizer.json of byte pairs, and no vocab.txt."""
+    """Return whether the folder has vocab.json, merges.txt or a byte-pair tokenizer.json, and no vocab.txt."""
     if (folder / "vocab.txt").exists():
         return False
     has_files = (folder / "vocab.json").exists() or (folder / "merges.txt").exists()
@@ -132,20 +131,20 @@ def is_byte_pair(folder: Path) -> bool:
 
 
 def is_spelled(folder: Path) -> bool:
-    """Return whether the folder holds a tokenizer.json of bytes that show which ones continue a word."""
+    """Return whether the only tokenizer in the folder is a byte-pair tokenizer.json with a continuation prefix."""
     has_others = any((folder / name).exists() for name in ("vocab.txt", "vocab.json", "merges.txt"))
     model = {} if has_others else _model_of(_library(folder))
     return (model.get("type"), model.get("continuing_subword_prefix")) == ("BPE", CONTINUATION_PREFIX)
 
 
 def is_unigram(folder: Path) -> bool:
-    """Return whether the folder holds a tokenizer.json of unigram pieces, and no files of another tokenizer."""
+    """Return whether the folder has a unigram tokenizer.json, and no files of another tokenizer."""
     others = any((folder / name).exists() for name in ("vocab.txt", "vocab.json", "merges.txt"))
     return not others and _model_of(_library(folder)).get("type") == "Unigram"
 
 
 def read_unigram(folder: Path) -> dict[str, Any]:
-    """Read what a `UnigramTokenizer` is made of from a tokenizer.json; raises DataError for a damaged one."""
+    """Read the arguments of a `UnigramTokenizer` from a tokenizer.json; raises DataError if it is damaged."""
     path, config, library = folder / "tokenizer.json", read_object(folder, "tokenizer_config.json"), _library(folder)
     if config.get("auto_map"):
         raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
@@ -167,7 +166,7 @@ def read_unigram(folder: Path) -> dict[str, Any]:
 
 
 def _take_added(ids: dict[str, Any], library: dict[str, Any], folder: Path) -> None:
-    """Put added tokens that the vocabulary lacks into it."""
+    """Add to the vocabulary the added tokens that it lacks."""
     added = library.get("added_tokens")
     for token in added if isinstance(added, list) else []:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
@@ -176,10 +175,10 @@ def _take_added(ids: dict[str, Any], library: dict[str, Any], folder: Path) -> N
 
 
 def read_byte_pairs(folder: Path) -> dict[str, Any]:
-    """Read what a `BytePairTokenizer` is made of: vocab.json and merges.txt, or else tokenizer.json alone.
+    """Read the arguments of a `BytePairTokenizer` from vocab.json and merges.txt, or else from tokenizer.json only.
 
-    Raises DataError, with file and line, for damaged files, for merges of tokens that are not there, and for rules that
-    are neither GPT's nor GPT-2's.
+    Raises DataError, with file and line, for damaged files, for merges of unknown tokens, and for rules that are
+    neither GPT's nor GPT-2's.
     """
     config, library = read_object(folder, "tokenizer_config.json"), _library(folder)
     model = _model_of(library)
@@ -225,7 +224,7 @@ def _model_of(library: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_merges(path: Path) -> list[tuple[str, tuple[str, str]]]:
-    """Return the merges of a merges.txt in their order, each with the line where it stands."""
+    """Return the merges of a merges.txt in order, each with its file and line."""
     return [
         _merge(line.rstrip("\r").split(" "), f"{path}, line {number}")
         for number, line in enumerate(read_text(path).split("\n"), start=1)
@@ -234,7 +233,7 @@ def _read_merges(path: Path) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _listed_merges(values: Any, path: Path) -> list[tuple[str, tuple[str, str]]]:
-    """Return the merges of a tokenizer.json: pairs, or texts with a blank between in files of older releases."""
+    """Return the merges of a tokenizer.json: pairs, or space-separated strings in files of older releases."""
     if not isinstance(values, list):
         raise DataError(f"{path}: merges is not a list but {type(values).__name__}")
     return [
@@ -264,13 +263,13 @@ def _check_merges(merges: Iterable[tuple[str, tuple[str, str]]], vocabulary: Voc
 def _special_tokens(
     folder: Path, config: dict[str, Any], ids: dict[str, int], suffix: str, path: Path
 ) -> SpecialTokens:
-    """Return the tokens that the folder names, or those of the published models that are in the vocabulary."""
+    """Return the special tokens that the folder names, or else the published models' tokens in the vocabulary."""
     usual = GPT_TOKENS if suffix else SpecialTokens(begin=_END_OF_TEXT, end=_END_OF_TEXT)
     if not suffix and all(token in ids for token in BART_TOKENS.tokens):
         usual = BART_TOKENS
     found = _named_tokens(folder, config, ids, usual)
     if not suffix:
-        # every byte is known; transformers names one all the same
+        # every byte is known, although transformers names an unknown token
         found["unknown"] = None
     elif found["unknown"] is None:
         raise DataError(f"{path}: no {GPT_TOKENS.unknown!r}, the token for characters that are not in the vocabulary")

@@ -1,4 +1,4 @@
-"""Unigram pieces (Kudo 2018), the tokenizer of the published T5, as a tokenizer.json describes them."""
+"""Unigram pieces (Kudo 2018), the tokenizer of the published T5, read from a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 
 @dataclass(frozen=True)
 class UnigramTokenizer(Tokenizer):
-    """Cuts words into the pieces whose `scores`, log-probabilities, have the highest sum.
+    """Splits words into the pieces whose `scores` (log-probabilities) have the highest sum.
 
-    `rules` is what else of a tokenizer.json decides on ids: how text is normalised and cut into words. Ids are those of
-    the `tokenizers` library, and so of transformers, but that special tokens and sentinels in a text are plain text.
+    `rules` is the rest of a tokenizer.json, as JSON: how text is normalised, split into words and decoded. Ids match
+    the `tokenizers` library, and thus transformers, except that special tokens and sentinels in a text are plain text.
     """
 
     scores: tuple[float, ...] = field(repr=False)
@@ -41,13 +41,13 @@ class UnigramTokenizer(Tokenizer):
 
     @classmethod
     def open(cls, folder: Path, *, max_length: int | None = None) -> UnigramTokenizer:
-        """Open a folder in the layout of T5 as `Tokenizer.load` does."""
+        """Open a folder in T5's layout, like `Tokenizer.load`."""
         found = cls(**read_unigram(folder))
         return found if max_length is None else replace(found, max_length=max_length)
 
     @cached_property
     def template(self) -> SequenceTemplate:
-        """The marks around the texts of a task: an end behind each."""
+        """The marks around the texts of a task: an end token after each."""
         return SequenceTemplate.of(self.task_marks, self.vocabulary)
 
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -66,7 +66,7 @@ class UnigramTokenizer(Tokenizer):
         return content
 
     def identity(self) -> dict[str, Any]:
-        """Return the kind, and the sum of tokens, scores and rules."""
+        """Return the kind of tokenizer, the hash of its tokens, scores and rules, and the vocabulary size."""
         return {
             "tokenizer": "unigram",
             "vocabulary_sha256": vocabulary_sha256(self.vocabulary, self.rules, *map(repr, self.scores)),
@@ -74,11 +74,11 @@ class UnigramTokenizer(Tokenizer):
         }
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
-        """Return the ids of the pieces of each word."""
+        """Return the piece ids of each word."""
         return (self.token_ids(word) for word in words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Join pieces, which tell where words begin; special tokens and sentinels stand apart."""
+        """Join pieces, which mark where words begin; sentinels are separated by spaces."""
         tokens, special = self.vocabulary.tokens, self.vocabulary.special_ids
         kept = [tokens[index] for index in ids if not (skip_special_tokens and index in special)]
         decoder = self._library.decoder or decoders.Metaspace()
@@ -87,11 +87,11 @@ class UnigramTokenizer(Tokenizer):
 
     @property
     def cuts_at_white_space(self) -> bool:
-        """False: the rules do not say."""
+        """False, because the rules do not specify it."""
         return False
 
     def _build_library(self) -> tokenizers.Tokenizer:
-        # what begins with a blank is found in no text, for blanks become another character
+        # a piece that begins with a space matches no text, because spaces are replaced with another character
         hidden = set(self.vocabulary.special.tokens)
         plain = [f" {name}" if name in hidden or SENTINEL.fullmatch(name) else name for name in self.vocabulary.tokens]
         return self._described(plain)

@@ -1,4 +1,4 @@
-"""The vocabulary, an ordered list of tokens whose place is their id, and the pieces that it makes of a word."""
+"""The vocabulary, an ordered list of tokens whose position is their id, and how it splits a word into pieces."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from maskloom.system.foreign_files import file_inside, parse_json, read_bytes
 
 CONTINUATION_PREFIX = "##"
 MAX_WORD_LENGTH = 200
-"""Characters of a word by Google's rule; a longer one is unknown."""
+"""In characters, by Google's rule; a longer word is unknown."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_VOCABULARY_BYTES = 256 << 20
-"""256 MiB: twenty times the largest vocabularies that are published."""
+"""256 MiB: twenty times the size of the largest published vocabularies."""
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special token of each role, None where a vocabulary has none.
+    """The special token for each role, or None if the vocabulary has none.
 
-    `begin` opens a text and `end` closes one, `separator` stands between two texts, `classify` where a text is read as
-    a whole. One token may have several roles.
+    `begin` opens a text and `end` closes it, `separator` separates two texts, and `classify` represents a text as a
+    whole. One token may have several roles.
     """
 
     pad: str | None = None
@@ -55,7 +55,7 @@ END_OF_WORD = "</w>"
 
 
 def sentinel(number: int) -> str:
-    """Return the token for the missing span of that number, from 0 (Raffel et al. 2020, 3.1.4)."""
+    """Return the token for missing span `number`, counted from 0 (Raffel et al. 2020, 3.1.4)."""
     return f"<extra_id_{number}>"
 
 
@@ -74,10 +74,10 @@ def _id_of(role: str) -> cached_property[int]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """An immutable list of distinct tokens that holds its special tokens at any positions (paper 3.2).
+    """An immutable list of distinct tokens, with special tokens at any position (paper 3.2).
 
-    `prefix` marks pieces that continue a word, `suffix` those that end one; BERT's have "##" and no suffix. Raises
-    DataError for an empty or repeated token and for missing special tokens, and says where.
+    `prefix` marks pieces that continue a word and `suffix` pieces that end one; BERT has "##" and no suffix. Raises
+    DataError, with the location, for an empty or repeated token, half a surrogate pair, and missing special tokens.
     """
 
     tokens: tuple[str, ...]
@@ -94,7 +94,7 @@ class Vocabulary:
         suffix: str = "",
         source: str = "vocabulary",
     ) -> None:
-        """Check the tokens; `source` is the file that errors name."""
+        """Check the tokens; `source` is the file named in errors."""
         for name, value in (("tokens", tuple(tokens)), ("special", special), ("prefix", prefix), ("suffix", suffix)):
             object.__setattr__(self, name, value)
         first_line: dict[str, int] = {}
@@ -144,7 +144,7 @@ class Vocabulary:
 
     @cached_property
     def is_mark(self) -> np.ndarray:
-        """For every token, as (tokens,) booleans, whether it only marks where texts begin, end and are read."""
+        """Whether each token only marks where texts begin, end and are read, as (tokens,) booleans."""
         special, found = self.special, np.zeros(len(self), dtype=bool)
         marks = (special.begin, special.end, special.separator, special.classify)
         found[[self.ids[token] for token in marks if token is not None]] = True
@@ -152,7 +152,7 @@ class Vocabulary:
 
     @cached_property
     def num_characters(self) -> np.ndarray:
-        """Characters that each token stands for, (tokens,), with the blank beside a word, none for marks; or bytes."""
+        """Characters (or bytes) of each token, (tokens,), including the space next to a word; 0 for special tokens."""
         sizes = []
         for token, is_first in zip(self.tokens, ~self.is_continuation, strict=True):
             has_blank = token.endswith(self.suffix) if self.suffix else self.prefix and is_first
@@ -162,20 +162,20 @@ class Vocabulary:
 
     @cached_property
     def is_continuation(self) -> np.ndarray:
-        """For every token, as (tokens,) booleans, whether it continues a word, that is, starts with `##`."""
+        """Whether each token continues a word, that is, starts with `##`, as (tokens,) booleans."""
         length = len(self.prefix)
         return np.array([length > 0 and t.startswith(self.prefix) and len(t) > length for t in self.tokens], dtype=bool)
 
     def bare(self, token: str) -> str:
-        """Return the characters that a token stands for, without the mark of where in a word it stands."""
+        """Return the characters of a token without the mark of its position in a word."""
         return token.removeprefix(self.prefix).removesuffix(self.suffix) or token
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
         """Read a vocabulary from a vocab.txt, a tokenizer.json, or a folder that holds one of them.
 
-        A vocab.txt has one token a line; blanks and carriage returns around a token are dropped, as Google's reader
-        does. Raises DataError that names the file and the line.
+        A vocab.txt has one token per line; surrounding blanks and carriage returns are stripped, as in Google's reader.
+        Raises DataError with the file and line.
         """
         path = Path(path)
         if path.is_dir():
@@ -191,9 +191,9 @@ class Vocabulary:
         return cls(tokens if tokens[-1] else tokens[:-1], source=str(path))
 
     def save(self, path: str | Path) -> None:
-        """Write the tokens to a file, one a line, whole or not at all; a folder gets a vocab.txt.
+        """Write the tokens to a file atomically, one per line; a folder gets a vocab.txt.
 
-        Raises DataError when a token holds a line break or outer blanks, which a vocab.txt cannot carry.
+        Raises DataError for a token with a line break or surrounding blanks, which a vocab.txt cannot represent.
         """
         path = Path(path)
         if path.is_dir():
@@ -205,23 +205,23 @@ class Vocabulary:
 
 
 def vocabulary_sha256(vocabulary: Vocabulary, *more: str) -> str:
-    """Return the SHA-256 over the tokens, a line each, and what else decides how words are cut."""
+    """Return the SHA-256 of the tokens, one per line, and of anything else that determines how words are split."""
     return hashlib.sha256("\n".join([*vocabulary.tokens, *more]).encode()).hexdigest()
 
 
 def wordpiece_spans(
     word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH
 ) -> list[tuple[int, int, int]] | None:
-    """Cut a word into (token id, first character, end character) triples, greedy longest match first (paper 3.2).
+    """Split a word into (token id, start, end) triples, by greedy longest match first (paper 3.2).
 
-    None stands for an unknown word: one of more than `max_word_length` characters, or not matched to its end.
+    Return None for an unknown word: longer than `max_word_length` characters, or not matched to its end.
     """
     cut = longest_pieces(word, vocabulary.ids) if len(word) <= max_word_length else None
     return None if cut is None else [(vocabulary.ids[piece], start, end) for piece, start, end in cut]
 
 
 def longest_pieces(text: str, known: Container[str], *, is_inside: bool = False) -> list[tuple[str, int, int]] | None:
-    """Cut a word, longest known piece first, into (piece, first, end) triples; None where something is unknown."""
+    """Split a word, longest known piece first, into (piece, start, end) triples; return None if a part is unknown."""
     pieces: list[tuple[str, int, int]] = []
     start = 0
     while start < len(text):
@@ -237,7 +237,7 @@ def longest_pieces(text: str, known: Container[str], *, is_inside: bool = False)
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a vocabulary's file; raises DataError that names it unless it is UTF-8."""
+    """Return the text of a vocabulary file; raises DataError that names it unless it is UTF-8."""
     try:
         return read_bytes(path, limit=MAX_VOCABULARY_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -245,7 +245,7 @@ def read_text(path: Path) -> str:
 
 
 def _tokens_of_json(text: str, path: Path) -> list[str]:
-    """Return the tokens of a tokenizer.json; raises DataError where they are no such tokens as those of a vocab.txt."""
+    """Return the tokens of a tokenizer.json; raises DataError unless it is WordPiece with BERT's settings."""
     values = parse_json(text, str(path))
     model = values.get("model") if isinstance(values, dict) else None
     if isinstance(model, dict):
@@ -265,7 +265,7 @@ def _tokens_of_json(text: str, path: Path) -> list[str]:
 
 
 def tokens_by_id(ids: dict[Any, Any], path: Path) -> list[str]:
-    """Return tokens in the order of their ids; raises DataError, with the file, unless these are 0, 1, 2, ..."""
+    """Return tokens in order of id; raises DataError, with the file, unless the ids are 0, 1, 2, ..."""
     for token, index in ids.items():
         if not isinstance(token, str) or type(index) is not int:
             raise DataError(f"{path}: the token {token!r:.80} has the id {index!r:.80}; an id is a whole number")

@@ -1,4 +1,4 @@
-"""Choosing new pieces for a vocabulary that is there: those that cut the words of a text into the fewest pieces."""
+"""Choosing pieces to add to an existing vocabulary so that the words of a text split into the fewest pieces."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from maskloom.errors import ConfigError
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, MAX_WORD_LENGTH, Vocabulary, longest_pieces
 
-# Words of more pieces are no words: addresses, sequences, noise.
+# Anything with more pieces is not a word: addresses, sequences, noise.
 _MOST_PIECES = 12
 
 
 @dataclass(frozen=True)
 class NewPiece:
-    """A piece to add, the pieces that the old vocabulary makes of it, and how many it saved when it was chosen."""
+    """A piece to add, its pieces in the old vocabulary, and the number of pieces it saved when chosen."""
 
     token: str
     old_pieces: tuple[str, ...]
@@ -26,20 +26,20 @@ class NewPiece:
 def choose_pieces(
     counts: Mapping[str, int], vocabulary: Vocabulary, *, num_pieces: int, min_frequency: int
 ) -> list[NewPiece]:
-    """Return up to `num_pieces` new pieces, in the order of choosing; fewer where none is left that saves anything.
+    """Return up to `num_pieces` new pieces in the order chosen, or fewer if no further piece saves anything.
 
-    `counts` are normalised words and how often they occur. Candidates are runs of neighbouring pieces in a word, from
-    its start or, with `##`, from within, that occur `min_frequency` times or more. Greedy: the next piece is the one
-    that saves most pieces where its run stands, corrected by cutting all words anew (WordPiece, the longest match
-    first); a tie goes to the first by code points. No piece is taken that would make a known word unknown, and unknown
-    words stay unknown. Raises ConfigError for numbers below 1.
+    `counts` maps normalised words to frequencies. Candidates are runs of adjacent pieces, at the start of a word or,
+    with `##`, inside it, that occur at least `min_frequency` times. The choice is greedy: next comes the piece that
+    saves most pieces where its run occurs, corrected by splitting the words again (WordPiece, longest match first);
+    ties go to the lower code points. A piece that would make a known word unknown is rejected, and unknown words stay
+    unknown. Raises ConfigError for numbers below 1.
     """
     for name, value in (("num_pieces", num_pieces), ("min_frequency", min_frequency)):
         if value < 1:
             raise ConfigError(f"{name} = {value}: it must be at least 1")
     words = _CutWords(counts, set(vocabulary.tokens))
     old = set(vocabulary.tokens)
-    # (-pieces saved, token, the estimate that this comes from, how many were chosen when words were cut, or -1)
+    # (-pieces saved, token, the estimate it comes from, number of pieces chosen when words were split, or -1)
     heap = [(-estimate, token, estimate, -1) for token, estimate in words.estimates.items()]
     heapq.heapify(heap)
     chosen: list[NewPiece] = []
@@ -61,10 +61,10 @@ def choose_pieces(
 
 
 class _CutWords:
-    """The words that are more than one piece, as they are cut now, and what joining each run of pieces may save.
+    """The words of more than one piece, as currently split, and what joining each run of pieces may save.
 
-    The estimate of a candidate is the number of pieces saved where its pieces stand side by side; it may also match
-    where it cuts a word elsewhere than now, which only cutting tells.
+    The estimate of a candidate is the number of pieces saved where its pieces are adjacent. It may also match across
+    the current boundaries, which only splitting the words shows.
     """
 
     def __init__(self, counts: Mapping[str, int], known: set[str]) -> None:
@@ -81,7 +81,7 @@ class _CutWords:
                 self._enter(word, cut)
 
     def saved_by(self, token: str) -> int:
-        """Return how many pieces fewer the words have with one more piece; 0 where a known word would be lost."""
+        """Return how many pieces adding a token saves, or 0 if a known word would become unknown."""
         changed = self._changed_by(token)
         self._known.add(token)
         cuts = {word: _cut(word, self._known) for word in changed}
@@ -94,7 +94,7 @@ class _CutWords:
         return saved
 
     def add(self, token: str) -> list[str]:
-        """Cut the words with one more piece; return the candidates whose estimates have grown, without repeats."""
+        """Add a token and split the words again; return the distinct candidates whose estimates have grown."""
         changed = self._changed_by(token)
         self._known.add(token)
         before = {}
@@ -108,7 +108,7 @@ class _CutWords:
         return sorted(run for run in after if self.estimates[run] > before.get(run, 0))
 
     def _changed_by(self, token: str) -> list[str]:
-        """Return the words with the token at a place where a piece begins: one that is the token's own first piece."""
+        """Return the words where the token matches from the start of a piece that equals its own first piece."""
         first = (_cut_token(token, self._known) or [token])[0]
         body = token.removeprefix(CONTINUATION_PREFIX)
         found = []
@@ -140,7 +140,7 @@ class _CutWords:
 
 
 def _runs(cut: list[str]) -> Iterator[tuple[str, int]]:
-    """Yield each run of two neighbouring pieces or more as one token, with the number of pieces in it."""
+    """Yield each run of two or more adjacent pieces as one token, with its number of pieces."""
     for first in range(len(cut) - 1):
         token = cut[first]
         for last in range(first + 1, len(cut)):
@@ -149,7 +149,7 @@ def _runs(cut: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def _cut_token(token: str, known: set[str]) -> list[str] | None:
-    """Cut a token as its characters are cut where it stands in a word, at the start or inside."""
+    """Split a token as its characters would be split in a word, at the start or inside."""
     is_inside = token.startswith(CONTINUATION_PREFIX) and len(token) > len(CONTINUATION_PREFIX)
     return _cut(token.removeprefix(CONTINUATION_PREFIX) if is_inside else token, known, is_inside=is_inside)
 

@@ -1,4 +1,4 @@
-"""Training a vocabulary: the same text gives the same tokens, in any order and any number of processes."""
+"""Training a vocabulary: the same texts give the same tokens, in any order and with any number of processes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _FIRST = {"bpe": GPT_TOKENS.tokens, "byte-bpe": ("<s>", "<pad>", "</s>", "<unk>"
 
 @dataclass(frozen=True)
 class VocabularySettings:
-    """What a vocabulary is: WordPiece (BERT), byte pairs of GPT, those of BART on bytes, or the most frequent words.
+    """The kind of vocabulary: BERT's WordPiece, GPT's byte pairs, BART's byte-level pairs, or the most frequent words.
 
-    It has `size` tokens. A pair is merged where it occurs `min_frequency` times; `score` says which comes next, see
-    `merge_pairs`. The `alphabet_limit` most frequent characters take part, or all 256 bytes, which keep their case.
-    Memory holds about `max_distinct_words` words. So many `sentinels` for missing spans of a text come last, the first
-    of them behind the others, as in T5.
+    It has `size` tokens. A pair is merged if it occurs `min_frequency` times; `score` selects the next one, see
+    `merge_pairs`. The alphabet is the `alphabet_limit` most frequent characters, or all 256 bytes, which preserve case.
+    Memory holds about `max_distinct_words` words. The `sentinels` tokens for missing spans come last, in descending
+    order, as in T5.
     """
 
     size: int
@@ -54,12 +54,12 @@ class VocabularySettings:
 
     @property
     def specials(self) -> tuple[str, ...]:
-        """The special tokens, which come first; in BART's layout the mask comes behind the others and the merges."""
+        """The special tokens, which come first; in BART's layout the mask token follows the others and the merges."""
         return _FIRST.get(self.model, SPECIAL_TOKENS)
 
     @property
     def last(self) -> list[str]:
-        """The tokens behind all merges."""
+        """The tokens after all merges."""
         mask = ["<mask>"] if self.model == "byte-bpe" else []
         return [*mask, *(sentinel(number) for number in reversed(range(self.sentinels)))]
 
@@ -93,21 +93,23 @@ def train_vocabulary(
     progress: Progress | None = None,
     count: Callable[..., WordCounts] = count_words,
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Return a trained tokenizer: WordPiece (paper 3.2), or byte pairs (Sennrich et al. 2016); and a report.
+    """Train a WordPiece (paper 3.2) or byte-pair (Sennrich et al. 2016) tokenizer; return it with a report.
 
-    It says what the vocabulary was made from and how well it covers that text: rates are fractions of the words that
-    were kept, counted as often as they occur; an unknown word counts as one piece. It shows the hundred most frequent
-    of the dropped characters. Special tokens come first; then the characters, for WordPiece bare where one starts a
-    word and with `##` inside, for byte pairs bare inside and with `</w>` where one ends a word, or the 256 bytes
-    (Radford et al. 2019, 2.2), of which a word has the blank before it; then merges in order. Which pair is merged, and
-    which of equals, see `merge_pairs`; byte pairs know "frequency" only. A word that holds another character, or over
-    200 characters (of bytes any number), takes no part. Fewer tokens than `settings.size` are returned where no pair is
-    left that is frequent enough, and the report says so. "pmi" merges rare pairs first, because their symbols are rare
-    too: raise `min_frequency` until the report's pieces per word are few. Of "words" the most frequent follow the
-    special tokens, and all others are unknown. Words over `max_distinct_words` go to disk while counting, and the
-    rarest are dropped and reported. `count` is `count_words`, or that with more of its settings. Raises ConfigError for
-    impossible settings, among them a size that does not hold the alphabet, and
-    DataError for text without words.
+    The report describes the training text and how well the vocabulary covers it: rates are fractions of the occurrences
+    of kept words, and an unknown word counts as one piece. It lists the hundred most frequent dropped characters.
+
+    Special tokens come first, then the alphabet, then the merges in order. In WordPiece, characters are bare at the
+    start of a word and have `##` inside; in byte pairs, they are bare inside and have `</w>` at the end of a word. The
+    byte-level alphabet is the 256 bytes (Radford et al. 2019, 2.2), and a word includes the space before it.
+    `merge_pairs` explains the choice of pairs and ties; byte pairs support only "frequency". Words with characters
+    outside the alphabet, or with over 200 characters (unlimited for bytes), are ignored. If no pair left is frequent
+    enough, there are fewer than `settings.size` tokens, and the report says so. "pmi" merges rare pairs first, because
+    their symbols are rare too: raise `min_frequency` until the report shows few pieces per word. With "words", the most
+    frequent words follow the special tokens, and all others are unknown.
+
+    Words beyond `max_distinct_words` are spilled to disk while counting, and the rarest are dropped and reported.
+    `count` is `count_words`, possibly with more arguments bound. Raises ConfigError for impossible settings, such as a
+    size too small for the alphabet, and DataError for text without words.
     """
     settings.check()
     is_bytes = settings.model == "byte-bpe"
@@ -152,7 +154,7 @@ def _tokenizer(tokens: list[str], merges: list[tuple[str, str]], suffix: str | N
 
 
 def _frequent_words(counts: dict[str, int], settings: VocabularySettings) -> Vocabulary:
-    """Return the most frequent words after the special tokens; ties go to what comes first in the alphabet."""
+    """Return the special tokens and the most frequent words as a vocabulary; ties go to lower code points."""
     frequent = (
         word for word, count in counts.items() if count >= settings.min_frequency and len(word) <= MAX_WORD_LENGTH
     )
@@ -161,7 +163,7 @@ def _frequent_words(counts: dict[str, int], settings: VocabularySettings) -> Voc
 
 
 def _choose_alphabet(counts: dict[str, int], limit: int, suffix: str | None) -> tuple[frozenset[str], str, list[str]]:
-    """Return the most frequent characters, the others, and the symbols of the first; ties go to lower code points."""
+    """Return the most frequent characters, the dropped ones, and the former's symbols; ties go to lower code points."""
     if suffix == "":
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         return frozenset(alphabet), "", alphabet
@@ -210,7 +212,7 @@ def _report(
 
 
 def num_forms(vocabulary: Vocabulary) -> dict[str, int]:
-    """Return how many pieces start a word and how many continue one, or how many end one, as far as it is told."""
+    """Return how many pieces start, continue or end a word, as far as the vocabulary marks this."""
     num_pieces = len(vocabulary) - len(vocabulary.special_ids) - len(vocabulary.sentinel_ids)
     num_continuations = int(vocabulary.is_continuation.sum())
     found: dict[str, int] = {}
@@ -222,14 +224,14 @@ def num_forms(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def longest_token(vocabulary: Vocabulary) -> str:
-    """Return the token with the most characters, marks and special tokens not counted; the first where several have."""
+    """Return the token with the most characters, ignoring `##`, `</w>` and special tokens; the first one on a tie."""
     left_out = {*vocabulary.special_ids, *vocabulary.sentinel_ids.tolist()}
     tokens = [token for index, token in enumerate(vocabulary.tokens) if index not in left_out]
     return max(tokens, key=lambda token: len(vocabulary.bare(token)), default="")
 
 
 def measure_coverage(tokenizer: Tokenizer, counts: dict[str, int]) -> dict[str, float]:
-    """Return `unknown_rate`, `single_piece_rate` ... of counted words; unknown is one piece, a byte a character."""
+    """Return `unknown_rate` etc. of counted words; an unknown word counts as one piece, a byte as one character."""
     unknown = None if tokenizer.vocabulary.special.unknown is None else tokenizer.vocabulary.unk_id
     num_words = num_unknown = num_single = num_pieces = num_characters = 0
     readable = ("" if SURROGATE.search(word) else word for word in counts)

@@ -1,9 +1,9 @@
-"""Counting the words of any amount of text in bounded memory, in one process or several, with one result.
+"""Counting the words of any amount of text in bounded memory, with the same result for any number of processes.
 
-Text is taken in batches of about a million characters. In a batch, distinct chunks between white space are counted
-first, so that each is normalised once. The counts of batches are added up; when there are more words than the cap, they
-go to a sorted run on disk, and runs are merged at the end. Sums do not depend on the order of the texts, on who counted
-what, or on when memory was full.
+Text is processed in batches of about a million characters. In each batch, distinct white-space-delimited chunks are
+counted first, so that each is normalised once. Batch counts are added up; when there are more distinct words than the
+cap, they are spilled to a sorted run on disk, and runs are merged at the end. The sums do not depend on the order of
+the texts, on which process counted what, or on when memory was full.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ Progress = Callable[[str, int, int], None]
 _BATCH_LENGTH = 1 << 20
 _MAX_OPEN_RUNS = 64
 _SAFE_CUT = re.compile(r"(?<!\s)[ \n]")
-# What GPT-2's rules see as white space stays before what follows it, whose word may begin with a blank.
+# White space, as GPT-2's rules define it, stays with the chunk that follows, whose word may begin with a space.
 _CHUNK_OF_BYTES = re.compile(r"[^\S\x1c-\x1f]*[\S\x1c-\x1f]+|\s+")
 _OF_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
-# Characters of text without white space that begin a word whatever stands before; where there is none, a word is cut
-# that is too long to be counted for anything.
+# Characters that always begin a word, for cutting text without white space; where there is none, the cut falls in a
+# word that is too long to be counted anyway.
 _BETWEEN_WORDS = re.compile(r"[!-&(-\-/;-@\\_{-~\u4e00-\u9fff]")
 _LONGEST_RUN = 1 << 16
 
 
 @dataclass
 class WordCounts:
-    """How often each word occurs, for the most frequent words up to the cap.
+    """Word frequencies, for the most frequent words up to the cap.
 
-    `num_words` counts every occurrence in the text; `num_pruned_distinct_words` with `num_pruned_words` occurrences
-    were over the cap: the rarest, and among equally rare ones the last by code points. `num_spilled_runs` went to disk.
+    `num_words` counts every occurrence in the text. The `num_pruned_distinct_words` words above the cap, with
+    `num_pruned_words` occurrences, are the rarest, and among equally rare words the last by code points.
+    `num_spilled_runs` were written to disk.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -66,11 +67,11 @@ def count_words(
     scratch: Path | None = None,
     place: Callable[[], str] | None = None,
 ) -> WordCounts:
-    """Count the words of all texts, normalised as the tokenizer normalises them; those of `byte_words` without a case.
+    """Count the words of all texts, normalised as by the tokenizer; with `lowercase` None, count `byte_words`.
 
-    Memory holds about `max_distinct_words` distinct words while counting, twice as many while runs are merged, and the
-    words of two batches for each process. Temporary files, in the folder `scratch`, and processes are gone in the end,
-    whatever happens but a kill. `place` says where the text that was drawn last stands, for messages. Raises
+    Memory holds about `max_distinct_words` distinct words while counting, twice as many while merging runs, and the
+    words of two batches per process. Temporary files, in the folder `scratch`, and processes are always cleaned up
+    unless this process is killed. `place` returns the location of the last text drawn, for messages. Raises
     ChildProcessError as `results_of_processes` does.
     """
     found = WordCounts()
@@ -92,7 +93,7 @@ def count_words(
 
 
 def byte_words(text: str) -> list[str]:
-    """Split text into words as GPT-2 does, each as its bytes are written: "Ġthe" is a word with the blank before it."""
+    """Split text into words as GPT-2 does, in its notation of bytes: "Ġthe" is a word with the space before it."""
     return [word for word, _ in _OF_BYTES.pre_tokenize_str(SURROGATE.sub("\ufffd", text))]
 
 
@@ -108,7 +109,7 @@ def _batch_counter(lowercase: bool | None) -> Callable[[list[str]], dict[str, in
             chunks.update(split(text))
         counts: dict[str, int] = {}
         for chunk, number in chunks.items():
-            # the rules of words take hundreds of bytes for each character
+            # splitting into words takes hundreds of bytes per character
             for part in _cut(chunk, _LONGEST_RUN, _LONGEST_RUN // 2, _LONGEST_RUN, (_BETWEEN_WORDS,)):
                 for word in words_of(part):
                     counts[word] = counts.get(word, 0) + number
@@ -118,12 +119,12 @@ def _batch_counter(lowercase: bool | None) -> Callable[[list[str]], dict[str, in
 
 
 def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
-    """Gather texts into batches, and spread a long one over several, so that the length of a text does not matter."""
+    """Group texts into batches, spreading a long text over several, so that memory does not depend on its length."""
     batch: list[str] = []
     length = 0
     for text in texts:
         found.num_texts += 1
-        # at blanks, where no word is cut; where none comes, between words that need none
+        # cut at blanks, which split no word, or else between words that need no blank
         cuts = (_SAFE_CUT, _BETWEEN_WORDS)
         for piece in _cut(text, _BATCH_LENGTH, _BATCH_LENGTH, _BATCH_LENGTH + _LONGEST_RUN, cuts):
             batch.append(piece)
@@ -136,7 +137,7 @@ def _batches(texts: Iterable[str], found: WordCounts) -> Iterator[list[str]]:
 
 
 def _cut(text: str, most: int, first: int, last: int, places: tuple[re.Pattern[str], ...]) -> Iterator[str]:
-    """Cut what is longer than `most` at one of the places from `first` on, or at `last` characters."""
+    """Cut text longer than `most` at one of `places` between `first` and `last` characters, or else at `last`."""
     start = 0
     while len(text) - start > most:
         found = (place.search(text, start + first, start + last) for place in places)
@@ -149,7 +150,7 @@ def _cut(text: str, most: int, first: int, last: int, places: tuple[re.Pattern[s
 
 
 class _SpillingTotals:
-    """Adds up counts in memory and, when there are more words than the cap, writes them to a sorted run."""
+    """Sums counts in memory and spills them to a sorted run on disk when there are more words than the cap."""
 
     def __init__(self, folder: Path, cap: int) -> None:
         self.runs: list[Path] = []
@@ -182,7 +183,7 @@ class _SpillingTotals:
             yield word.decode("utf-8", "surrogatepass"), count
 
     def _sorted(self) -> list[tuple[bytes, int]]:
-        # a str may hold lone surrogates, which strict UTF-8 refuses
+        # a str may hold lone surrogates, which strict UTF-8 rejects
         return sorted((word.encode("utf-8", "surrogatepass"), count) for word, count in self._counts.items())
 
 
@@ -200,7 +201,7 @@ def _read_run(path: Path) -> Iterator[tuple[bytes, int]]:
 
 
 def _summed(pairs: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
-    """Join neighbours that are the same word."""
+    """Sum the counts of adjacent equal words."""
     current, total = next(pairs, (b"", 0))
     for word, count in pairs:
         if word == current:

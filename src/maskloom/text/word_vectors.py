@@ -1,4 +1,4 @@
-"""Word vectors in the two forms of word2vec, and what is asked of them: neighbours, analogies, a plane."""
+"""Word vectors in word2vec's two file formats, with nearest neighbours, analogies and a projection onto a plane."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUM_NEAR = 3
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Words, the most frequent first where training wrote them, and their vectors, `matrix` (words, size) float32."""
+    """Words and their vectors, `matrix` (words, size) float32; training writes the most frequent words first."""
 
     words: list[str]
     matrix: np.ndarray
@@ -35,11 +35,11 @@ class WordVectors:
 
     @cached_property
     def directions(self) -> np.ndarray:
-        """The vectors at length 1; a zero vector stays."""
+        """The vectors scaled to unit length; a zero vector stays zero."""
         return self.matrix / np.maximum(np.linalg.norm(self.matrix, axis=1, keepdims=True), np.float32(1e-30))
 
     def rows_of(self, words: Sequence[str]) -> list[int]:
-        """Return the rows of words; raises DataError that names all unknown ones, with words spelled like them."""
+        """Return the rows of words; raises DataError with up to ten unknown words and similar known spellings."""
         unknown = [word for word in dict.fromkeys(words) if word not in self.places]
         if unknown:
             named = "; ".join(f"{word!r:.80}{self._spelled_like(word)}" for word in unknown[:10])
@@ -49,7 +49,7 @@ class WordVectors:
     def _spelled_like(self, word: str) -> str:
         if word.lower() in self.places:
             return f" (did you mean {word.lower()}?)"
-        like: dict[str, str] = {}  # known words by their lower case, the most frequent form of each
+        like: dict[str, str] = {}  # the most frequent spelling of each known word, by lower case
         begin = {*word[:2].lower()}
         for known in self.words:
             if abs(len(known) - len(word)) <= 2 and begin & {*known[:2].lower()}:
@@ -58,7 +58,7 @@ class WordVectors:
         return f" (did you mean {', '.join(near)}?)" if near else ""
 
     def neighbours(self, word: str, number: int = 10) -> list[tuple[str, float]]:
-        """Return the words nearest to one, with cosines; raises DataError for an unknown word."""
+        """Return the words nearest to a word, with cosines; raises DataError for an unknown word."""
         (row,) = self.rows_of([word])
         return self._nearest(self.directions[row], {row}, number)
 
@@ -78,7 +78,7 @@ class WordVectors:
         return [(self.words[row], float(cosines[row])) for row in kept]
 
     def plane(self, words: Sequence[str]) -> np.ndarray:
-        """Return (words, 2): words on the two principal components of their vectors, which must be two at least."""
+        """Project two or more words onto the two principal components of their vectors; return (words, 2)."""
         chosen = self.directions[self.rows_of(words)].astype(np.float64)
         left, sizes, _ = np.linalg.svd(chosen - chosen.mean(0), full_matrices=False)
         flat = np.zeros((len(words), 2))
@@ -87,7 +87,7 @@ class WordVectors:
 
 
 def write_vectors(path: Path, words: Iterable[str], matrix: np.ndarray, form: Form) -> None:
-    """Write vectors as word2vec does, in its binary form (float32, little-endian) or as text with 9 digits."""
+    """Write vectors in word2vec's format, binary (float32, little-endian) or text with 9 digits."""
     row_of_text = "%.9g" + " %.9g" * (matrix.shape[1] - 1)
     with output_file(path) as file:
         file.write(f"{len(matrix)} {matrix.shape[1]}\n".encode())
@@ -97,10 +97,10 @@ def write_vectors(path: Path, words: Iterable[str], matrix: np.ndarray, form: Fo
 
 
 def read_vectors(path: Path) -> WordVectors:
-    """Read a file in word2vec's binary or text form, told apart by its content.
+    """Read a file in word2vec's binary or text format, detected from its content.
 
-    Raises DataError (file with line or row) for a wrong header, a file that is cut short or goes on, a word twice, what
-    is not UTF-8 and what is no finite number.
+    Raises DataError (with file and line or row) for a wrong header, truncated or trailing data, a repeated word,
+    invalid UTF-8, and values that are not finite numbers.
     """
     check_regular(path)
     with path.open("rb") as file:
@@ -114,7 +114,7 @@ def read_vectors(path: Path) -> WordVectors:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             line_end = content.find(b"\n", len(header))
             first = content[len(header) : line_end if line_end > 0 else len(content)].split()
-            # of another size than the header says, but more than one number: no row of bytes looks so
+            # more than one number, even if not as many as the header says: no binary row looks like this
             is_text = (len(first) == size + 1 or len(first) > 2) and all(map(_is_number, first[1:]))
             rows = _rows_of_text if is_text else _rows_of_binary
             try:
@@ -143,7 +143,7 @@ def _sizes(path: Path, header: bytes) -> tuple[int, int]:
     if header.startswith(b"\x1f\x8b"):
         raise DataError(f"{path}: is compressed by gzip; unpack it")
     shown = header[:40].decode("utf-8", "replace").rstrip("\n")
-    if len(fields) > 3 and all(map(_is_number, fields[1:-1])):  # the last one may be cut
+    if len(fields) > 3 and all(map(_is_number, fields[1:-1])):  # the last one may be truncated
         raise DataError(f"{path}: line 1: {shown!r} is a vector, as in GloVe's files; put a line before it: {wanted}")
     raise DataError(f"{path}: line 1: {shown!r} is not a header of word2vec: {wanted}")
 

@@ -1,4 +1,4 @@
-"""WordPiece: text, or a pair of texts, into what a BERT-like encoder reads."""
+"""WordPiece: turns a text, or a pair of texts, into input for a BERT-like encoder."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
 
 @dataclass(frozen=True)
 class WordPieceTokenizer(Tokenizer):
-    """WordPiece tokenizer of a BERT-like model (paper 3.2), with Google's rules or those of Hugging Face.
+    """WordPiece tokenizer of a BERT-like model (paper 3.2), with Google's or Hugging Face's rules.
 
-    `compatibility="google"` reads words of up to 200 characters and takes "[MASK]" in a text for plain text;
-    "hf" gives what the `tokenizers` library gives: up to 100 characters, special tokens in a text kept.
-    Raises ConfigError for a limit under three tokens or an unknown compatibility.
+    `compatibility="google"` splits words of up to 200 characters and treats "[MASK]" in a text as plain text; "hf"
+    matches the `tokenizers` library: words of up to 100 characters, and special tokens in a text are recognised.
+    Raises ConfigError for a `max_length` below 3 or an unknown compatibility.
     """
 
     _: KW_ONLY
@@ -49,7 +49,7 @@ class WordPieceTokenizer(Tokenizer):
     def open(
         cls, folder: Path, *, compatibility: Compatibility | None = None, max_length: int | None = None
     ) -> WordPieceTokenizer:
-        """Open a folder of BERT's as `Tokenizer.load` does."""
+        """Open a folder in BERT's layout, like `Tokenizer.load`."""
         given = {"max_length": max_length, "compatibility": compatibility}
         settings = read_settings(folder) | {name: value for name, value in given.items() if value}
         return cls(Vocabulary.load(folder), **settings)
@@ -63,7 +63,7 @@ class WordPieceTokenizer(Tokenizer):
         return rules, {"maskloom_compatibility": self.compatibility}
 
     def identity(self) -> dict[str, Any]:
-        """Return the vocabulary's size and sum, and the rules."""
+        """Return the vocabulary's hash and size, and the rules."""
         return {
             "vocabulary_sha256": vocabulary_sha256(self.vocabulary),
             "vocabulary_size": len(self.vocabulary),
@@ -72,12 +72,12 @@ class WordPieceTokenizer(Tokenizer):
         }
 
     def word_ids(self, words: Iterable[str]) -> Iterator[list[int]]:
-        """Return the id of each word that is a piece, or those of its pieces."""
+        """Return the id of each word that is a single piece, or the ids of its pieces."""
         whole, cut = self.vocabulary.ids, self._library.model.tokenize
         return ([whole[word]] if word in whole else [piece.id for piece in cut(word)] for word in words)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Glue `##` pieces to what stands before, if anything does, and put a space between words."""
+        """Append `##` pieces to the preceding text, and join words with spaces."""
         special_ids = self.vocabulary.special_ids
         text = ""
         for index in ids:
@@ -97,13 +97,13 @@ class WordPieceTokenizer(Tokenizer):
 
     @property
     def reads_special_tokens(self) -> bool:
-        """Whether the rules are those of Hugging Face."""
+        """Whether the rules are Hugging Face's."""
         return self.compatibility == "hf"
 
     def _is_for_library(self, text: str) -> bool:
         if self.compatibility == "google":
             return is_agreed(text)
-        # a lone surrogate cannot be handed over as UTF-8
+        # a lone surrogate cannot be passed on as UTF-8
         return text.isascii() or SURROGATE.search(text) is None
 
     def _pieces_alone(self, text: str) -> Pieces:

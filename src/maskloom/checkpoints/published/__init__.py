@@ -1,1 +1,1 @@
-"""Formats of other programs, one file each."""
+"""Other programs' formats, one file each."""

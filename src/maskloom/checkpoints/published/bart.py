@@ -11,12 +11,12 @@ from maskloom.models.bart_config import BartConfig
 _PREFIX = "model."
 _WORDS = "model.shared.weight"
 _TIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
-# Where the decoder is ours: a head, or on top of the encoder.
+# Where our decoder is: in a head, or on top of the encoder.
 _DECODERS = ("heads.decoder", "encoder.top")
 
 
 def _layer(stack: str, theirs: str) -> tuple[TensorName, ...]:
-    """Return the rows of a layer of either stack."""
+    """Return the rows of a layer in either stack."""
     ours, theirs = f"{stack}.layers.{{}}", f"model.{theirs}.layers.{{}}"
     return (
         *(

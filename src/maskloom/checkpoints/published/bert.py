@@ -1,4 +1,4 @@
-"""BERT's parameter names in the three published dialects, one table (published BERT code; Hugging Face layout)."""
+"""BERT's parameter names in the three published dialects, in one table (published BERT code; Hugging Face layout)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _TOP = tuple(TensorName(f"encoder.top.{name}", None, f"bert.bi{name}", f"bert/bi
 
 
 def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
-    """Return the rows of an output layer. TensorFlow's hold (classes, hidden), as ours do: they are not transposed."""
+    """Return the rows of an output layer; TensorFlow's is (classes, hidden) like ours, so it is not transposed."""
     return (
         TensorName(f"heads.{head}.dense.weight", None, f"{huggingface}.weight", f"{tensorflow}output_weights"),
         TensorName(f"heads.{head}.dense.bias", None, f"{huggingface}.bias", f"{tensorflow}output_bias"),
@@ -80,7 +80,7 @@ HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
     **OWN_HEADS,
 }
 
-# Heads of one published name: config.json's architecture says which of them a file holds.
+# Heads that share a published name; the architecture in config.json says which one a file holds.
 SAME_NAME = ("classifier", "tagger", "choice")
 
 WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
@@ -89,7 +89,7 @@ _TIED_COPIES = {
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 
-# Buffers and optimiser state that published files hold besides the weights.
+# Buffers and optimiser state that published files hold in addition to the weights.
 _IGNORED_ENDS = (
     *("embeddings.position_ids", "embeddings.token_type_ids", "encoder.embed_positions.weight"),
     *("/adam_m", "/adam_v", "/AdamWeightDecayOptimizer", "/Adam", "/Adam_1"),
@@ -101,19 +101,19 @@ _IGNORED = (
 
 
 def model_names(num_layers: int, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    """Return the tensors of an encoder of that many layers with pooler and heads."""
+    """Return the rows of an encoder with `num_layers` layers, a pooler if `has_pooler`, and heads."""
     layers = (row.for_layer(layer) for layer in range(num_layers) for row in _LAYER)
     pooler = _POOLER if has_pooler else ()
     return [*_EMBEDDINGS, *layers, *pooler, *(row for head in heads for row in HEAD_NAMES[head])]
 
 
 def is_ignored(name: str) -> bool:
-    """Tell whether a tensor of that name carries nothing that a model needs."""
+    """Return whether a tensor of this name holds nothing that a model needs."""
     return name in _IGNORED or name.endswith(_IGNORED_ENDS)
 
 
 def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
-    """Return the Hugging Face name of any dialect's, and whether its matrix is transposed; unknown ones as they are."""
+    """Return a name's Hugging Face form, and whether its matrix is transposed; unknown names are returned unchanged."""
     row = rows.get(name.removesuffix(":0"))
     if row is not None and row.huggingface != name:
         return row.huggingface, row.is_transposed
@@ -129,14 +129,14 @@ def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
 
 
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
-# RoFormer's names of the pooler and the head of its classifiers, before the last dot, and BERT's.
+# RoFormer's names, up to the last dot, of its classifiers' pooler and head, and BERT's names of them.
 _ROFORMER_CLASSIFIERS = {
     "classifier": {"classifier.dense": "bert.pooler.dense", "classifier.out_proj": "classifier"},
     "choice": {"sequence_summary.summary": "bert.pooler.dense"},
 }
 _OF_ROFORMER = {theirs: ours for names in _ROFORMER_CLASSIFIERS.values() for theirs, ours in names.items()}
 
-# What transformers calls a model with these heads; the first row whose heads are all there names it.
+# transformers' class for a model with these heads; the first row whose heads are all present applies.
 _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("classifier",), "BertForSequenceClassification"),
     (("tagger", "crf"), "MaskloomBertCrfForTokenClassification"),
@@ -164,7 +164,7 @@ def _class_names(config: BertConfig) -> tuple[tuple[tuple[str, ...], str], ...]:
 
 
 def _other_type(config: BertConfig, heads: Collection[str]) -> OtherType | None:
-    """Return RoFormer's type where that is the model; our pooler is a part of its classifiers."""
+    """Return RoFormer's type for a RoFormer, whose classifiers contain our pooler, and None for any other model."""
     if not config.is_roformer or not {"mlm", "nsp", "tagger", "span", *_ROFORMER_CLASSIFIERS}.issuperset(heads):
         return None
     renamed = next((names for head, names in _ROFORMER_CLASSIFIERS.items() if head in heads), {})

@@ -1,4 +1,4 @@
-"""Names of the weights of ELMo: ours, and those of bilm-tf and AllenNLP in HDF5 files."""
+"""ELMo's weight names: ours, and those in the HDF5 files of bilm-tf and AllenNLP."""
 
 from __future__ import annotations
 
@@ -58,10 +58,11 @@ ELMO_FORMAT = PublishedFormat(
 
 
 def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
-    """Return the model of a folder of bilm-tf or AllenNLP, options.json with one HDF5 file of weights, and that file.
+    """Return the model of a bilm-tf or AllenNLP folder, and its weight file.
 
-    The words that it predicted are not in such files. Raises DataError for missing and damaged files, and for tensors
-    that are missing or of another shape than the options say.
+    Such a folder has an options.json and one HDF5 file of weights, which does not hold the words that the model
+    predicted. Raises DataError for missing and damaged files, and for tensors that are missing or contradict the
+    options in shape.
     """
     options, weights = folder / OPTIONS, sorted(folder.glob("*weights*.hdf5"))
     if len(weights) != 1:
@@ -90,7 +91,7 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
 
 
 def published_names(model: EncoderWithHeads) -> Iterator[tuple[str, str]]:
-    """Yield each of our parameters that published files hold, with the first of the names there."""
+    """Yield each of our parameters that published files hold, with the first of its names there."""
     for ours, names, _ in _published(cast(ElmoConfig, model.config)):
         yield ours, names[0]
 
@@ -118,7 +119,7 @@ def _config(options: dict[str, Any], path: Path) -> ElmoConfig:
 
 
 def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Callable[..., Tensor]]]:
-    """Yield each of our parameters, the names that it is made of, and how."""
+    """Yield each of our parameters, the published tensors it is made of, and the function that makes it."""
 
     def matrix(values: Tensor) -> Tensor:
         return values.T
@@ -154,6 +155,6 @@ def _stacked(*ways: Tensor) -> Tensor:
 
 
 def _gates(values: Tensor, forget: float = 0.0) -> Tensor:
-    """Return columns of the gates i, j, f, o in our order; TensorFlow adds 1 to the forget gate when it runs."""
+    """Reorder the gate columns i, j, f, o to ours, adding `forget` to f: TensorFlow adds 1 to that gate at run time."""
     i, j, f, o = values.chunk(4, 1)
     return torch.cat([i, f + forget, o, j], 1)

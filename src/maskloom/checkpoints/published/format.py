@@ -1,4 +1,4 @@
-"""What is known of the files in which an architecture's weights are published."""
+"""Descriptions of the files in which an architecture's weights are published."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TensorName:
-    """One published tensor: our parameter (or a part of it, by rows), its Hugging Face name, its TensorFlow name.
+    """One published tensor: our parameter (or some of its rows), its Hugging Face name and its TensorFlow name.
 
-    `part` counts the `num_parts`, query, key and value, in a joint projection and is None elsewhere; `is_transposed`
-    says that rows and columns are exchanged: in the TensorFlow one of a BERT, the only one of a GPT. Templates have
-    `{}` for the layer.
+    `part` is the index among the `num_parts` parts of a joint projection (query, key and value), or None.
+    `is_transposed` means that the published matrix is transposed: BERT's in TensorFlow, GPT's in the Hugging Face
+    layout. Templates have `{}` for the layer.
     """
 
     ours: str
@@ -31,7 +31,7 @@ class TensorName:
 
 @dataclass(frozen=True)
 class OtherType:
-    """A model_type, which is the prefix too, what differs before the last dot of names, and keys of config.json."""
+    """A model_type, also the prefix, with the names that differ (up to the last dot) and extra keys of config.json."""
 
     name: str
     renamed: Mapping[str, str] = field(default_factory=dict)
@@ -42,16 +42,16 @@ class OtherType:
 class PublishedFormat:
     """How one architecture is published in the Hugging Face layout.
 
-    `rows` returns the rows of a model with a configuration and heads, with its pooler or, by `has_pooler`, without.
-    `class_names` pairs heads with what transformers calls a model that has them, the first match counting.
-    `tied_copies` are second copies of tied tensors and what they must equal, `defaults` what stands in for a tensor
-    that a file lacks. `canonical` returns the Hugging Face name of a name in any dialect, and whether its matrix is
-    transposed; it gets the rows by all of their names. `top` has the rows of a layer on top of the others. Of heads
-    with the `same_name` the class says which one a file holds. Models with `token_heads` alone have no pooler. `prefix`
-    stands before the encoder's names where there are heads; files that `are_transposed` have the matrices of rows
-    marked so with rows and columns exchanged. `other_type` returns how transformers names a configuration with heads,
-    if not by the usual type. A file may lack `optional` rows. Heads that are `unseen` add no
-    tensors of their own, so the class names in config.json say whether a file holds them.
+    `rows` returns the rows of a model with a configuration and heads, with or without its pooler (`has_pooler`).
+    `class_names` pairs heads with transformers' class for a model that has them; the first match counts. `tied_copies`
+    maps second copies of tied tensors to the tensors they must equal, `defaults` a tensor that a file may lack to its
+    substitute. `canonical` returns the Hugging Face name of a name in any dialect, and whether its matrix is
+    transposed; it receives the rows by all of their names. `top` has the rows of a layer on top of the others. Among
+    heads with the `same_name`, the class says which one a file holds. Models with only `token_heads` have no pooler.
+    `prefix` precedes the encoder's names if there are heads. In files that `are_transposed`, the matrices of rows
+    marked `is_transposed` are transposed. `other_type` returns transformers' type for a configuration with heads, if it
+    is not the usual one. A file may lack `optional` rows. `unseen` heads add no tensors of their own, so the class
+    names in config.json say whether a file holds them.
     """
 
     name: str
@@ -74,7 +74,7 @@ class PublishedFormat:
 
 
 def own_classes(family: str, pretraining: Mapping[tuple[str, ...], str]) -> list[tuple[tuple[str, ...], str]]:
-    """Return the class names of an architecture that no other program has; `pretraining` has those of its own heads."""
+    """Return the class names of an architecture unique to this program; `pretraining` has those of its own heads."""
     names = {
         ("decoder",): "ForSeq2Seq",
         ("tagger", "crf"): "CrfForTokenClassification",
@@ -89,18 +89,18 @@ def own_classes(family: str, pretraining: Mapping[tuple[str, ...], str]) -> list
 
 
 def plain_rows(ours: str, theirs: str = "", part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
-    """Return the rows of weight and bias, or a part of them; the names are ours unless there are others."""
+    """Return the rows of a weight and a bias, or of one part of them; published names default to ours."""
     ends = ("weight", "bias")
     return tuple(TensorName(f"{ours}.{end}", part, f"{theirs or ours}.{end}", num_parts=num_parts) for end in ends)
 
 
 def mlm_rows(theirs: str = "heads.mlm") -> tuple[TensorName, ...]:
-    """Return the rows of a masked-LM head that nobody else has."""
+    """Return the rows of a masked-LM head that only this program has."""
     inner = (row for name in ("dense", "layer_norm") for row in plain_rows(f"heads.mlm.{name}", f"{theirs}.{name}"))
     return (*inner, TensorName("heads.mlm.bias", None, f"{theirs}.bias"))
 
 
-# A bidirectional LSTM has at most so many layers; a model uses the rows of those that it has.
+# The most layers of a bidirectional LSTM; a model uses the rows of the layers that it has.
 MAX_LSTM_LAYERS = 4
 
 
@@ -127,4 +127,4 @@ OWN_HEADS: dict[str, tuple[TensorName, ...]] = {
         *_own("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
     ),
 }
-"""Heads that no other program knows: one that took the file for a tagger would give other tags."""
+"""Heads unknown to other programs, which would predict other tags if they took the file for a tagger's."""

@@ -1,4 +1,4 @@
-"""GPT's parameter names in the published files: those of openai-gpt, and those of GPT-2's layout."""
+"""GPT's parameter names in the published files, in openai-gpt's and GPT-2's layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, Te
 from maskloom.models.gpt_config import GptConfig
 
 _LAYER = "encoder.layers.{}"
-# The second name of the word embeddings, as decoder.
+# The second name of the word embeddings, as the output layer.
 _COPY = "lm_head.weight"
 
 
@@ -17,7 +17,7 @@ def _tables(config: GptConfig) -> tuple[str, str]:
 
 
 def _dense(ours: str, theirs: str) -> tuple[TensorName, ...]:
-    """Return the rows of a dense layer, whose published matrix has rows and columns exchanged."""
+    """Return the rows of a dense layer, whose published matrix is transposed."""
     return (
         TensorName(f"{ours}.weight", None, f"transformer.{theirs}.weight", is_transposed=True),
         TensorName(f"{ours}.bias", None, f"transformer.{theirs}.bias"),
@@ -56,7 +56,7 @@ def _rows(config: GptConfig, heads: Sequence[str], *, has_pooler: bool = True) -
 
 def _class_names(config: GptConfig) -> Sequence[tuple[tuple[str, ...], str]]:
     family = "GPT2" if config.pre_norm else "OpenAIGPT"
-    own = "" if config.pre_norm else "Maskloom"  # before classes that transformers has for GPT-2 alone
+    own = "" if config.pre_norm else "Maskloom"  # prefix of classes that transformers has only for GPT-2
     return (
         (("classifier",), f"{family}ForSequenceClassification"),
         (("tagger", "crf"), f"Maskloom{family}CrfForTokenClassification"),

@@ -1,4 +1,4 @@
-"""Names of the weights of recurrent networks: nobody publishes them in this layout, so they are those of ours."""
+"""Weight names of recurrent networks; nobody publishes them in this layout, so the names are ours."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _rows(config: RecurrentConfig, heads: Sequence[str], *, has_pooler: bool = T
 
 
 def recurrent_format(name: str) -> PublishedFormat:
-    """Return how an architecture of recurrent cells is stored."""
+    """Return the published format of a recurrent architecture."""
     return PublishedFormat(
         name=name,
         prefix="",

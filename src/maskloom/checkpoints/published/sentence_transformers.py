@@ -1,4 +1,4 @@
-"""What a sentence-transformers folder says of its vectors: pooling, length 1, the longest text."""
+"""How a sentence-transformers folder defines its vectors: pooling, normalisation, and the longest text."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from maskloom.system.foreign_files import file_inside, read_bytes, read_json, re
 POOLING_MODES: tuple[str, ...] = get_args(PoolingMode)
 MODULES = "modules.json"
 ENCODER = "0_Transformer"
-"""Where older releases put the encoder, a folder in Hugging Face layout; newer ones put it beside modules.json."""
+"""Where older releases put the encoder, a folder in Hugging Face layout; newer ones put it next to modules.json."""
 _SETTINGS = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 _MAX_COPIED_BYTES = 1 << 30
 _POOLING_FLAG = "pooling_mode_"
-"""Until version 6 a flag for each mode: pooling_mode_cls_token, pooling_mode_max_tokens and so on."""
+"""Until version 6 there was a flag for each mode: pooling_mode_cls_token, pooling_mode_max_tokens and so on."""
 
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """How token vectors become one per text: pooled, and of length 1 if it `normalizes`; `max_length` is in tokens.
+    """How token vectors are pooled into one per text, of length 1 if it `normalizes`; `max_length` is in tokens.
 
-    `unsupported` names what the folder asks for and is not computed here, so that vectors need a pooling of one's own.
+    `unsupported` names what the folder requires but is not computed here, so that the caller must choose a pooling.
     """
 
     pooling: PoolingMode = "mean"
@@ -40,9 +40,9 @@ class SentenceModules:
     unsupported: str = ""
 
     def changed(self, pooling: str | None, normalize: bool | None) -> SentenceModules:
-        """Return these modules with what is not None.
+        """Return these modules with the arguments that are not None.
 
-        Raises ConfigError for an unknown pooling, and DataError where none replaces what is `unsupported`.
+        Raises ConfigError for an unknown pooling, and DataError if the folder is `unsupported` and no pooling is given.
         """
         if self.unsupported and pooling is None:
             how = f"choose a pooling ({', '.join(POOLING_MODES)}) to compute vectors without it"
@@ -53,18 +53,18 @@ class SentenceModules:
         return replace(self, pooling=pooling or self.pooling, normalizes=normalizes, unsupported="")
 
     def vectors(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Return one vector per text, (texts, hidden), of packed token vectors (tokens, hidden)."""
+        """Return one vector per text, (texts, hidden), from packed token vectors (tokens, hidden)."""
         hidden = hidden.float()
         if self.pooling == "cls":
             vectors = hidden[lengths.cumsum(0) - lengths]
         else:
-            # unsafe: a GPU is not waited for to count lengths that are right
+            # unsafe: skip a check of the lengths, which are correct, for which the CPU would wait for the GPU
             vectors = torch.segment_reduce(hidden, self.pooling, lengths=lengths, unsafe=True)
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
 
 
 def read_modules(folder: Path) -> SentenceModules:
-    """Read modules.json and the files it names, else the plain mean; raises DataError for files that are wrong."""
+    """Read modules.json and the files it names, or return the plain mean; raises DataError for invalid files."""
     path = file_inside(folder, MODULES)
     if path is None:
         return SentenceModules()
@@ -94,7 +94,7 @@ def read_modules(folder: Path) -> SentenceModules:
 def write_modules(
     folder: Path, *, hidden_size: int, max_length: int, pooling: PoolingMode = "mean", normalize: bool = False
 ) -> None:
-    """Write what `read_modules` and sentence-transformers read; raises ConfigError for a pooling that is not known."""
+    """Write the files that `read_modules` and sentence-transformers read; raises ConfigError for an unknown pooling."""
     SentenceModules().changed(pooling, normalize)
     modules = [
         {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "", "type": f"sentence_transformers.models.{kind}"}
@@ -107,11 +107,11 @@ def write_modules(
         write_json(folder / "2_Normalize" / "config.json", {})
     write_json(folder / _SETTINGS, {"max_seq_length": max_length, "do_lower_case": False})
     write_json(folder / _PROMPTS, {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"})
-    write_json(folder / MODULES, modules)  # last: with it the folder counts
+    write_json(folder / MODULES, modules)  # last: it makes the folder valid
 
 
 def copy_modules(source: Path, target: Path) -> None:
-    """Copy modules.json, if any, and what it names but the encoder; raises DataError for a wrong list or file."""
+    """Copy modules.json, if any, and what it names except the encoder; raises DataError for an invalid list or file."""
     if (path := file_inside(source, MODULES)) is None:
         return
     (_, encoder), *others = _module_paths(path)
@@ -127,7 +127,7 @@ def copy_modules(source: Path, target: Path) -> None:
 
 
 def _module_paths(path: Path) -> list[tuple[str, str]]:
-    """Return the kind and the folder of every module in order; the first is the encoder."""
+    """Return the kind and the folder of every module in order, the encoder first."""
     modules = read_json(path)
     try:
         found = [(_kind(str(module["type"])), str(module["path"])) for module in modules]
@@ -144,13 +144,13 @@ def _module_paths(path: Path) -> list[tuple[str, str]]:
 
 
 def _kind(name: str) -> str:
-    """Return the class of a module of sentence-transformers; any other name as it is, which is not known."""
+    """Return the class name of a sentence-transformers module; any other name is returned unchanged, as unknown."""
     package, _, kind = name.rpartition(".")
     return kind if package.partition(".")[0] == "sentence_transformers" else name
 
 
 def _pooling(folder: Path) -> str:
-    """Return the mode of a Pooling module; several modes, which are concatenated, as one text."""
+    """Return the mode of a Pooling module; several modes, which would be concatenated, are returned as one string."""
     config = _object(folder, "config.json")
     flags = [key for key, value in config.items() if key.startswith(_POOLING_FLAG) and value]
     given = config.get("pooling_mode", flags or "mean")

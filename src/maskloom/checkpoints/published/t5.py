@@ -15,12 +15,12 @@ from maskloom.checkpoints.published.format import (
 from maskloom.models.t5_config import T5Config
 
 _WORDS, _OUTPUT, _DECODER = "shared.weight", "lm_head.weight", "heads.decoder"
-# Version 1.0 was published with a table that nothing reads.
+# Version 1.0 was published with a table that is never used.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
 def _parts(ours: str, theirs: str, names: Sequence[str]) -> list[TensorName]:
-    """Return the rows of the matrices that are one of ours."""
+    """Return the rows of the published matrices that form one of ours."""
     number, name = len(names), f"{ours}.weight"
     if number == 1:
         return [TensorName(name, None, f"{theirs}.{names[0]}.weight")]
@@ -28,7 +28,7 @@ def _parts(ours: str, theirs: str, names: Sequence[str]) -> list[TensorName]:
 
 
 def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[TensorName]:
-    """Return the rows of the encoder, or of the decoder, whose layers have attention to the encoder as well."""
+    """Return the rows of the encoder, or of the decoder, whose layers also have cross-attention."""
     has_cross = theirs == "decoder"
     inner = ("wi_0", "wi_1") if config.gated else ("wi",)
     rows = [
@@ -59,7 +59,7 @@ def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[Tensor
 
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
-    # a layer's queries, which show that it is there
+    # queries of the first layer, whose presence shows that there is a decoder
     "decoder": (
         TensorName(
             f"{_DECODER}.layers.0.cross_attention.query.weight",

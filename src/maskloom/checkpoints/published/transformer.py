@@ -1,4 +1,4 @@
-"""Names of the weights of the original Transformer: nobody publishes it in this layout, so they are those of ours."""
+"""Weight names of the original Transformer; nobody publishes it in this layout, so the names are ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CROSS = (
 )
 _DECODER = "heads.decoder"
 _HEADS: dict[str, tuple[TensorName, ...]] = {
-    "decoder": plain_rows(f"{_DECODER}.layers.0.attention.qkv"),  # which shows that it is there
+    "decoder": plain_rows(f"{_DECODER}.layers.0.attention.qkv"),  # shows that there is a decoder
     "mlm": mlm_rows(),
     **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "tagger", "choice", "span")},
     **OWN_HEADS,
