@@ -219,7 +219,7 @@ def _encode(
 
 
 def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded:
-    """Encode every line of a text, blank ones too, so that units are lines."""
+    """Encode every line of a text, including blank ones, so that units correspond to lines."""
     examples = []
     for row in read_rows(path, "text"):
         line = str(next(iter(row.fields))).strip()

@@ -70,8 +70,7 @@ _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
 class LabelledFiles:
     """The files to train on and to select by, how to read both, and the score on `dev` that decides.
 
-    The score defaults to that of the catalog or the kind. `source_vocab` is the folder of a vocabulary for sources
-    only.
+    The catalog or the kind sets the default score. `source_vocab` is the folder of a vocabulary for sources only.
     """
 
     train: str | Path
@@ -229,7 +228,7 @@ def _remove_best_weights(out: Path) -> None:
 def _run_restarts(
     plan: FinetunePlan, log: EventLog, progress: Progress, ranks: Ranks
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Return the results of all seeds and why some were given up; raises NumericalError when none is left."""
+    """Return the results of all seeds, and why any were given up; raises NumericalError if none is left."""
     results, failures = [], {}
     for seed in seeds_of(plan.recipe):
         try:
@@ -426,7 +425,7 @@ def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, An
 
 
 def _write_models(plan: FinetunePlan, results: list[dict[str, Any]], result: dict[str, Any]) -> None:
-    """Write the model of the best restart, and with `keep_restarts` those of all."""
+    """Write the model of the best restart, and with `keep_restarts` the models of all restarts."""
     recipe, settings = plan.recipe, read_json_object(plan.folder / TASK)
     dev = plan.account["dev"]["path"]
     for restart in results:

@@ -80,7 +80,7 @@ def look_at_training_data(
 
 
 def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
-    """Return the recipe with the kind of task that a format stands for; raises ConfigError when it says another."""
+    """Return the recipe with the kind of task that a format implies; raises ConfigError if it sets another one."""
     if reading.format is None:
         return recipe
     row = catalog_row(reading.format)
@@ -135,7 +135,7 @@ def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence
 
 
 def check_questions(questions: Sequence[str]) -> None:
-    """Raise ConfigError for no question at all, and for an empty one."""
+    """Raise ConfigError if there is no question, or an empty one."""
     if not questions:
         raise ConfigError("no question: give at least one")
     for number, question in enumerate(questions, start=1):

@@ -217,7 +217,7 @@ def write_model_folder(
     """Write a folder that opens here and in transformers, under a temporary name until it is complete.
 
     `weights` is a model, or a folder whose config.json and weights are copied. `extra_config` adds keys to config.json,
-    `settings` are those of a task, and `vectors_as` is a folder whose modules.json is copied. Raises OSError when the
+    `settings` are a task's settings, and `vectors_as` is a folder whose modules.json is copied. Raises OSError when the
     disk fails, leaving nothing behind.
     """
     with replacing_folder(final) as folder:

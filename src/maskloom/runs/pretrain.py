@@ -182,7 +182,7 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
 
 
 def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
-    """Raise ConfigError if the vocabulary of a corpus is not that of the model to continue."""
+    """Raise ConfigError if a corpus and the model to continue have different vocabularies."""
     pieces, num_embedded, spells = corpus.vocabulary, config.vocab_size, architecture_of(config).reads_spelling
     words = Tokenizer.load(init).targets if spells else None
     if spells and words is None:

@@ -45,7 +45,7 @@ class ValueRange:
 
     @property
     def kind(self) -> Literal["int", "float"]:
-        """"int" if both ends are integers, else "float"."""
+        """Return "int" if both ends are integers, else "float"."""
         return "int" if isinstance(self.low, int) and isinstance(self.high, int) else "float"
 
 

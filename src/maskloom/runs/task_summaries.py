@@ -17,7 +17,7 @@ _HELD_OUT = (("loss", "{} loss, nats", "{:.3f}"), ("accuracy", "{} accuracy", "{
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
-    """Return the results of pre-training, compared with those of the initial weights where it started from some."""
+    """Return the results of pre-training, compared with those of the initial model if there was one."""
     before = result.get("before")
     if not before:
         return lines_of(result)

@@ -204,7 +204,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             if is_asked:
                 return {}  # leaving `deferred` raises
     progress.end()
-    if not training.outputs.any():  # they start at 0, and each prediction changes some
+    if not training.outputs.any():  # outputs start at 0, and every prediction changes some
         raise DataError(
             f"{out}: nothing was learnt: no line has two words that are in the vocabulary and stay after subsampling; "
             "give more text, a lower --min-count or --sample 0, and another --out"

@@ -1,4 +1,4 @@
-"""One HTML page about how a model generates: attention, the steps of a search, masks, positions, blocks."""
+"""One HTML page about how a model generates: attention, search steps, masks, positions, blocks."""
 
 from __future__ import annotations
 

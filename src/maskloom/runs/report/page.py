@@ -266,7 +266,7 @@ def steps(events: Iterable[dict[str, Any]], *path: str) -> Points:
 
 
 def evaluations(events: Iterable[dict[str, Any]], name: str) -> Points:
-    """Return a metric of the evaluations."""
+    """Return the values of a metric in the evaluations."""
     return _points((event for event in events if event.get("event") == "evaluation"), ("metrics", name))
 
 
