@@ -1,4 +1,4 @@
-"""Pages without scripts that hold everything themselves, and their charts as SVG: lines over steps, dots in rows."""
+"""Self-contained pages without scripts, and their charts as SVG: lines over steps, dots, heat maps."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from maskloom.runs.display import printable
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 140, 20, 48
 _MAX_DOTS = 60
-# How many letters of a name are shown: at cells and dots, and where a chart makes room for its longest name.
+# How many letters of a name are shown: next to cells and dots, and where a chart fits its longest name.
 _MAX_NAME, _MAX_LONG_NAME = 17, 28
-# The width of a letter of charts with axes, about, and from the foot of one of their names to that of the next.
+# In charts with axes: the approximate width of a letter, and the distance between the baselines of names.
 _LETTER, _GAP = 8.5, 17
-# From the foot of one name of scattered dots to that of the next below it.
+# The distance between the baselines of names in a scatter chart.
 _LINE = 14
-_LARGE = 'class="large"'  # its letters; such charts stand two beside each other
+_LARGE = 'class="large"'  # larger letters, as these charts are shown two to a row
 _NUMBER = re.compile(r"[+-]?\d|–?$")
-# Of heat maps: shades of either colour, the most cells that tell their values, and the size of a cell beside names.
+# Heat maps: shades per colour, the most cells with values as titles, and the limits of a cell's size with names.
 _LEVELS, _MOST_TOLD = 25, 1000
 _SMALLEST_CELL, _LARGEST_CELL = 15, 26
 
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) in the CSS class `style`; `is_faint` draws them thin and behind, `has_dots` marks few of them."""
+    """Points (x, y) in the CSS class `style`; `is_faint` draws them thin and behind, `has_dots` marks them if few."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class DotRow:
-    """A row of a dot chart: one dot a value, and a stroke at their mean."""
+    """A row of a dot chart: one dot per value, and a stroke at their mean."""
 
     name: str
     values: Sequence[float]
@@ -59,7 +59,7 @@ def line_chart(
     marks: Sequence[tuple[str, float]] = (),
     as_percent: bool = False,
 ) -> str:
-    """Return a chart of lines with their names at their ends; `levels` (of y) and `marks` (of x) are dashed lines."""
+    """Return a chart of lines labelled at their ends; `levels` (of y) and `marks` (of x) are dashed lines."""
     x_values = [x for line in lines for x, _ in line.points]
     y_values = [y for line in lines for _, y in line.points] + [y for _, y in levels]
     if not x_values:
@@ -107,7 +107,7 @@ def line_chart(
 
 
 def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as_percent: bool = True) -> str:
-    """Return rows of dots over one scale, with a dashed vertical at `level`; fractions are shown in percent."""
+    """Return rows of dots on one scale, with a dashed vertical line at `level`; `as_percent` is for fractions."""
     values = [value for row in rows for value in row.values] + [level[1]]
     scale = ticks(min(values), max(values), is_fraction=as_percent)
     left, right, row_height = _room(row.name for row in rows), _WIDTH - 80, 34
@@ -139,17 +139,17 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
 
 
 def _room(names: Iterable[str]) -> float:
-    """Return how much room the longest of some names takes beside a chart."""
+    """Return the width that the longest of some names takes next to a chart."""
     return 24 + _LETTER * min(max(map(len, names), default=0), _MAX_LONG_NAME)
 
 
 def heat_map(
     values: Sequence[Sequence[float]], *, name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()
 ) -> str:
-    """Return a chart of one cell for each value, the stronger the larger, with negative values in another colour.
+    """Return a chart with one cell per value, stronger for larger values, with negative values in another colour.
 
-    What is below a fiftieth of the largest stays empty. With names of rows and columns these stand beside the cells,
-    which tell their values if there are no more than a thousand.
+    Values below a fiftieth of the largest stay empty. Names of rows and columns are shown next to the cells, which then
+    have their values as titles if there are at most a thousand.
     """
     width, height = max(map(len, values), default=0), len(values)
     largest = max((abs(value) for line in values for value in line), default=0.0) or 1.0
@@ -174,7 +174,7 @@ def heat_map(
 def _told(
     values: Sequence[Sequence[float]], levels: list[list[int]], rows: Sequence[str], columns: Sequence[str]
 ) -> list[str]:
-    """Return a square for each level but 0 that tells its value, in a grid of size 1."""
+    """Return a square for each non-zero level, with its value as title, in a grid of size 1."""
     return [
         f'<rect class="c{int(level < 0)}" fill="currentColor" fill-opacity="{abs(level) / _LEVELS:.2f}" '
         f'x="{x}" y="{y}" width=".96" height=".96"><title>{escape(f"{row}, {column}: {value:.3f}")}</title></rect>'
@@ -185,7 +185,7 @@ def _told(
 
 
 def _runs(levels: list[list[int]]) -> list[str]:
-    """Return a path for each level but 0, of rectangles in rows of height 1."""
+    """Return a path for each non-zero level, made of rectangles in rows of height 1."""
     paths: dict[int, list[str]] = {}
     for y, line in enumerate(levels):
         x = 0
@@ -202,14 +202,14 @@ def _runs(levels: list[list[int]]) -> list[str]:
 
 
 def _width(name: str) -> int:
-    """Return how wide a name is at most, about; letters of some scripts are twice as wide."""
+    """Return the approximate maximum width of a name; letters of some scripts are twice as wide."""
     return sum(13 if east_asian_width(letter) in "WF" else 8 for letter in _cut(name))
 
 
 def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -> str:
-    """Return dots (name, x, y, CSS class) on two axes of one scale, each with its name where no earlier one stands.
+    """Return dots (name, x, y, CSS class) on two axes of the same scale, each labelled where no earlier label is.
 
-    A dot without room for its name tells it as a title alone.
+    A dot without room for a label has its name only as a title.
     """
     width = max(max(x for _, x, _, _ in dots) - min(x for _, x, _, _ in dots), 1e-12)
     height = max(max(y for _, _, y, _ in dots) - min(y for _, _, y, _ in dots), 1e-12)
@@ -245,7 +245,7 @@ def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = F
 
 
 def _apart(ends: list[tuple[float, str, str]], bottom: float, gap: float = _GAP) -> list[tuple[float, str, str]]:
-    """Move labels down where they would overlap, and up again where that would lead below the bottom."""
+    """Move labels down where they would overlap, and back up where that would push them below the bottom."""
     placed: list[tuple[float, str, str]] = []
     for place, name, style in sorted(ends):
         placed.append((max(place, placed[-1][0] + gap) if placed else place, name, style))
@@ -284,20 +284,20 @@ def _svg(parts: list[str], height: float, name: str, width: float = _WIDTH, more
 
 
 def page_template(name: str) -> Template:
-    """Return a template of this package; what is put into it is escaped unless it is marked as safe."""
+    """Return a template of this package; inserted values are escaped unless marked as safe."""
     environment = Environment(loader=PackageLoader("maskloom", "."), autoescape=True, undefined=StrictUndefined)
     environment.globals["number_columns"] = number_columns
     return environment.get_template(name)
 
 
 def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return which columns of a table after the first hold numbers, or a dash for want of one."""
+    """Return which columns of a table after the first contain only numbers or dashes."""
     columns = list(zip(*rows, strict=True))
     return [place for place, cells in enumerate(columns) if place and all(map(_NUMBER.match, cells))]
 
 
 def visible(text: object) -> str:
-    """Return a text with control characters, surrogates and marks of direction written as escapes."""
+    """Return a text with control characters, surrogates and bidirectional controls escaped."""
     return printable(str(text), keep="\n\t")
 
 

@@ -1,4 +1,4 @@
-"""Model folders of published weights: Google's releases, files of torch.save, safetensors, each checked before use."""
+"""Model folders from published weights: Google's releases, torch.save files, safetensors; each checked before use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_LABELS = ("id2label", "label2id", "problem_type")
 
 @dataclass(frozen=True)
 class _Source:
-    """A published model: its folder, the file with its weights and what kind of file that is, and the tensors."""
+    """A published model: its folder, the name and kind of its weight file, and its tensors."""
 
     folder: Path
     weights: str
@@ -38,14 +38,14 @@ class _Source:
 
 
 def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = None) -> dict[str, Any]:
-    """Make a model folder of published BERT weights and return what was mapped, dropped and made up.
+    """Create a model folder from published BERT weights and return what was mapped, dropped and made up.
 
-    `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors,
-    whole or sharded, .npz, a TensorFlow 1 checkpoint, or pytorch_model.bin; of several the first in this order. It may
-    also be the weight file itself, or a checkpoint's prefix, or a folder of ELMo's, options.json with an HDF5 file.
-    Heads are kept. Whether text is lower-cased is what the configuration, the folder's name and the vocabulary say,
-    unless `lowercase` is given. Raises ConfigError where `out` holds something, DataError with all that does not fit:
-    tensors, vocabulary and configuration.
+    `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors
+    (whole or sharded), .npz, a TensorFlow 1 checkpoint, or pytorch_model.bin; if there are several, the first in this
+    order is used. It may also be the weight file itself, a checkpoint's prefix, or a folder with ELMo's options.json
+    and HDF5 file. Heads are kept. Whether text is lower-cased follows from the configuration, the folder's name and the
+    vocabulary, unless `lowercase` is given. Raises ConfigError if `out` holds something, DataError with everything that
+    does not fit: tensors, vocabulary and configuration.
     """
     source, out = Path(source), Path(out)
     check_new_folder(out)
@@ -55,7 +55,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     model, report, tokenizer = _opened(found)
     config = read_config(found.folder)
     lowercase, reason = _case(found.folder, config, tokenizer, lowercase)
-    # the published configuration of Google's layout is not one that tokenizers look into
+    # tokenizers do not read the configuration in Google's layout
     is_google = not (found.folder / "config.json").exists() and not (found.folder / "tokenizer_config.json").exists()
     max_length = model.config.max_position_embeddings if is_google else tokenizer.max_length
     tokenizer = replace(tokenizer, lowercase=lowercase, max_length=max_length)
@@ -87,7 +87,7 @@ def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
 
 
 def _found(source: Path) -> _Source:
-    """Return where the weights lie; raises DataError where there are none that are read."""
+    """Return the published model at a path; raises DataError if no supported weights are there."""
     index = next((path for path in (source, source.with_name(source.name + INDEX_END)) if path.is_file()), None)
     folder = source if source.is_dir() else source.parent
     if index is None and not source.is_dir():
@@ -112,7 +112,7 @@ def _found(source: Path) -> _Source:
 
 
 def _weights_in(folder: Path) -> Path | None:
-    """Return the TensorFlow checkpoint or pytorch_model.bin of a folder that has nothing better, or None."""
+    """Return a folder's TensorFlow checkpoint or pytorch_model.bin, or None if it has weights of a preferred kind."""
     if file_inside(folder, WEIGHTS) or file_inside(folder, INDEX) or list(folder.glob("*.npz")):
         return None
     found = sorted(folder.glob(f"*{INDEX_END}"))
@@ -123,7 +123,7 @@ def _weights_in(folder: Path) -> Path | None:
 
 
 def _opened(found: _Source) -> tuple[EncoderWithHeads, LoadReport, Tokenizer]:
-    """Return model and tokenizer; raises DataError with what is wrong with each."""
+    """Return the model, its load report and the tokenizer; raises DataError with what is wrong with each."""
     problems: list[str] = []
     model = tokenizer = None
     try:
@@ -140,9 +140,9 @@ def _opened(found: _Source) -> tuple[EncoderWithHeads, LoadReport, Tokenizer]:
 
 
 def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: bool | None) -> tuple[bool, str]:
-    """Return whether text is lower-cased and what says so; raises DataError where two of them disagree.
+    """Return whether text is lower-cased and what says so; raises DataError if the sources of this disagree.
 
-    The published code refuses a model whose folder's name says one thing and its setting another.
+    The published code also refuses a model if its folder's name contradicts its setting.
     """
     if given is not None:
         return given, "as given"
@@ -184,7 +184,7 @@ def _account(found: _Source, model: EncoderWithHeads, report: LoadReport, tokeni
 
 
 def conversion_lines(result: dict[str, Any]) -> list[str]:
-    """Return the account for a person: what was mapped by number, what was dropped and made up by name."""
+    """Return readable lines: how many tensors were mapped, and the names of those dropped and made up."""
     case = "uncased" if result["lowercase"] else "cased"
     heads = ", ".join(result["heads"]) or "none"
     first, source = next(iter(result["mapped"].items()))

@@ -1,4 +1,4 @@
-"""Vocabularies and corpora from text files: making them, looking into them, measuring and checking them."""
+"""Building, inspecting, measuring and checking vocabularies and corpora from text files."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ def build_corpus_from_files(
 ) -> dict[str, Any]:
     """Build a corpus folder with the tokenizer of folder `vocab`; return its folder, counts and what was left out.
 
-    `vocab` is a tokenizer's folder, or that of a model, a corpus or a run. `say` receives, before anything is written,
-    what the corpus will take, from samples of the text. `already_built` says that the finished corpus was there,
-    `num_kept_shards` how many shards an earlier build that was interrupted had finished. Raises ConfigError for a
-    language or a rule of documents that would change nothing, and as `build_corpus` and `Tokenizer.load` do.
+    `vocab` is the folder of a tokenizer, a model, a corpus or a run. `say` receives, before anything is written, an
+    estimate of the corpus's size from samples of the text. `already_built` says that the finished corpus existed,
+    `num_kept_shards` how many shards an interrupted earlier build had finished. Raises ConfigError for a language or a
+    document rule that would change nothing, and as `build_corpus` and `Tokenizer.load` do.
     """
     texts = [texts] if isinstance(texts, str | Path) else list(texts)
     for path in (vocab, out):
         check_name(Path(path))
     tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)))
     if isinstance(tokenizer, SpelledTokenizer):
-        tokenizer = tokenizer.of_targets  # an ELMo goes on with the words that it predicts
+        tokenizer = tokenizer.of_targets  # an ELMo is trained further on the words that it predicts
     if settings.sentences == "lines" and settings.language is not None:
         raise ConfigError(
             f"--language {settings.language}: with --sentences lines no sentences are looked for; leave it out"
@@ -110,7 +110,7 @@ def build_corpus_from_files(
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """Return the folder with the vocabulary: the one named, or `model/` of a run; raises DataError where none is."""
+    """Return the folder with the vocabulary: the one named, or `model/` of a run; raises DataError if there is none."""
     for candidate in (folder, folder / "model"):
         if any((candidate / name).exists() for name in TOKEN_FILES):
             return candidate
@@ -133,7 +133,7 @@ def _look_at(
     tokenizer: Tokenizer,
     say: Callable[[str], None] | None,
 ) -> None:
-    """Refuse a rule of documents that changes nothing; say what the corpus takes, and where the disk has less room."""
+    """Refuse a document rule that changes nothing; report the estimated size, and warn if the disk is too small."""
     check_rule(files, settings.documents)
     if say is None or (found := estimated_corpus(files, settings.encoder(tokenizer))) is None:
         return
@@ -156,7 +156,7 @@ def _size(num_bytes: float) -> str:
 
 
 def stats(folder: str | Path) -> dict[str, Any]:
-    """Return a corpus in figures; raises DataError for a damaged or missing corpus."""
+    """Return the statistics of a corpus; raises DataError for a damaged or missing corpus."""
     return corpus_statistics(Corpus.open(folder))
 
 
@@ -184,10 +184,10 @@ def train_vocabulary_from_files(
     """Train a vocabulary on text files and write its tokenizer folder; return the report.
 
     The folder holds the tokenizer in Hugging Face layout and `vocabulary_report.json`, and appears whole or not at all.
-    A vocabulary at `out` of the same text and settings is left as it is, and `already_trained` says so. A training that
-    was killed starts anew when it is run again, and what it left behind is removed.
-    Raises ConfigError for impossible settings, an `out` that holds something else, or a vocabulary of other text or
-    settings; FolderInUseError for one that another process trains; DataError for bad text.
+    A vocabulary at `out` from the same text and settings is left unchanged, and `already_trained` says so. If training
+    was killed, running it again starts from the beginning and removes what was left behind. Raises ConfigError for
+    impossible settings, an `out` that holds something else, or a vocabulary of other text or settings; FolderInUseError
+    while another process trains there; DataError for bad text.
     """
     paths, out = [paths] if isinstance(paths, str | Path) else list(paths), Path(out)
     _check_is_free(out)
@@ -221,7 +221,7 @@ def _sum_of_tokens(folder: Path) -> str:
 
 
 def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
-    """Return the report of the vocabulary that is there; raises ConfigError where this one would be another."""
+    """Return the report of the existing vocabulary; raises ConfigError if this training would give another one."""
     report = read_json_object(out / REPORT)
     before = report.get("made_from")
     before = before if isinstance(before, dict) else {}
@@ -237,7 +237,7 @@ def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[str]) -> Iterator[str]:
-    """Yield the texts of documents with the `place` of each; when there is none, the error says what was left out."""
+    """Yield the texts of documents, updating `place`; raises DataError that says what was left out if none is left."""
     for document in documents:
         place[:] = [f"{document.source}, line {document.line}"]
         yield document.text
@@ -248,10 +248,10 @@ def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[st
 
 
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
-    """Return what a vocabulary holds and, given text files, how well it covers them.
+    """Return what a vocabulary contains and, given text files, how well it covers them.
 
     `folder` is a vocabulary, model, corpus or run, or a single vocab.txt. Rates are fractions of words; an unknown word
-    is one piece. Raises DataError for a damaged vocabulary or bad text.
+    counts as one piece. Raises DataError for a damaged vocabulary or bad text.
     """
     folder = Path(folder)
     if folder.is_dir() or not folder.exists():

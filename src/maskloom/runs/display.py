@@ -1,4 +1,4 @@
-"""What a person sees: results as lines, and while a run works a bar on a terminal, plain lines elsewhere."""
+"""Output for people: results as lines, and during a run a bar on a terminal or plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-# Control characters, halves of surrogate pairs (bytes of a file name that are not UTF-8), and what ends lines or turns
-# the direction of writing without being seen.
+# Control characters, lone surrogates (bytes of a file name that are not UTF-8), line separators and invisible
+# bidirectional controls.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Return a text with what could move a terminal's cursor, or hide, as an escape; characters in `keep` stay."""
+    """Return a text with characters that move a terminal's cursor, or hide, escaped; characters in `keep` stay."""
     return _UNPRINTABLE.sub(lambda match: match[0] if match[0] in keep else repr(match[0])[1:-1], text)
 
 
@@ -25,9 +25,9 @@ def printable_json(text: str) -> str:
 
 
 def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = False) -> list[str]:
-    """Return one aligned line for each key; nested results are indented, long lists are shown by their length.
+    """Return one aligned line per key; nested results are indented, long lists are shown by their length.
 
-    What is absent or empty has no line. Keys that are tokens or labels stay as they are, and with `keeps_keys` all do.
+    Absent or empty values have no line. Keys that are tokens or labels stay as they are; with `keeps_keys` all do.
     """
     names = {key: key if keeps_keys else _in_words(key, result) for key, value in result.items() if not _is_none(value)}
     width = max(map(len, names.values()), default=0)
@@ -42,13 +42,13 @@ def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = Fal
 
 
 def aligned(rows: list[tuple[str, str]]) -> list[str]:
-    """Return one line for each name and text, the texts beneath each other."""
+    """Return one line for each name and text, with the texts aligned."""
     width = max(len(name) for name, _ in rows)
     return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in rows]
 
 
 def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:
-    """Return a result on one screen: a line for each key, nested ones beside each other; what is cut is in the JSON."""
+    """Return a result on one screen: a line for each key, nested values inline; the JSON has what is cut off."""
     names = {key: _in_words(key, result) for key, value in result.items() if not _is_none(value)}
     width_of_names = max(map(len, names.values()), default=0)
     whole = [printable(f"{name:<{width_of_names}}  {_in_line(result[key], key)}") for key, name in names.items()]
@@ -62,7 +62,7 @@ def _is_none(value: Any) -> bool:
 
 
 def _in_words(key: str, result: dict[str, Any]) -> str:
-    """Return a key as words; "num" is left out, or written out beside a key of what is counted."""
+    """Return a key as words; "num" is dropped, or spelled out if the counted things have a key of their own."""
     thing = key.removeprefix("num_")
     counts = "number of " if thing != key and not _is_none(result.get(thing)) else ""
     return counts + thing.replace("_", " ")
@@ -87,23 +87,23 @@ def _text(value: Any) -> str:
 
 
 class Progress:
-    """Follows what a run does, and shows nothing; subclasses show it."""
+    """Follows the progress of a run and shows nothing; subclasses show it."""
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Start a stage of `total` units (0: not known), of which `done` were done before."""
+        """Start a stage of `total` units (0: unknown), of which `done` are already done."""
 
     def advance(self, done: int, **figures: float) -> None:
-        """Say how many units of the stage are done, with figures to show beside."""
+        """Report how many units of the stage are done, with figures to show alongside."""
 
     def say(self, message: str) -> None:
-        """Show one line that stays."""
+        """Show one persistent line."""
 
     def end(self) -> None:
         """Finish the stage."""
 
 
 class LineProgress(Progress):
-    """Plain lines on standard error, at most one a minute beside the names of stages: for logs and pipes."""
+    """Plain lines on standard error, for logs and pipes: stage names, and at most one progress line per minute."""
 
     def __init__(self, every_seconds: float = 60.0) -> None:
         self._every = every_seconds
@@ -116,7 +116,7 @@ class LineProgress(Progress):
         self.say(what if not done else f"{what}: continuing at {done}{of}")
 
     def advance(self, done: int, **figures: float) -> None:
-        """Print one line when the last is old enough."""
+        """Print one line if the last one is old enough."""
         now = time.monotonic()
         if now - self._last >= self._every:
             self._last = now
@@ -177,7 +177,7 @@ def terminal_progress() -> Progress:
 
 
 def heard(wanted: bool) -> Progress:
-    """Return what a person follows a run by, or silence."""
+    """Return a terminal display of progress if wanted, else a silent one."""
     return terminal_progress() if wanted else Progress()
 
 

@@ -1,4 +1,4 @@
-"""What this machine is, what maskloom would use on it and why, and a short check of each device."""
+"""The hardware of this machine, what maskloom would use of it and why, and a short check of each device."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from maskloom.training.settings import TrainingSection
 
 _NUM_SEQUENCES, _LENGTH, _NUM_PREDICTIONS = 16, 128, 20
 _STEPS_COMPARED = 3
-# How far losses of the first steps may lie from those of the processor in fp32: rounding, and what steps make of it.
+# How far the first losses may differ from the processor's in fp32: rounding errors, amplified by the steps.
 _BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 
 
 def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[str, Any]:
-    """Return versions, hardware, memory, disk and what each device does with steps of a small BERT, in all `seconds`.
+    """Return versions, hardware, memory, disk and a check of each device by training a small BERT, in all `seconds`.
 
-    `device` and `precision` are what plain commands take. A device is sound when its first losses are those of the
+    `device` and `precision` are what commands use by default. A device is sound if its first losses equal those of the
     processor in fp32, up to rounding.
     """
     progress = progress or Progress()
@@ -64,7 +64,7 @@ def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[s
 
 
 def doctor_lines(result: dict[str, Any]) -> list[str]:
-    """Return the result for a person."""
+    """Return the result as readable lines."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     hardware, memory = result["hardware"], result["memory_free"]
     rows = [
@@ -85,7 +85,7 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _precisions(device: torch.device) -> list[str]:
-    """Return the precisions that a device is checked in: on a processor nobody trains in fp16."""
+    """Return the precisions in which to check a device; fp16 is not used for training on a processor."""
     unfit = {"fp16"} if device.type == "cpu" else set() if has_bf16(device) else {"bf16"}
     return [precision for precision in _BOUNDS if precision not in unfit]
 
@@ -110,7 +110,7 @@ def _losses(device: torch.device, precision: str, steps: int) -> list[float]:
 
 
 def _speed(device: torch.device, precision: str, seconds: float) -> float:
-    """Return tokens a second, the first step left out."""
+    """Return tokens per second, excluding the first step."""
     reports = _reports(device, precision, 10**9, dropout=0.1)
     next(reports)
     started, num_tokens = time.perf_counter(), 0

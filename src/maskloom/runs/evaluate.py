@@ -1,4 +1,4 @@
-"""Scoring a fine-tuned model on a labelled file, and fitting its temperature and thresholds on one."""
+"""Scoring a fine-tuned model on a labelled file, and fitting its temperature and thresholds to one."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ def evaluate(
     average: Average = "probabilities",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return metric, loss and the account of reading for a model folder, or an ensemble of several, on a labelled file.
+    """Return metric, loss and reading report of a model folder, or an ensemble of several, on a labelled file.
 
-    The file is read in pieces and each piece is reduced to what the metric needs, so memory does not grow with it.
-    For kinds with probabilities `calibration_error` is that of what `predict` gives; where the model has a temperature,
-    `calibration_error_untuned` is that without it. `average` says what of an ensemble is averaged. Raises ConfigError
-    when the model has no head of a task or models do not go together, DataError for a wrong file.
+    The file is read in pieces, and each piece is reduced to what the metric needs, so memory does not grow with the
+    file. For kinds with probabilities, `calibration_error` is the error of the probabilities that `predict` gives; if
+    the model has a temperature, `calibration_error_untuned` is the error without it. `average` says what an ensemble
+    averages. Raises ConfigError if the model has no task head or the models are incompatible, DataError for a wrong
+    file.
     """
     progress, path = progress or Progress(), Path(data)
     predictor = open_models(model, average=average, max_length=max_length)
@@ -80,7 +81,7 @@ def evaluate(
 def _pieces(
     source: FileReading, predictor: Predictor | Ensemble, account: dict[str, Any], progress: Progress
 ) -> Iterator[EncodedData]:
-    """Yield the examples of a file in encoded pieces; `account` gathers the counts of all of them."""
+    """Yield the examples of a file in encoded pieces, adding up their counts in `account`."""
     progress.begin("evaluating", source.count())
     for piece in source.shown_pieces(_PIECE, progress):
         encoded = predictor.encoded(ReadExamples(piece, source.report))
@@ -100,9 +101,9 @@ def tune(
 ) -> dict[str, Any]:
     """Fit settings of a model on a labelled file, write them into its folder, and return scores before and after.
 
-    `temperature` makes probabilities honest; `thresholds` (of labels, or of the null answer) raise F1. Scores are those
-    on that very file, which flatters them. All outputs for the file are held in memory. Raises ConfigError for a kind
-    of task that has nothing to fit, DataError for a wrong file.
+    `temperature` calibrates probabilities; `thresholds` (of labels, or of the null answer) raise F1. The scores are on
+    the same file, so they are optimistic. All outputs for the file are kept in memory. Raises ConfigError for a kind of
+    task that has nothing to fit, DataError for a wrong file.
     """
     progress, path = progress or Progress(), Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
@@ -125,9 +126,9 @@ def tune(
 def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predictor | None = None) -> dict[str, Any]:
     """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
 
-    Fitting starts from the model's plain outputs, so doing it again changes nothing; `before` are the scores without
-    any temperature, and with thresholds of 0.5. Where the examples give nothing to fit, `settings` is empty. Raises
-    ConfigError for a kind of task that has nothing to fit, DataError for examples without labels.
+    Fitting starts from the model's plain outputs, so repeating it changes nothing; `before` are the scores without any
+    temperature and with thresholds of 0.5. If the examples give nothing to fit, `settings` is empty. Raises ConfigError
+    for a kind of task that has nothing to fit, DataError for examples without labels.
     """
     path = resolve_model_folder(folder)
     predictor = predictor or Predictor.load(path)
@@ -153,14 +154,14 @@ def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predicto
 
 
 def check_tunable(task: Task) -> Any:
-    """Return the task's function that fits; raises ConfigError for a kind of task that has none."""
+    """Return the task's fitting function; raises ConfigError for a kind of task that has none."""
     if task.tune is None:
         raise ConfigError(f"a {task.kind} task has neither a temperature nor thresholds to fit")
     return task.tune
 
 
 def _scores(task: Task, encoded: EncodedData, outputs: Outputs) -> dict[str, float]:
-    """Return the metric's scores, and how far the probabilities can be believed where the kind has any."""
+    """Return the metric's scores, and calibration scores if the kind has probabilities."""
     metric, targets = task.metric(), task.targets(encoded)
     metric.update(task.decide(encoded, outputs), targets)
     scores = metric.compute()

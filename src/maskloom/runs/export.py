@@ -1,4 +1,4 @@
-"""Model folders of a run's checkpoints, so that a run can be ended early and used, or looked at while it trains."""
+"""Model folders from a run's checkpoints, to use a run that was ended early or to inspect one while it trains."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from maskloom.training.checkpointing.checkpoints import (
 
 
 def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: str | None = None) -> dict[str, Any]:
-    """Write a model folder of a run's checkpoint, and return its step and its scores.
+    """Write a model folder from a run's checkpoint, and return its step and its scores.
 
-    By default it is the newest whole checkpoint; `step` names another that is there, `stage` a phase of pre-training
-    ("phase-1") or a seed of fine-tuning ("seed-0"). A finished fine-tuning gives its model, as a finished run without
-    checkpoints does, a finished search that of its best trial. The run may go on meanwhile and may go on later. Raises
-    ConfigError for other folders of several runs, and for a checkpoint that is not there, naming those that are;
-    DataError for damaged ones, and where vocabulary or base model are gone.
+    By default the newest complete checkpoint is exported; `step` selects another one, `stage` a phase of pre-training
+    ("phase-1") or a seed of fine-tuning ("seed-0"). A finished fine-tuning run gives its model, as does a finished run
+    without checkpoints; a finished search gives the model of its best trial. The run may be training meanwhile, and can
+    continue later. Raises ConfigError for other folders of several runs, and for a checkpoint that does not exist,
+    naming those that do; DataError for damaged ones, and if the vocabulary or base model is gone.
     """
     run, out = Path(run), Path(out)
     check_new_folder(out)
@@ -78,10 +78,10 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
 
 
 def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: bool = False) -> None:
-    """Write into a model folder how its vectors are made, for sentence-transformers and for `maskloom embed`.
+    """Write into a model folder how to compute its vectors, for sentence-transformers and for `maskloom embed`.
 
-    Texts are cut where fine-tuning cut them, else at what the model takes. Raises ConfigError for an unknown pooling,
-    and for a model that only maskloom computes.
+    Texts are truncated where fine-tuning truncated them, else at the model's maximum length. Raises ConfigError for an
+    unknown pooling, and for a model type that only maskloom supports.
     """
     folder = Path(folder)
     config, longest = read_config(folder), load_tokenizer(folder).max_length
@@ -94,7 +94,7 @@ def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: boo
 
 
 def _stages(run: Path) -> dict[str, Path]:
-    """Return the folders of checkpoints by phase of pre-training or seed of fine-tuning, the latest first."""
+    """Return the folders of checkpoints by phase of pre-training or seed of fine-tuning, latest first."""
     found = {path.name: path for path in run.glob("checkpoints/phase-*")}
     found |= {path.name: path / "checkpoints" for path in run.glob("restarts/seed-*")}
     return dict(sorted(found.items(), key=lambda stage: int(stage[0].partition("-")[2] or 0), reverse=True))
@@ -103,7 +103,7 @@ def _stages(run: Path) -> dict[str, Path]:
 def _chosen(
     run: Path, found: dict[str, Path], step: int | None, stage: str | None
 ) -> tuple[tuple[str, Path] | None, list[str]]:
-    """Return stage and folder of the newest whole checkpoint of those asked for, and why newer ones are skipped."""
+    """Return stage and folder of the newest complete checkpoint that was asked for, and why newer ones are skipped."""
     refused = []
     for name, folder in found.items():
         for path in step_folders(folder) if stage in (None, name) else []:
@@ -121,7 +121,7 @@ def _chosen(
 
 
 def _copied(run: Path, out: Path, found: dict[str, Path], asked: Any) -> dict[str, Any]:
-    """Copy the model of a finished run; raises ConfigError where there is none, or a checkpoint is asked for."""
+    """Copy the model of a finished run; raises ConfigError if there is none, or if a checkpoint was asked for."""
     if asked is None and (run / "model" / CONFIG).exists():
         return _copy_of(run / "model", out)
     steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
@@ -165,7 +165,7 @@ def _export_finetuning(
 
 
 def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Task]:
-    """Return the base model's folder, what is stored with a model of the run, and the task."""
+    """Return the base model's folder, the settings stored with the run's models, and the task."""
     settings = read_json_object(run / TASK)
     source = _place(content, "model")
     assert source is not None
@@ -174,7 +174,7 @@ def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Tas
 
 
 def _place(content: dict[str, Any], name: str) -> Path | None:
-    """Return where a run found what it reads; raises DataError when that is gone."""
+    """Return the folder of one of a run's inputs, or None if it had none; raises DataError if the folder is gone."""
     place = content["paths"].get(name)
     if place is None:
         return None
@@ -184,7 +184,7 @@ def _place(content: dict[str, Any], name: str) -> Path | None:
 
 
 def _filled(build: Callable[[], EncoderWithHeads], weights: dict[str, Tensor], folder: Path) -> EncoderWithHeads:
-    """Return a model with the weights of a checkpoint; raises DataError when they are of another model."""
+    """Return a model with the weights of a checkpoint; raises DataError if they belong to another model."""
     with torch.device("meta"):
         planned = dict(build().named_parameters())
     check_shapes(folder, weights, planned)
@@ -213,7 +213,7 @@ _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def check_exportable(run: str | Path) -> None:
-    """Raise ConfigError for a run whose model has no graph in ONNX, as far as its finished model tells."""
+    """Raise ConfigError if the model of a run cannot be exported to ONNX, as far as its finished model shows."""
     if (model := Path(run) / "model" / CONFIG).exists():
         _refuse_decoder(read_model_config(model.parent), Path(run))
 
@@ -224,13 +224,13 @@ def _refuse_decoder(config: ModelConfig, folder: Path) -> None:
 
 
 def write_onnx(folder: str | Path) -> list[str]:
-    """Write `model.onnx` into a model folder, in fp32 with any batch and length, and return the names of its outputs.
+    """Write `model.onnx` into a model folder, in fp32 for any batch size and length, and return its output names.
 
     Inputs are input_ids, attention_mask and token_type_ids, int64 (batch, length). Outputs are last_hidden_state,
-    pooler_output if the folder has a pooler, and one per head: `logits` for the head of a task, `mlm`, `lm` and `nsp`
-    after pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay
-    in model.safetensors. Raises ConfigError for a BiLSTM and for architectures with a decoder, which have no such
-    graph, and without the extra "onnx".
+    pooler_output if the folder has a pooler, and one per head: `logits` for a task head, `mlm`, `lm` and `nsp` after
+    pre-training. The logits of a tagger with a conditional random field are its emissions; its transitions stay in
+    model.safetensors. Raises ConfigError for BiLSTMs, models of documents and architectures that have a decoder or read
+    words by their characters, and if the extra "onnx" is not installed.
     """
     folder = Path(folder)
     if any(find_spec(name) is None for name in ("onnx", "onnxscript")):
@@ -242,13 +242,13 @@ def write_onnx(folder: str | Path) -> list[str]:
     if "document" in model.heads:
         raise ConfigError(f"{folder}: a model of documents cannot be exported to ONNX")
     graph = _Graph(model.eval(), has_pooler=not any("pooler" in name for name in report.new_parameters))
-    # two rows of unlike lengths, so that no size of the example is taken for a constant
+    # two rows of different lengths, so that the exporter takes no size for a constant
     ids, mask = torch.zeros(2, 7, dtype=torch.int64), torch.ones(2, 7, dtype=torch.int64)
     mask[1, 4:] = 0
     longest = model.config.max_position_embeddings
     sizes = {0: torch.export.Dim("batch", min=1, max=2**20), 1: torch.export.Dim("length", min=1, max=longest)}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own, of torch
+        warnings.simplefilter("ignore")  # from within torch's exporter
         program = torch.onnx.export(
             graph,
             (ids, mask, torch.zeros_like(ids)),

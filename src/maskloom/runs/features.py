@@ -1,4 +1,4 @@
-"""Writing activations of a model: for training on them, and for any other use (BERT paper 5.3)."""
+"""Writing a model's activations, for training on them and for any other use (BERT paper 5.3)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from maskloom.text.tokenizer import Tokenizer
 Units = Literal["words", "tokens"]
 TOKENS = "tokens.jsonl"
 _MAX_TOKENS = PROCESSOR_TOKENS
-# What a kill can cost: the marks of finished units go to disk after so many batches.
+# What a kill can cost: finished units are marked on disk once per this many batches.
 _BATCHES_BETWEEN_MARKS = 32
 _Encoded = tuple[FeatureUnits, list[dict[str, Any]], int]
 _PAIR = re.compile(r"^(.*) \|\|\| (.*)$")
@@ -62,10 +62,10 @@ def write_features(
     progress: Progress | None = None,
     what: str = "writing activations",
 ) -> FeatureFile:
-    """Write the vectors of all units once, and open them; what an earlier call wrote of them is kept.
+    """Write the vectors of all units once, and open them; vectors that an earlier call wrote are kept.
 
-    Raises DataError when `folder` holds features of another model, text or choice of layers, or damaged ones, and when
-    an activation is not a finite number.
+    Raises DataError if `folder` holds features of another model, text or choice of layers, or damaged ones, and for a
+    non-finite activation.
     """
     progress = progress or Progress()
     counts, source_sum = row_counts(units)
@@ -94,7 +94,7 @@ def write_features(
 
 
 def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Progress) -> FinetunePlan:
-    """Return a plan whose data brings the frozen encoder's vectors along, written to `folder` once for all seeds."""
+    """Return a plan whose data includes the frozen encoder's vectors, written to `folder` once for all seeds."""
     features = cast(TaggingSettings, plan.task.settings).features
     assert features is not None
     model, _report = load_model(plan.source, heads=())
@@ -119,13 +119,13 @@ def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Pr
 
 @dataclass(frozen=True)
 class Activations:
-    """Which activations are written: of which layers, for which units, and in which numbers.
+    """Which activations to write: of which layers, for which units, and in which precision.
 
-    `layers` are a name of `LayerCombination` or numbers, by default the last four, or all of fewer. Units "words" gives
-    one row for every word of sentences in columns or JSONL, that of its first piece; sentences that are too long are
-    read in overlapping windows, so that no word is left out. "tokens" gives every token of each line of a text, special
-    tokens included, of an ELMo every word; a line may be a pair with ` ||| ` between, and what does not fit is cut and
-    counted. By default .txt files without columns give tokens, others words.
+    `layers` is a name of `LayerCombination` or layer numbers, by default the last four, or all if there are fewer.
+    Units "words" give one row for every word of sentences in columns or JSONL: the vector of its first piece. Sentences
+    that are too long are read in overlapping windows, so that no word is left out. Units "tokens" give every token of
+    each line of a text, special tokens included, and every word for an ELMo; a line may be a pair separated by ` ||| `,
+    and what does not fit is truncated and counted. By default .txt files without columns give tokens, others words.
     """
 
     layers: str | None = None
@@ -146,8 +146,8 @@ def features(
 ) -> dict[str, Any]:
     """Write activations for the text of a file; return what was written.
 
-    `tokens.jsonl` says for each unit what its rows stand for. A call that was stopped goes on where it was; of a link
-    at `out` the folder is written that it leads to. Raises ConfigError for layers that there are not and for an `out`
+    `tokens.jsonl` says for each unit what its rows represent. A call that was stopped continues where it was; if `out`
+    is a link, the folder that it points to is written. Raises ConfigError for layers that do not exist and for an `out`
     that holds anything else, DataError for a wrong file or folder.
     """
     progress, path = progress or Progress(), Path(input)
@@ -190,7 +190,7 @@ def features(
 
 
 def _folder_to_write(out: Path, source: Path) -> Path:
-    """Return the folder that `out` is or leads to; raises ConfigError for one that cannot be written."""
+    """Return the folder that `out` is or points to; raises ConfigError for one that cannot be written."""
     folder = out.resolve() if out.is_symlink() else out
     if folder.exists():
         if not (folder / MANIFEST).exists():
@@ -202,7 +202,7 @@ def _folder_to_write(out: Path, source: Path) -> Path:
 def _encode(
     path: Path, tokenizer: Tokenizer, units: Units | None, options: ReadingOptions, max_length: int
 ) -> _Encoded:
-    """Return the units of a file, for each a dictionary of what its rows stand for, and how many were cut."""
+    """Return the units of a file, a dictionary for each of what its rows represent, and how many were truncated."""
     if units is None:
         units = "tokens" if layout_of_sentences(path, options, needs_label=False) == "text" else "words"
     if units == "tokens":
@@ -219,7 +219,7 @@ def _encode(
 
 
 def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded:
-    """Encode every line of a text, blank ones too, so that units are lines."""
+    """Encode every line of a text, including blank ones, so that units correspond to lines."""
     examples = []
     for row in read_rows(path, "text"):
         line = str(next(iter(row.fields))).strip()

@@ -68,9 +68,9 @@ _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5
 
 @dataclass(frozen=True)
 class LabelledFiles:
-    """The files to learn from and to choose by, how both are read, and the score on `dev` that decides.
+    """The files to train on and to select by, how to read both, and the score on `dev` that decides.
 
-    By default that is the catalog's or the kind's. `source_vocab` is the folder of a vocabulary of sources alone.
+    The catalog or the kind sets the default score. `source_vocab` is the folder of a vocabulary for sources only.
     """
 
     train: str | Path
@@ -81,12 +81,12 @@ class LabelledFiles:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """The two files by name, and the folder of a vocabulary of sources where there is one."""
+        """The two files by name, and the folder of the source vocabulary if there is one."""
         more = {} if self.source_vocab is None else {"source_vocab": tokenizer_folder(Path(self.source_vocab))}
         return {"train": Path(self.train), "dev": Path(self.dev), **more}
 
     def as_told(self, told: Mapping[str, Any], source_vocab: str | None = None) -> LabelledFiles:
-        """Return the files as a run reads and scores them that was told so at first, where this says nothing else."""
+        """Return the files with the reading, metric and vocabulary stored by a run, where this sets none of its own."""
         vocab = self.source_vocab or source_vocab
         reading = ReadingOptions(**told["reading"]) if self.reading == ReadingOptions() else self.reading
         return replace(self, reading=reading, metric=self.metric or told["metric"], source_vocab=vocab)
@@ -105,19 +105,19 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune a model, keep the weights that score best on `data.dev`, and return the scores.
 
-    The model lies in `out/model` in Hugging Face layout. `recipe.restarts` runs from the seeds `seed`, `seed` + 1 ...
+    The model is in `out/model` in Hugging Face layout. `recipe.restarts` runs with the seeds `seed`, `seed` + 1 ...
     differ in the new classifier, the order of the data and dropout; mean, spread and degenerate runs are returned and
-    the best run's model is kept, with `recipe.keep_restarts` also the others, in `out/restarts/seed-K/model`.
-    `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then tells the scores. With `resume` an
-    interrupted run goes on and ends as if it had not been; `verify` first shows that it does, as `verify_resuming`
-    tells. Where torchrun starts several processes they train together, and the first one writes and returns the scores.
-    Raises ConfigError or DataError for wrong input before any training, NumericalError when no seed ends in finite
-    numbers, Interrupted after a save when a signal asks to stop.
+    the best run's model is kept, and with `recipe.keep_restarts` also the others, in `out/restarts/seed-K/model`.
+    `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then holds the scores. With `resume` an
+    interrupted run continues and ends as if uninterrupted; `verify` first proves this, see `verify_resuming`. Processes
+    started by torchrun train together, and the first one writes and returns the scores. Raises ConfigError or DataError
+    for wrong input before any training, NumericalError if no seed ends in finite numbers, Interrupted after a save when
+    a signal asks to stop.
     """
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
-        half_type(training.precision, ranks.device)  # what the device lacks is refused before any work
+        half_type(training.precision, ranks.device)  # raises before any work for a type that the device lacks
         heard = progress if progress is not None and ranks.is_first else Progress()
         return _finetune(recipe, model, data, Path(out), resume, verify, heard, ranks)
 
@@ -146,11 +146,11 @@ def _finetune(
     sums = input_sums(paths)
     inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
     told = list[str]()
-    about = model_line(initial_model(plan, recipe.seed, told), recipe)  # what does not fit is refused here, in time
+    about = model_line(initial_model(plan, recipe.seed, told), recipe)  # raises here, in time, if they do not fit
     ranks.rows(settings)
     if ranks.world_size > 1 and plan.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
-    ranks.barrier()  # all have read the recipe before the first one writes it
+    ranks.barrier()  # all ranks read the recipe before the first one writes it
     continues = ranks.is_first and _begin(plan, reading, inputs, paths, resume)
     if ranks.any_(continues and (out / METRICS).exists()):
         result = _result_of_finished(out, tidies=ranks.is_first)
@@ -180,12 +180,12 @@ def _finetune(
 
 
 def source_of(recipe: FinetuneRecipe, model: str | Path) -> Path:
-    """Return the folder of the model, or of the vocabulary where the recipe makes a new model."""
+    """Return the folder of the model, or of the vocabulary if the recipe creates a new model."""
     return resolve_model_folder(model) if recipe.model is None else tokenizer_folder(Path(model))
 
 
 def _word_vectors(recipe: FinetuneRecipe) -> str | None:
-    """Return the word vectors that a recipe names, from which embeddings start or which are joined to features."""
+    """Return the word vectors that a recipe names, to initialise embeddings or to join to features."""
     section = recipe.model or recipe.features
     return None if section is None else section.word_vectors
 
@@ -193,7 +193,7 @@ def _word_vectors(recipe: FinetuneRecipe) -> str | None:
 def _begin(
     plan: FinetunePlan, reading: ReadingOptions, inputs: dict[str, Any], paths: dict[str, Path], resume: bool
 ) -> bool:
-    """Make the run's folder, or check that it holds this run, and return whether it goes on."""
+    """Create the run's folder, or check that it holds this run, and return whether the run is continued."""
     out, recipe = plan.folder, plan.recipe
     continues = prepare_run_folder(
         out,
@@ -220,7 +220,7 @@ def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
 
 
 def _remove_best_weights(out: Path) -> None:
-    """Remove what `model` was made of, also where a run was stopped before it had come to that."""
+    """Remove the weights from which `model` was made, which an interrupted run may not have removed."""
     for restart in (out / "restarts").glob("seed-*"):
         shutil.rmtree(restart / "best", ignore_errors=True)
 
@@ -228,7 +228,7 @@ def _remove_best_weights(out: Path) -> None:
 def _run_restarts(
     plan: FinetunePlan, log: EventLog, progress: Progress, ranks: Ranks
 ) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    """Return the results of all seeds and why some were given up; raises NumericalError when none is left."""
+    """Return the results of all seeds, and why any were given up; raises NumericalError if none is left."""
     results, failures = [], {}
     for seed in seeds_of(plan.recipe):
         try:
@@ -243,7 +243,7 @@ def _run_restarts(
 
 
 def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError for a task, a loss or a length that a model is not for."""
+    """Raise ConfigError for a loss or a length that the model does not support."""
     if recipe.auxiliary_lm and not config.is_causal:
         raise ConfigError(
             f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} is bidirectional, so it would see the tokens that it is "
@@ -265,7 +265,7 @@ def _check_targets(settings: KindSettings, config: ModelConfig, source: Path) ->
 def _prepare(
     recipe: FinetuneRecipe, source: Path, data: LabelledFiles, out: Path, *, resume: bool, verify: bool
 ) -> FinetunePlan:
-    """Check the model, and read, check and encode both files; nothing is written before this has passed."""
+    """Check the model, then read, check and encode both files; nothing is written before this succeeds."""
     kind, reading, paths = task_kind(recipe.task), data.reading, data.paths
     tokenizer, config = start_of(recipe, source, paths.get("source_vocab"))
     _check_model(recipe, source, config, tokenizer)
@@ -288,7 +288,7 @@ def _prepare(
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    task.metric()  # a library that scores need is missed before any training
+    task.metric()  # raises before training if a library for the scores is missing
     if recipe.tune_on_dev:
         check_tunable(task)
     encoded = task.encode(train_data, tokenizer, recipe.data.max_length, for_training=True)
@@ -312,7 +312,7 @@ def _prepare(
 
 
 def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...]) -> None:
-    """Refuse a class list that would be read by nobody."""
+    """Refuse a class list that nothing would read."""
     if reading.labels is None:
         return
     if not names:
@@ -334,7 +334,7 @@ def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> li
 def _account(
     recipe: FinetuneRecipe, task: Task, train: tuple[ReadExamples, EncodedData], dev: tuple[ReadExamples, EncodedData]
 ) -> dict[str, Any]:
-    """Return what was read, dropped and cut, with notes on what a person should know before trusting a score."""
+    """Return what was read, dropped and truncated, with notes on what to know before trusting a score."""
     seen: dict[Any, set[Any]] = {}
     for example in train[0].examples:
         seen.setdefault(example.inputs(), set()).add(getattr(example, "label", None))
@@ -373,10 +373,10 @@ def _account(
 
 
 def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
-    """Count the steps; evaluate after each epoch and save when evaluating unless the recipe says otherwise.
+    """Resolve the steps; evaluate after each epoch and save when evaluating unless the recipe says otherwise.
 
-    An epoch is a pass over all units: examples, or windows of questions, sentences and documents. By the clock, the
-    time is divided evenly among the seeds, and the budget says when to evaluate and save.
+    An epoch is a pass over all units: examples, or windows of questions, sentences and documents. A time budget is
+    divided evenly among the seeds, and decides when to evaluate and save.
     """
     batch_size = min(recipe.training.batch_size, num_units)
     settings = recipe.training.model_copy(update={"batch_size": batch_size}).with_steps(num_units)
@@ -409,7 +409,7 @@ def _result(plan: FinetunePlan, results: list[dict[str, Any]], failures: dict[in
 
 
 def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, Any]:
-    """Return what is kept beside a model of this run: all of its task but the weights."""
+    """Return what is stored with a model of this run: everything about its task except the weights."""
     return {
         "format_version": FORMAT_VERSION,
         "maskloom": maskloom.__version__,
@@ -425,7 +425,7 @@ def _model_settings(plan: FinetunePlan, reading: ReadingOptions) -> dict[str, An
 
 
 def _write_models(plan: FinetunePlan, results: list[dict[str, Any]], result: dict[str, Any]) -> None:
-    """Write the model of the best restart, and those of all where they are to be kept."""
+    """Write the model of the best restart, and with `keep_restarts` the models of all restarts."""
     recipe, settings = plan.recipe, read_json_object(plan.folder / TASK)
     dev = plan.account["dev"]["path"]
     for restart in results:

@@ -1,4 +1,4 @@
-"""One fine-tuning run from one seed, and how several of them compare."""
+"""Fine-tuning from one seed, and the comparison of several such runs."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ _RESULT = "result.json"
 class FinetunePlan:
     """Everything that the restarts of a run in `folder` share: the task, with both data sets read and encoded.
 
-    `config` and `tokenizer` are those of the model in `source`. `account` tells what was read, dropped and cut,
-    `settings` are those of the recipe with the steps counted, and `verify` shows that resuming gives the bits.
+    `config` and `tokenizer` belong to the model in `source`. `account` says what was read, dropped and truncated,
+    `settings` are the recipe's with the number of steps resolved, and `verify` checks that resuming gives the same
+    bits.
     """
 
     folder: Path
@@ -66,7 +67,7 @@ class FinetunePlan:
 
     @property
     def objective(self) -> Objective:
-        """The task's loss, with that of a language model or of a mix beside it where the recipe gives it a weight."""
+        """The task's loss, plus a language-model loss and a mix penalty where the recipe gives them weights."""
         weight, penalty = self.recipe.auxiliary_lm, self.recipe.mix.l2
         objective = WithLanguageModel(self.task.objective, weight) if weight else self.task.objective
         return WithMixPenalty(objective, penalty) if penalty else objective
@@ -77,11 +78,11 @@ class FinetunePlan:
 
 
 def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress, ranks: Ranks) -> dict[str, Any]:
-    """Fine-tune from one seed and return its scores; the weights that scored best on dev lie in its folder's `best`.
+    """Fine-tune from one seed and return its scores; the weights that scored best on dev are in its folder's `best`.
 
-    A restart whose result is already in its folder is not run again; one that was interrupted goes on from its newest
-    checkpoint, to the same weights as if it had not been. The last checkpoint of one that has ended stays, so
-    that it can be extended. Of several ranks the first returns the scores.
+    A restart whose result is already in its folder is not run again; an interrupted one resumes from its newest
+    checkpoint and reaches the same weights as an uninterrupted run. The last checkpoint of a finished restart is kept
+    so that it can be extended. With several ranks, the first returns the scores.
     """
     folder = plan.of_seed(seed)
     if ranks.any_(ranks.is_first and (folder / _RESULT).exists()):
@@ -132,17 +133,17 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     if not ranks.is_first:
         return result
     log.write("finished", stage=session.name, step=state.step, seconds=time.perf_counter() - started)
-    # first: what finds a result stops
+    # before the result is written: a restart that finds one stops there
     drop_old_checkpoints(folder / "checkpoints", state.step, 1, session.averaged_steps())
     write_json(folder / _RESULT, result)
     return result
 
 
 def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
-    """Let the seeds that have ended go on, with the best weights of a finished run out of its model folders.
+    """Reopen finished seeds for more steps, restoring the best weights of a finished run from its model folders.
 
-    A kill on the way harms nothing. Before anything changes raises ConfigError where patience ended all seeds, as more
-    steps change nothing, and where a model is gone, DataError for one that is not as the run wrote it.
+    A kill midway is harmless. Before changing anything, raises ConfigError if patience ended all seeds, as more steps
+    would change nothing, or if a model is gone, and DataError for a model that is not as the run wrote it.
     """
     results = list(out.glob(f"restarts/seed-*/{_RESULT}"))
     planned = recipe.training.extensions[-1].steps if recipe.training.extensions else 0
@@ -167,7 +168,7 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
     for best, model in models.items():
         with replacing_folder(best) as kept:
             copy_files(model, kept)
-    (out / METRICS).unlink(missing_ok=True)  # before: a finished run has all results
+    (out / METRICS).unlink(missing_ok=True)  # metrics first: a finished run has all results
     for path in results:
         path.unlink()
 
@@ -187,10 +188,10 @@ def heads_of(recipe: FinetuneRecipe, task: Task, config: ModelConfig) -> tuple[s
 
 
 def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) -> tuple[Tokenizer, ModelConfig]:
-    """Return tokenizer and configuration of the model that a recipe trains, of a model folder or on a vocabulary.
+    """Return the tokenizer and configuration of the model that a recipe trains, from a model or vocabulary folder.
 
-    Those of a `source_vocab` come before those of the folder, which are then of targets. Raises ConfigError where that
-    is not for the task or the model.
+    With `source_vocab`, they read sources in that vocabulary, and the folder's own vocabulary is for targets only.
+    Raises ConfigError where that does not suit the task or the model.
     """
     section = recipe.model
     if section is not None:
@@ -218,15 +219,15 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
 
 
 def _added(recipe: FinetuneRecipe) -> dict[str, Any]:
-    """Return what a recipe adds to the configuration of the model in a folder."""
+    """Return the keys that a recipe adds to the configuration of the model in a folder."""
     mix = {} if recipe.features else recipe.mix.of_encoder
     return {**mix, **({"bilstm": True} if recipe.bilstm else {})}
 
 
 def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) -> EncoderWithHeads:
-    """Return the source's encoder, or a new one of its or the recipe's sizes, with heads drawn from `seed`.
+    """Return the source's encoder, or a new one of its sizes or the recipe's, with heads drawn from `seed`.
 
-    Where it starts from word vectors, `told` gets a sentence on them.
+    If embeddings start from word vectors, a sentence about them is appended to `told`.
     """
     vocabulary = plan.tokenizer.of_targets.vocabulary
     task, num_tokens = plan.task, len(vocabulary)
@@ -242,11 +243,11 @@ def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) 
         heads=heads,
         num_labels=num_outputs,
         seed=seed,
-        replace_heads=[name for name in task.heads if not HEADS[name].is_tied],  # a decoder is trained on
+        replace_heads=[name for name in task.heads if not HEADS[name].is_tied],  # a decoder is trained further
         head_options=options,
         added=_added(plan.recipe),
     )
-    if num_tokens > model.config.vocab_size:  # the marks of tasks, which a published GPT has not seen
+    if num_tokens > model.config.vocab_size:  # the special tokens of tasks, which a published GPT lacks
         model.resize_vocabulary(num_tokens, seed=seed)
     if getattr(plan.config, "source_vocab_size", None) != getattr(model.config, "source_vocab_size", None):
         known = dict(model.named_parameters())
@@ -260,7 +261,7 @@ def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) 
 
 
 def _learning(plan: FinetunePlan, model: EncoderWithHeads) -> EncoderWithHeads:
-    """Return a model of which only that learns which is to learn."""
+    """Freeze the parameters that the plan does not train, and return the model."""
     if plan.task.freezes_encoder:
         model.encoder.requires_grad_(False)
     if plan.recipe.frozen:
@@ -272,10 +273,10 @@ def _learning(plan: FinetunePlan, model: EncoderWithHeads) -> EncoderWithHeads:
 
 
 def summarise_restarts(results: list[dict[str, Any]], primary: str, failures: dict[int, str]) -> dict[str, Any]:
-    """Return mean and spread (standard deviation, n - 1) of the best dev scores, with degenerate runs by seed.
+    """Return the mean and standard deviation (n - 1) of the best dev scores, and degenerate runs by seed.
 
-    The spread of a single score is None. `mean_of_sound` leaves degenerate runs out, and is None when all are.
-    `failures` are runs that were given up: they count as degenerate and have no score.
+    The standard deviation of a single score is None. `mean_of_sound` excludes degenerate runs, and is None if all are
+    degenerate. `failures` are runs that were given up: they count as degenerate and have no score.
     """
     scores = {str(result["seed"]): result["best"]["scores"][primary] for result in results}
     degenerate = {str(result["seed"]): result["best"]["degenerate"] for result in results}
@@ -293,7 +294,7 @@ def summarise_restarts(results: list[dict[str, Any]], primary: str, failures: di
 
 
 class _DevWatch:
-    """Scores the weights on dev when asked, and keeps those that score best; `memory` goes into checkpoints."""
+    """Scores the weights on dev on request and saves the best ones; `memory` is stored in checkpoints."""
 
     def __init__(self, plan: FinetunePlan, state: TrainState, folder: Path, ranks: Ranks) -> None:
         self._plan, self._state, self._folder, self._ranks = plan, state, folder, ranks
@@ -313,7 +314,7 @@ class _DevWatch:
         return entry["scores"]
 
     def take_average(self, checkpoints: Path, steps: Collection[int]) -> str:
-        """Keep the mean of those checkpoints' weights in place of the best, and return a line about it."""
+        """Save the mean of these checkpoints' weights in place of the best, and return a line about it."""
         model = self._ranks.whole(self._state.model)
         if not self._ranks.is_first:
             return ""
@@ -342,13 +343,13 @@ class _DevWatch:
 
     def _keep(self, model: EncoderWithHeads, entry: dict[str, Any]) -> None:
         kept = self._folder / "best"
-        write_json(self._folder / BEST_STEP, {"step": entry["step"]})  # before: an extension begins no earlier
+        write_json(self._folder / BEST_STEP, {"step": entry["step"]})  # first: an extension must not start earlier
         save_model(model, kept, extra_config=self._plan.task.published_config)
         write_json(self._folder / BEST_STEP, {"step": entry["step"], "sha256": saved_sum(kept)})
         self.memory["best"] = entry
 
     def is_enough(self) -> bool:
-        """Tell whether the last `patience` evaluations have brought nothing better."""
+        """Return whether the last `patience` evaluations brought no improvement."""
         best = self.memory["best"]["step"] if "best" in self.memory else 0
         later = sum(entry["step"] > best for entry in self.memory.get("evaluations", []))
         return self.patience is not None and later >= self.patience

@@ -1,7 +1,7 @@
-"""What is wrong with the model, the data or the output that a person names, as far as it shows without torch.
+"""Checks of the model, data and output that a person names, as far as they are possible without torch.
 
-Importing torch takes longer than reading a usual file, so commands look here before they import it: at what they can
-read in `_SECONDS`, and always at the first `_ROWS`. What lies beyond is found when the run reads all of it, before it
+Importing torch takes longer than reading a typical file, so commands check here first: as much as they can read in
+`_SECONDS`, and always the first `_ROWS`. Problems beyond that are found when the run reads everything, before it
 trains.
 """
 
@@ -31,7 +31,7 @@ from maskloom.tasks.tables import ReadingOptions
 _READING = {field.name for field in fields(ReadingOptions)}
 
 _ROWS = 1000
-_SECONDS = 10.0  # two million rows: little beside what a model does with them
+_SECONDS = 10.0  # two million rows: little compared with what a model does with them
 _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
@@ -41,9 +41,9 @@ def look_at_training_data(
 ) -> None:
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
-    It raises DataError too for a model that is not there, or a vocabulary where the recipe makes a new one. The kind is
-    that of the format, where one is given; what only a whole file tells is looked for in files that were read whole,
-    where the recipe is known.
+    Also raises DataError for a missing model, or a missing vocabulary where the recipe creates a new model. A format
+    determines the kind. Checks that need all rows apply to files that were read to the end, some of them only if the
+    recipe is given.
     """
     if recipe is not None and recipe.model is not None:
         tokenizer_folder(model)
@@ -80,7 +80,7 @@ def look_at_training_data(
 
 
 def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
-    """Return the recipe with the kind of task that a format stands for; raises ConfigError when it says another."""
+    """Return the recipe with the kind of task that a format implies; raises ConfigError if it sets another one."""
     if reading.format is None:
         return recipe
     row = catalog_row(reading.format)
@@ -90,7 +90,7 @@ def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe
 
 
 def _check_labels(kind: TaskKind, train: ReadExamples, dev: ReadExamples, reading: ReadingOptions) -> None:
-    """Raise DataError for labels that a run would refuse: all alike, or of dev only."""
+    """Raise DataError for labels that a run would refuse: all the same, or some only in dev."""
     assert kind.label_ids is not None
     kind.check(train, dev)
     try:
@@ -102,7 +102,7 @@ def _check_labels(kind: TaskKind, train: ReadExamples, dev: ReadExamples, readin
 def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:
     """Read the first rows of a file for fine-tuned models; raises DataError or ConfigError for a wrong name or row.
 
-    Of a model that others fine-tuned it shows only later how it reads.
+    How a model that was fine-tuned elsewhere reads files is known only once it is opened.
     """
     for model in models:
         check_model_name(model)
@@ -113,7 +113,7 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
         check_regular(path)
     stored = known.get("reading", {})
     if kind is None or not isinstance(stored, dict) or not stored.keys() <= _READING:
-        return  # a kind that is not there, or opening the model tells what is wrong
+        return  # unknown kind or settings: opening the model reports what is wrong
     if kind.with_pairs and known.get("takes_pairs"):
         kind = KINDS[kind.with_pairs]
     try:
@@ -126,7 +126,7 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
 
 
 def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence[str]) -> None:
-    """Raise as answering does for a model or a text that is not there, and for a question that is empty."""
+    """Raise as answering does for a missing model or text, and for an empty question."""
     for model in models:
         check_model_name(model)
     check_questions(questions)
@@ -135,7 +135,7 @@ def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence
 
 
 def check_questions(questions: Sequence[str]) -> None:
-    """Raise ConfigError for no question at all, and for an empty one."""
+    """Raise ConfigError if there is no question, or an empty one."""
     if not questions:
         raise ConfigError("no question: give at least one")
     for number, question in enumerate(questions, start=1):
@@ -144,7 +144,7 @@ def check_questions(questions: Sequence[str]) -> None:
 
 
 def read_context(path: str | Path) -> str:
-    """Return a text file's content, its line ends as they stand; raises DataError when it is not UTF-8 or is blank."""
+    """Return a text file's content, line ends unchanged; raises DataError if it is not UTF-8, blank or too large."""
     try:
         if str(path) == "-":
             content = sys.stdin.buffer.read(_MAX_TEXT_BYTES + 1)
@@ -175,7 +175,7 @@ def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
 
 
 def check_place(source: Path, target: Path) -> None:
-    """Raise ConfigError for an output that is a folder, is the input itself, or lies in a folder that is not there."""
+    """Raise ConfigError for an output that is a folder, is the input itself, or whose parent folder does not exist."""
     if target.is_dir():
         raise ConfigError(f"{target}: the output is a file, this is a folder")
     if target.exists() and source.exists() and target.samefile(source):
@@ -186,7 +186,7 @@ def check_place(source: Path, target: Path) -> None:
 
 
 def check_page(page: Path, flag: str) -> None:
-    """Raise ConfigError for a page that is a folder, is no .html file, or lies in a folder that is not there."""
+    """Raise ConfigError for a page that is a folder, is no .html file, or whose parent folder does not exist."""
     if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{page}: {flag} names the page to write, an .html file")
     if not page.parent.is_dir():
@@ -202,10 +202,10 @@ def options_for(
     kind: TaskKind,
     needs_label: bool,
 ) -> ReadingOptions:
-    """Return the options given, else those of fine-tuning where the first row reads with them, else the usual names.
+    """Return the given options, else those of fine-tuning if the first row can be read with them, else the defaults.
 
-    `known` is what fine-tuning wrote beside the model; `iterate(path, options, needs_label=, report=)` reads the file.
-    Raises ConfigError for a suffix of targets where there are none.
+    `known` is what fine-tuning stored with the model; `iterate(path, options, needs_label=, report=)` reads the file.
+    Raises ConfigError for a target suffix where the task has no targets.
     """
     if given and given.target_suffix is not None and "target_suffix" not in kind.settings.model_fields:
         raise ConfigError(f"--target-suffix {given.target_suffix}: a {kind.name} task has no targets")
@@ -215,7 +215,7 @@ def options_for(
     stored = {key: value for key, value in known.get("reading", {}).items() if value is not None}
     stored["on_bad_rows"] = default.on_bad_rows
     if kind.predicts_on_text and not needs_label:
-        stored.pop("format", None)  # a file in that form shows that it is
+        stored.pop("format", None)  # a file in that format is recognised by itself
     for values in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
         options = ReadingOptions(**values)
         try:
@@ -227,7 +227,7 @@ def options_for(
 
 
 def options_for_sources(path: Path, given: ReadingOptions | None, known: Mapping[str, Any]) -> ReadingOptions:
-    """Return how a file of prompts or sources is read; what fine-tuning wrote counts if it was on sources."""
+    """Return how to read a file of prompts or sources; what fine-tuning stored counts if it was a seq2seq task."""
     kind, stored = KINDS["seq2seq"], known.get("reading", {})
     if known.get("kind") != kind.name or not isinstance(stored, dict) or not stored.keys() <= _READING:
         known = {}
@@ -235,12 +235,12 @@ def options_for_sources(path: Path, given: ReadingOptions | None, known: Mapping
 
 
 def _iterate(kind: TaskKind, settings: KindSettings, path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
-    """Yield the examples of a file as its kind reads them, but for what only all of the training data tells."""
+    """Yield the examples of a file as its kind reads them, without what only the whole training data determines."""
     return kind.iterate(path, options, settings.model_copy(update=dict(kind.first_settings)), **how)
 
 
 def _read_first(examples: Iterator[Any], until: float | None = None, *, keeps: bool = False) -> list[Any]:
-    """Read as much as time permits; with `keeps` return the examples, if they are all of the file."""
+    """Read as much as time permits; with `keeps`, return the examples if the whole file was read."""
     until = time.monotonic() + _SECONDS if until is None else until
     kept = list[Any]()
     for number, piece in enumerate(pieces_of(examples, _ROWS)):
@@ -252,7 +252,7 @@ def _read_first(examples: Iterator[Any], until: float | None = None, *, keeps: b
 
 
 def _settings(model: Path) -> dict[str, Any]:
-    """Return what fine-tuning wrote beside a model, unchecked, or {}."""
+    """Return what fine-tuning stored with a model, unchecked, or {}."""
     for folder in (model, model / "model"):
         if (folder / "config.json").is_file():
             path = file_inside(folder, _SETTINGS_FILE)

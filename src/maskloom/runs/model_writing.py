@@ -1,4 +1,4 @@
-"""Writing model folders whole: weights, tokenizer, what a task needs besides, and a README.md as card."""
+"""Writing complete model folders: weights, tokenizer, what a task needs, and a README.md as model card."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import MODEL, REST, step_folders
 
-# OWNER/NAME, unless it reads like a folder of this machine; or one of the first models, which have no owner.
+# OWNER/NAME, unless it looks like a local folder; or one of the first models, which have no owner.
 _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
 _HUB_NAME = re.compile(
     rf"{_OWNER}/(?!checkpoint-)[A-Za-z0-9][\w.-]{{0,95}}|bert-(?:base|large)-[\w-]{{1,80}}", re.ASCII
@@ -44,10 +44,10 @@ _BERT = BertConfig()
 
 @dataclass(frozen=True)
 class Card:
-    """What a card says: `metrics` were measured on `dataset`, and `base_model` is what a hub calls the model before.
+    """What a model card says: `metrics` were measured on `dataset`, and `base_model` is the base model's name on a hub.
 
-    `pipeline_tag` is the hub's name for the task. The licence and the languages are those that a person gave in the
-    recipe: nothing else knows them.
+    `pipeline_tag` is the hub's name for the task. The licence and the languages come from the recipe, because nothing
+    else states them.
     """
 
     title: str
@@ -78,7 +78,7 @@ class Card:
         write_text(folder / "README.md", text)
 
     def _facts(self) -> dict[str, Any]:
-        """Return the keys of the hub; JSON, in which they are written, is YAML."""
+        """Return the hub's metadata; it is written as JSON, which is valid YAML."""
         given = (self.recipe.card if self.recipe is not None else None) or CardSection()
         facts = {
             "library_name": "transformers",
@@ -102,7 +102,7 @@ class Card:
 
 
 def hub_metrics() -> dict[str, str]:
-    """Return the scores that a hub lists, by our names for them: no losses, counts and scores of constant answers."""
+    """Return our names of the scores that a hub lists, with its names: no losses, counts or constant-answer scores."""
     parts = [row.part for row in PRETRAINING.values()]
     return {
         **dict.fromkeys(("accuracy", *(f"{name}_accuracy" for name in (*parts, *PAIR_TASKS))), "accuracy"),
@@ -123,7 +123,7 @@ def pretraining_card(
     *,
     config: ModelConfig = _BERT,
 ) -> Card:
-    """Return the card of a pre-trained model; `more` is said of a checkpoint that is not the run's end."""
+    """Return the card of a pre-trained model; `more` describes a checkpoint from before the end of the run."""
     row, name = architecture_of(config), format_of(config).name
     pair = recipe.data.pair_task
     heads = f"masked-LM and {PAIR_TASKS[pair].name} heads" if pair else "a masked-LM head"
@@ -162,7 +162,7 @@ def finetuning_card(
 
 
 def pretrained_tag(vocabulary_head: str | None, config: ModelConfig) -> str | None:
-    """Return what a hub calls the task of a pre-trained model with that head, or None where it runs none."""
+    """Return a hub's name for the task of a pre-trained model with that head, or None if it has none."""
     if vocabulary_head == "lm":
         return "text-generation"
     if vocabulary_head == "decoder":
@@ -171,16 +171,16 @@ def pretrained_tag(vocabulary_head: str | None, config: ModelConfig) -> str | No
 
 
 def model_name(folder: Path) -> str:
-    """Return what a model folder is called: the run's name for a run's model."""
+    """Return the name of a model folder; for a run's model, the name of the run."""
     folder = folder.resolve()
     return folder.parent.name if folder.name in ("model", "best-model") else folder.name
 
 
 def hub_name(folder: Path) -> str | None:
-    """Return what a hub calls a model folder, or the model that it was made of; None where no file of it says.
+    """Return the hub name of a model folder, or of the model from which it was made; None if no file states one.
 
-    It is the `_name_or_path` of its config.json or the base_model of its own card. A local path is no name: a hub would
-    link to whatever has that name there.
+    It is the `_name_or_path` of its config.json or the base_model of its own card. A local path does not count, because
+    a hub would link to whatever has that name there.
     """
     config, card = file_inside(folder, "config.json"), folder / "README.md"
     named = "" if config is None else str(read_json_object(config).get("_name_or_path"))
@@ -214,11 +214,11 @@ def write_model_folder(
     settings: Mapping[str, Any] | None = None,
     vectors_as: Path | None = None,
 ) -> None:
-    """Write a folder that opens here and in transformers, under a temporary name until it is whole.
+    """Write a folder that opens here and in transformers, under a temporary name until it is complete.
 
-    `weights` is a model, or a folder with config.json and weights that are copied. `extra_config` adds keys to
-    config.json, `settings` are those of a task, and `vectors_as` is a folder whose modules.json is copied. Raises
-    OSError when the disk fails; nothing is left then.
+    `weights` is a model, or a folder whose config.json and weights are copied. `extra_config` adds keys to config.json,
+    `settings` are a task's settings, and `vectors_as` is a folder whose modules.json is copied. Raises OSError when the
+    disk fails, leaving nothing behind.
     """
     with replacing_folder(final) as folder:
         if isinstance(weights, Path):
@@ -239,10 +239,10 @@ def write_model_folder(
 
 
 def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Tokenizer, folder: Path) -> int | None:
-    """Write the weights of the checkpoint that was kept as the best into a model folder, and return its step.
+    """Write the weights of the checkpoint kept as the best into a model folder, and return its step.
 
-    `model` has those weights afterwards. None, and nothing is written, when no evaluation was compared, or when several
-    processes wrote the checkpoint, each a shard.
+    `model` has those weights afterwards. Returns None and writes nothing if no evaluation was compared, or if several
+    processes wrote the checkpoint as shards.
     """
     newest = next(iter(step_folders(checkpoints)), None)
     kept = newest and json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")

@@ -1,4 +1,4 @@
-"""How long pre-training takes on this machine, from a few of its steps, and what similar runs achieved."""
+"""Estimates of how long pre-training takes on this machine, from a few timed steps, and what similar runs achieved."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ from maskloom.training.faults.memory import kept_bytes, kept_memory
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import fastest_precision, in_precision
 
-# Work of a step that is timed, at most, in FLOPs: a second or two of a processor, less of a GPU.
+# The most work of a timed step, in FLOPs: a second or two on a processor, less on a GPU.
 _TIMED = {"cpu": 5e11}
 _TIMED_ELSEWHERE = 5e13
 _FEWEST_STEPS = 2
-# Bytes that torch, blocks of logits and a checkpoint on its way to the disk take, about.
+# Approximate bytes for torch, blocks of logits and a checkpoint that is being written.
 _PROGRAM = 600 << 20
 # The paper's: a million steps of 128,000 tokens over 3.3 billion words (A.2).
 _MANY_EPOCHS = 40
 
 CURVES = Path(__file__).parent / "reference_curves.json"
-"""Evaluations of runs that benchmarks/reference_curves.py made: of each size a list of step, tokens and loss."""
+"""Evaluations of runs of benchmarks/reference_curves.py: for each size a list of step, tokens and loss."""
 
 
 @dataclass(frozen=True)
 class SizePlan:
     """The cost of pre-training at one size: optimiser steps, real tokens, epochs, useful FLOPs, seconds, bytes.
 
-    `reference_loss` is the held-out loss in nats of a run of this size on other text after as many tokens; None where
-    there was none. `is_beyond` means that it ended earlier, and the loss is its last one.
+    `reference_loss` is the held-out loss in nats of a run of this size on other text after the same number of tokens,
+    or None if there is no such run. `is_beyond` means that the run ended earlier, and the loss is its last one.
     """
 
     size: str
@@ -72,10 +72,11 @@ def plan_pretraining(
     seconds: float = 4.0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return what a recipe takes on a corpus at some sizes, by default that of the recipe, timed `seconds` each.
+    """Return the cost of a recipe on a corpus at some sizes, by default the recipe's own, timing each for `seconds`.
 
-    Where the recipe has a budget of minutes, `favoured` is the size whose reference run had the lowest held-out loss
-    after the tokens that it could read in them. Raises ConfigError or DataError for wrong input; writes nothing.
+    If the recipe has a budget of minutes, `favoured` is the size whose reference run had the lowest held-out loss after
+    the number of tokens that it can process in that time. Raises ConfigError or DataError for wrong input; writes
+    nothing.
     """
     progress, opened = progress or Progress(), Corpus.open(corpus)
     sizes = sizes or [recipe.model.size]
@@ -87,7 +88,7 @@ def plan_pretraining(
         torch.set_num_threads(recipe.training.num_threads)
     curves = json.loads(CURVES.read_text(encoding="utf-8"))
     if (recipe.objective, recipe.model.architecture) != (curves["objective"], curves["architecture"]):
-        curves = {"sizes": {}}  # its loss is another one
+        curves = {"sizes": {}}  # their losses are not comparable
     device, free = chosen_device(recipe.training.device), available_memory()
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
     progress.begin("measuring", len(chosen))
@@ -122,7 +123,7 @@ def _size_plan(
     seconds: float,
     curves: dict[str, Any],
 ) -> SizePlan:
-    """Return what all phases of a recipe take together."""
+    """Return the cost of all phases of a recipe together."""
     model = initial_model(recipe, corpus, None)[0].to(device)
     sums, rate, memory = dict.fromkeys(("steps", "tokens", "epochs", "flops", "seconds"), 0.0), 0.0, 0
     plans = phase_plans(recipe)
@@ -164,7 +165,7 @@ def _size_plan(
 def _timed(
     recipe: PretrainRecipe, plan: PhasePlan, model: EncoderWithHeads, loader: Any, num_rows: int, seconds: float
 ) -> tuple[float, float]:
-    """Return the seconds of a step, timed on `num_rows` with its update apart, and the bytes kept for each row."""
+    """Return the seconds per step, timed on `num_rows` rows with the update separate, and the bytes kept per row."""
     settings = plan.training.model_copy(update={"steps": 10**9, "minutes": None, "micro_batch_size": None})
     device = next(model.parameters()).device
     row = PRETRAINING[recipe.objective]
@@ -178,7 +179,7 @@ def _timed(
     kept = kept_bytes(model, objective, first)
     with kept_memory():
         steps = train_steps(state, objective, loader.next_batch, settings=settings, seed=0)
-        next(steps)  # it warms up
+        next(steps)  # warm-up
         started, done = time.perf_counter(), 0
         while done < _FEWEST_STEPS or time.perf_counter() - started < seconds:
             next(steps)
@@ -199,10 +200,10 @@ def _bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:
 
 
 def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float:
-    """Return the useful FLOPs of a sequence of mean length in training: two a weight and token, backward twice forward.
+    """Return the useful FLOPs of training on a sequence of mean length: 2 per weight and token, backward twice forward.
 
-    Attention has four a pair of tokens and dimension; of the vocabulary only predicted positions count. A decoder reads
-    them, with as many projections again for its attention to the sequence.
+    Attention takes 4 per pair of tokens and dimension; for the vocabulary only predicted positions count. A decoder
+    processes those, with as many projections again for its attention to the sequence.
     """
     length, hidden = account.tokens_per_instance, config.hidden_size
     num_projections = 3 if getattr(config, "gated", False) else 2
@@ -220,7 +221,7 @@ def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float
 
 
 def _reference(curve: list[list[float]], tokens: float) -> tuple[float | None, bool]:
-    """Return the loss of a reference run after so many tokens, None before its first, and whether it ended before."""
+    """Return the loss of a reference run after `tokens`, None before its first point, and whether it ended earlier."""
     if not curve or tokens < curve[0][1]:
         return None, False
     logs, losses = [math.log(point[1]) for point in curve], [point[2] for point in curve]

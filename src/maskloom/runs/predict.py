@@ -1,4 +1,4 @@
-"""Predictions, vectors or continuations for every row of a file, in its order; answers to questions on one text."""
+"""Predictions, vectors or continuations for every row of a file, in order; answers to questions about a text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.tables import ReadingOptions
 
 _WINDOW = 4096
-# How a cell begins that spreadsheets compute or open as something else.
+# First characters of cells that spreadsheets evaluate or open as something else.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -47,14 +47,14 @@ def predict(
     csv_safe: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write one prediction a row to `output`, .jsonl, .csv or in a form of the task, and return what was read and cut.
+    """Write one prediction per row to `output`, .jsonl, .csv or a task's format; return what was read and truncated.
 
-    A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Rows
-    are sorted by length only within a window of a few thousand or a few megabytes, so memory is bounded. The output
-    takes its name when it is complete; a pipe is written into. Several models answer as an ensemble, whose
-    probabilities or logits are averaged. `csv_safe` puts an apostrophe before cells of a .csv that a spreadsheet would
-    take for a formula. Labels of the input are not looked at, and a blank line of a .txt counts as an empty text.
-    Raises ConfigError for a model without the head of a task, DataError for a wrong file or one without a usable row.
+    A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Rows are
+    sorted by length only within a window of a few thousand rows or a few megabytes, so memory is bounded. The output
+    appears under its name once it is complete; a pipe is written to directly. Several models predict as an ensemble,
+    whose probabilities or logits are averaged. `csv_safe` puts an apostrophe before .csv cells that a spreadsheet would
+    evaluate as a formula. Labels in the input are ignored, and a blank line of a .txt counts as an empty text. Raises
+    ConfigError for a model without a task head, DataError for a wrong file or one without a usable row.
     """
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
@@ -70,7 +70,7 @@ def predict(
             f"{target}: {task.kind} predictions have several values per row, which a .csv cannot hold; write .jsonl"
         )
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
-    columns: dict[str, None] = {}  # of the texts of all rows: some may have an id, or more choices
+    columns: dict[str, None] = {}  # text columns of all rows: some may have an id, or more choices
     num_examples = reading_of_input.count(lambda example: columns.update(dict.fromkeys(example.as_row())))
     progress.begin("predicting", num_examples)
     before, between, after = task.frames.get(suffix, ("", "", ""))
@@ -94,7 +94,7 @@ def predict(
 
 
 def output_suffix(target: Path, suffixes: tuple[str, ...]) -> str:
-    """Return the suffix of an output, .jsonl for a pipe without one; raises ConfigError for others, .npy in a pipe."""
+    """Return an output's suffix, .jsonl for a pipe without one; raises ConfigError for others, and .npy to a pipe."""
     suffix = target.suffix.lower()
     if is_stream(target) and suffix not in (*suffixes, ".npy"):
         return ".jsonl"
@@ -116,10 +116,10 @@ def _json_writer(file: IO[str]) -> Callable[[dict[str, Any]], None]:
 
 
 def _csv_writer(file: IO[str], is_safe: bool, columns: Iterable[str]) -> Callable[[dict[str, Any]], None]:
-    """Return a writer with one column a label for probabilities; what a row does not have is left empty.
+    """Return a writer with one column per label for probabilities; missing values are left empty.
 
-    Several labels are joined by commas as CSV joins fields: one that holds a comma or a quote stands in double quotes.
-    Where it `is_safe`, texts that begin as a formula does get an apostrophe in front (OWASP, CSV injection).
+    Several labels are joined by commas as CSV fields: a label with a comma or a quote is put in double quotes. If
+    `is_safe`, texts that begin like a formula get a leading apostrophe (OWASP, CSV injection).
     """
     header: list[str] = []
 
@@ -142,7 +142,7 @@ def _csv_writer(file: IO[str], is_safe: bool, columns: Iterable[str]) -> Callabl
 
 
 def _record(values: Iterable[Any]) -> str:
-    """Return one record of CSV without its line end; a value that holds a part of one, a "\\r" too, is quoted."""
+    """Return one CSV record without its line end; a value with any part of a line end, even a lone "\\r", is quoted."""
     record = io.StringIO()
     csv.writer(record, lineterminator="\r\n").writerow(values)
     return record.getvalue().removesuffix("\r\n")
@@ -150,7 +150,7 @@ def _record(values: Iterable[Any]) -> str:
 
 @dataclass(frozen=True)
 class VectorForm:
-    """How the vectors of tokens become one, as in `Predictor.encode`: None is as the model's folder says."""
+    """How the vectors of tokens become one, as in `Predictor.encode`; None means as the model's folder says."""
 
     pooling: PoolingMode | None = None
     normalize: bool | None = None
@@ -167,11 +167,11 @@ def embed(
     int8: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write one vector a row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` a row.
+    """Write one vector per row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` per row.
 
-    Texts are read as single ones unless a pair column is named. `int8` computes in eight-bit integers. Memory is
-    bounded, and the output takes its name when it is complete. Raises ConfigError or DataError for a wrong option,
-    model or file, or for `int8` on a processor that lacks it.
+    Texts are read as single texts unless a pair column is named. `int8` computes in eight-bit integers. Memory is
+    bounded, and the output appears under its name once it is complete. Raises ConfigError or DataError for a wrong
+    option, model or file, or for `int8` on a processor that lacks it.
     """
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
@@ -216,7 +216,7 @@ def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-_PROMPTS_AT_ONCE = 256  # of which those of similar length are continued together
+_PROMPTS_AT_ONCE = 256  # among these, prompts of similar length are batched
 
 
 def generate(
@@ -229,11 +229,11 @@ def generate(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write a .jsonl with a row for each prompt: `index`, `line`, `prompt` or `source`, and what `GeneratedText` has.
+    """Write a .jsonl with one row per prompt: `index`, `line`, `prompt` or `source`, and the keys of `GeneratedText`.
 
-    Those of `Generation` that are given change the model's own. The output takes its name when it is complete. Raises
-    ConfigError or DataError for a model that continues nothing, a wrong file, and a prompt, by its line, that is empty
-    or too long.
+    `given` holds settings of `Generation` that override the model's own. The output appears under its name once it is
+    complete. Raises ConfigError or DataError for a model that cannot generate, a wrong file, and a prompt, named by its
+    line, that is empty or too long.
     """
     num_tokens = 0
 
@@ -259,10 +259,10 @@ def fill_spans(
     batch_size: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write a .jsonl with a row for each text with blanks: `index`, `line`, `source`, and what `FilledText` has.
+    """Write a .jsonl with one row per text with blanks: `index`, `line`, `source`, and the keys of `FilledText`.
 
-    The output takes its name when it is complete. Raises ConfigError or DataError for a model that fills nothing, a
-    wrong file, and a text, by its line, that has no blank or is too long.
+    The output appears under its name once it is complete. Raises ConfigError or DataError for a model that cannot fill
+    blanks, a wrong file, and a text, named by its line, that has no blank or is too long.
     """
 
     def filled(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[FilledText]:
@@ -280,9 +280,9 @@ def _write_texts(
     reading: ReadingOptions | None,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Write a row for each text of a file: `index`, `line`, its `source` or `prompt`, and what is made of it.
+    """Write one row per text of a file: `index`, `line`, its `source` or `prompt`, and what the model makes of it.
 
-    `made_by` gets texts, their names in messages, and the number of the first.
+    `made_by` receives the texts, their names for messages, and the index of the first.
     """
     (source, target), progress = places, progress or Progress()
     check_place(source, target)
@@ -318,12 +318,12 @@ def answer(
     average: Average = "probabilities",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Return the answers that a model, or an ensemble of several, finds in a text file, "-" for standard input.
+    """Return the answers that a model, or an ensemble of several, finds in a text file ("-" for standard input).
 
-    The text is tokenised once for all questions and read in windows, whose batches go over questions. `answers` holds
-    for each question its `answer` ("" where the model says that there is none), `probability` among the candidates,
+    The text is tokenised once for all questions and read in windows, which are batched across questions. `answers`
+    holds for each question its `answer` ("" if the model says that there is none), `probability` among the candidates,
     `start` and `end` in characters of the text, and the `top_k` best candidates. `null_threshold` lets a model say that
-    there is no answer, or moves where it does. Raises ConfigError for a model of another task, an empty question or
+    there is no answer, or changes when it does. Raises ConfigError for a model of another task, an empty question or
     wrong settings, DataError for a file that cannot be read.
     """
     progress = progress or Progress()
@@ -360,7 +360,7 @@ def answer(
 
 
 def answer_lines(result: dict[str, Any]) -> list[str]:
-    """Return each question with its answer, how sure the model is and where it stands, for a person."""
+    """Return readable lines: each question with its answer, its probability and its position in the text."""
     lines = []
     for row in result["answers"]:
         lines.append(row["question"])

@@ -74,20 +74,20 @@ def pretrain(
     verify: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Pre-train a BERT on a corpus folder and return its held-out metrics; the model lies in `out/model`.
+    """Pre-train a model on a corpus folder and return its held-out metrics; the model is in `out/model`.
 
     The run folder holds recipe.toml, run.json, events.jsonl, metrics.json, checkpoints/ and model/. `init` starts from
-    the weights of a model folder (continued pre-training). With `resume` an interrupted run goes on from its newest
-    whole checkpoint and ends with the weights of a run left alone; `verify` first shows that it does, as
-    `verify_resuming` tells. `training.keep_best` adds the model that did best on held-out text, in `out/best-model`.
-    Where torchrun starts several processes, they train together: the first one writes, and returns the metrics. Raises
-    ConfigError or DataError for wrong input before any training, Interrupted after a save when a signal asks to stop,
-    RankLostError when another process is lost.
+    the weights of a model folder (continued pre-training). With `resume` an interrupted run continues from its newest
+    complete checkpoint and ends with the same weights as an uninterrupted run; `verify` first proves this, see
+    `verify_resuming`. `training.keep_best` also writes the model that did best on held-out text to `out/best-model`.
+    Processes started by torchrun train together: the first one writes, and returns the metrics. Raises ConfigError or
+    DataError for wrong input before any training, Interrupted after a save when a signal asks to stop, RankLostError
+    when another process is lost.
     """
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
-        half_type(training.precision, ranks.device)  # what the device lacks is refused before any work
+        half_type(training.precision, ranks.device)  # raises before any work for a type that the device lacks
         heard = progress if progress is not None and ranks.is_first else Progress()
         start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
@@ -115,7 +115,7 @@ def _pretrain(
     for plan in plans:
         ranks.rows(plan.training)
     _check_start(recipe, opened, init, ranks)
-    ranks.barrier()  # all have read the recipe before the first one writes it
+    ranks.barrier()  # all ranks read the recipe before the first one writes it
     paths, inputs = _read_by(recipe, opened, init)
     if ranks.is_first:
         prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
@@ -157,7 +157,7 @@ def _pretrain(
 def _read_by(
     recipe: PretrainRecipe, corpus: Corpus, init: Path | None
 ) -> tuple[dict[str, Path | None], dict[str, str | None]]:
-    """Return the paths of what a run reads, and its fingerprints."""
+    """Return the paths of a run's inputs, and their fingerprints."""
     paths = {"corpus": corpus.folder, "init": init}
     inputs = {"corpus": corpus.fingerprint, "init": init and fingerprint(*model_files(init))}
     if init is None and recipe.model.word_vectors is not None:
@@ -167,12 +167,12 @@ def _read_by(
 
 
 def start_config(recipe: PretrainRecipe, tokenizer: Tokenizer, init: Path | None) -> ModelConfig:
-    """Return the configuration that training starts from: the recipe's, or that of the initial model's folder."""
+    """Return the configuration that training starts from: the recipe's, or the initial model's."""
     return config_for(recipe, tokenizer) if init is None else read_model_config(init)
 
 
 def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> tuple[EncoderWithHeads, list[str]]:
-    """Return the model that training starts from, and what is to be said of parts that its folder lacks."""
+    """Return the model that training starts from, and messages on parts new to it or on its word vectors."""
     config = start_config(recipe, corpus.tokenizer, init)
     if init is None:
         model = build_model(config, heads=heads_of(recipe, config), seed=recipe.seed)
@@ -182,7 +182,7 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
 
 
 def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
-    """Raise ConfigError when the pieces of a corpus are not those of the model that is to go on."""
+    """Raise ConfigError if a corpus and the model to continue have different vocabularies."""
     pieces, num_embedded, spells = corpus.vocabulary, config.vocab_size, architecture_of(config).reads_spelling
     words = Tokenizer.load(init).targets if spells else None
     if spells and words is None:
@@ -210,7 +210,7 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
 
 
 def _new_parts(report: LoadReport) -> list[str]:
-    """Return a sentence on the parts that a model folder lacks and that start from random weights, or nothing."""
+    """Return a sentence on the parts that a model folder lacks and that start from random weights, or []."""
     new = [name for prefix, name in _PARTS if any(prefix in parameter for parameter in report.new_parameters)]
     if not new:
         return []
@@ -219,7 +219,7 @@ def _new_parts(report: LoadReport) -> list[str]:
 
 
 def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, ranks: Ranks) -> None:
-    """Raise ConfigError for an initial model of another vocabulary, and where training has no memory."""
+    """Raise ConfigError for an initial model with another vocabulary, and if too little memory is free to train."""
     config = start_config(recipe, corpus.tokenizer, init)
     if init is not None:
         _check_vocabulary(init, config, corpus)
@@ -232,7 +232,7 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
 
 @dataclass(frozen=True)
 class _Run:
-    """What phases share: documents `train` and `held_out`, on the first rank the `reference`, if there is one."""
+    """State shared by the phases: `train` and `held_out` documents; on the first rank the `reference`, if any."""
 
     recipe: PretrainRecipe
     corpus: Corpus
@@ -246,11 +246,11 @@ class _Run:
 
     @property
     def row(self) -> Pretraining:
-        """What is known of the objective."""
+        """The row of the objective in `PRETRAINING`."""
         return PRETRAINING[self.recipe.objective]
 
     def loader(self, documents: np.ndarray, plan: PhasePlan, batch_size: int, rows: slice = slice(None)) -> Loader:
-        """Return the batches of a phase."""
+        """Return a loader of a phase's batches from some documents."""
         seed, data = self.recipe.seed, plan.data_for(self.model.config)
         return self.row.loader(self.corpus, documents, data, batch_size=batch_size, seed=seed, rows=rows)
 
@@ -268,7 +268,7 @@ class _Run:
         return metrics
 
     def held_out_metrics(self, plan: PhasePlan, whole: EncoderWithHeads) -> dict[str, float]:
-        """Return metrics on held-out instances of a phase; {} where nothing is held out, and on other ranks."""
+        """Return metrics on a phase's held-out instances; {} if nothing is held out, and on other ranks."""
         if len(self.held_out) == 0 or not self.ranks.is_first:
             return {}
         loader = self.loader(self.held_out, plan, _EVALUATION_BATCH)
@@ -280,14 +280,14 @@ class _Run:
         return metrics if self.reference is None else metrics | self.reference.metrics(sums, metrics)
 
     def counted(self, batches: Iterable[Any], sums: defaultdict[str, float]) -> Iterator[Any]:
-        """Yield batches, and add up in `sums` what the reference needs of them."""
+        """Yield batches, adding up in `sums` what the reference needs."""
         for batch in batches:
             for name, value in self.reference.sums(batch).items() if self.reference else ():
                 sums[name] += value
             yield batch
 
     def train_phase(self, plan: PhasePlan, *, verify: bool) -> dict[str, Any]:
-        """Train one phase with a fresh optimiser on the weights that the phase before left; return held-out metrics."""
+        """Train one phase from the previous phase's weights with a fresh optimiser; return held-out metrics."""
         settings, progress, ranks = plan.training, self.progress, self.ranks
         loader = self.loader(self.train, plan, settings.batch_size, rows=ranks.rows(settings))
         state = TrainState.fresh(self.model, settings)
@@ -331,7 +331,7 @@ class _Run:
     def write_results(
         self, whole: EncoderWithHeads, last: PhasePlan, init: Path | None, metrics: dict[str, Any]
     ) -> None:
-        """Write the model folders, and the metrics last: they say that the run is finished."""
+        """Write the model folders, and last the metrics, which mark the run as finished."""
         out, tokenizer = self.out, tokenizer_read(whole.config, Tokenizer.load(self.corpus.folder))
         card = pretraining_card(self.recipe, metrics, init, config=whole.config)
         write_model_folder(out / "model", whole, tokenizer, card)
@@ -347,7 +347,7 @@ def _figures(report: StepReport) -> dict[str, float]:
 
 
 def _with_defaults(settings: TrainingSection) -> TrainingSection:
-    """Evaluate and save ten times in the first plan unless the recipe says otherwise; by the clock the budget tells."""
+    """Evaluate and save ten times in the first planned steps by default; a time budget sets its own intervals."""
     if settings.minutes is not None:
         return settings
     every = max(1, settings.first_planned_steps() // 10)
@@ -356,7 +356,7 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
 
 
 def evaluated_at(out: Path, stage: str, step: int) -> dict[str, float]:
-    """Return what the last evaluation of a stage at a step found, as the log of the run tells; {} for none."""
+    """Return the metrics of a stage's last evaluation at a step, from the run's log; {} if there is none."""
     path = out / "events.jsonl"
     events = read_events(path) if path.exists() else []
     wanted = ("evaluation", stage, step)
@@ -365,7 +365,7 @@ def evaluated_at(out: Path, stage: str, step: int) -> dict[str, float]:
 
 
 def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:
-    """Say which share of a corpus is held out: documents are not divided, so of few it may be large."""
+    """Report the held-out share of a corpus; documents are not split, so with few of them it may be large."""
     if len(held_out) == 0:
         return "the corpus has one document, so none is held out and no held-out loss can be shown"
     starts = corpus.sentence_offsets[corpus.document_offsets]

@@ -1,4 +1,4 @@
-"""The phases and the model of a pre-training recipe, found without torch and without any data."""
+"""The phases and the model of a pre-training recipe, determined without torch and without data."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
     from maskloom.data.corpus.opening import Corpus
 
 _NUM_DATA = len(PretrainingData.model_fields)
-# So large that no id of a special token is refused before the size of the vocabulary is known.
+# Large enough that no special token's id is refused before the size of the vocabulary is known.
 _ANY_VOCABULARY = 10_000_000
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One stretch of pre-training at one sequence length, with everything resolved."""
+    """One stretch of pre-training at one sequence length, with all settings resolved."""
 
     name: str
     data: PretrainingData
     training: TrainingSection
 
     def data_for(self, config: ModelConfig) -> PretrainingData:
-        """Return the settings with the token of its own with which some models begin every target."""
+        """Return the settings with the token with which a model of this configuration begins every target."""
         if "decoder_start" not in type(self.data).model_fields:
             return self.data
         return self.data.model_copy(update={"decoder_start": config.own_start})
 
 
 def pretraining_data(recipe: PretrainRecipe) -> PretrainingData:
-    """Return what stream and corruption of a recipe read: the keys of [data] and of the section of its objective."""
+    """Return what a recipe's stream and corruption read: the keys of [data] and of its objective's section."""
     section = getattr(recipe, recipe.objective, None)
     return PRETRAINING[recipe.objective].data.model_construct(**dict(recipe.data), **dict(section or ()))
 
 
 def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
-    """Return the phases of a recipe; without a [[phases]] table there is one, of the recipe's own length and steps.
+    """Return the phases of a recipe; without [[phases]] tables there is one, with the recipe's own length and steps.
 
-    Phases share the minutes of a run as they share its tokens. An extension is of the last one.
+    Phases share a run's minutes in proportion to their tokens. Extensions belong to the last phase.
     """
     training, minutes, own = recipe.training, recipe.training.minutes, pretraining_data(recipe)
     by_clock = {} if minutes is None else {"steps": MOST_STEPS}
@@ -59,7 +59,7 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
             given["minutes"] = minutes * tokens[number - 1] / sum(tokens)
         if number < len(recipe.phases):
             given["extensions"] = []
-        # A cap on predictions is tied to the length that it was given for; at other lengths the rate alone counts.
+        # A cap on predictions applies to the length for which it was given; at other lengths only the rate counts.
         cap = recipe.data.max_predictions_per_seq if phase.max_length == recipe.data.max_length else None
         data = own.model_copy(update={"max_length": phase.max_length, "max_predictions_per_seq": cap})
         plans.append(PhasePlan(f"phase-{number}", data, training.model_copy(update=given)))
@@ -67,11 +67,11 @@ def phase_plans(recipe: PretrainRecipe) -> list[PhasePlan]:
 
 
 def config_for(recipe: PretrainRecipe, tokenizer: Tokenizer) -> ModelConfig:
-    """Return the configuration of a model for a tokenizer, with its marks where the recipe names none."""
+    """Return the model configuration for a tokenizer, with its special tokens where the recipe names none."""
     vocabulary, special, template = tokenizer.vocabulary, tokenizer.vocabulary.special, tokenizer.template
     marks = (special.pad, special.begin or special.classify, special.end or special.separator)
     ids = [None if token is None else vocabulary.ids[token] for token in marks]
-    if PRETRAINING[recipe.objective].has_decoder:  # which reads and writes those around the texts of a task
+    if PRETRAINING[recipe.objective].has_decoder:  # which reads and writes the marks around a task's texts
         ids[1:] = (next(iter(found), None) for found in (template.begin, template.end))
     return model_config(recipe, vocab_size=len(vocabulary)).with_marks(*ids)
 
@@ -97,7 +97,7 @@ def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:
 
 
 def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None:
-    """Raise ConfigError where [model], or the model `init` in its place, [data] and [[phases]] do not fit together."""
+    """Raise ConfigError if objective, [model] (or the model `init` in its place), [data] and [[phases]] do not fit."""
     config = model_config(recipe, vocab_size=_ANY_VOCABULARY) if init is None else init
     whose, model = ("[model.config]", "the model") if init is None else ("the initial model's", "the initial model")
     keys = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
@@ -172,7 +172,7 @@ def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
         said.append(f"training.steps = {recipe.training.steps}: ignored, {why}")
     data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
     is_cap = data.max_predictions_per_seq is not None and data.max_length in lengths
-    given = data.model_fields_set  # all of them in the recipe of a run
+    given = data.model_fields_set  # a run's own recipe sets all of them
     is_given = data.max_length != PretrainingData().max_length or ("max_length" in given and len(given) < _NUM_DATA)
     if {*lengths} - {data.max_length} and is_given and not is_cap:
         said.append(f"data.max_length = {data.max_length}: ignored, every phase has its own length")

@@ -1,7 +1,7 @@
 """Tasks on the workers of a Ray cluster (https://docs.ray.io; the extra `maskloom[ray]`), or of one started here.
 
-A task is a pure function of what it is given, so Ray does it again when a worker or a machine is lost. The machines of
-a cluster need maskloom in their Python and the output folder under the same path.
+A task is a pure function of its input, so Ray repeats it when a worker or a machine is lost. The machines of a cluster
+need maskloom in their Python environment and the output folder at the same path.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _started: dict[Any, Callable[[Any], Any]] = {}
 
 
 def chosen_engine(name: Literal["local", "ray"], ray_address: str | None = None) -> Engine | None:
-    """Return what does the tasks: None for the processes of this machine.
+    """Return the engine that runs the tasks; None means processes on this machine.
 
-    `ray_address` is that of a running cluster, such as `auto`, `10.0.0.1:6379` or `ray://head:10001`; without it one
-    is started here. Raises ConfigError for an address without Ray, and where Ray is not installed.
+    `ray_address` is the address of a running cluster, such as `auto`, `10.0.0.1:6379` or `ray://head:10001`; without
+    it, one is started here. Raises ConfigError for an address with the local engine, and if Ray is not installed.
     """
     if name == "local":
         if ray_address is not None:
@@ -44,10 +44,10 @@ def results_of_ray(
     name: Callable[[Any], str] = str,
     address: str | None = None,
 ) -> Generator[Any, None, None]:
-    """Do tasks as `results_of_processes` does, on Ray; at most 1.5 times `num_workers` tasks are in the cluster.
+    """Run tasks as `results_of_processes` does, but on Ray; at most 1.5 times `num_workers` tasks are in flight.
 
-    Ray repeats a task that lost its worker up to 3 times. Raises ConfigError when the cluster does not answer,
-    ChildProcessError with the `name` of a task that keeps failing to come back, and what a task raises.
+    Ray retries a task that lost its worker up to 3 times. Raises ConfigError if the cluster does not answer,
+    ChildProcessError with the `name` of a task that loses its worker every time, and any exception that a task raises.
     """
     ray = _imported_ray()
     is_ours = not ray.is_initialized()
@@ -58,9 +58,9 @@ def results_of_ray(
         pending = dict[Any, str]()
         while True:
             for task in islice(tasks, num_workers + (num_workers + 1) // 2 - len(pending)):
-                # inside a list a reference stays one, so that a worker fetches what it has already only once
+                # Ray does not resolve a reference inside a list, so a worker fetches the shared data only once
                 pending[remote.remote([shared], task)] = name(task)
-            task = None  # or it would live until the next one comes
+            task = None  # do not keep it alive until the next one comes
             if not pending:
                 return
             (reference,), _ = ray.wait(list(pending))
@@ -83,8 +83,8 @@ def _result(ray: Any, reference: Any, name: str) -> Any:
 
 
 def _do(shared: list[Any], task: Any) -> Any:
-    """Do a task in a worker of Ray, which keeps what it has set up for the tasks that follow."""
-    # there is a worker for each processor already; the threads of a library would only stand in line
+    """Run a task in a Ray worker, which keeps its set-up for later tasks."""
+    # there is a worker for each processor already; a library's threads would only compete
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if shared[0] not in _started:
         _started.clear()
@@ -94,7 +94,7 @@ def _do(shared: list[Any], task: Any) -> Any:
 
 
 def _imported_ray() -> Any:
-    # it would tell its makers that it was used
+    # disable Ray's usage reports
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     try:
         return importlib.import_module("ray")

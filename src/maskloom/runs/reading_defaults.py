@@ -21,7 +21,7 @@ from maskloom.training.faults.memory import release_free_memory
 
 @dataclass(frozen=True)
 class FileReading:
-    """A file, how it is read for a model, and the account that fills while it is."""
+    """A file, how to read it for a model, and the report that is filled in while it is read."""
 
     path: Path
     kind: TaskKind
@@ -37,7 +37,7 @@ class FileReading:
         )
 
     def count(self, see: Callable[[Any], object] = lambda _: None) -> int:
-        """Return the number of examples, each given to `see`; raises DataError for a broken rule or no usable row."""
+        """Return the number of examples, passing each to `see`; raises DataError for a broken rule or no usable row."""
         first = replace(self, report=ReadingReport(self.path))
         for example in first.examples():
             see(example)
@@ -45,28 +45,28 @@ class FileReading:
         return first.report.num_kept
 
     def pieces(self, num_examples: int) -> Iterator[list[Any]]:
-        """Yield the examples in lists as `pieces_of` does, of as many as the kind holds at once."""
+        """Yield the examples in lists as `pieces_of` does, with at most as many as the kind reads at once."""
         size = min(num_examples, self.kind.examples_at_once)
         return pieces_of(self.examples(), size, keeps_documents=getattr(self.settings, "context", None) == "document")
 
     def shown_pieces(self, num_examples: int, progress: Progress) -> Iterator[list[Any]]:
-        """Yield the same, and show after each how many examples were read."""
+        """Yield the same lists, reporting progress after each."""
         for piece in self.pieces(num_examples):
             yield piece
             progress.advance(self.report.num_kept)
-            release_free_memory()  # batches differ in size, so the C library would keep more and more of what was freed
+            release_free_memory()  # batches vary in size, so the C library would retain more and more freed memory
         progress.end()
 
 
 def reading_of_texts(path: Path, given: ReadingOptions | None) -> FileReading:
-    """Return how a file of texts is read: as single ones, or as pairs where a pair column is named."""
+    """Return how to read a file of texts: as single texts, or as pairs if a pair column is named."""
     options = given or ReadingOptions()
     kind = KINDS["pair" if options.pair_column else "single"]
     return FileReading(path, kind, options, kind.settings(), ReadingReport(path), needs_label=False)
 
 
 def reading_of_sources(path: Path, given: ReadingOptions | None, known: dict[str, Any]) -> FileReading:
-    """Return how a file of prompts or sources is read for a model, of which `known` is what fine-tuning wrote."""
+    """Return how to read a file of prompts or sources for a model; `known` is what fine-tuning stored with it."""
     kind, options = KINDS["seq2seq"], options_for_sources(path, given, known)
     return FileReading(path, kind, options, kind.settings(), ReadingReport(path), needs_label=False)
 
@@ -74,7 +74,7 @@ def reading_of_sources(path: Path, given: ReadingOptions | None, known: dict[str
 def reading_for(
     predictor: Predictor | Ensemble, path: Path, given: ReadingOptions | None, *, needs_label: bool
 ) -> FileReading:
-    """Return how a file is read for a model: as a person says, else as in fine-tuning, else by the usual names."""
+    """Return how to read a file for a model: as given, else as in fine-tuning, else by the default names."""
     task, known = predictor.required_task(), predictor.settings
     kind = KINDS[task.kind]
     if kind.with_pairs and _takes_pairs(path, given, known, needs_label=needs_label):
@@ -95,7 +95,7 @@ def reading_for(
 
 
 def _takes_pairs(path: Path, given: ReadingOptions | None, known: dict[str, Any], *, needs_label: bool) -> bool:
-    """Tell whether a classifier reads pairs: as it was told, else where the file holds them."""
+    """Return whether a classifier reads pairs: as stored with the model, else if the file contains them."""
     takes_pairs = known.get("takes_pairs")
     if takes_pairs is not None:
         return takes_pairs

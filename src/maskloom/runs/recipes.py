@@ -1,7 +1,7 @@
-"""Recipes as a person gives and reads them.
+"""Recipes as people give and read them.
 
-Flags such as `--steps` are changes of a recipe, with what they cannot change. A recipe is explained by every key, with
-its value, default and meaning.
+Flags such as `--steps` are changes to a recipe, refused where they would change nothing. A recipe is explained key by
+key, with value, default and meaning.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FLAG_KEYS = {
 
 
 def shown_flag(name: str, value: Any) -> str:
-    """Return a flag as a person types it, by its name with underscores."""
+    """Return a flag as typed on a command line, from its name with underscores."""
     return f"--{name.replace('_', '-')}{'' if value is True else f' {value}'}"
 
 
@@ -58,8 +58,9 @@ def recipe_of_run(
 ) -> RecipeT:
     """Return a recipe given as a file, by name or as values, with changes and then flags applied.
 
-    Without one, a run that resumes in the folder `resumes` takes its own. `--steps` then counts all phases, and changes
-    the last one. Raises ConfigError for what is wrong in it, and for a flag that would change nothing.
+    If none is given, a run resumed in the folder `resumes` uses its own. When resuming, `--steps` counts the steps of
+    all phases, and changes the last phase. Raises ConfigError for errors in the recipe, and for a flag that would
+    change nothing.
     """
     by_flag = dict[str, str]()
     own = {change.partition("=")[0].strip() for change in changes}
@@ -75,7 +76,7 @@ def recipe_of_run(
             f"{type(given).__name__}"
         )
     if resumes is not None and flags.get("minutes") is None:
-        changes = ["training.extensions=[]", *changes]  # the run's own hold, whatever the steps are now
+        changes = ["training.extensions=[]", *changes]  # the run's own extensions apply, whatever the steps are now
         started = load_recipe(kind, given, changes)
         phases = getattr(started, "phases", []) if started.training.minutes is None else []
         if phases and (steps := flags.get("steps")):
@@ -93,7 +94,7 @@ def recipe_of_run(
 
 
 def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None]) -> Path | None:
-    """Return the folder of a run that goes on; None for a new one. That is said: a queued job always resumes."""
+    """Return the folder of a run to resume; None for a new one, which is reported: a queued job always resumes."""
     if not resume or (Path(out) / RECIPE).exists():
         return Path(out) if resume else None
     if is_first_process():
@@ -117,9 +118,9 @@ def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) 
 
 
 def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None, corpus: str | Path) -> PretrainRecipe:
-    """Return a recipe with the steps that make so many epochs of a corpus, about as many as a run will say; None as is.
+    """Return a recipe with the steps that make `epochs` of a corpus, about as many as a run reports; None keeps it.
 
-    Raises ConfigError where `steps`, phases or the clock decide, and for epochs that are not a number above 0.
+    Raises ConfigError if `steps`, phases or a time budget decide, and for epochs that are not a number above 0.
     """
     if epochs is None:
         return recipe
@@ -130,7 +131,7 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
         decides = f"--steps {steps} decides" if minutes is None else f"training.minutes = {minutes:g} decides"
         why = "every phase has its own steps" if recipe.phases else f"{decides}; give one of the two"
         raise ConfigError(f"--epochs: {why}")
-    # here, so that other starts do without them
+    # imported here: other commands do not need them
     from maskloom.data.corpus.opening import Corpus, split_documents
     from maskloom.runs.pretraining_plan import pretraining_data
 
@@ -146,12 +147,12 @@ KINDS: dict[str, type[PretrainRecipe | FinetuneRecipe]] = {"pretrain": PretrainR
 
 
 def listed_recipes() -> dict[str, str]:
-    """Return the shipped recipes by name with the first sentence of what each says of itself."""
+    """Return the shipped recipes by name, with the first sentence of the comment of each."""
     return {name: _first_sentence(_comment(path)) for name, path in shipped_recipes().items()}
 
 
 def explained(name: str) -> dict[str, Any]:
-    """Return all that a shipped recipe, a file or a kind's defaults say, by key; raises ConfigError for no recipe."""
+    """Return everything that a shipped recipe, a file or a kind's defaults set; raises ConfigError for no recipe."""
     if name in KINDS:
         return {"recipe": name, "about": f"The defaults of maskloom {name}.", "keys": _keys(KINDS[name], {})}
     path = recipe_path(name)
@@ -161,12 +162,12 @@ def explained(name: str) -> dict[str, Any]:
     return {"recipe": str(path), "about": _comment(path), "keys": _keys(kind, values)}
 
 
-# A longer key with its value pushes its own meaning to the right, not those of all others.
+# A longer key and value move only their own meaning to the right, not all others.
 _WIDEST_KEY = 44
 
 
 def explained_lines(content: dict[str, Any]) -> list[str]:
-    """Return for a terminal what `explained` tells, without sections that its task or objective does not read."""
+    """Return the lines of what `explained` returns, without sections that the task or objective does not read."""
     chosen = {key["path"]: key["value"] for key in content["keys"] if key["is_set"]}
     task, objective = chosen.get("task"), chosen.get("objective")
     unread = {name for name, kind in TASK_KINDS.items() if kind.section and task not in (None, name)}
@@ -212,17 +213,17 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as TOML would have it, - for none."""
+    """Return a value as in TOML, or - for None."""
     return "-" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def choices_text(choices: Any) -> str:
-    """Return the sentence on the values that a key may have."""
+    """Return a sentence that lists the allowed values of a key, or nothing."""
     return f" One of {', '.join(map(str, choices))}." if len(choices) > 1 else ""
 
 
 def _comment(path: Path) -> str:
-    """Return the comment that a recipe begins with."""
+    """Return the comment at the start of a recipe."""
     lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     return "\n".join(line.removeprefix("#").removeprefix(" ") for line in lines)
 

@@ -1,4 +1,4 @@
-"""Doing a run again from what its folder says, and comparing what comes out to the bit."""
+"""Repeating a run from its folder, and comparing the results bit by bit."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def rerun(
     allow_version_change: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Repeat a finished run in a new folder, and return whether what came out is identical.
+    """Repeat a finished run in a new folder, and return whether the results are identical.
 
-    Recipe, inputs, seeds and number of threads are those that the folder `run` tells; nothing in it changes. A run is
-    a pre-training, a fine-tuning, or a search, whose best trial is repeated. The result holds `identical`, the SHA-256
-    sums of both models' tensors and the first `differing` ones. Before the start raises ConfigError for what cannot be
-    repeated, for other versions of the program and its libraries (unless `allow_version_change`) and for another number
-    of processes, DataError for data that changed or is gone.
+    Recipe, inputs, seeds and number of threads come from the folder `run`, which does not change. A run is a
+    pre-training, a fine-tuning, or a search, whose best trial is repeated. The result holds `identical`, the SHA-256
+    sums of both models' tensors and the first `differing` ones. Before starting, raises ConfigError for a run that
+    cannot be repeated, for other versions of the program and its libraries (unless `allow_version_change`) and for
+    another number of processes, and DataError for data that has changed or is gone.
     """
     run, out, progress = Path(run), Path(out), progress or Progress()
     model, content = run / "model", described(run)
@@ -83,7 +83,7 @@ def rerun(
 
 
 def _check_machine(run: Path, content: dict[str, Any], progress: Progress) -> None:
-    """Raise ConfigError for another number of processes; say what of the machine may change the last bits."""
+    """Raise ConfigError for another number of processes; report hardware changes that may alter the last bits."""
     if num_processes() != content["world_size"]:
         raise ConfigError(
             f"{run} was trained by {content['world_size']} processes, this is {num_processes()}; "
@@ -99,7 +99,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any], names: Sequence[str]) 
 
 
 def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
-    """Return where the inputs lie; raises DataError that names the first one that is gone or has other contents."""
+    """Return the paths of the inputs; raises DataError that names the first one that is gone or has changed."""
     paths = {name: Path(path) for name, path in content["paths"].items()}
     for name, path in paths.items():
         if not path.exists():
@@ -136,7 +136,7 @@ def _compared(model: Path, out: Path) -> dict[str, Any]:
 
 
 def _check_versions(run: Path, before: dict[str, str], allow_change: bool, progress: Progress) -> None:
-    """Raise ConfigError when this is not what made the run; only say so with `allow_change`."""
+    """Raise ConfigError if versions differ from those of the run; with `allow_change`, only warn."""
     now = environment()["versions"]
     changes = _changes(before, now, sorted(before.keys() | now.keys()))
     if changes and not allow_change:

@@ -1,4 +1,4 @@
-"""Continuing a run: with another number of steps, and with proof that resuming gives the same bits."""
+"""Continuing a run with another number of steps, and proving that resuming gives the same bits."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from maskloom.training.session import TrainingSession
 from maskloom.training.settings import Extension, TrainingSection
 
 BEST_STEP = "best.json"
-"""Step and checksum of the best weights that a seed of fine-tuning keeps, beside its checkpoints."""
+"""Step and checksum of the best weights of a fine-tuning seed; stored next to its checkpoints."""
 
 RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 
 
 def changes_of(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
-    """Return patterns of the keys that an extension changes, of phases the last one's; [] for a run by the clock."""
+    """Return patterns of keys that an extension may change, among phases only in the last; [] with a time budget."""
     if recipe.training.minutes is not None:
         return []
     last = len(recipe.phases) - 1 if isinstance(recipe, PretrainRecipe) else -1
@@ -52,11 +52,12 @@ def changes_of(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
 def extended_recipe(
     recipe: RecipeT, out: Path, plan: Callable[[RecipeT], TrainingSection], checkpoints: Mapping[str, Path]
 ) -> RecipeT:
-    """Return a recipe as the run in `out` goes on with it: with the extensions that it has, and a new one if need be.
+    """Return the recipe with which the run in `out` continues: with its extensions so far, and a new one if needed.
 
-    `plan` counts a recipe's steps; `checkpoints` are the folders of the last phase, or of all seeds, by stage. A recipe
-    that asks for another number of steps than the run's own extends or shortens it from the last step that one of these
-    has made. Raises ConfigError when the run is beyond the new number of steps, or the recipes differ in other keys.
+    `plan` resolves a recipe's steps; `checkpoints` are the folders of the last phase, or of all seeds, by stage. A
+    recipe with another number of steps than the run's own extends or shortens the run from the last step that any of
+    these has made. Raises ConfigError if the run is beyond the new number of steps, or the recipes differ in other
+    keys.
     """
     if not (out / RECIPE).exists():
         return recipe
@@ -70,7 +71,7 @@ def extended_recipe(
             raise ConfigError(f"{asked}: the checkpoints of {out} are gone; start a new run with another --out")
         if done:
             _refuse(_asked(recipe, steps), steps, done, before.resolved_warmup_steps(), out)
-        # what was planned when that step was made; on later plans no step was made
+        # the plan under which that step was made; no step was made under later plans
         planned = next((later.steps for later in extensions if later.at >= done), before.steps)
         extensions = [earlier for earlier in extensions if earlier.at < done]
         extensions += [Extension(at=done, steps=planned)] if done else []
@@ -78,7 +79,7 @@ def extended_recipe(
 
 
 def _refuse(asked: str, steps: int, done: int, warmup: int, out: Path) -> None:
-    """Raise ConfigError for a number of steps that a run cannot go on to."""
+    """Raise ConfigError for a number of steps with which a run cannot continue."""
     other = "`maskloom export` makes a model of any checkpoint"
     if steps <= done:
         raise ConfigError(f"{asked}: {out} has made {done} steps already; {other}")
@@ -89,7 +90,7 @@ def _refuse(asked: str, steps: int, done: int, warmup: int, out: Path) -> None:
 
 
 def extension_lines(training: TrainingSection) -> list[str]:
-    """Return what the last extension of a run makes of its learning rate; [] for a run that has none."""
+    """Return how the last extension of a run affects its learning rate; [] for a run without extensions."""
     if not training.extensions:
         return []
     last = training.extensions[-1]
@@ -103,7 +104,7 @@ def extension_lines(training: TrainingSection) -> list[str]:
 
 
 def _asked(recipe: PretrainRecipe | FinetuneRecipe, steps: int) -> str:
-    """Return the number of steps that a recipe asks for in the words of the flag for it."""
+    """Return the number of steps that a recipe asks for, in terms of the flag that sets it."""
     if isinstance(recipe, FinetuneRecipe) and recipe.training.steps is None:
         return f"--epochs {recipe.training.epochs:g}, which are {steps} steps"
     if isinstance(recipe, PretrainRecipe) and recipe.phases:
@@ -112,7 +113,7 @@ def _asked(recipe: PretrainRecipe | FinetuneRecipe, steps: int) -> str:
 
 
 def _last_step(out: Path, stage: str, folder: Path) -> int:
-    """Return the last step that a stage is known to have made: of a whole checkpoint, or of its best weights."""
+    """Return the last step that a stage is known to have made, from complete checkpoints and its best weights."""
     kept = folder.with_name(BEST_STEP)
     best = read_json_value(kept, "step", int) if kept.exists() else 0
     whole = (path for path in step_folders(folder) if _is_whole(path, run_id(out, stage)))
@@ -120,24 +121,25 @@ def _last_step(out: Path, stage: str, folder: Path) -> int:
 
 
 _SHOWN = 4
-# What a finished fine-tuning answers to --verify.
+# Added to the message of a finished fine-tuning run on --verify.
 VERIFY_FINISHED = "; --verify is for runs under way, `maskloom rerun` repeats a whole run"
 
 
 class ReplayDiffersError(Exception):
-    """Training again gave other bits than those that were kept; the message names the first differing tensors."""
+    """Repeated training gave other bits than those stored; the message names the first differing tensors."""
 
 
 class _Reached(Exception):  # noqa: N818 - it is how the replay ends
-    """The replay is at the step that it is compared at."""
+    """The replay has reached the step to compare."""
 
 
 def verify_resuming(session: TrainingSession) -> None:
-    """Train from the second newest whole checkpoint to the newest one, and compare all bits with those kept there.
+    """Train from the second newest complete checkpoint to the newest one, and compare all bits with those stored there.
 
-    With one checkpoint the replay begins at step 0, so the session comes fresh; its state is that of the newest step
-    afterwards. Nothing in the run's folder changes. What was found is said. Raises ReplayDiffersError when weights,
-    moments or the place in the data differ, ConfigError for several processes and for checkpoints of several.
+    With only one checkpoint the replay begins at step 0, so the session must be fresh; afterwards its state is that of
+    the newest step. Nothing in the run's folder changes. The findings are reported. Raises ReplayDiffersError if
+    weights, moments or the position in the data differ, ConfigError for several processes, checkpoints of several, and
+    a time budget.
     """
     if session.ranks.world_size > 1:
         raise ConfigError("--verify trains a stretch again in one process; start it without torchrun")
@@ -157,7 +159,7 @@ def verify_resuming(session: TrainingSession) -> None:
 
 
 def sum_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
-    """Return the SHA-256 of tensors with their names, types and shapes, in an order of its own."""
+    """Return the SHA-256 of tensors with their names, types and shapes, in a canonical order."""
     digest = hashlib.sha256()
     for piece in safetensors_pieces(tensors):
         digest.update(piece)
@@ -165,7 +167,7 @@ def sum_of_tensors(tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def differing_tensors(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of tensors that are not equal to the bit, with the largest difference of those of one shape."""
+    """Return the names of tensors that are not bitwise equal, with the largest difference if type and shape match."""
     found = []
     for name in sorted(first.keys() | second.keys()):
         a, b = first.get(name), second.get(name)
@@ -181,12 +183,12 @@ def _is_whole(folder: Path, run: str | None) -> bool:
     try:
         check_checkpoint(folder, run=run)
     except DataError:
-        return False  # resuming names it
+        return False  # resuming reports it
     return True
 
 
 def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
-    """Bring the session's state from a checkpoint to a later step, with files in a folder that goes afterwards."""
+    """Advance the session's state from a checkpoint to a later step, with its files in a temporary folder."""
 
     def stop_at_target(report: StepReport) -> None:
         if report.step == target:
@@ -219,12 +221,12 @@ def _replay(session: TrainingSession, start: Path | None, target: int) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # not every disk has links
+    except OSError:  # not every file system supports hard links
         shutil.copyfile(source, target)
 
 
 def _compare(replayed: Snapshot, kept: Path, session: TrainingSession) -> None:
-    """Say what is identical; raises ReplayDiffersError when something is not."""
+    """Report what is identical; raises ReplayDiffersError if something is not."""
     differing: list[str] = []
     compared = [("weights", MODEL, replayed.model), ("moments", OPTIMIZER, replayed.optimizer)]
     for what, name, tensors in [*compared, ("carried", CARRY, replayed.carry)] if replayed.carry else compared:

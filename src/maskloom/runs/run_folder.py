@@ -1,4 +1,4 @@
-"""The folder of a run: its recipe, how, where and on what it ran, and the rule that no run overwrites another."""
+"""The folder of a run: its recipe, command, environment and inputs, and the rule that no run overwrites another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from maskloom.text.tokenizer import TARGETS
 
 RECIPE, DESCRIPTION = "recipe.toml", "run.json"
 METRICS = "metrics.json"
-"""What a run of training came to; there when it is finished."""
+"""The results of a training run; the file exists once the run is finished."""
 RunKind = Literal["pretrain", "finetune", "search", "glue", "words"]
 RESULTS: dict[RunKind, str] = {
     **dict.fromkeys(("pretrain", "finetune", "words"), METRICS),
@@ -35,13 +35,12 @@ RESULTS: dict[RunKind, str] = {
 }
 """The file that each kind of run writes when it is finished."""
 TASK = "task.json"
-"""What fine-tuning keeps beside each model of a run: labels, settings, columns, length."""
-# What a run that was killed in its first moment leaves in its folder, recipe.toml being written last.
+"""What fine-tuning stores with each model of a run: labels, settings, columns, length."""
+# What a run that was killed right at its start leaves in its folder; recipe.toml is written last.
 _OF_A_START = (LOCK, DESCRIPTION, "launch.txt", f".{RECIPE}.*.tmp", f".{DESCRIPTION}.*.tmp", ".launch.txt.*.tmp")
 # Files and folders that a killed process was writing; whoever holds the run's lock may remove them.
 _HALF_WRITTEN = (".*.tmp", ".*.tmp-*", ".*.verify")
-# Keys that say how a run copes with trouble and by which means it trains, not what comes out: a resumed run may change
-# them.
+# Keys that decide how a run handles failures and where it runs, not its result: a resumed run may change them.
 _FREE = frozenset(
     [
         *(f"training.{key}" for key in ("on_nonfinite", "max_skips", "device", "parallel", "rank_timeout")),
@@ -61,13 +60,13 @@ def prepare_run_folder(
     may_change: Collection[str] = (),
     before_change: Callable[[], object] = lambda: None,
 ) -> bool:
-    """Create a run's folder, or check that an existing one holds the same run; return True when it is continued.
+    """Create a run's folder, or check that an existing one holds the same run; return True if the run is continued.
 
-    `inputs` are fingerprints of what the run reads, `paths` where it found that. The caller holds the folder's lock, so
-    what a killed process was writing is removed. Keys of the recipe that fit a pattern of `may_change` may differ: the
-    run is no longer finished then, which `before_change` prepares, and the recipe is written anew. Raises ConfigError
-    when the folder holds a run and `resume` is off, or when other keys or inputs differ from those it was started with.
-    Raises DataError for a path that is not UTF-8.
+    `inputs` are fingerprints of what the run reads, `paths` their locations. The caller holds the folder's lock, so
+    half-written files of a killed process are removed. Recipe keys that match a pattern in `may_change` may differ:
+    then `before_change` is called, the run no longer counts as finished, and the new recipe is written. Raises
+    ConfigError if the folder holds something else, if it holds a run and `resume` is off, or if other keys or inputs
+    differ from those at the start of the run. Raises DataError for a path that is not UTF-8.
     """
     places = {name: path.resolve() for name, path in (paths or {}).items() if path is not None}
     for place in (out, *places.values()):
@@ -103,7 +102,7 @@ def prepare_run_folder(
 
 
 def described(out: Path) -> dict[str, Any]:
-    """Return what a run's folder says of its command, versions, hardware and inputs; raises ConfigError for no run."""
+    """Return the command, versions, hardware and inputs recorded in a run's folder; raises ConfigError for no run."""
     if not out.exists():
         raise ConfigError(f"{out}: no such folder")
     try:
@@ -117,7 +116,7 @@ def described(out: Path) -> dict[str, Any]:
 
 
 def kind_of_run(description: Mapping[str, Any]) -> RunKind:
-    """Return the kind of run that a description is of, which its inputs tell."""
+    """Return the kind of run of a description, as determined by its inputs."""
     inputs = description["inputs"]
     if "space" in inputs:
         return "glue" if "tasks" in inputs else "search"
@@ -127,13 +126,13 @@ def kind_of_run(description: Mapping[str, Any]) -> RunKind:
 
 
 def check_is_of_model(out: Path, description: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a run that trained word vectors, of which there is no model."""
+    """Raise ConfigError for a run that trained word vectors, which has no model."""
     if kind_of_run(description) == "words":
         raise ConfigError(f"{out} holds word vectors, no model; `maskloom words --help` names what can be done with it")
 
 
 def run_id(out: Path, part: str) -> str:
-    """Return what tells the checkpoints of a part of a run from all others."""
+    """Return an id that distinguishes the checkpoints of a part of a run from all others."""
     return f"{described(out)['id'][:16]}/{part}"
 
 
@@ -144,10 +143,10 @@ def seeds_of(recipe: Section) -> list[int]:
 
 
 def environment() -> dict[str, Any]:
-    """Return the command with the folder it was given in, the versions and the hardware of this process."""
-    import numpy as np  # here, so that what only reads run folders starts without it
+    """Return the command, its working directory, the versions and the hardware of this process."""
+    import numpy as np  # imported here: reading run folders does not need it
 
-    torch = sys.modules.get("torch")  # word vectors do without it, and it takes as much memory as many of them
+    torch = sys.modules.get("torch")  # word vectors do not need it, and it takes as much memory as many of them
     return {
         "command": ["maskloom", *map(shown_name, sys.argv[1:])],
         "working_directory": _working_directory(),
@@ -186,7 +185,7 @@ def _processor() -> str:
 
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:
-    """Return whether keys differ from those of the run in `out` that may differ; raises ConfigError for others."""
+    """Return whether keys in `may_change` differ from the recipe of the run in `out`; raises ConfigError for others."""
     before, now = flat(load_recipe(type(recipe), out / RECIPE).model_dump()), flat(recipe.model_dump())
     changed = [key for key in sorted((before.keys() | now.keys()) - _FREE) if before.get(key) != now.get(key)]
     differing = [key for key in changed if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)]
@@ -210,7 +209,7 @@ def _check_inputs(out: Path, inputs: dict[str, Any], places: dict[str, Path]) ->
 
 
 def flat(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested tables, and lists of tables, as one, with the keys joined by dots."""
+    """Return nested tables, and lists of tables, as one table with dotted keys."""
     if isinstance(values, list) and values and all(isinstance(item, dict) for item in values):
         values = {str(number): item for number, item in enumerate(values)}
     if isinstance(values, dict):
@@ -221,7 +220,7 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model folder that decide what is trained: configuration, weights in any form, tokens."""
+    """Return the files of a model folder that affect training: configuration, weights in any format, tokens."""
     patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz")
     tokens = ("vocab.txt", "tokenizer.json", "vocab.json", "merges.txt")
     patterns += (*tokens, *(f"{TARGETS}/{name}" for name in tokens))
@@ -229,18 +228,18 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def input_sums(paths: Mapping[str, Path]) -> dict[str, str]:
-    """Return the fingerprints of inputs by name, of a model and a vocabulary those of what decides in the folder."""
+    """Return the fingerprints of inputs by name; those of model and vocabulary folders cover their `model_files`."""
     folders = ("init", "model", "source_vocab")
     return {name: fingerprint(*(model_files(path) if name in folders else [path])) for name, path in paths.items()}
 
 
 def saved_sum(folder: Path) -> str:
-    """Return the SHA-256 over configuration and weights of a folder that was saved here; raises as `fingerprint`."""
+    """Return the SHA-256 over configuration and weights of a folder saved here; raises as `fingerprint` does."""
     return fingerprint(folder / "config.json", folder / "model.safetensors")
 
 
 def fingerprint(*paths: Path) -> str:
-    """Return the SHA-256 over contents, not names, of files and folders of examples; DataError for unreadable ones."""
+    """Return the SHA-256 over the contents, not names, of files and example folders; DataError for unreadable ones."""
     digest = hashlib.sha256()
     for path in (file for given in paths for file in (race_files(given) if given.is_dir() else [given])):
         check_regular(path)

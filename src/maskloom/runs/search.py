@@ -1,4 +1,4 @@
-"""A search over recipes (BERT paper, A.3): trials of a grid, or proposed by optuna from those before."""
+"""A search over recipes (BERT paper, A.3): trials from a grid, or proposed by optuna from earlier ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Method = Literal["grid", "optuna"]
 
 
 class AllTrialsFailedError(ConfigError):
-    """No trial of a search ended in a score; the message names the first few reasons."""
+    """No trial of a search reached a score; the message gives the first few reasons."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class _Search:
 
 @dataclass(frozen=True)
 class Trials:
-    """Which settings a search tries, and how many of optuna's; None is as it was told at first.
+    """Which settings a search tries, and how many optuna proposes; when resuming, None means as before.
 
-    A new search without a `space` tries the recipe alone, one without a `method` every combination.
+    A new search without a `space` tries only the recipe; one without a `method` tries every combination.
     """
 
     space: Space | None = None
@@ -80,11 +80,11 @@ def search(
 
     A recipe with [model] trains new models, on the vocabulary in the folder `model`.
 
-    `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` how they
-    went, `out/model` is the best trial's model; other models are deleted. A trial that fails is named and leaves the
-    others alone. With `resume` a search goes on in the middle of a trial. Raises ConfigError for wrong settings and for
-    another search in the folder, AllTrialsFailedError when no trial is left, DataError for wrong data, before or at the
-    first trial.
+    `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` hold
+    their outcomes, and `out/model` is the best trial's model; other models are deleted. A trial that fails is reported
+    and does not affect the others. With `resume` a search continues, even in the middle of a trial. Raises ConfigError
+    for wrong settings and for another search in the folder, AllTrialsFailedError if every trial fails, DataError for
+    wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
     out, progress = Path(out), progress or Progress()
@@ -118,10 +118,10 @@ def search(
         records = _run_trials(setup, plan, space)
     except (DataError, UsageError):
         if not continues and not list(out.glob("trials/*")):
-            # data or metric are wrong; with right ones it would be another search
+            # data or metric were wrong; with correct ones it is another search
             for name in (RECIPE, DESCRIPTION, PLAN):
                 (out / name).unlink(missing_ok=True)
-            if (out / "trials").exists():  # the trial that failed made it and took back what it had put there
+            if (out / "trials").exists():  # the failed trial created it and removed its own files
                 (out / "trials").rmdir()
         raise
     return _finish(setup, plan, records)
@@ -130,7 +130,7 @@ def search(
 def _listed_settings(
     recipe: FinetuneRecipe, space: Space, method: Method, num_trials: int | None
 ) -> list[dict[str, Any]]:
-    """Return all settings of a grid, each checked; none for optuna, whose settings come one by one."""
+    """Return all settings of a grid, each validated; none for optuna, which proposes them one at a time."""
     if method == "grid":
         if num_trials is not None:
             raise ConfigError(f"num_trials {num_trials}: a grid tries every combination; --trials is for optuna")
@@ -148,7 +148,7 @@ def _listed_settings(
 
 
 def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict[str, Any]]:
-    """Run the trials without an outcome, optuna's written down one by one before they run; return all outcomes."""
+    """Run the trials that have no outcome, recording each optuna proposal before it runs; return all outcomes."""
     total = plan["num_trials"] or len(plan["trials"])
     records: list[dict[str, Any]] = []
     for number in range(1, total + 1):
@@ -175,7 +175,7 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
 
 
 def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
-    """Return the command, quoted for a shell, that fine-tunes as the trial did, in a folder of its own."""
+    """Return the shell-quoted command that repeats the fine-tuning of a trial in a folder of its own."""
     out = setup.out.resolve()
     words = ["maskloom", "finetune", "--recipe", out / RECIPE]
     start = "vocab" if setup.recipe.model else "model"
@@ -191,7 +191,7 @@ def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
 
 
 def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:
-    """Return the record of a trial, running it unless it is there; one that failed for its numbers stays failed."""
+    """Return the record of a trial, running it unless it exists; a trial that failed numerically stays failed."""
     path = setup.out / "trials" / f"{trial['name']}.json"
     if path.exists():
         record = read_json_object(path)
@@ -236,7 +236,7 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
         "best": result["best"],
         "best_seed": result["best_seed"],
         "restarts": result["restarts"],
-        # Of a trial that was interrupted only the last part was timed.
+        # Only the last part of an interrupted trial was timed.
         "seconds": None if was_begun else time.perf_counter() - started,
     }
 
@@ -267,14 +267,14 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
 
 
 def _place_model(setup: _Search, name: str) -> None:
-    """Put the best trial's model at `out/model`; a trial without one has given it."""
+    """Move the best trial's model to `out/model`; a trial without a model has already given it."""
     source = setup.out / "trials" / name / "model"
     given = source.with_name(".model.tmp-old")
     shutil.rmtree(given, ignore_errors=True)
     if source.exists():
         with replacing_folder(setup.out / "model") as folder:
             copy_files(source, folder)
-        source.rename(given)  # or a kill would leave half a model here, which the next start would copy
+        source.rename(given)  # else a kill could leave half a model for the next start to copy
         shutil.rmtree(given, ignore_errors=True)
 
 
@@ -294,11 +294,11 @@ _ATTEMPTS = 50
 def next_proposal(
     space: Space, seed: int, tried: Sequence[tuple[Mapping[str, Any], float | None]], first: int = 0
 ) -> tuple[dict[str, Any], int] | None:
-    """Return optuna's settings after trials and their dev scores, and the proposal's number; None without new ones.
+    """Return optuna's settings after trials with dev scores, and the proposal's number; None if it finds no new ones.
 
-    A proposal is a function of the trials, the seed and its number, which counts from `first` past those tried before,
-    so that a search that was interrupted goes on as it would have gone. A failed trial has no score. Raises ConfigError
-    when optuna is not installed.
+    A proposal depends only on the trials, the seed and its number, which counts from `first`, past earlier proposals,
+    so an interrupted search continues as it would have. A failed trial has no score. Raises ConfigError if optuna is
+    not installed.
     """
     try:
         import optuna

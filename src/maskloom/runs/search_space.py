@@ -1,4 +1,4 @@
-"""What a search tries: recipe keys with lists of values, or with ranges; and the grids that were published."""
+"""The space of a search: recipe keys with lists or ranges of values, and the published grids."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "training.learning_rate": (5e-5, 3e-5, 2e-5),
         "training.epochs": (2.0, 3.0, 4.0),
     },
-    # BERT paper, 4.1: what its GLUE results were chosen from.
+    # BERT paper, 4.1: the values from which its GLUE results were selected.
     "small": {
         "training.batch_size": (32,),
         "training.learning_rate": (5e-5, 4e-5, 3e-5, 2e-5),
         "training.epochs": (3.0,),
     },
-    # What the published models smaller than base were fine-tuned with.
+    # The values with which the published models smaller than base were fine-tuned.
     "minis": {
         "training.batch_size": (8, 16, 32, 64, 128),
         "training.learning_rate": (3e-4, 1e-4, 5e-5, 3e-5),
@@ -38,14 +38,14 @@ GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True)
 class ValueRange:
-    """All numbers from `low` to `high`: whole ones when both ends are, else drawn evenly on a logarithmic scale."""
+    """All numbers from `low` to `high`: integers if both ends are, else floats drawn log-uniformly."""
 
     low: int | float
     high: int | float
 
     @property
     def kind(self) -> Literal["int", "float"]:
-        """Whether the range holds whole numbers."""
+        """Return "int" if both ends are integers, else "float"."""
         return "int" if isinstance(self.low, int) and isinstance(self.high, int) else "float"
 
 
@@ -55,8 +55,8 @@ Space = Mapping[str, Sequence[Any] | ValueRange]
 def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRange]:
     """Return recipe keys with their values from arguments such as `training.batch_size=16,32` or a grid's name.
 
-    `low..high` is a range. A key given again replaces what a named grid says of it. Raises ConfigError for what is
-    neither, for a key without values and for a value that appears twice.
+    `low..high` is a range. An explicit key overrides the same key of a named grid. Raises ConfigError for anything
+    else, for a key without values or given twice, and for a value that appears twice.
     """
     space: dict[str, tuple[Any, ...] | ValueRange] = {}
     given: set[str] = set()
@@ -89,12 +89,12 @@ def space_as_data(space: Space) -> dict[str, Any]:
 
 
 def space_of_data(data: Mapping[str, Any]) -> dict[str, tuple[Any, ...] | ValueRange]:
-    """Return the space that `space_as_data` gave."""
+    """Return the space from the output of `space_as_data`."""
     return {key: ValueRange(**values) if isinstance(values, dict) else tuple(values) for key, values in data.items()}
 
 
 def grid_settings(space: Space) -> list[dict[str, Any]]:
-    """Return every combination of a grid, the last key changing fastest, one empty one for none; refuses a range."""
+    """Return all combinations of a grid, the last key changing fastest, or one empty one for {}; refuses a range."""
     choices = []
     for key, values in space.items():
         if isinstance(values, ValueRange):
@@ -109,7 +109,7 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: str) -> FinetuneRecipe:
-    """Return a recipe with some keys set; raises ConfigError for a key or value that a recipe does not take."""
+    """Return a recipe with some keys changed; raises ConfigError for a key or value that a recipe does not accept."""
     values = base.model_dump(exclude_none=True)
     for key, value in settings.items():
         *parents, last = key.split(".")
@@ -126,7 +126,7 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
-    """Return settings for a person: `batch_size 16, learning_rate 3e-05`."""
+    """Return settings in readable form: `batch_size 16, learning_rate 3e-05`."""
     return ", ".join(f"{short_key(key)} {value_text(value)}" for key, value in settings.items()) or "as the recipe says"
 
 
@@ -136,7 +136,7 @@ def short_key(key: str) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value in as few characters as tell it."""
+    """Return a value in compact form."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -158,7 +158,7 @@ def _parse_values(argument: str, text: str) -> tuple[Any, ...] | ValueRange:
 
 def _parse_range(argument: str, low: str, high: str) -> ValueRange:
     try:
-        # within brackets no line break can end the value, and no # begin a comment
+        # in brackets, a line break cannot end the value, and a # cannot hide the rest
         (first,), (last,) = (tomllib.loads(f"ends = [{end}]")["ends"] for end in (low, high))
         ends = [first, last]
     except (ValueError, RecursionError):

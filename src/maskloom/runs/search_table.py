@@ -1,4 +1,4 @@
-"""How the trials of a search, and the tasks of a GLUE run, compare: as rows of text, as Markdown and on a terminal."""
+"""Tables that compare the trials of a search, or the tasks of a GLUE run: as rows, as Markdown and on a terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from maskloom.runs.search_space import settings_text, short_key, value_text
 
 
 def ranked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the finished trials, the highest best dev score first; of equal ones the earlier first."""
+    """Return the finished trials by best dev score, highest first; on ties the earlier trial comes first."""
     done = [record for record in records if record["status"] == "done"]
     return sorted(done, key=lambda record: (-record["score"], record["number"]))
 
 
 def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return headers and rows of a finished search; failed trials stand last, with the reason."""
+    """Return the headers and rows of a finished search; failed trials come last, with the reason."""
     keys = list(dict.fromkeys(key for trial in result["trials"] for key in trial["settings"]))
     names = [short_key(key) for key in keys]
     names = [key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True)]
@@ -39,7 +39,7 @@ def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def restarts_text(restarts: dict[str, Any], *, scale: float = 1.0, digits: int = 4) -> str:
-    """Return mean, standard deviation and median over the restarts of a run; one run has neither of the latter."""
+    """Return the mean, standard deviation and median over the restarts of a run; a single run has only its mean."""
     mean = f"{scale * restarts['mean']:.{digits}f}"
     if restarts["standard_deviation"] is None:
         return f"{mean} (one run)"
@@ -49,7 +49,7 @@ def restarts_text(restarts: dict[str, Any], *, scale: float = 1.0, digits: int =
 
 
 def degenerate_text(restarts: dict[str, Any]) -> str:
-    """Return how many runs have learned nothing, and the seeds of them."""
+    """Return how many runs learned nothing, and their seeds."""
     if not restarts["degenerate"]:
         return f"0 of {restarts['num_restarts']}"
     seeds = ", ".join(restarts["degenerate"])
@@ -57,20 +57,20 @@ def degenerate_text(restarts: dict[str, Any]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the first line of a text, short enough for a table."""
+    """Return the first line of a text, shortened to fit a table."""
     first = text.strip().splitlines()[0] if text.strip() else ""
     return first if len(first) <= 100 else first[:99] + "…"
 
 
 def markdown_of(headers: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table; bars and control characters within cells are escaped."""
+    """Return a Markdown table; pipes and control characters in cells are escaped."""
     cells = [[printable(cell).replace("|", "\\|") for cell in row] for row in [headers, *rows]]
     lines = ["| " + " | ".join(row) + " |" for row in cells]
     return "\n".join([lines[0], "|" + "---|" * len(headers), *lines[1:]])
 
 
 def print_table(headers: list[str], rows: list[list[str]], title: str) -> None:
-    """Print a table: drawn by rich on a terminal, else as Markdown."""
+    """Print a table: drawn by rich on a terminal, as Markdown elsewhere."""
     if not sys.stdout.isatty():
         print(f"{printable(title)}\n\n{markdown_of(headers, rows)}")
         return
@@ -90,7 +90,7 @@ def print_table(headers: list[str], rows: list[list[str]], title: str) -> None:
 
 
 def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return headers and rows, one a column of GLUE, scores times 100; then the two averages."""
+    """Return headers and rows, one per GLUE column with scores times 100, then the two averages."""
     rows = []
     for task in TASKS:
         outcome = result["tasks"].get(task.name)
@@ -110,7 +110,7 @@ def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def notes_of(result: dict[str, Any]) -> list[str]:
-    """Return what a person must know to read the scores rightly."""
+    """Return what a person must know to interpret the scores correctly."""
     notes = [
         "Scores are times 100, on dev. The best of all trials and seeds was chosen on the same dev set, "
         "so it is optimistic; the mean is over all seeds of the chosen settings, by the first metric."
@@ -138,7 +138,7 @@ def notes_of(result: dict[str, Any]) -> list[str]:
 
 
 def glue_report(result: dict[str, Any]) -> str:
-    """Return the table with its notes and the command that repeats each task's best trial, as Markdown."""
+    """Return the table, its notes and the command that repeats each task's best trial, as Markdown."""
     notes = "\n".join(f"- {note}" for note in notes_of(result))
     commands = [f"{outcome['command']}  # {name}" for name, outcome in result["tasks"].items() if "command" in outcome]
     again = "\n\n## The best trial of each task again\n\n```sh\n" + "\n".join(commands) + "\n```" if commands else ""
@@ -146,7 +146,7 @@ def glue_report(result: dict[str, Any]) -> str:
 
 
 def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
-    """Return one row for each column of a task; the search stands beside the first."""
+    """Return one row per column of a task; the first row also describes the search."""
     rows = []
     for column, scores in outcome["columns"].items():
         metrics = " / ".join(OFFICIAL_METRICS[column])

@@ -1,4 +1,4 @@
-"""What a run says of itself before it starts, and how long it takes once its first steps are done."""
+"""What a run reports before it starts, and its estimated duration after the first steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from maskloom.runs.pretraining_plan import PhasePlan
 from maskloom.tasks.encoding import EncodedData
 from maskloom.training.loop import StepReport
 
-# Seconds and steps of training that tell how long the rest takes; the first step is left out, it warms up.
+# Seconds and steps from which the remaining time is estimated; the first step is a warm-up and left out.
 _SECONDS, _STEPS = 5.0, 3
 _SHOWN_DEFAULTS = ("steps", "epochs", "batch_size", "learning_rate")
 
 
 def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe, *, is_new: bool = False) -> str:
-    """Return size and parameters of a model; of a new one also its name, and whether that was chosen."""
+    """Return the parameter count and sizes of a model; for a new one also its size name, and whether by default."""
     config, size = model.config, ""
     if isinstance(recipe, PretrainRecipe) and is_new:
         is_default = "size" not in recipe.model.model_fields_set
@@ -33,7 +33,7 @@ def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe,
 
 
 def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
-    """Return what one phase trains on: steps, sequences and tokens of each, and the epochs that this makes."""
+    """Return what one phase trains on: its steps, sequences and tokens per step, and the resulting epochs."""
     training, data = plan.training, plan.data
     tokens = training.batch_size * account.tokens_per_instance
     epochs = training.steps * training.batch_size / account.num_instances
@@ -55,7 +55,7 @@ def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
 
 
 def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: EncodedData) -> list[str]:
-    """Return what a fine-tuning run trains on and for how long; an epoch is a pass over what batches hold."""
+    """Return what a fine-tuning run trains on and for how long; an epoch is one pass over all examples or windows."""
     num_units = len(data)
     unit = "examples" if num_units == data.num_examples else "windows"
     tokens = settings.batch_size * data.lengths.sum() / max(1, num_units)
@@ -82,7 +82,7 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
 
 
 def default_lines(recipe: PretrainRecipe | FinetuneRecipe) -> list[str]:
-    """Return which of the keys that decide most were left at their defaults, in one line, or nothing."""
+    """Return one line with the most important keys that were left at their defaults, or nothing."""
     training = recipe.training
     keys = [name for name in _SHOWN_DEFAULTS if hasattr(training, name) and name not in training.model_fields_set]
     if isinstance(recipe, PretrainRecipe):
@@ -117,7 +117,7 @@ def _epochs(number: float) -> str:
 
 
 def shown_count(number: float) -> str:
-    """Return a large number in three digits, with its unit in words."""
+    """Return a large number with three digits and its unit in words."""
     for unit, name in ((1e9, "billion"), (1e6, "million")):
         if number >= unit:
             return f"{number / unit:.3g} {name}"
@@ -130,9 +130,9 @@ def step_display(
     figures: Callable[[StepReport], dict[str, float]],
     num_units: int | None = None,
 ) -> Callable[[StepReport], None]:
-    """Return what shows each step with figures of its report, and says after some seconds how long all will take.
+    """Return a callback that shows each step with values from its report, and after some seconds the time left.
 
-    Where the clock decides, it says how many steps there will be, and how many epochs of `num_units` sequences.
+    With a time budget, it instead reports the expected number of steps, and of epochs of `num_units` sequences.
     """
     first: tuple[int, float] | None = None
     is_told = False

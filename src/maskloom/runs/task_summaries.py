@@ -1,4 +1,4 @@
-"""What training, evaluation and prediction tell a person when they are done; the whole result stands in JSON."""
+"""Summaries of training, evaluation and prediction for people; the full results are in JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HELD_OUT = (("loss", "{} loss, nats", "{:.3f}"), ("accuracy", "{} accuracy", "{
 
 
 def pretraining_lines(result: dict[str, Any]) -> list[str]:
-    """Return what pre-training reached: beside what the initial weights did, where it went on from some."""
+    """Return the results of pre-training, compared with those of the initial model if there was one."""
     before = result.get("before")
     if not before:
         return lines_of(result)
@@ -38,7 +38,7 @@ def pretraining_lines(result: dict[str, Any]) -> list[str]:
 
 
 def finetuning_lines(result: dict[str, Any]) -> list[str]:
-    """Return which weights were kept and their dev scores, how restarts compare, what was read, and what to do next."""
+    """Return which weights were kept, their dev scores, how restarts compare, what was read, and what to do next."""
     name, best, last, data = result["metric"], result["best"], result["last"], result["data"]
     kept = f"seed {result['best_seed']}, epoch {best['epoch']} (step {best['step']}): the best on dev by {name}"
     if "averaged" in best:
@@ -67,7 +67,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
 
 
 def evaluation_lines(result: dict[str, Any]) -> list[str]:
-    """Return the scores of an evaluation, with what a constant answer would score, and what was read."""
+    """Return the scores of an evaluation, the score of a constant answer, and what was read."""
     names = [name for name in result if isinstance(result[name], float) and name != "reference"]
     rows = _score_rows(result["metric"], {name: result[name] for name in names}, result["reference"])
     if result["degenerate"]:
@@ -77,12 +77,12 @@ def evaluation_lines(result: dict[str, Any]) -> list[str]:
 
 
 def tuning_lines(result: dict[str, Any]) -> list[str]:
-    """Return the fitted settings, the scores before and after, and the warning that they are of the fitted file."""
+    """Return the fitted settings, the scores before and after, and the warning that these are on the fitted file."""
     return aligned([*_tuned_rows(result), ("examples", examples_text(result["data"])), ("model", result["model"])])
 
 
 def written_lines(result: dict[str, Any]) -> list[str]:
-    """Return what a file of predictions or vectors holds and what was read for it."""
+    """Return what a file of predictions or vectors contains and what was read to produce it."""
     if "num_vectors" in result:
         form = f"{result['pooling']}{', length 1' if result['normalized'] else ''}"
         what = f"{result['num_vectors']:,} vectors of {result['hidden_size']} numbers ({form})"
@@ -93,14 +93,14 @@ def written_lines(result: dict[str, Any]) -> list[str]:
 
 
 def generated_lines(result: dict[str, Any]) -> list[str]:
-    """Return a text that was generated, or several of a search by score, and the name of a page about it."""
+    """Return a generated text, or the texts of a search with their scores, and the name of a page about them."""
     texts = [result, *result.get("others", [])]
     lines = [f"{one['score']:.3f}  {one['text']}" for one in texts] if len(texts) > 1 else [result["text"]]
     return [*lines, *([f"page: {result['page']}"] if "page" in result else [])]
 
 
 def generation_line(result: dict[str, Any]) -> str:
-    """Return how likely a text that was generated or filled is, what ended it, and which blanks got nothing."""
+    """Return the score of a generated or filled text, what ended it, and which blanks stayed empty."""
     told = [f"score {result['score']:.3f}"] if "score" in result else []
     told.append(f"log-probability {result['log_probability']:.3f}")
     told.append("ended by the model" if result["finish"] == "end" else "cut at the limit of tokens")
@@ -109,7 +109,7 @@ def generation_line(result: dict[str, Any]) -> str:
 
 
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what was fitted and how each score moved; a score that stood still shows one number."""
+    """Return the fitted settings and how each score changed; an unchanged score is shown once."""
     rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are on this file; evaluate on another")]
     for name, value in tuned["settings"].items():
         by_label = zip(tuned["labels"], value, strict=True) if isinstance(value, list) else None
@@ -122,16 +122,16 @@ def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _score_rows(primary: str, scores: dict[str, float], reference: float | None) -> list[tuple[str, str]]:
-    """Put the deciding score first, beside the score of a constant answer where there is one."""
+    """Put the deciding score first, next to the score of a constant answer where there is one."""
     constant = "" if reference is None else f"  (constant answer: {_figure(primary, reference, scores)})"
     rows = [(primary, f"{_figure(primary, scores[primary], scores)}{constant}")]
     return rows + [(name, _figure(name, value, scores)) for name, value in scores.items() if name != primary]
 
 
 def _figure(name: str, value: float, scores: Collection[str]) -> str:
-    """Return a score in decimals, or in percent where its name among the others says so."""
+    """Format a score: BLEU and chrF in points, others in percent where `is_percent` says so, else in decimals."""
     if name in ("bleu", "chrf"):
-        return f"{value:.2f}"  # points, as people write them
+        return f"{value:.2f}"  # points, as usually reported
     return f"{value:.2f} %" if is_percent(name, scores) else f"{value:.4f}"
 
 
@@ -150,7 +150,7 @@ def _restart_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def examples_text(account: dict[str, Any]) -> str:
-    """Return how many rows of a file were kept, dropped and cut."""
+    """Return how many rows of a file were kept, dropped and truncated."""
     text = f"{account['num_kept']:,} of {account['num_rows']:,} rows of {account['path']}"
     for reason, count in account["dropped"].items():
         text += f"; {count:,} dropped: {reason} (first at line {account['first_dropped_lines'][reason]})"

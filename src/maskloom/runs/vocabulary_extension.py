@@ -1,4 +1,4 @@
-"""Adding pieces of a domain's text to the vocabulary of a model."""
+"""Adding pieces from a domain's text to the vocabulary of a model."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def extend_vocabulary(
     on_bad_text: Literal["error", "skip"] = "error",
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Write a model folder whose vocabulary has new pieces, the best for the text; return the report.
+    """Write a model folder whose vocabulary has the best new pieces for the text; return the report.
 
-    `choose_pieces` chooses them: at most `num_pieces`, each of which occurs `min_frequency` times. Old pieces keep
-    their ids. The embedding and the masked-LM bias of a new piece start as the means of those of the old pieces that it
-    was cut into, so that text without new pieces gives what it gave. `out` appears whole or not at all; an earlier
+    `choose_pieces` chooses at most `num_pieces`, each of which occurs at least `min_frequency` times. Old pieces keep
+    their ids. The embedding and the masked-LM bias of a new piece start as the means over the old pieces into which it
+    was split; text without new pieces gives the same result as before. `out` appears whole or not at all; an earlier
     result there is replaced. Raises ConfigError for impossible settings and an `out` that holds something else,
     DataError for a damaged model or bad text.
     """
@@ -102,8 +102,8 @@ def _check_out(folder: Path, out: Path, paths: Iterable[str | Path]) -> None:
 
 @torch.no_grad()
 def _give_rows(model: EncoderWithHeads, old: Vocabulary, pieces: list[NewPiece]) -> None:
-    """Grow the word embeddings, and the decoder and bias with them; new rows are means of rows of old pieces."""
-    # some models embed more rows than their vocabulary names
+    """Grow the word embeddings, and with them decoder and bias; new rows are means of the old pieces' rows."""
+    # some models have more embeddings than tokens in their vocabulary
     if len(old) + len(pieces) > model.config.vocab_size:
         model.resize_vocabulary(len(old) + len(pieces), seed=0)
     rows = [model.encoder.word_embeddings]
@@ -116,11 +116,11 @@ def _give_rows(model: EncoderWithHeads, old: Vocabulary, pieces: list[NewPiece])
 
 
 def _write_model(model: EncoderWithHeads, folder: Path, tokenizer: Tokenizer, target: Path) -> None:
-    """Write model and tokenizer, and copy the files beside the old model that do not depend on its vocabulary."""
+    """Write model and tokenizer, and copy the old model's files that do not depend on its vocabulary."""
     if (path := file_inside(folder, SETTINGS_FILE)) is not None:
         write_bytes(target / SETTINGS_FILE, read_bytes(path, limit=MAX_JSON_BYTES))
     copy_modules(modules_folder(folder), target)
     tokenizer.save(target)
-    # config.json keeps what it says beyond what is written anew, such as names of labels
+    # config.json keeps the keys that are not rewritten, such as label names
     own = {*model.config.as_published(), "architectures", "dtype", "torch_dtype", "position_embedding_type"}
     save_model(model, target, extra_config={key: value for key, value in read_config(folder).items() if key not in own})

@@ -1,4 +1,4 @@
-"""Embeddings of a new model that start from word vectors (Mikolov et al. 2013)."""
+"""Embeddings of a new model initialised from word vectors (Mikolov et al. 2013)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from maskloom.text.vocabulary import Vocabulary
 
 
 def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary: Vocabulary) -> list[str]:
-    """Put the vectors of words in place of the embeddings of tokens that are these words; return what is to be told.
+    """Copy word vectors into the embeddings of the tokens that are these words; return sentences to report.
 
     Tokens are looked up as they are, then in the case in which they are most frequent. Special tokens, pieces that
-    continue a word, and words without a vector stay as they are. Raises ConfigError for vectors of another width.
+    continue a word, and words without a vector keep their values. Raises ConfigError for vectors of another width, and
+    if no token has a vector.
     """
     if section.word_vectors is None:
         return []

@@ -1,4 +1,4 @@
-"""Training word vectors in a folder that can be continued, and asking finished ones."""
+"""Training of word vectors in a resumable run folder, and queries on finished ones."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ VOCABULARY, VECTORS, OUTPUTS = "vocabulary.txt", "vectors", "outputs"
 _TOKENS, _PREPARED, _CHECKPOINT, _STATE = "tokens.bin", "prepared.json", "checkpoint", "state.json"
 _SUFFIXES: dict[Form, str] = {"binary": ".bin", "text": ".txt"}
 _SECONDS_BETWEEN_SAVES = 600.0
-# A document ends a sentence, and nothing else; one line may be a whole text, as in text8.
+# Sentences end only where a document ends; one line may be a whole text, as in text8.
 _LONGEST_DOCUMENT = 1 << 22
 MOST_NEIGHBOURS = 50
-"""So many neighbours of each word a plot draws at most."""
+"""The maximum number of neighbours of each word that a plot draws."""
 
 
 @alone_in_folder()
@@ -61,8 +61,8 @@ def train_words(
 ) -> dict[str, Any]:
     """Train word vectors on text files and write vectors, output vectors and vocabulary to `out`; return the metrics.
 
-    A run that was stopped or killed goes on from its last save with `resume`; with one worker, or `deterministic`, it
-    gives the bits of an uninterrupted one. Raises ConfigError where numba is missing, for a folder in use by another
+    With `resume` a run that was stopped or killed continues from its last save; with one worker, or `deterministic`, it
+    gives the same bits as an uninterrupted run. Raises ConfigError if numba is missing, for a folder in use by another
     run and for a resumed run with other settings; DataError for bad text and an empty vocabulary.
     """
     texts, out = [texts] if isinstance(texts, str | Path) else list(texts), Path(out)
@@ -70,7 +70,7 @@ def train_words(
     check_name(out)
     refuse_output_inside(texts, out)
     files = source_files(texts)
-    compiled()  # refuses before the text is read
+    compiled()  # raises before any text is read if numba is missing
     inputs = {"text": fingerprint(*(file.path for file in files)), "on_bad_text": on_bad_text, "form": form}
     continues = prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     if (out / METRICS).exists():
@@ -81,7 +81,7 @@ def train_words(
         try:
             counts = _prepare(texts, recipe, out, on_bad_text, progress)
         except DataError:
-            for name in () if continues else (RECIPE, DESCRIPTION, _TOKENS):  # what is corrected may take the folder
+            for name in () if continues else (RECIPE, DESCRIPTION, _TOKENS):  # a corrected run may reuse the folder
                 (out / name).unlink(missing_ok=True)
             raise
     training = WordTraining(recipe, counts, np.memmap(out / _TOKENS, np.int32, "r"))
@@ -117,9 +117,9 @@ def _prepare(
     on_bad_text: Literal["error", "skip"],
     progress: Progress,
 ) -> np.ndarray:
-    """Read the text once, into the vocabulary and into numbers, which training maps from disk; return the counts.
+    """Read the text once, write the vocabulary and the token ids that training memory-maps, and return the counts.
 
-    The words are left to the file, because all of them, and what reading remembers, take a third of the memory.
+    The words stay in the file, because all of them and the reader's state take a third of the memory.
     """
     path, reading = out / _TOKENS, ReadingReport()
     progress.begin("reading text", 0)
@@ -146,7 +146,7 @@ _KEPT = (_TOKENS, VOCABULARY)
 
 
 def _prepared(out: Path) -> np.ndarray | None:
-    """Return the counts of words of a run that is continued, or None where its text has to be read anew."""
+    """Return the word counts of a resumed run, or None if its text must be read again."""
     if not all((out / name).exists() for name in (_PREPARED, *_KEPT)):
         return None
     sums = {name: read_json_value(out / _PREPARED, name, str) for name in _KEPT}
@@ -166,10 +166,10 @@ def _words(out: Path) -> Iterator[str]:
 
 
 def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress, seconds: float) -> dict[str, Any]:
-    """Train to the end, log each round and save now and then, and when asked to stop.
+    """Train to the end, logging each round and saving periodically and on a stop request.
 
-    `seconds` is the time of training before this process. Raises DataError for a loss or a state that is not finite,
-    and where no word had another in its window.
+    `seconds` is the training time before this process. Raises DataError for a non-finite loss or state, and if no word
+    had another one in its window.
     """
     blocks, start, first = training.num_blocks, time.monotonic(), training.blocks_done
     losses, saved = list[float](), start
@@ -204,7 +204,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             if is_asked:
                 return {}  # leaving `deferred` raises
     progress.end()
-    if not training.outputs.any():  # they start at 0, and each prediction changes some
+    if not training.outputs.any():  # outputs start at 0, and every prediction changes some
         raise DataError(
             f"{out}: nothing was learnt: no line has two words that are in the vocabulary and stay after subsampling; "
             "give more text, a lower --min-count or --sample 0, and another --out"
@@ -228,7 +228,7 @@ def _save(training: WordTraining, out: Path, seconds: float) -> None:
 
 
 def _restore(training: WordTraining, out: Path) -> float:
-    """Take the state of the last save, if there is one; return its seconds. Raises DataError for a damaged one."""
+    """Load the last save, if there is one, and return its seconds of training; raises DataError for a damaged save."""
     folder = out / _CHECKPOINT
     if not folder.exists():
         return 0.0
@@ -241,12 +241,12 @@ def _restore(training: WordTraining, out: Path) -> float:
 
 
 def open_vectors(place: str | Path) -> WordVectors:
-    """Return the vectors of a run's folder, or of a file in word2vec's binary or text form; DataError for others."""
+    """Return the vectors of a run's folder, or of a file in word2vec's binary or text format; DataError for others."""
     return read_vectors(vectors_file(place))
 
 
 def vectors_file(place: str | Path) -> Path:
-    """Return the file of vectors in a run's folder, or what else was named; DataError for a folder without one."""
+    """Return the file of vectors in a run's folder, or a path that is no folder; DataError for a folder without one."""
     place = Path(place)
     check_name(place)
     if not place.is_dir():
@@ -262,7 +262,7 @@ def vectors_file(place: str | Path) -> Path:
 
 
 def neighbours(place: str | Path, words: Sequence[str], number: int = 10) -> dict[str, list[tuple[str, float]]]:
-    """Return the nearest words of each word with their cosines; raises DataError that names unknown words."""
+    """Return the nearest words of each word with cosine similarities; raises DataError that names unknown words."""
     vectors = open_vectors(place)
     vectors.rows_of(words)
     return {word: vectors.neighbours(word, number) for word in words}
@@ -271,9 +271,9 @@ def neighbours(place: str | Path, words: Sequence[str], number: int = 10) -> dic
 def evaluate_words(
     place: str | Path, pairs: Sequence[Path] = (), analogies: Sequence[Path] = (), most: int = 30_000
 ) -> dict[str, Any]:
-    """Return the scores of vectors on files of word pairs and of analogies; ConfigError for none.
+    """Return the scores of vectors on files of word pairs and of analogies; raises ConfigError if none are given.
 
-    They go by the name of the file, with its folder where two are equal.
+    The keys are file names, with the parent folder where two are equal.
     """
     if not pairs and not analogies:
         raise ConfigError("nothing to evaluate: give --pairs, --analogies or both")
@@ -286,9 +286,9 @@ def evaluate_words(
 
 
 def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int = 0) -> dict[str, Any]:
-    """Write a page, an .html file, with words and `number` neighbours of each on their two principal components.
+    """Write an .html page that plots words and `number` neighbours of each on their two principal components.
 
-    Raises ConfigError for more than `MOST_NEIGHBOURS` or another file, and DataError that names unknown words.
+    Raises ConfigError for more than `MOST_NEIGHBOURS` or another kind of file, and DataError that names unknown words.
     """
     if not 0 <= number <= MOST_NEIGHBOURS:
         raise ConfigError(f"--neighbours {number}: 0 to {MOST_NEIGHBOURS} of each word are drawn")
@@ -296,7 +296,7 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
     vectors = open_vectors(place)
     vectors.rows_of(words)
     groups = {word: [near for near, _ in vectors.neighbours(word, number)] for word in words}
-    styles = {word: place for place, word in enumerate(groups)}  # first, so that they have their names beside them
+    styles = {word: place for place, word in enumerate(groups)}  # words come first, so that their labels find room
     styles |= {near: place for place, group in enumerate(groups.values()) for near in group if near not in styles}
     if len(styles) < 2:
         raise ConfigError("a plot needs two words at least; give more words or --neighbours")

@@ -1,4 +1,4 @@
-"""Where GLUE's files lie, what a submission is made of, and the check that it passes at GLUE's gate."""
+"""Where GLUE's files are, what a submission consists of, and a check that the GLUE server will accept it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DIAGNOSTIC_FOLDERS = ("MNLI", "AX", "diagnostic", ".")
 
 @dataclass(frozen=True)
 class GlueTask:
-    """A task of GLUE: its catalog row, its folder, and its labelled and unlabelled files by column of the score."""
+    """A GLUE task: its catalog row, its folder, and its labelled and unlabelled files by column of the score."""
 
     name: str
     folder: str
@@ -29,13 +29,13 @@ class GlueTask:
     test: dict[str, str]
 
     def training_files(self, data: Path) -> tuple[Path, Path]:
-        """Return the paths of train and of the dev file by which models are chosen (the matched one of MNLI)."""
+        """Return the paths of the train file and of the dev file that selects models (for MNLI, the matched one)."""
         return data / self.folder / "train.tsv", data / self.folder / next(iter(self.dev.values()))
 
 
 @dataclass(frozen=True)
 class SubmissionFile:
-    """A file of a submission: the task that answers, its rows, and its words; no `labels` for scores from 0 to 5."""
+    """A file of a submission: the task that answers it, its rows and labels; no `labels` for scores from 0 to 5."""
 
     column: str
     task: str
@@ -44,7 +44,7 @@ class SubmissionFile:
 
     @property
     def name(self) -> str:
-        """Name of the file within the zip."""
+        """The name of the file within the zip."""
         return f"{self.column}.tsv"
 
 
@@ -88,7 +88,7 @@ SUBMISSION: tuple[SubmissionFile, ...] = (
 
 
 def glue_task(name: str) -> GlueTask:
-    """Return the task of that name, in any case; raises ConfigError that lists the known ones."""
+    """Return the task with that name, ignoring case; raises ConfigError that lists the known names."""
     for task in TASKS:
         if name.strip().lower() in (task.name, f"glue:{task.name}"):
             return task
@@ -96,10 +96,10 @@ def glue_task(name: str) -> GlueTask:
 
 
 def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask], dict[str, str]]:
-    """Return the tasks whose training files are there, and for each other one the files that were looked for.
+    """Return the tasks whose training files exist, and for each other task the files that are missing.
 
-    Tasks that are asked for by name must be there: raises DataError that lists what was looked for; so it does when
-    no task is there at all, and for a folder that does not exist.
+    Raises DataError that lists the missing files if a task in `names` lacks some or no task is found, and DataError for
+    a folder that does not exist.
     """
     if not data.is_dir():
         raise DataError(f"{data}: there is no such folder; GLUE's files lie in it as CoLA/train.tsv, RTE/dev.tsv ...")
@@ -121,14 +121,14 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
 
 
 def diagnostic_file(data: Path, *, labelled: bool = False) -> Path | None:
-    """Return the diagnostic set AX, to be answered or with its labels, where it lies; the distribution varies."""
+    """Return the path of the diagnostic set AX, unlabelled or `labelled`, or None; its place varies by distribution."""
     name = "diagnostic-full.tsv" if labelled else "diagnostic.tsv"
     paths = [data / folder / name for folder in _DIAGNOSTIC_FOLDERS] + ([] if labelled else [data / "AX" / "AX.tsv"])
     return next((path for path in paths if path.is_file()), None)
 
 
 def check_genres(path: Path, *, matched: bool) -> None:
-    """Raise DataError when a file of MNLI holds a genre of its other set; files without known genres pass."""
+    """Raise DataError if an MNLI file contains a genre of the other set; files without known genres pass."""
     rows = read_rows(path, "tsv")
     names = [str(name) for name in next(rows).fields]
     if "genre" not in names:
@@ -145,9 +145,10 @@ def check_genres(path: Path, *, matched: bool) -> None:
 
 
 def count_test_rows(path: Path) -> int:
-    """Return the number of rows of a file to be answered, whose first column must count them from 0.
+    """Return the number of rows of a test file, whose first column must number them from 0.
 
-    Raises DataError, with the line, for a header without `index` or `id`, a row out of order and a blank row within.
+    Raises DataError, with the line, for a header without `index` or `id`, a row out of order or a blank row within the
+    file, and for a file without rows.
     """
     rows = read_rows(path, "tsv")
     header = next(rows)
@@ -171,16 +172,16 @@ def count_test_rows(path: Path) -> int:
 
 
 HEADER = "index\tprediction"
-# The longest of the files takes ten.
+# Far more than the largest file takes: QQP's is about 4 MB.
 _MAX_FILE_BYTES = 64 << 20
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
 def check_submission(path: str | Path, *, allow_partial: bool = False) -> list[str]:
-    """Return what is wrong with a zip, one line a problem, at most one for each row rule of a file; [] is sound.
+    """Return the problems of a zip, one per line and at most one per rule and file; [] means that it is sound.
 
-    With `allow_partial` files may be absent; what is there must still be whole. Raises DataError for a file that is
-    not there or not a zip.
+    With `allow_partial` files may be missing; those present must still be complete. Raises DataError for a path that
+    does not exist or is not a zip.
     """
     path = Path(path)
     check_regular(path)
@@ -193,7 +194,7 @@ def check_submission(path: str | Path, *, allow_partial: bool = False) -> list[s
 
 
 def problems_of(archive: zipfile.ZipFile, *, allow_partial: bool = False) -> list[str]:
-    """Return what `check_submission` does, of a zip that is open."""
+    """Return what `check_submission` returns, for an open zip."""
     problems = _name_problems(archive.namelist(), allow_partial=allow_partial)
     for file in SUBMISSION:
         if archive.namelist().count(file.name) == 1:
@@ -221,7 +222,7 @@ def _name_problems(names: list[str], *, allow_partial: bool) -> list[str]:
 
 
 def _file_problems(archive: zipfile.ZipFile, file: SubmissionFile) -> list[str]:
-    """Return the problems of one file; of each kind only the first row is named."""
+    """Return the problems of one file, naming only the first row for each kind."""
     try:
         with archive.open(file.name) as packed:
             content = packed.read(_MAX_FILE_BYTES + 1)

@@ -1,4 +1,4 @@
-"""Fine-tuning on the tasks of GLUE with a search for each, its scores, and its submission (BERT paper, 4.1)."""
+"""Fine-tuning on the GLUE tasks with a search for each, its scores, and a submission (BERT paper, 4.1)."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def glue_run(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Search settings for every task of GLUE whose files are in `data`, and return all scores on dev.
+    """Search settings for every GLUE task whose files are in `data`, and return all scores on dev.
 
-    `out/<TASK>` is each task's search, with the best model in `out/<TASK>/model`; `out/glue.json` and `glue.md` hold
-    the table. `space` is the grid (by default none: the recipe alone). WNLI is not learned: its commonest training
-    label is the answer, as in the paper. A task whose search fails is named and leaves the others alone. With
-    `resume` a run goes on where it stopped. Raises DataError when tasks named in `tasks` have no files, and when no
+    `out/<TASK>` holds each task's search, with the best model in `out/<TASK>/model`; `out/glue.json` and `glue.md` hold
+    the table. `space` is the grid (by default none: only the recipe). WNLI is not trained: its most common training
+    label is the answer, as in the paper. A task whose search fails is reported and does not affect the others. With
+    `resume` a run continues where it stopped. Raises DataError when tasks named in `tasks` have no files, and when no
     task has any.
     """
     check_log_targets(recipe.training.log_to)
@@ -113,7 +113,7 @@ def glue_run(
 def _outcome(
     task: GlueTask, data: Path, model: Path, out: Path, recipe: FinetuneRecipe, space: Space, progress: Progress
 ) -> dict[str, Any]:
-    """Return how a task went: its official scores by column, or why there are none."""
+    """Return the outcome of a task: its official scores by column, or why there are none."""
     train, dev = task.training_files(data)
     try:
         if task.name == "wnli":
@@ -147,13 +147,13 @@ def _outcome(
         "reference": best["best"]["reference"],
         "num_trials": found["num_trials"],
         "num_failed": found["num_failed"],
-        "seconds": None if None in seconds else sum(seconds),  # a trial that was interrupted is not timed as a whole
+        "seconds": None if None in seconds else sum(seconds),  # an interrupted trial has no total time
         "model": str(out / "model"),
     }
 
 
 def _further_columns(task: GlueTask, data: Path, out: Path, progress: Progress) -> dict[str, dict[str, Any]]:
-    """Return the scores of the best MNLI model on the mismatched set, and on AX where its labels are at hand."""
+    """Return the best MNLI model's scores on the mismatched set, and on AX if its labels are available."""
     columns = {}
     mismatched = data / task.folder / task.dev["MNLI-mm"]
     if mismatched.is_file():
@@ -168,10 +168,10 @@ def _further_columns(task: GlueTask, data: Path, out: Path, progress: Progress) 
 
 
 def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
-    """Write the commonest label of WNLI's training data to `out`, and return its accuracy on dev, as the paper does.
+    """Write the most common label of WNLI's training data to `out`, and return its accuracy on dev, as the paper does.
 
-    WNLI's dev set repeats sentences of train with opposite answers, so that learning it scores below chance. Of labels
-    that are equally common the first one counts.
+    WNLI's dev set repeats sentences of train with opposite answers, so a trained model scores below chance. On a tie,
+    the first label wins.
     """
     row = catalog_row("wnli")
     options = ReadingOptions(format="wnli")
@@ -203,7 +203,7 @@ def majority_label(folder: Path) -> str:
 
 
 _WINDOW = 4096
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the same answers give the same bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same answers give the same bytes
 
 
 def submit_glue(
@@ -211,10 +211,10 @@ def submit_glue(
 ) -> dict[str, Any]:
     """Answer the test files with the models of a GLUE run and write the zip; return what was answered.
 
-    A row that cannot be read (QQP's short rows, an empty text) gets the commonest answer of its file and is counted.
-    Files that are absent, or whose task has no model, are an error before anything is predicted, unless
-    `allow_partial`: then they are left out and named. The zip takes its name only after its check; a pipe is written
-    into. Raises DataError with all the problems that the check finds, ConfigError for another suffix and a folder.
+    A row that cannot be read (QQP's short rows, an empty text) gets the most common answer of its file and is counted.
+    Missing files, and files whose task has no model, are an error before anything is predicted; with `allow_partial`
+    they are left out and named instead. The zip is written only after it passes the check; a pipe is written to
+    directly. Raises DataError with all problems that the check finds, ConfigError for another suffix or a folder.
     """
     run, data, out, progress = Path(run), Path(data), Path(out), progress or Progress()
     if out.suffix.lower() != ".zip" and not is_stream(out):
@@ -255,7 +255,7 @@ def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
 
 
 def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Return the unlabelled file of each column that can be answered, and why others cannot be."""
+    """Return the unlabelled file of each column that can be answered, and why the others cannot be."""
     if not run.is_dir():
         raise DataError(f"{run}: there is no such folder; a run of `maskloom glue run` is expected")
     if not data.is_dir():
@@ -281,7 +281,7 @@ def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
 def _answers(
     file: SubmissionFile, path: Path, num_rows: int, run: Path, progress: Progress
 ) -> tuple[list[str], dict[str, Any]]:
-    """Return one answer a row, in order, with the number of rows and of those that could not be read."""
+    """Return one answer per row, in order, with the numbers of rows and of unreadable rows."""
     folder = run / glue_task(file.task).folder
     if file.task == "wnli":
         return [majority_label(folder)] * num_rows, {"num_rows": num_rows, "num_unreadable": 0, "path": str(path)}
@@ -321,12 +321,12 @@ def _predictions(
 
 
 def _answer(file: SubmissionFile, prediction: Prediction) -> str:
-    """Return a label as the leaderboard spells it, or a score within 0 to 5."""
+    """Return a label as the leaderboard spells it, or a score clipped to the range 0 to 5."""
     return str(prediction["label"]) if file.labels else f"{min(max(float(prediction['score']), 0.0), 5.0):.4f}"
 
 
 def _check_labels(file: SubmissionFile, predictor: Predictor, folder: Path) -> None:
-    """Raise DataError for a model that answers another task: its labels would be taken for this one's."""
+    """Raise DataError for a model of another task, whose labels would be mistaken for this task's."""
     names = () if predictor.task is None else predictor.task.labels
     if predictor.task is None or set(names) != set(file.labels):
         labels = ", ".join(file.labels) or "none (a score)"
@@ -334,7 +334,7 @@ def _check_labels(file: SubmissionFile, predictor: Predictor, folder: Path) -> N
 
 
 def submission_lines(result: dict[str, Any]) -> list[str]:
-    """Return for a person what was answered, what is left out, and whether the zip is whole."""
+    """Return readable lines on what was answered, what was left out, and whether the zip is complete."""
     lines = []
     for name, file in result["files"].items():
         unreadable = f", {file['num_unreadable']:,} of them could not be read" if file["num_unreadable"] else ""

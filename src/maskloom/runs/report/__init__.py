@@ -1,1 +1,1 @@
-"""A page about one run, or several beside each other."""
+"""A page about one run, or about several side by side."""

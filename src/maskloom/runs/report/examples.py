@@ -1,4 +1,4 @@
-"""Examples of dev that a fine-tuned model gets right and wrong, predicted anew."""
+"""Dev examples that a fine-tuned model gets right and wrong, predicted again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_CONFUSED_LABELS = 12
 
 @dataclass(frozen=True)
 class Judged:
-    """An example with what is true of it and what the model says; `error` is 0 where they agree."""
+    """An example with the true answer and the model's answer; `error` is 0 where they agree."""
 
     text: str
     truth: str
@@ -39,9 +39,10 @@ class Judged:
 
 @dataclass(frozen=True)
 class Examples:
-    """What a page shows of a model's predictions on dev, or `absent`: why there are none.
+    """What a page shows of a model's predictions on dev; `absent` says why there are none.
 
-    `confusion` counts, for tasks of a few labels, how often each true label (rows) was taken for each (columns).
+    `confusion` counts, for tasks with few labels, how often each true label (rows) was predicted as each label
+    (columns).
     """
 
     num_predicted: int = 0
@@ -56,10 +57,10 @@ class Examples:
 
 
 def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
-    """Predict at most `most` examples of a finished run's dev file, evenly drawn, and sort them into right and wrong.
+    """Predict at most `most` examples of a finished run's dev file, evenly spaced, and sort them into right and wrong.
 
-    The file has to be there with the content that it had when the run read it. Of a scale, `right` are the closest and
-    `wrong` the furthest from the truth.
+    The file must still have the content that the run read. On a scale, `right` are the closest to the truth and `wrong`
+    the furthest from it. If the model sees whole documents, the first examples are used instead of evenly spaced ones.
     """
     dev = Path(run.description.get("paths", {}).get("dev", ""))
     problem = _why_none(run, dev)
@@ -124,13 +125,13 @@ def _sorted_out(
 
 
 def _spread(listed: Sequence[Any], most: int) -> list[Any]:
-    """Return a few from all over the list, so that not all come from the beginning of a sorted file."""
+    """Return a few items from all over the list, so that not all come from the beginning of a sorted file."""
     count = min(most, len(listed))
     return [listed[place * len(listed) // count] for place in range(count)]
 
 
 def _judged(example: Any, verdict: Verdict) -> Judged:
-    """Return an example with what was found of it, both as a page shows them."""
+    """Return an example with its verdict, both formatted for a page."""
     row = {name: text for name, text in example.as_row().items() if name != "id" and not name.startswith("choice")}
     text, truth, answer = "\n".join(map(_cut, row.values())), _cut(verdict.truth), _cut(verdict.answer)
     return Judged(text, truth or "none", answer or "none", verdict.error, verdict.probability)

@@ -1,4 +1,4 @@
-"""One HTML page about how a model generates: attention, the steps of a search, masks, positions, blocks."""
+"""One HTML page about how a model generates: attention, search steps, masks, positions, blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from maskloom.system.files import output_file
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
-# What is shown: texts of a file; tokens, steps and positions; tokens of masks; dimensions; distances to either side.
+# Most that is shown: texts of a file; tokens, steps and positions; tokens of masks; dimensions; distances each way.
 _TEXTS, _MOST, _MASKED, _DIMENSIONS, _DISTANCE = 3, 48, 24, 256, 16
 _TITLES = {
     CROSS: "Cross-attention: what the decoder reads of the source",
@@ -61,11 +61,11 @@ def generation_report(
     *,
     reading: ReadingOptions | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Write a page about what a model makes of texts, or of the first ones of a file; return it and them as rows.
+    """Write a page about what a model generates for texts, or the first ones of a file; return a summary and the rows.
 
-    Those of `Generation` that are given change the model's own. The page shows attention, the steps of the search or
-    the draws, masks, positions and the blocks of the model, and loads nothing. Raises ConfigError for a page that
-    cannot be written, and the errors of `generate`.
+    `given` holds settings of `Generation` that override the model's own. The page shows attention, the steps of the
+    search or of sampling, masks, positions and the blocks of the model, and loads nothing. Raises ConfigError for a
+    page that cannot be written, and the errors of `generate`.
     """
     target = Path(page)
     check_page(target, "--report")
@@ -122,7 +122,7 @@ def _how(settings: Generation) -> str:
 def _about(
     predictor: Predictor, text: str, one: Inspection, result: GeneratedText, *, is_first: bool
 ) -> dict[str, Any]:
-    """Return what the page tells of a text; all maps and every head of the first one."""
+    """Return what the page shows of a text; only the first text has all maps and every head."""
     kinds = [kind for kind in one.maps if is_first or kind in (CROSS, CAUSAL)]
     score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
     ended = "ended by the model" if one.found.finish == "end" else "cut at the limit of tokens"
@@ -172,20 +172,20 @@ def _map(predictor: Predictor, kind: str, attention: AttentionMap, *, has_heads:
 
 
 def _axes(predictor: Predictor, kind: str, attention: AttentionMap, most: int) -> tuple[list[str], list[str]]:
-    """Return the first tokens of both sides of a map; what is written may have a vocabulary of its own."""
+    """Return the first tokens on both axes of a map; generated text may have a vocabulary of its own."""
     sources, targets = predictor.tokenizer, predictor.tokenizer.of_targets
     queries = _tokens(sources if kind == ENCODER else targets, attention.queries[:most])
     return queries, _tokens(targets if kind == DECODER else sources, attention.keys[:most])
 
 
 def _tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return tokens as they stand in the vocabulary; ids beyond it, for which some published models have rows."""
+    """Return tokens as the vocabulary spells them; ids beyond it, which some published models embed, as #id."""
     known = tokenizer.vocabulary.tokens
     return [visible(known[token]) if token < len(known) else f"#{token}" for token in ids]
 
 
 def _step(predictor: Predictor, step: DecodingStep) -> dict[str, Any]:
-    """Return the texts of a step with what may follow each, and what became of that."""
+    """Return the texts of a step with the candidates for each, and which of them were taken or ended."""
     written = predictor.tokenizer.of_targets
     end, ended, rows = predictor.end_token, [text.token_ids for text in step.ended if text.is_ended], []
     taken = {*step.taken, *((place, end) for place, text in enumerate(step.texts) if text.token_ids in ended)}
@@ -199,7 +199,7 @@ def _step(predictor: Predictor, step: DecodingStep) -> dict[str, Any]:
 
 
 def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
-    """Return who may see whom in the first text, by where attention is not 0, and where a batch of all is padding."""
+    """Return which tokens see which in the first text (non-zero attention), and the padding of a batch of all texts."""
     charts = []
     for kind, attention in found[0].maps.items():
         rows, columns = _axes(predictor, kind, attention, _MASKED)

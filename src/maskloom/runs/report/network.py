@@ -1,4 +1,4 @@
-"""What a model consists of: its modules as blocks in blocks, with their sizes and numbers of parameters."""
+"""What a model consists of: its modules as nested blocks, with their sizes and parameter counts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class Block(NamedTuple):
-    """So many modules alike after each other: the name and class of each, its parameters, their sizes, its parts."""
+    """`number` identical modules in a row: the name and class of each, its parameter count, sizes and parts."""
 
     number: int
     name: str
@@ -20,9 +20,9 @@ class Block(NamedTuple):
 
 
 def blocks(owner: nn.Module, name: str = "", seen: set[int] | None = None) -> list[Block]:
-    """Return what a module consists of, in its order; a parameter that several share counts where it comes first.
+    """Return the blocks of a module, in order; a parameter that several modules share counts where it first appears.
 
-    What has a `name` is a list, whose modules get that name. Dropout, and what does nothing, is left out.
+    `name` is the name of a module list, which its modules take. Dropout and identity modules are left out.
     """
     seen, found = set() if seen is None else seen, list[Block]()
     for own, module in owner.named_children():

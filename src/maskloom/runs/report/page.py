@@ -1,4 +1,4 @@
-"""One HTML page about runs: curves by sort of run, scores, differences, what was read, where it ran, examples."""
+"""One HTML page about runs: curves by kind of run, scores, differences, data, environment, examples."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _MAX_RUNS = 12
 def report(
     runs: Sequence[str | Path], out: str | Path | None, *, num_examples: int = 500, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Write one page about one run or several beside each other, and return where it lies and what it is about.
+    """Write one page about one run, or several side by side, and return its path and the kinds of the runs.
 
-    A run is the folder of a pre-training, a fine-tuning, a search or a GLUE run, finished or not. The page holds all it
-    shows, runs no script and loads nothing. Of fine-tuned runs at most `num_examples` examples of dev are predicted
-    anew to show some that are right and some that are wrong; 0 does without. Where `out` is None the page is
-    report.html, unless that is about other runs. Raises ConfigError for a folder that is no
-    run, DataError for a run whose files are damaged.
+    A run is the folder of a pre-training, a fine-tuning, a search or a GLUE run, finished or not. The page is
+    self-contained: it runs no script and loads nothing. For fine-tuned runs, at most `num_examples` dev examples are
+    predicted again to show right and wrong ones; 0 skips this. If `out` is None the page is report.html, unless that
+    exists and is about other runs. Raises ConfigError for a folder that is not a run, DataError for a run whose files
+    are damaged.
     """
     progress, target = progress or Progress(), Path("report.html" if out is None else out)
     if not 1 <= len(runs) <= _MAX_RUNS:
@@ -56,7 +56,7 @@ def report(
     shown = {}
     for record in [inner for run in records for inner in run.trained if inner.kind == "finetune"]:
         if num_examples and record.result is not None:
-            from maskloom.runs.report.examples import examples_of  # heavy: pages of curves do without
+            from maskloom.runs.report.examples import examples_of  # heavy, and not needed for curves
 
             shown[record.name] = examples_of(record, num_examples, progress)
     page = page_template("runs/report/page.html").render(
@@ -84,7 +84,7 @@ def report(
 
 
 def _first_places(runs: list[RunRecord]) -> list[int | None]:
-    """Return the place among all curves of each run's own; None for a run of several curves, or of none."""
+    """Return the index of each run's own curve among all curves; None for a run with several curves or none."""
     counts = [len(run.trained) for run in runs]
     return [sum(counts[:number]) if counts[number] == 1 else None for number in range(len(runs))]
 
@@ -124,7 +124,7 @@ def _deciding(run: RunRecord, found: dict[str, float]) -> str | None:
 
 
 def _accounts(runs: list[RunRecord]) -> dict[str, list[list[str]]]:
-    """Return what was read by the names of runs; runs that read the same stand together."""
+    """Return what was read, by names of runs; runs that read the same share an entry."""
     by_content: dict[str, tuple[list[str], list[list[str]]]] = {}
     for run in runs:
         if rows := data_account(run):
@@ -133,7 +133,7 @@ def _accounts(runs: list[RunRecord]) -> dict[str, list[list[str]]]:
 
 
 def _seeds(name: str, best: dict[str, Any]) -> Chart:
-    """Draw the scores of all seeds beside that of a constant answer."""
+    """Draw the scores of all seeds, with the score of a constant answer or else the mean as a level."""
     spread, reference = best["restarts"], best["best"]["reference"]
     level = ("mean", spread["mean"]) if reference is None else ("constant answer", reference)
     rows = [DotRow("best on dev", list(spread["scores"].values()), "c0")]
@@ -156,7 +156,7 @@ class Chart:
 
 
 def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
-    """Return the charts of all runs: pre-training and fine-tuning apart, as their losses do not compare."""
+    """Return the charts of all runs, pre-training and fine-tuning separately, as their losses are not comparable."""
     trained = [inner for run in records for inner in run.trained]
     colours = {run.name: f"c{place % NUM_COLOURS}" for place, run in enumerate(trained)}
     groups = {
@@ -228,7 +228,7 @@ def _chart(
     note: str = "",
     **how: Any,
 ) -> Chart | None:
-    """Draw a figure of the steps thin and a metric of the evaluations bold, each run in a colour; None without both."""
+    """Draw a value of the steps thin and a metric of the evaluations bold, one colour per run; None without data."""
     lines: list[Line] = []
     for run in runs:
         trained = [thinned(steps(events, *path)) for events in run.stages.values()] if path else []
@@ -241,7 +241,7 @@ def _chart(
 
 
 def _lines(name: str, trained: list[Points], measured: list[Points], style: str, held_out: str) -> list[Line]:
-    """Return the lines of one run: its evaluations bold, or, where it has none, its steps; all single seeds thin."""
+    """Return the lines of one run: evaluations bold, or steps if there are none; single seeds are thin."""
     trained, measured = [points for points in trained if points], [points for points in measured if points]
     bold, thin = (measured, trained) if measured else (trained, [])
     lines = [Line(f"{name} training".strip(), points, style, is_faint=True) for points in thin]
@@ -255,30 +255,30 @@ def _lines(name: str, trained: list[Points], measured: list[Points], style: str,
 
 
 def phase_marks(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Mark where each phase after the first begins, in events of one count."""
+    """Mark where each phase after the first begins, in events with one running step count."""
     ends = {event["stage"]: event["step"] for event in events if event["event"] == "finished"}
     return [(f"phase {number} from here", step) for number, step in enumerate([*ends.values()][:-1], start=2)]
 
 
 def steps(events: Iterable[dict[str, Any]], *path: str) -> Points:
-    """Return a figure of the training steps, such as ("losses", "mlm"); what was not finite is left out."""
+    """Return a value of the training steps, such as ("losses", "mlm"), without non-finite ones."""
     return _points((event for event in events if event.get("event") == "step"), path)
 
 
 def evaluations(events: Iterable[dict[str, Any]], name: str) -> Points:
-    """Return a metric of the evaluations."""
+    """Return the values of a metric in the evaluations."""
     return _points((event for event in events if event.get("event") == "evaluation"), ("metrics", name))
 
 
 def thinned(points: Points) -> Points:
-    """Average neighbours, so that a long run's line stays readable."""
+    """Average neighbouring points, so that a long run's line stays readable."""
     width = -(-len(points) // _MAX_POINTS) if points else 1
     groups = [points[first : first + width] for first in range(0, len(points), width)]
     return [(group[-1][0], sum(value for _, value in group) / len(group)) for group in groups]
 
 
 def mean_curve(curves: Iterable[Points]) -> Points:
-    """Return the mean of curves at the steps that all of them have."""
+    """Return the mean of curves at the steps that all of them share."""
     columns = [dict(points) for points in curves]
     shared = [step for step in columns[0] if all(step in column for column in columns)] if columns else []
     return [(step, sum(column[step] for column in columns) / len(columns)) for step in shared]

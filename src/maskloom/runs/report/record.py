@@ -1,4 +1,4 @@
-"""What the folder of a run tells, whether it is finished or not, and tables of it for one run or several."""
+"""What the folder of a run records, finished or not, and tables of it for one run or several."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from maskloom.runs.task_summaries import examples_text
 from maskloom.system.foreign_files import read_bytes, read_json_object
 from maskloom.training.events import read_events
 
-# Steps that were not finite, warnings, memory that ran out.
+# Non-finite steps, warnings, running out of memory, lost events.
 _TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its `kind`, recipe and description as plain values, and its results where it has come to any.
+    """One run: its `kind`, recipe and description as plain values, and its results if it has any.
 
-    `trained` are the runs inside it whose curves stand for it: itself, the best trial of a search, or that of every
-    task of GLUE. `model_folder` is where its model lies when it is finished.
+    `trained` are the runs inside it whose curves represent it: itself, the best trial of a search, or the best trial of
+    every GLUE task. `model_folder` is where its model is once it is finished.
     """
 
     name: str
@@ -45,25 +45,25 @@ class RunRecord:
 
     @property
     def trained(self) -> tuple[RunRecord, ...]:
-        """The runs whose curves stand for this one."""
+        """The runs whose curves represent this one."""
         return self.inner if self.kind in ("search", "glue") else (self,)
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The result of a finished fine-tuning, or of the best trial of a search; None for others."""
+        """The result of a finished fine-tuning run, or of the best trial of a search; None for others."""
         if self.result is None or self.kind not in ("finetune", "search"):
             return None
         return self.result if self.kind == "finetune" else self.result["best"]
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
-        """The events of its log; [] where there is none yet."""
+        """The events of its log; [] if there is none yet."""
         path = self.folder / "events.jsonl"
         return read_events(path) if path.is_file() else []
 
     @cached_property
     def stages(self) -> dict[str, list[dict[str, Any]]]:
-        """Its events by curve: all phases of a pre-training in one count of steps, or each seed by itself."""
+        """Its events by curve: all phases of pre-training in one running step count, or each seed separately."""
         if self.kind == "pretrain":
             return {"": in_one_count(self.events)}
         by_stage: dict[str, list[dict[str, Any]]] = {}
@@ -97,7 +97,7 @@ def read_run(folder: str | Path, name: str) -> RunRecord:
 
 
 def in_one_count(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Count the steps of later phases of a pre-training on from those of the phases before."""
+    """Return events in which the steps of later phases continue the count of earlier ones."""
     staged = [event for event in events if "stage" in event]
     lasts: dict[str, int] = {}
     for event in staged:
@@ -119,7 +119,7 @@ _CORPUS = {
 
 
 def scores(run: RunRecord) -> dict[str, float]:
-    """Return the scores that stand for a run: held-out metrics, or those of its best evaluation on dev."""
+    """Return a run's scores: held-out metrics, the best on dev, GLUE columns, or the last evaluation if unfinished."""
     result = run.result
     if result is None:
         evaluations = [event["metrics"] for event in run.events if event.get("event") == "evaluation"]
@@ -135,18 +135,18 @@ def scores(run: RunRecord) -> dict[str, float]:
 
 
 def with_unit(run: RunRecord, name: str) -> str:
-    """Return the name of a score, with "percent" for the official scores of answers: all others are fractions."""
+    """Return the name of a score, with "percent" for the official scores of answers; all others are fractions."""
     return f"{name}, percent" if is_percent(name, scores(run)) else name
 
 
 def score_table(runs: list[RunRecord]) -> Table:
-    """Return one row a score with one value a run, the deciding score of each kind first."""
+    """Return one row per score with one value per run, the deciding score of each kind first."""
     by_run = [{with_unit(run, name).replace("_", " "): value for name, value in scores(run).items()} for run in runs]
     return _beside(by_run)
 
 
 def differences(runs: list[RunRecord]) -> Table:
-    """Return the keys in which runs differ: recipe, inputs, versions, hardware; of one run, those it sets itself."""
+    """Return the keys in which runs differ (recipe, inputs, reading); for one run, those changed from the defaults."""
     if len(runs) == 1:
         recipe, default = flat(runs[0].recipe), flat(_defaults(runs[0]))
         return [
@@ -159,7 +159,7 @@ def differences(runs: list[RunRecord]) -> Table:
 
 
 def data_account(run: RunRecord) -> Table:
-    """Return what was read for a run, what was cut and what was left out."""
+    """Return what was read for a run, what was truncated and what was left out."""
     if run.kind == "pretrain":
         return _corpus_account(run)
     rows = []
@@ -174,7 +174,7 @@ def data_account(run: RunRecord) -> Table:
 
 
 def surroundings(runs: list[RunRecord]) -> Table:
-    """Return command, versions and hardware, one row a fact with one value a run."""
+    """Return command, versions and hardware, one row per fact with one value per run."""
     facts = []
     for run in runs:
         description = run.description
@@ -195,7 +195,7 @@ def surroundings(runs: list[RunRecord]) -> Table:
 
 
 def trouble_table(runs: list[RunRecord], most: int = 20) -> Table:
-    """Return the first events of a run that a person should know before trusting it."""
+    """Return the first events of each run that a person should know about before trusting it."""
     rows = []
     for run in runs:
         for inner in run.trained:
@@ -211,7 +211,7 @@ def trouble_table(runs: list[RunRecord], most: int = 20) -> Table:
 
 
 def _beside(columns: list[dict[str, Any]]) -> Table:
-    """Return one row a key with what each column has of it."""
+    """Return one row per key with the value of each column."""
     keys = dict.fromkeys(key for values in columns for key in values)
     return [[key, *(_figure(values.get(key)) for values in columns)] for key in keys]
 
@@ -222,7 +222,7 @@ def _defaults(run: RunRecord) -> dict[str, Any]:
 
 
 def _settings(run: RunRecord) -> dict[str, Any]:
-    """Return all that may tell a run from another one as flat keys."""
+    """Return everything that may distinguish one run from another, as flat keys."""
     inputs = run.description.get("inputs", {})
     paths = run.description.get("paths", {})
     read = {
