@@ -297,8 +297,8 @@ class Predictor(TaskModel):
         """Fill the blanks of each text, in order: <X>, <Y>, <Z>, or <extra_id_0> and so on; greedily by default.
 
         Each blank is replaced by the next sentinel (Raffel et al. 2019, 3.1.4). `first` is the number of the first
-        text, which keys its random draws. Raises ConfigError for a model without a decoder or a vocabulary without sentinels,
-        DataError for a text without a blank or with more tokens than the model reads.
+        text, which keys its random draws. Raises ConfigError for a model without a decoder or a vocabulary without
+        sentinels, DataError for a text without a blank or with more tokens than the model reads.
         """
         given = [checked_text(text, number) for number, text in enumerate(checked_inputs(texts), start=first)]
         names = [f"input {number}" for number in range(first, first + len(given))]

@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class Entity(TypedDict):
-    """An entity: characters `start` to `end` of a sentence, covering words `words[0]` to `words[1]` (ends exclusive)."""
+    """An entity: characters `start` to `end` of a sentence, over words `words[0]` to `words[1]` (ends exclusive)."""
 
     text: str
     type: str

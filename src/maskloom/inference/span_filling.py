@@ -43,7 +43,7 @@ class SpanFiller:
             raise ConfigError(f"this vocabulary has no {sentinel(0)}; one for missing spans has, and fills blanks")
 
     def source_ids(self, text: str, name: str) -> list[int]:
-        """Return a text as token ids; raises DataError, with its name, for no or too many blanks, or too many tokens."""
+        """Return a text as token ids; raises DataError, with its name, for no or too many blanks or too many tokens."""
         sentinels, marks = self.tokenizer.vocabulary.sentinel_ids.tolist(), self.tokenizer.template
         *parts, last = _BLANK.split(text)
         if not 0 < len(parts) <= len(sentinels):
