@@ -118,13 +118,13 @@ def finetune(
 
     The weights that score best on `dev` are saved in `out/model`. `train` and `dev` are files: CSV, TSV, JSONL, CoNLL
     columns, SQuAD JSON, or a data set as distributed (`format`). Columns are found by name unless given. `recipe` is a
-    TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as `{"training.warmup_ratio":
-    0.2}`; the other settings are the command's flags and override it. `restarts` trains with several seeds; `metric`
-    selects the best weights. `minutes` is a budget in place of `epochs` or `steps`. With [model] in `recipe`, `model`
-    is the vocabulary of the new model, `source_vocab` a separate one for sources. `resume` continues the run in `out`;
-    different `epochs` or `steps` extend or shorten it. `progress` reports to standard error. Raises ConfigError and
-    DataError for invalid input before any training, NumericalError if every seed diverges, and
-    maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal asks to stop.
+    TOML file, the name of a shipped recipe such as "squad-v1", or values by dotted key, such as
+    `{"training.warmup_ratio": 0.2}`; the other settings are the command's flags and override it. `restarts` trains with
+    several seeds; `metric` selects the best weights. `minutes` is a budget in place of `epochs` or `steps`. With
+    [model] in `recipe`, `model` is the vocabulary of the new model, `source_vocab` a separate one for sources. `resume`
+    continues the run in `out`; different `epochs` or `steps` extend or shorten it. `progress` reports to standard
+    error. Raises ConfigError and DataError for invalid input before any training, NumericalError if every seed
+    diverges, and maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal asks to stop.
     """
     _check_paths(model=model, train=train, dev=dev, out=out, labels=labels, source_vocab=source_vocab)
     from maskloom.config import FinetuneRecipe
