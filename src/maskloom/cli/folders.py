@@ -51,7 +51,7 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx (pip install 'maskloom\\[onnx]').")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a model folder from a checkpoint, even if the run is unfinished."""
+    """Create a model folder from a checkpoint, even if the run is still running or ended early."""
     if normalize and for_vectors is None:
         raise typer.BadParameter("it goes with --for-vectors", param_hint="--normalize")
     from maskloom.runs.export import check_exportable, describe_vectors, export_lines, write_onnx
