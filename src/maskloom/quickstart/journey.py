@@ -56,7 +56,7 @@ class Stages:
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        """Open or create the file. Raises ConfigError if its job has other settings or the folder has other contents."""
+        """Open or create the file. Raises ConfigError if its job has other settings or the folder other contents."""
         self._path = path
         if path.exists():
             self._held = read_json_object(path)
@@ -107,8 +107,8 @@ def quickstart(
     """Pre-train, fine-tune, evaluate and use a BERT on text from this machine; return the figures.
 
     `out` receives the text, the vocabulary, the corpus, the runs, results.json and report.html. Calling it again after
-    an interruption resumes at the unfinished stage. `overrides` are recipe changes such as `{"pretrain":
-    ["training.steps=10"], "finetune": [...]}`. Raises ConfigError if `out` contains something else.
+    an interruption resumes where it stopped. `overrides` are recipe changes such as
+    `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError if `out` contains something else.
     """
     out, progress, overrides = Path(out), progress or Progress(), overrides or {}
     recipes: dict[str, Any] = {
