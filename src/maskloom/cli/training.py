@@ -194,7 +194,7 @@ def search(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune with many settings and rank them by their best dev score."""
+    """Fine-tune with many settings and rank the settings by their best dev score."""
     chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe is rejected first
     from maskloom.runs.search import Trials
@@ -218,7 +218,7 @@ def quickstart(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a BERT and two classifiers on the documentation inside your Python installation, in about 15 minutes."""
+    """Train a BERT and two classifiers on the documentation in your Python installation, in about 15 minutes."""
     from maskloom.quickstart.journey import quickstart as run
     from maskloom.quickstart.journey import summary_lines
 
@@ -283,7 +283,7 @@ def submit_to_glue(
     allow_partial: AllowPartial = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the test files and write a checked zip for the leaderboard."""
+    """Predict on the test files and write a validated zip for the leaderboard."""
     from maskloom.runs.glue.run import submission_lines, submit_glue
 
     result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=terminal_progress())

@@ -47,7 +47,7 @@ def resolve_model_folder(path: str | Path) -> Path:
 
 
 def modules_folder(model_folder: Path) -> Path:
-    """Return the folder where modules.json belongs for an encoder folder: the folder itself or its parent."""
+    """Return where to look for modules.json: in an encoder folder's parent if the file is there, else in the folder."""
     around = model_folder.parent
     return around if model_folder.name == ENCODER and (around / MODULES).exists() else model_folder
 

@@ -47,7 +47,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Trend:
-    """A claim of the paper, and a measure that returns one number per seed, positive where the claim holds."""
+    """A claim of the paper, and a measure that returns one number per seed: positive if the claim holds."""
 
     claim: str
     measure: Measure

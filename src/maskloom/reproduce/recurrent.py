@@ -166,7 +166,7 @@ def rnn_gradients(
     num_steps: int = 400,
     progress: Progress = _SILENT,
 ) -> dict[str, Any]:
-    """Measure how gradients decay over time and which networks remember a first token; write a page."""
+    """Measure how gradients vanish or explode over time and which networks remember a first token; write a page."""
     folder = folder_for(out)
     kinds = {"linear": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
     norms = {
@@ -298,7 +298,7 @@ def reversal_accuracy(
 
 
 def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
-    """Return the share of attention within one position of the digit being written; `weights` (targets + end, sources)."""
+    """Return the share of the attention (targets + end, sources) within one position of the digit being written."""
     rows = [row[max(0, len(row) - 2 - at) : len(row) + 1 - at] for at, row in enumerate(weights[:-1])]
     return sum(map(sum, rows)) / len(rows)
 
