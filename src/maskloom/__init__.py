@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from maskloom.system.resources import follow_quota, wait_briefly
 
-TYPE_CHECKING = False  # typing's own would import typing, during which no Ctrl-C could be answered yet
+TYPE_CHECKING = False  # not typing.TYPE_CHECKING: a Ctrl-C while typing is imported could not be handled yet
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -27,13 +27,13 @@ def load(
     batch_size: int | None = None,
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
 ) -> Predictor:
-    """Open a model folder for use: an object with `encode`, `predict` and `fill_mask`, which threads may share.
+    """Open a model folder and return an object with `encode`, `predict` and `fill_mask` that threads may share.
 
-    `int8` computes in 8-bit integers, which is faster on a CPU and close to fp32. `device` is "cpu", "cuda", "cuda:1",
-    "mps", or "auto": a GPU if available. `batch_size` bounds how many texts are computed at once; by default batches
-    are bounded in tokens only. `precision` is that of matrix products on a CUDA device, where "auto" is bf16 if the GPU
-    has it; elsewhere all is fp32. Raises ValueError when the folder is not a model folder that maskloom, transformers
-    or sentence-transformers wrote, the device is not there or lacks the precision, or the processor lacks int8.
+    `int8` computes in 8-bit integers: faster on a CPU, and close to fp32. `device` is "cpu", "cuda", "cuda:1", "mps" or
+    "auto" (a GPU if available). `batch_size` limits the number of texts per batch; by default only the number of tokens
+    is limited. `precision` applies to matrix products on a CUDA device, where "auto" means bf16 if the GPU supports it;
+    other devices use fp32. Raises ValueError if the folder is not a model folder written by maskloom, transformers or
+    sentence-transformers, the device is missing or lacks the precision, or the processor does not support int8.
     """
     from maskloom.inference import Predictor
 
@@ -60,14 +60,14 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pre-train a BERT on a corpus folder, as `maskloom pretrain` does, and return its held-out metrics.
 
-    `corpus` is what `maskloom corpus build` wrote; `out` becomes the run folder, with the model in `out/model`.
+    `corpus` was written by `maskloom corpus build`; `out` becomes the run folder, with the model in `out/model`.
     `recipe` is a TOML file, the name of a shipped recipe, or values by key, such as `{"training.save_every": 500}`; the
     other settings are the command's flags and override it. `init` starts from the weights of a model folder. `epochs`
-    become the number of steps that make them. `minutes` sets a time budget in place of `steps`. `resume` continues the
-    run in `out`; a different number of `steps` extends or shortens it. `verify` first checks that resuming gives the
-    same bits. With `progress` the run reports its progress on standard error. Raises ConfigError and DataError, both
-    ValueErrors, for wrong input before any training, and maskloom.training.faults.interruption.Interrupted, with
-    everything saved, when a signal asks to stop.
+    is converted to a number of steps. `minutes` sets a time budget in place of `steps`. `resume` continues the run in
+    `out`; a different number of `steps` extends or shortens it. `verify` first checks that resuming reproduces the same
+    bits. `progress` reports to standard error. Raises ConfigError and DataError, both ValueErrors, for invalid input
+    before any training, and maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal
+    asks the run to stop.
     """
     _check_paths(corpus=corpus, out=out, init=init)
     from maskloom.config import PretrainRecipe
@@ -116,15 +116,15 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune a model folder on labelled text, as `maskloom finetune` does, and return its scores on `dev`.
 
-    The weights that score best on `dev` are kept in `out/model`. `train` and `dev` are files as the command takes them:
-    CSV, TSV or JSONL, CoNLL columns, SQuAD's JSON, or a data set as distributed (`format`). Columns are found by name,
-    unless given. `recipe` is a TOML file, the name of a shipped recipe such as "squad-v1", or values by key, such as
+    The weights that score best on `dev` are saved in `out/model`. `train` and `dev` are files: CSV, TSV, JSONL, CoNLL
+    columns, SQuAD JSON, or a data set as distributed (`format`). Columns are found by name unless given. `recipe` is a
+    TOML file, the name of a shipped recipe such as "squad-v1", or values by dotted key, such as
     `{"training.warmup_ratio": 0.2}`; the other settings are the command's flags and override it. `restarts` trains with
     several seeds; `metric` selects the best weights. `minutes` is a budget in place of `epochs` or `steps`. With
-    [model] in `recipe`, `model` is the vocabulary of a new one, `source_vocab` that of sources. `resume` continues the
-    run in `out`; different `epochs` or `steps` extend or shorten it. `progress` is shown on standard error. Raises
-    ConfigError and DataError for wrong input before any training, NumericalError where no seed ends well, and
-    maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal asks to stop.
+    [model] in `recipe`, `model` is the vocabulary of the new model, `source_vocab` a separate one for sources. `resume`
+    continues the run in `out`; different `epochs` or `steps` extend or shorten it. `progress` reports to standard
+    error. Raises ConfigError and DataError for invalid input before any training, NumericalError if every seed
+    diverges, and maskloom.training.faults.interruption.Interrupted, with everything saved, when a signal asks to stop.
     """
     _check_paths(model=model, train=train, dev=dev, out=out, labels=labels, source_vocab=source_vocab)
     from maskloom.config import FinetuneRecipe
@@ -148,7 +148,7 @@ def finetune(
 
 
 def _check_paths(**given: Any) -> None:
-    """Raise ConfigError for an argument that is no path, and DataError for one that is not UTF-8."""
+    """Raise ConfigError for an argument that is not a path, and DataError for a path that is not UTF-8."""
     from maskloom.system.foreign_files import check_path
 
     for name, path in given.items():

@@ -1,4 +1,4 @@
-"""What `maskloom` and `python -m maskloom` start: Ctrl-C is answered before anything heavy is imported."""
+"""Entry point of `maskloom` and `python -m maskloom`; handles Ctrl-C before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C during its imports ends the process at once with one line and exit code 130.
+    """Run the command line; Ctrl-C during its imports ends the process immediately with one line and exit code 130.
 
-    An exception there would be raised inside some library, which may print it, wrap it or lose it.
+    A KeyboardInterrupt would be raised inside some library, which might print it, wrap it or lose it.
     """
     try:
         if signal.getsignal(signal.SIGINT) == signal.default_int_handler:

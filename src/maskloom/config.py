@@ -1,4 +1,4 @@
-"""The recipes, composed of the sections of those who read them; `recipe_files` reads and writes recipes."""
+"""The recipes, assembled from sections defined where they are used; `recipe_files` reads and writes recipes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
 
 
 class CardSection(Section):
-    """What only a person knows of a model, for its card, in the words of model hubs."""
+    """Facts for the model card that only a person knows, in the terms that model hubs use."""
 
     license: str | None = key(None, "Licence of the model, such as apache-2.0.", pattern=r"^[a-z0-9][a-z0-9.+-]{0,60}$")
     language: _Language | list[_Language] | None = key(None, "Language of the text as a code such as en, or several.")
@@ -40,7 +40,7 @@ class CardSection(Section):
 
 
 class PretrainRecipe(Section):
-    """A pre-training run: model, data, training and, optionally, phases of sequence length."""
+    """A pre-training run: model, data, training and, optionally, phases with their own sequence lengths."""
 
     kind: Literal["pretrain"] = key("pretrain", "Kind of run.")
     seed: int = key(0, "Seed of weights, sampling, masks and dropout.", ge=0, lt=2**32)
@@ -60,7 +60,7 @@ class PretrainRecipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _objective_has_defaults(cls, values: Any) -> Any:
-        """Take the defaults that an objective has for keys of [data], and the architecture that it needs."""
+        """Fill in the objective's defaults for keys of [data] and the architecture that it needs."""
         if not isinstance(values, dict) or not isinstance(data := values.get("data", {}), dict):
             return values
         row = PRETRAINING.get(str(values.get("objective", cls.model_fields["objective"].default)))
@@ -91,12 +91,12 @@ class PretrainRecipe(Section):
 
 
 class FinetuneRecipe(Section):
-    """A fine-tuning run: task, data, training; the sections of kinds of task are read by those kinds alone.
+    """A fine-tuning run: task, data and training; a section named after a kind of task is read only by that kind.
 
-    `class_weights` weigh the classes in the loss, the tags of words, or the positives of each of several labels: by
-    name, or "balanced" by their counts in train. `tune_on_dev` fits temperature and thresholds to dev at the end, the
-    thresholds to the deciding score. `keep_restarts` keeps the best model of every seed, the members of an ensemble.
-    With a section `model` one with random weights is trained on a vocabulary, in place of one from a folder.
+    `class_weights` weights the loss of each class, of each word tag, or of the positives of each label (multilabel): by
+    name, or "balanced" by the counts in train. `tune_on_dev` fits temperature and thresholds to dev at the end; the
+    thresholds maximise the primary metric. `keep_restarts` keeps the best model of every seed, for an ensemble. With a
+    `model` section, training starts from a new model with random weights and a vocabulary, not from a model folder.
     """
 
     kind: Literal["finetune"] = key("finetune", "Kind of run.")
@@ -136,7 +136,7 @@ class FinetuneRecipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _task_has_architecture(cls, values: Any) -> Any:
-        """Take the Transformer for a new model that is to write texts."""
+        """Use the Transformer by default for a new model that generates text."""
         if not isinstance(values, dict) or not isinstance(model := values.get("model"), dict):
             return values
         usual = {"architecture": "transformer"} if values.get("task") == "seq2seq" else {}
@@ -173,7 +173,7 @@ class FinetuneRecipe(Section):
             raise ValueError(
                 f"tune_on_dev = true: task = {self.task!r} has neither a temperature nor thresholds to fit"
             )
-        is_named = "task" in self.model_fields_set  # else a --format names it
+        is_named = "task" in self.model_fields_set  # otherwise --format determines it
         if is_named and self.pair.both_orders and not kind.has_both_orders:
             raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
         if self.auxiliary_lm and kind.reads_tokens:
@@ -182,7 +182,7 @@ class FinetuneRecipe(Section):
         return self
 
     def task_settings(self, settings: type[KindSettings]) -> KindSettings:
-        """Return the sections of the kind of task as its settings."""
+        """Return the settings of the kind of task, collected from the sections that it reads."""
         section = getattr(self, self.task, None)
         given = dict[str, Any](section) if isinstance(section, Section) else {}
         if self.pair.both_orders:
@@ -198,7 +198,7 @@ _OWN_KEYS: dict[type[Section], frozenset[str]] = {
 
 
 def _take_sections(recipe: type[Section], rows: Mapping[str, Any]) -> None:
-    """Give a recipe the sections of rows from outside, each under the name of its row."""
+    """Replace a recipe's externally defined sections by those of `rows`, each under the name of its row."""
     fields, sections = recipe.__pydantic_fields__, {name: row.section for name, row in rows.items()}
     for name in [name for name in dict.fromkeys([*fields, *sections]) if name not in _OWN_KEYS[recipe]]:
         fields.pop(name, None)

@@ -1,4 +1,4 @@
-"""The errors that a user can cause and words of messages, apart so that worker processes start without recipes."""
+"""Errors that a user can cause, and message helpers; separate so that worker processes need not import recipes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class DataError(ValueError):
 
 
 def not_one_of(value: object, choices: Sequence[str]) -> str:
-    """Return a message that refuses a value that is not among the choices, and names the nearest."""
-    import difflib  # here: worker processes start without it
+    """Return an error message for a value that is not among the choices, suggesting the closest one."""
+    import difflib  # imported here to keep it out of worker processes
 
     near = difflib.get_close_matches(str(value)[:80], choices, n=1)
     return f"{value!r:.80} is not one of {', '.join(choices)}{f'; did you mean {near[0]}?' if near else ''}"
 
 
 def amount(number: int, what: str) -> str:
-    """Return a number with what is counted, in the singular for one: "1 text", "2,000 texts"."""
+    """Return a count with its noun, singular for 1: "1 text", "2,000 texts"."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Reading recipes from TOML files and the command line, writing them, and finding those that the package ships."""
+"""Reading recipes from TOML files and the command line, writing them, and finding those shipped with the package."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from maskloom.errors import ConfigError, DataError, not_one_of
 from maskloom.system.foreign_files import read_bytes, why_unreadable
 
 SHIPPED = Path(__file__).parent / "recipes"
-"""The folder of the recipes that come with the package."""
+"""The folder of the recipes shipped with the package."""
 
 RecipeT = TypeVar("RecipeT", bound=BaseModel)
 _MAX_RECIPE_BYTES = 1 << 20
-# Wrong keys that an error names one by one.
+# How many invalid keys an error lists individually.
 _NUM_NAMED = 50
-# Numbers that hands write and TOML does not know: .3 and 5.
+# Numbers that people write but TOML rejects: `.3` and `5.`
 _HALF_WRITTEN = re.compile(r"\s*[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?\s*", re.ASCII | re.IGNORECASE)
-# What pydantic calls the types of TOML.
+# Type names in pydantic's messages, and ours.
 _TYPE_WORDS = {"dictionary": "a table", "integer": "a whole number", "boolean": "true or false"}
-# How the path of a value that may be of several types names one of them.
+# Prefixes of the type names that pydantic adds to the path of a value with a union type.
 _TYPES = ("literal[", "dict[", "list[", "constrained-")
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
@@ -57,20 +57,19 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("layers", "num_layers"), ("num_hidden_layers",)),
     **dict.fromkeys(("heads", "num_heads"), ("num_attention_heads",)),
 }
-"""Names that other programs and former recipes use, with ours in the order of likeness; a kind of recipe may have only
-some of them."""
+"""Names from other programs and earlier recipes, mapped to ours, closest first; not every recipe kind has them all."""
 
 MODEL_KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
     "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps",
     "pre_norm", "gated", "rotary",
 )  # fmt: skip
-"""The names of a BERT's configuration, which a recipe with a section [model.config] holds there."""
+"""The keys of a BERT configuration, which belong in the [model.config] section of a recipe that has one."""
 
 
 @dataclass(frozen=True)
 class RecipeKey:
-    """A key of a recipe: its dotted path, its default (None for absent), and what it means, with its unit."""
+    """A recipe key: its dotted path, its default (None if absent), its choices, and its meaning with the unit."""
 
     path: str
     default: Any
@@ -79,7 +78,7 @@ class RecipeKey:
 
 
 def recipe_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[RecipeKey]:
-    """Yield the keys of a kind of recipe in their order; those of a list of tables stand under number N."""
+    """Yield the keys of a kind of recipe in order; in a list of tables the index is written as N."""
     for name, field in kind.model_fields.items():
         path, section = prefix + name, _section_of(field.annotation)
         if section is not None:
@@ -92,7 +91,7 @@ def recipe_keys(kind: type[BaseModel], prefix: str = "") -> Iterator[RecipeKey]:
 
 
 def keys_named(kind: type[BaseModel], name: str) -> list[str]:
-    """Return the keys of a kind of recipe with that last part; those in a list of tables only where no other has it."""
+    """Return the recipe keys whose last part is `name`; those in a list of tables only if no other key matches."""
     keys = [key.path for key in recipe_keys(kind)]
     keys += [f"model.config.{key}" for key in MODEL_KEYS if "model.config" in keys]
     found = [key for key in keys if key.rpartition(".")[2] == name]
@@ -100,7 +99,7 @@ def keys_named(kind: type[BaseModel], name: str) -> list[str]:
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field holds, alone, in a list or perhaps."""
+    """Return the section type in a field's annotation, whether plain, in a list or optional; None without one."""
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, BaseModel):
             return candidate
@@ -116,12 +115,12 @@ def _literals(annotation: Any) -> Iterator[Any]:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Return the recipes of the package by name."""
+    """Return the shipped recipes by name."""
     return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
 
 
 def recipe_path(given: str | Path) -> Path:
-    """Return the file of a path or a shipped recipe's name, the path first; ConfigError names the nearest names."""
+    """Return an existing path or the file of a shipped recipe, in that order; raises ConfigError with suggestions."""
     path, shipped = Path(given), shipped_recipes()
     if path.exists() and not (path.is_dir() and str(given) in shipped):
         return path
@@ -140,10 +139,10 @@ def load_recipe(
     check: Callable[[RecipeT], object] | None = None,
     flags: Mapping[str, str] | None = None,
 ) -> RecipeT:
-    """Read a recipe of one kind from a TOML file, or of values by dotted key, and apply `key.sub=value` overrides.
+    """Read a recipe from a TOML file or a mapping of dotted keys to values, and apply `key.sub=value` overrides.
 
-    Raises ConfigError that names key and value for what is unknown, ill-typed or contradictory, and who said so: the
-    file or the override, of a key in `flags` the flag. `check` may know of more and raise it.
+    Raises ConfigError for an unknown, ill-typed or contradictory key, naming the key, its value and its origin: the
+    file, the override or, for a key in `flags`, the flag. `check` may raise it for further reasons.
     """
     values: dict[str, Any] = {}
     if isinstance(path, Mapping):
@@ -167,10 +166,10 @@ def load_recipe(
 
 
 def _who_said(path: list[str], reason: str, source: str, said: Mapping[str, str]) -> str:
-    """Return who gave the value at a path: a change of that key, or of one around it, else the source.
+    """Return the origin of the value at a path: an override of that key or of an enclosing one, else the source.
 
-    Beside the source stand changes of keys that the reason names, as of values that do not fit together, or below the
-    path.
+    The source is followed by the overrides of keys that the reason mentions (values may contradict each other) or, if
+    there are none, by those of keys below the path.
     """
     for length in range(len(path), 0, -1):
         if change := said.get(".".join(path[:length])):
@@ -182,7 +181,7 @@ def _who_said(path: list[str], reason: str, source: str, said: Mapping[str, str]
 
 
 def _check_kind(kind: type[BaseModel], values: dict[str, Any], path: Path) -> None:
-    """Raise ConfigError for a recipe that another command takes."""
+    """Raise ConfigError for a recipe that belongs to another command."""
     own, said = kind.model_fields.get("kind"), values.get("kind")
     if own is None or said == own.default or said not in ("pretrain", "finetune"):
         return
@@ -192,7 +191,7 @@ def _check_kind(kind: type[BaseModel], values: dict[str, Any], path: Path) -> No
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file holds; raises ConfigError that names it."""
+    """Return the contents of a TOML file; raises ConfigError, naming the file, if it cannot be read or parsed."""
     problem = why_unreadable(path)
     if problem is not None:
         raise ConfigError(f"{path}: the recipe {problem}")
@@ -214,9 +213,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 def validate_recipe(
     kind: type[RecipeT], values: dict[str, Any], *, source: str, said: Mapping[str, str] | None = None
 ) -> RecipeT:
-    """Check a mapping against a recipe model; raises ConfigError with one line for every wrong key.
+    """Validate a mapping against a recipe model; raises ConfigError with one line per invalid key.
 
-    `said` tells who gave the values of some keys, the others are those of `source`.
+    `said` gives the origin of the values of some keys; the others come from `source`.
     """
     try:
         return kind.model_validate(values)
@@ -238,7 +237,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     if "\n" in override or "\r" in override:
         raise ConfigError(f"--set {override!r:.200}: a line break in it; each key takes a --set of its own")
     try:
-        # within braces a # of the text cannot begin a comment, which would drop what comes behind it
+        # inside braces a `#` in the text is an error rather than a comment that silently drops the rest
         found = tomllib.loads(f"found = {{value = {text}}}")["found"]
         value = found["value"] if len(found) == 1 else text
     except (ValueError, RecursionError):
@@ -247,7 +246,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def _put(values: dict[str, Any], key: str, value: Any, what: str) -> None:
-    """Put a value at its dotted key; raises ConfigError, naming `what`, where a part of the key is no section."""
+    """Store a value at a dotted key; raises ConfigError, naming `what`, if a parent in the key is not a section."""
     target: Any = values
     *parents, last = key.split(".")
     for parent in parents:
@@ -263,12 +262,12 @@ def _put(values: dict[str, Any], key: str, value: Any, what: str) -> None:
 
 
 def _path_of(problem: Any) -> list[str]:
-    """Return the path of a wrong value; of a value that may be of several types, pydantic puts the type into it."""
+    """Return the path of an invalid value without the type names that pydantic adds for union types."""
     return [str(part) for part in problem["loc"] if not str(part).startswith(_TYPES)]
 
 
 def _told_once(problems: list[Any]) -> list[Any]:
-    """Return problems without what other types have against a value: the type that fits furthest is meant."""
+    """Return one set of problems for each value of a union type: those of the type that matches furthest."""
     told: dict[tuple[str, ...], list[Any]] = {}
     for problem in problems:
         place = takewhile(lambda part: not part.startswith(_TYPES), map(str, problem["loc"]))
@@ -286,7 +285,7 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
     key = ".".join(path) or "recipe"
     if problem["type"] == "extra_forbidden":
         return f"{source}: unknown key {key!r:.200}; {_hint(kind, path)}"
-    if problem["type"] == "value_error":  # values that do not fit together; the message names them
+    if problem["type"] == "value_error":  # contradictory values; the message names them
         return f"{source}: {'.'.join([*path, str(problem['ctx']['error'])])}"
     if problem["type"] == "missing":
         return f"{source}: {key:.200} is missing"
@@ -301,7 +300,7 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
 
 
 def _hint(kind: type[BaseModel], path: list[str]) -> str:
-    """Return what key was meant: the same or a like name in another section, a near one here, or what there is."""
+    """Suggest a key: a synonym or similar name in another section, a close match in this one, or all keys here."""
     for name in (path[-1], *OTHER_NAMES.get(path[-1].lower().replace("-", "_"), ())):
         if found := keys_named(kind, name):
             asks_epochs = name == "steps" and "epochs" in OTHER_NAMES.get(path[-1].lower(), ())
@@ -318,7 +317,7 @@ def _hint(kind: type[BaseModel], path: list[str]) -> str:
 
 
 def reason_of(problem: Any) -> str:
-    """Return why pydantic refuses a value, without its own terms: its prefix, names of classes, what it parses."""
+    """Return why pydantic rejects a value, without its jargon: the prefix, class names and parsing details."""
     reason = problem["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
     reason = reason.partition(", unable to parse ")[0].replace("Input should", "it must", 1)
     return re.sub(r"a valid (\w+)", lambda found: _TYPE_WORDS.get(found[1], f"a {found[1]}"), reason)
@@ -327,7 +326,7 @@ def reason_of(problem: Any) -> str:
 def _shown(value: Any) -> str:
     try:
         return f"{value!r:.200}"
-    except (ValueError, RecursionError):  # a number of thousands of digits; a table within a table within ...
+    except (ValueError, RecursionError):  # a number with thousands of digits; deeply nested tables
         return f"a {type(value).__name__}"
 
 
@@ -350,7 +349,7 @@ def recipe_toml(recipe: BaseModel) -> str:
 def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
     plain: list[str] = []
     tables: list[str] = []
-    rows: list[str] = []  # of lists of tables; an empty list says nothing that its absence does not
+    rows: list[str] = []  # of lists of tables; an empty list means the same as no list
     for key, value in values.items():
         name = prefix + _toml_key(key)
         if isinstance(value, dict):

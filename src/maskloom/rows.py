@@ -1,4 +1,4 @@
-"""Tables of rows by name, the keys of recipes that name a row, and names that commands know as well."""
+"""Tables of named rows, the recipe keys that refer to a row, and names that the commands share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MODULES = {
     "training.optimizer": "maskloom.training.optimizers",
     "training.schedule": "maskloom.training.optimizers",
 }
-# Rows whose names are known before their module, and with it torch, is imported.
+# Row names that are valid without importing their module, and torch with it.
 _USUAL = {
     "model.architecture": ("bert", "gpt", "transformer", "marian", "bart", "t5", "rnn", "lstm", "gru"),
     "training.optimizer": ("adamw", "bert_adam"),
@@ -30,7 +30,7 @@ _Row = TypeVar("_Row")
 
 
 class Rows(dict[str, _Row]):
-    """A table of rows by name. A recipe may have the name of any row, also of one added later, at the key `key`."""
+    """A table of rows by name. A recipe may name any row, including rows added later, at the key `key`."""
 
     _heard: Callable[[Rows[_Row]], object] = len
 
@@ -39,31 +39,31 @@ class Rows(dict[str, _Row]):
         _TABLES[key] = self
 
     def __setitem__(self, name: str, row: _Row) -> None:
-        """Add a row, or replace the one of that name."""
+        """Add a row, or replace the row of that name."""
         super().__setitem__(name, row)
         self._heard(self)
 
     def __delitem__(self, name: str) -> None:
-        """Take a row away."""
+        """Remove a row."""
         super().__delitem__(name)
         self._heard(self)
 
     def on_change(self, listener: Callable[[Rows[_Row]], object]) -> None:
-        """Have a function called with the table now, and whenever rows are added to it or taken away."""
+        """Call a function with the table now and whenever a row is added, replaced or removed."""
         self._heard = listener
         listener(self)
 
 
 def names_of(key: str) -> list[str]:
-    """Return the names of the rows that a key of a recipe may name; the module of their table is imported for it."""
+    """Return the row names that a recipe key accepts, importing the module of the table if necessary."""
     if key not in _TABLES:
         import_module(_MODULES[key])
     return [*_TABLES[key]]
 
 
 def row_of(key: str) -> AfterValidator:
-    """Have a key of a recipe refuse what no row of its table is called."""
-    from pydantic import AfterValidator  # here, so that commands know names without it
+    """Return a validator for a recipe key that rejects any value that is not a row of its table."""
+    from pydantic import AfterValidator  # imported here so that commands can list names without it
     from pydantic_core import PydanticCustomError
 
     def check(name: str) -> str:

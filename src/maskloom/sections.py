@@ -1,4 +1,4 @@
-"""What sections of recipes are made of: their base, what a key means, and ranges of numbers."""
+"""Building blocks of recipe sections: the base class, described keys, and number ranges."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ ValueT = TypeVar("ValueT")
 Rate = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 MOST_STEPS = 10**12
-"""More than any run can count to, so it is also the number of steps of a run that the clock ends."""
+"""More steps than any run can take, so also the number of steps of a run with a time limit."""
 
 Count = Annotated[int, Field(ge=1, le=MOST_STEPS)]
 Length = Annotated[int, Field(le=1_000_000)]
 
 
 def key(default: ValueT, meaning: str, **limits: Any) -> ValueT:
-    """Make a key of a recipe, with limits as pydantic's `Field` takes them and a meaning, with its unit, for docs."""
+    """Define a recipe key with its meaning (and unit) for the docs, and limits as accepted by pydantic's `Field`."""
     return Field(default, description=meaning, **limits)
 
 
 class Section(BaseModel):
-    """Base of every recipe section: frozen, finite numbers, no unknown keys, no silent conversion of types."""
+    """Base of every recipe section: frozen, finite numbers, no unknown keys, no implicit type conversion."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

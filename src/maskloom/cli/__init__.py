@@ -1,4 +1,4 @@
-"""The command line: every command is a thin call of one run; heavy imports happen inside the command."""
+"""The command line: each command is a thin wrapper around one run; heavy imports happen inside the command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-PREPARE, TRAIN, USE, INSPECT = "Prepare", "Train", "Use", "Inspect"  # the panels of the help, in this order
+PREPARE, TRAIN, USE, INSPECT = "Prepare", "Train", "Use", "Inspect"  # help panels, in this order
 for name, group, panel in (
     ("vocab", vocab_app, PREPARE),
     ("corpus", corpus_app, PREPARE),
@@ -51,9 +51,9 @@ for panel, commands in (
 # 74: EX_IOERR of sysexits.h
 EXIT_FAILED, EXIT_USAGE, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 2, 3, 74, 130
 
-# What these have done is on disk whenever they are asked to stop.
+# Commands whose progress is on disk whenever they are asked to stop.
 _RESUMABLE = frozenset({"quickstart", "reproduce", "pretrain", "finetune", "rerun", "search", "glue", "words"})
-# These leave nothing, or finished pieces, and the same command does the rest.
+# Commands that leave nothing or finished pieces; running the same command again does the rest.
 _REPEATABLE = frozenset({"vocab", "corpus", "embed"})
 
 
@@ -77,14 +77,14 @@ def _listen(
 def main() -> None:
     """Run the command line.
 
-    Exit codes: 0 done, 1 failed, 2 usage, 3 bad data or config, 74 the disk is full, read-only or broken, 75 asked to
-    stop by SIGTERM, SIGUSR1 or SIGHUP (queue me again: all is saved, or the same command does it anew, as the last line
-    says), 130 the same by SIGINT. Commands of seconds or minutes are ended by SIGTERM itself (143 in a shell), and by
-    SIGINT with 130.
+    Exit codes: 0 success, 1 failure, 2 usage error, 3 bad data or config, 74 disk full, read-only or broken, 75 stopped
+    by SIGTERM, SIGUSR1 or SIGHUP (requeue: everything is saved, or the same command starts over; the last line says
+    which), 130 the same for SIGINT. Commands that take seconds or minutes die from SIGTERM directly (143 in a shell),
+    and exit with 130 on SIGINT.
     """
     RAISED.clear()
     try:
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # that of the start would leave half-written files
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the startup handler would leave half-written files
             signal.signal(signal.SIGINT, _interrupt)
         _check_arguments()
         app(prog_name="maskloom")
@@ -93,7 +93,7 @@ def main() -> None:
     except Interrupted as stop:
         _leave(stop)
     except (KeyboardInterrupt, SystemExit) as end:
-        if isinstance(end, SystemExit) and end.code != EXIT_INTERRUPTED:  # which is typer's own answer to Ctrl-C
+        if isinstance(end, SystemExit) and end.code != EXIT_INTERRUPTED:  # 130 is typer's own exit code for Ctrl-C
             raise
         _end(EXIT_INTERRUPTED, "stopped")
     except Exception as error:
@@ -107,7 +107,7 @@ def main() -> None:
         _end(code, _error_line(error))
 
 
-# Ctrl-C that came: some libraries make an error of their own of the exception.
+# SIGINTs received: some libraries turn the KeyboardInterrupt into an error of their own.
 _interruptions: list[int] = []
 
 
@@ -118,13 +118,13 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _leave(stop: Interrupted) -> NoReturn:
     code = stop.exit_code
-    signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # another one ends the way out at once
+    signal.signal(signal.SIGINT, lambda *_: os._exit(code))  # a second Ctrl-C exits immediately
     _tell_how_to_go_on(stop)
     sys.exit(code)
 
 
 def _end(code: int, line: str) -> NoReturn:
-    """Print the last line and exit; Ctrl-C ends the process without a word meanwhile."""
+    """Print the last line and exit; Ctrl-C in the meantime ends the process silently."""
     if signal.getsignal(signal.SIGINT) == _interrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     typer.echo(line, err=True)
@@ -132,7 +132,7 @@ def _end(code: int, line: str) -> NoReturn:
 
 
 def _check_arguments() -> None:
-    """Raise DataError for an argument that is not UTF-8: names and texts end up in files that are."""
+    """Raise DataError for an argument that is not UTF-8: names and texts are written to UTF-8 files."""
     from maskloom.system.foreign_files import is_utf8, shown_name
 
     for argument in sys.argv[1:]:
@@ -147,11 +147,11 @@ def _error_line(error: Exception) -> str:
 
 
 def _tell_how_to_go_on(stop: Interrupted) -> None:
-    """Say what to type to continue; of several ranks the first says it."""
+    """Print the command that continues the work, on rank 0 only."""
     if os.environ.get("RANK", "0") != "0":
         return
     if sys.stderr.isatty():
-        typer.echo("\x1b[?25h", err=True, nl=False)  # a bar that was left has hidden the cursor
+        typer.echo("\x1b[?25h", err=True, nl=False)  # an abandoned progress bar leaves the cursor hidden
     words = ["maskloom", *sys.argv[1:]]
     is_at_once = words[1:2] == ["reproduce"] and bool({*words[2:]} & {*experiments.MADE_AT_ONCE})
     if (words[1:2] and words[1] in _REPEATABLE) or is_at_once:
@@ -164,12 +164,12 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
 
 
 def _expected_failure(error: Exception) -> int | None:
-    """Return the exit code of a failure that a message explains, or None for a bug, whose traceback is wanted."""
+    """Return the exit code of a failure that its message explains, or None for a bug, which needs a traceback."""
     if isinstance(error, OSError):
         from maskloom.system.files import DISK_ERRORS
 
         return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # an OSError from Python 3.13 on
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # an OSError since Python 3.13
         return EXIT_FAILED
     if "torch" not in sys.modules:
         return None

@@ -1,4 +1,4 @@
-"""Commands that plan a pre-training and that repeat the paper's experiments."""
+"""Commands that plan pre-training and reproduce experiments from papers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ExperimentName = Literal[
 ]
 
 MADE_AT_ONCE = ("figure1", "transformer-table1", "rnn-gradients", "rnn-attention")
-"""Experiments that keep nothing before their page."""
+"""Experiments that write nothing before their final page."""
 _SEEDS, _MINUTES = 3, 60.0
 _training_option: Any = partial(
     typer.Option, rich_help_panel="Not of figure1, transformer-table1, rnn-gradients and rnn-attention"
@@ -69,9 +69,9 @@ def reproduce(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat an experiment of the BERT or the Transformer paper at a scale, and say which of its trends show.
+    """Reproduce an experiment of the BERT or the Transformer paper at a given scale and report which trends hold.
 
-    `budget` compares what recipes make of as many minutes: ours, the paper's made smaller, and models from elsewhere.
+    `budget` compares recipes at equal training time: ours, a smaller version of the paper's, and models from elsewhere.
     `rnn-gradients` and `rnn-attention` show what recurrent networks forget.
     """
     if experiment != "budget" and (minutes is not None or beside):
@@ -100,7 +100,7 @@ def reproduce(
 
 
 def _pages() -> dict[str, Callable[[Path], dict[str, Any]]]:
-    """Return what is measured without a corpus and told by a page."""
+    """Return the experiments that need no corpus and only write a page."""
     from maskloom.reproduce.layer_costs import transformer_table_1
     from maskloom.reproduce.recurrent import rnn_attention, rnn_gradients
     from maskloom.reproduce.who_sees_whom import figure_1
@@ -114,7 +114,7 @@ def _pages() -> dict[str, Callable[[Path], dict[str, Any]]]:
 
 
 def _by_recipe(overrides: list[str]) -> dict[str, list[str]]:
-    """Return the settings of each recipe, which is named before their first dot."""
+    """Group settings by the recipe named before their first dot."""
     settings: dict[str, list[str]] = {}
     for given in overrides:
         name, _, setting = given.partition(".")
@@ -125,7 +125,7 @@ def _by_recipe(overrides: list[str]) -> dict[str, list[str]]:
 
 
 def _beside(given: list[str]) -> dict[str, Path]:
-    """Return folders by the names before their equals signs."""
+    """Parse NAME=FOLDER entries into folders by name."""
     found: dict[str, Path] = {}
     for entry in given:
         name, _, folder = entry.partition("=")
@@ -144,9 +144,9 @@ def plan(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what pre-training on a corpus takes on this machine, and which size a number of minutes favours.
+    """Estimate the cost of pre-training on this machine and the best model size for a time budget.
 
-    Without a size it compares tiny, mini, small, medium and base.
+    Unless a size is given, it compares tiny, mini, small, medium and base.
     """
     from maskloom.config import PretrainRecipe
     from maskloom.data.corpus.manifest import read_manifest

@@ -1,4 +1,4 @@
-"""Commands on the folders of models and runs."""
+"""Commands that work on model and run folders."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def convert(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn published weights into a model folder, and report what was mapped, dropped and added."""
+    """Convert published weights to a model folder and report which were mapped, dropped and added."""
     from maskloom.runs.convert import conversion_lines
     from maskloom.runs.convert import convert as run
 
@@ -51,7 +51,7 @@ def export(
     onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx (pip install 'maskloom\\[onnx]').")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a model folder from a checkpoint, also of a run that is still running or ended early."""
+    """Create a model folder from a checkpoint, even if the run is still running or ended early."""
     if normalize and for_vectors is None:
         raise typer.BadParameter("it goes with --for-vectors", param_hint="--normalize")
     from maskloom.runs.export import check_exportable, describe_vectors, export_lines, write_onnx
@@ -76,7 +76,7 @@ def rerun(
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat a run from its folder and check that the result is the same bit for bit (else exit code 1)."""
+    """Repeat a run from its folder and check that the result is bit-identical (exit code 1 if not)."""
     from maskloom.system.folder_lock import refuse_if_in_use
 
     if out is None:
@@ -111,7 +111,7 @@ def report(
 def info(
     folder: Annotated[Path, typer.Argument(help="A model, run, corpus or vocabulary folder.")], as_json: AsJson = False
 ) -> None:
-    """Show what a folder holds."""
+    """Describe the contents of a folder."""
     from maskloom.runs.info import describe_folder
 
     show(describe_folder(folder), as_json, lines=screen_of)
@@ -122,7 +122,7 @@ def doctor(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, devices, threads, memory and disk, check each device, and say what would be used."""
+    """Show versions, devices, threads, memory and disk, check each device, and report what would be used."""
     from maskloom.runs.doctor import doctor as run
     from maskloom.runs.doctor import doctor_lines
 

@@ -1,4 +1,4 @@
-"""Options and output that commands share, and where flags that are not there lead to."""
+"""Options and output helpers shared by commands, and suggestions for unknown flags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from maskloom.runs.display import lines_of, printable, printable_json
 from maskloom.system.files import open_file_number
 from maskloom.system.launch import is_first_process
 
-# typer names an option after its parameter. A switch is named here, or it would get a --no- form beside it.
+# typer names an option after its parameter. Switches are named explicitly so that they get no --no- form.
 Texts = Annotated[
     list[Path], typer.Argument(help="Text files or folders: .txt, .jsonl with a `text` field, .gz, .zst, .parquet.")
 ]
@@ -39,7 +39,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON o
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Return shipped recipes, TOML files and folders that begin with what was typed."""
+    """Return the shipped recipes, TOML files and folders that start with `incomplete`."""
     from maskloom.recipe_files import shipped_recipes
 
     found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
@@ -61,7 +61,7 @@ Verify = Annotated[
 
 
 def _take_device(name: str | None) -> None:
-    """Let everything in this process compute on a device; an unknown name is refused before anything heavy."""
+    """Set the device for the whole process; unknown names are rejected before any heavy import."""
     from maskloom.system.launch import DEVICE_NAMES
 
     if name is not None and not re.fullmatch(DEVICE_NAMES, name):
@@ -71,7 +71,7 @@ def _take_device(name: str | None) -> None:
 
 
 def _known_task(name: str | None) -> str | None:
-    """Refuse what no kind of task is called."""
+    """Reject names that are not a kind of task."""
     if name is not None and name not in (known := names_of("task")):
         raise typer.BadParameter(not_one_of(name, known))
     return name
@@ -111,7 +111,7 @@ def with_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that replaces a command's parameter `name` with options and passes it `made(**options)`.
 
-    Options without a default are None where they are not given.
+    Options without a default are None unless given.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -135,7 +135,7 @@ def with_options(
 
 
 def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the options of these names to a command, which gets them as ReadingOptions in its parameter `reading`."""
+    """Add the named options to a command, which receives them as ReadingOptions in its parameter `reading`."""
 
     def reading(labels: Path | None = None, **given: Any) -> Any:
         from maskloom.tasks.tables import ReadingOptions
@@ -166,7 +166,7 @@ _GENERATION: dict[str, Any] = {
 draws = with_options(
     "given", _GENERATION, lambda **given: {name: value for name, value in given.items() if value is not None}
 )
-"""Adds the options of generation to a command, which gets those that were given by name in its parameter `given`."""
+"""Adds generation options to a command, which receives the ones that were set as a dictionary in `given`."""
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
@@ -186,7 +186,7 @@ def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path
 
 
 takes_models = with_options("models", {"model": Models, "ensemble": EnsembleOf}, _chosen_models)
-"""Adds --model and --ensemble to a command, which gets the model folders, at least one, in its parameter `models`."""
+"""Adds --model and --ensemble to a command, which receives one or more model folders in its parameter `models`."""
 
 
 def chosen_recipe(
@@ -199,7 +199,7 @@ def chosen_recipe(
     flags: dict[str, Any] | None = None,
     check: Callable[[Any], object] | None = None,
 ) -> Any:
-    """Return the recipe with `changes`, then `flags`; one that resumes may take its own. Refuses a folder in use."""
+    """Return the recipe with `changes` then `flags` applied; a resumed run may use its own. Rejects a folder in use."""
     from maskloom.runs.recipes import recipe_of_run, run_to_resume
     from maskloom.system.folder_lock import refuse_if_in_use
 
@@ -209,13 +209,13 @@ def chosen_recipe(
 
 
 def continues(out: Path, resume: bool) -> bool:
-    """Tell whether there is a run to go on with; its folder knows how its files are read."""
+    """Return whether there is a run to resume, whose folder records how to read its files."""
     return resume and (out / "recipe.toml").exists()
 
 
 @contextmanager
 def verification(verify: bool, resume: bool) -> Iterator[None]:
-    """Refuse --verify without --resume, and end with exit code 1 when training again gives other bits."""
+    """Reject --verify without --resume, and exit with code 1 if repeated training is not bit-identical."""
     if verify and not resume:
         raise UsageError("--verify trains a stretch of an earlier run again; it goes with --resume")
     from maskloom.runs.resuming import ReplayDiffersError
@@ -236,10 +236,10 @@ def show(
     beside: Path | None = None,
     account: Callable[[Any], str] | None = None,
 ) -> None:
-    """Print a result as one JSON value or for a person: as `lines` words it, by default every key of it.
+    """Print a result as one JSON value or as text formatted by `lines`, by default every key of it.
 
-    Of several processes that train together the first one prints. A result that stands `beside` rows that were written
-    to standard output goes to standard error, and so does what a person gets as an `account` of the lines.
+    In distributed training only the first process prints. If `beside` names standard output, where rows were written,
+    the result goes to standard error; so does the summary that `account` adds to the text.
     """
     if not is_first_process():
         return
@@ -255,7 +255,7 @@ def show(
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines for a person, control characters as escapes."""
+    """Print lines of text, with control characters escaped."""
     typer.echo("\n".join(map(printable, lines)), err=err)
 
 
@@ -265,7 +265,7 @@ def print_json(value: Any, *, err: bool = False) -> None:
 
 
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
-    """Return recipe keys that begin with what was typed, or the values of the one that stands before "="."""
+    """Return recipe keys that start with `incomplete`, or the values of the key before its "="."""
     from maskloom.config import FinetuneRecipe, PretrainRecipe
     from maskloom.recipe_files import recipe_keys
 
@@ -325,12 +325,12 @@ _FLAGS: dict[str, Any] = {
 
 
 def trains(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the flags of these names to a command, which gets their values by name in its parameter `flags`."""
+    """Add the named flags to a command, which receives their values by name in its parameter `flags`."""
     return with_options("flags", {name: _FLAGS[name] for name in names})
 
 
 def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
-    """Return the space of a grid, None for none given; raises ConfigError for a flag whose key it goes through."""
+    """Return the search space of a grid, None without one; raises ConfigError for a flag whose key the grid varies."""
     if grid is None:
         return None
     from maskloom.runs.recipes import FLAG_KEYS, shown_flag
@@ -343,9 +343,9 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
     return space
 
 
-# Newer releases of typer hold click themselves.
+# Newer releases of typer bundle click.
 _EXCEPTIONS: Any = import_module("typer._click.exceptions" if find_spec("typer._click") else "click.exceptions")
-# Names of other programs for what is no recipe key; theirs of recipe keys are in recipe_files.
+# Other programs' names for flags that are not recipe keys; for recipe keys see recipe_files.
 _OTHER_FLAGS = {
     **dict.fromkeys(("output", "output_dir", "output_folder", "save_dir"), "out"),
     **dict.fromkeys(("model_name_or_path", "model_path", "checkpoint", "pretrained"), "model"),
@@ -361,9 +361,9 @@ _OTHER_FLAGS = {
 
 
 class PointingGroup(TyperGroup):
-    """A group whose commands name, for a flag that is not there, the flag or recipe key that is meant.
+    """A group whose commands suggest a flag or recipe key in place of an unknown flag.
 
-    For a wrong value of a flag they say why, without the terms of a library, and name the nearest one.
+    For an invalid value of a flag they explain why, without library jargon, and suggest the closest valid one.
     """
 
     def invoke(self, ctx: Any) -> Any:
@@ -373,11 +373,11 @@ class PointingGroup(TyperGroup):
         except _EXCEPTIONS.NoSuchOption as error:
             meant = _meant(error) or error.possibilities
             raise _EXCEPTIONS.NoSuchOption(error.option_name, possibilities=meant, ctx=error.ctx) from None
-        except _EXCEPTIONS.BadParameter as error:  # newer releases of typer read values by pydantic
+        except _EXCEPTIONS.BadParameter as error:  # newer releases of typer parse values with pydantic
             from maskloom.recipe_files import reason_of
 
             for problem in getattr(error.__cause__, "errors", list)():
-                if problem["type"] != "value_error":  # which names the value already
+                if problem["type"] != "value_error":  # its message names the value already
                     error.message = f"{problem['input']!r}: {reason_of(problem)}"
             error.message = error.message.removeprefix("Value error, ")
             if found := re.fullmatch(r"'(.*)' is not one of '(.*)'\.", error.message, re.DOTALL):

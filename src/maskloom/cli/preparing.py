@@ -1,4 +1,4 @@
-"""Commands about vocabularies, corpora and recipes."""
+"""Commands for vocabularies, corpora and recipes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def vocab_train(
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
-    """Train a vocabulary: the same text gives the same file, byte for byte."""
+    """Train a vocabulary; the same text always gives the same file, byte for byte."""
     from maskloom.runs.corpus import train_vocabulary_from_files
     from maskloom.text.vocabulary_training import VocabularySettings
 
@@ -91,13 +91,13 @@ def vocab_extend(
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
-    """Add pieces from your text to a model's vocabulary; their embeddings start as means of old ones."""
+    """Add pieces from your text to a model's vocabulary, with embeddings initialised to means of existing ones."""
     from maskloom.data.corpus.documents import source_files
     from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
     source_files(texts)
-    from maskloom.runs.vocabulary_extension import extend_vocabulary  # heavy: wrong paths are refused first
+    from maskloom.runs.vocabulary_extension import extend_vocabulary  # heavy, so invalid paths are rejected first
     from maskloom.system.worker_processes import Work
 
     how = {"work": Work(workers), "on_bad_text": on_bad_text, "progress": stage_callback(terminal_progress())}
@@ -113,7 +113,7 @@ def vocab_inspect(
     texts: Annotated[list[Path] | None, typer.Argument(help="Text to measure coverage on.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a vocabulary holds and, given text, how well it covers it."""
+    """Describe a vocabulary and, if given text, how well the vocabulary covers it."""
     from maskloom.runs.corpus import inspect_vocabulary
 
     show(inspect_vocabulary(folder, texts or None), as_json)
@@ -159,7 +159,7 @@ def corpus_stats(folder: Annotated[Path, typer.Argument(help="A corpus folder.")
 
 @corpus_app.command("lint")
 def corpus_lint(folder: Annotated[Path, typer.Argument(help="A corpus folder.")], as_json: AsJson = False) -> None:
-    """Find problems in a corpus before training (exit code 1 if there is an error)."""
+    """Find problems in a corpus before training (exit code 1 if there are errors)."""
     from maskloom.runs.corpus import lint
 
     findings = lint(folder)
@@ -201,7 +201,7 @@ def show_recipe(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Explain a recipe: every key with its value, its default and what it means."""
+    """Explain a recipe: each key with its value, default and meaning."""
     from maskloom.runs.recipes import explained, explained_lines
 
     show(explained(name), as_json, lines=explained_lines)

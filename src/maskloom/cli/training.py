@@ -1,4 +1,4 @@
-"""Commands that train, those of the GLUE benchmark among them."""
+"""Commands that train models, including those for the GLUE benchmark."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def pretrain(
     chosen = with_epochs(chosen, epochs, flags["steps"], corpus)
     if init is not None:
         check_model_name(init)
-    from maskloom.runs.pretrain import pretrain as run  # heavy: a wrong recipe or path is refused before it
+    from maskloom.runs.pretrain import pretrain as run  # heavy, so a wrong recipe or path is rejected first
     from maskloom.runs.task_summaries import pretraining_lines
 
     with verification(verify, resume):
@@ -91,10 +91,10 @@ def _begin(
     flags: dict[str, Any],
     reading: Any,
 ) -> tuple[Any, dict[str, Path]]:
-    """Return the recipe, which describes a new model, of the usual size unless told, and no other, and the inputs.
+    """Return the recipe, with [model] if and only if a new model is trained (of default size), and the inputs.
 
-    A run that goes on knows the inputs that `start` lacks. Raises UsageError for one that is told by neither, and for a
-    model beside a vocabulary.
+    A resumed run supplies inputs missing from `start`. Raises UsageError if an input is still missing, if both a model
+    and a vocabulary are given, or if [model] and --vocab do not go together.
     """
     from maskloom.config import FinetuneRecipe
     from maskloom.models.model_config import ModelSection
@@ -136,7 +136,7 @@ StartDev = Annotated[
     Path | None, typer.Option(help="Labelled examples to choose the best weights or trial by (of a new run).")
 ]
 starts = with_options("start", {"model": StartModel, "vocab": StartVocab, "train": StartTrain, "dev": StartDev})
-"""Adds options for what training starts from to a command, which gets them by name in `start`."""
+"""Adds the options for starting points and data to a command, which receives them by name in `start`."""
 
 
 @trains(
@@ -159,9 +159,9 @@ def finetune(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune a model on labelled text and keep the weights that score best on dev."""
+    """Fine-tune a model on labelled text and keep the weights with the best dev score."""
     chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
-    from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe or file is refused before it
+    from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe or file is rejected first
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
 
@@ -194,9 +194,9 @@ def search(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune with many settings and rank them by their best dev score."""
+    """Fine-tune with many settings and rank the settings by their best dev score."""
     chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
-    from maskloom.runs.finetune import LabelledFiles  # heavy: a wrong recipe is refused before it
+    from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe is rejected first
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run
     from maskloom.runs.search_table import print_table, search_rows
@@ -218,7 +218,7 @@ def quickstart(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a BERT and two classifiers on the documentation inside your Python installation, in about 15 minutes."""
+    """Train a BERT and two classifiers on the documentation in your Python installation, in about 15 minutes."""
     from maskloom.quickstart.journey import quickstart as run
     from maskloom.quickstart.journey import summary_lines
 
@@ -260,7 +260,7 @@ def run_glue(
     check_model_name(model)
     names = None if tasks is None else tasks.split(",")
     chosen_tasks(data, names)
-    from maskloom.runs.glue.run import glue_run  # heavy: a wrong recipe, model or folder is refused before it
+    from maskloom.runs.glue.run import glue_run  # heavy, so wrong paths are rejected first
     from maskloom.runs.search_table import glue_rows, notes_of, print_table
 
     how = {"tasks": names, "space": space_beside(grid, flags), "resume": resume, "progress": terminal_progress()}
@@ -283,7 +283,7 @@ def submit_to_glue(
     allow_partial: AllowPartial = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the test files and write a checked zip for the leaderboard."""
+    """Predict on the test files and write a validated zip for the leaderboard."""
     from maskloom.runs.glue.run import submission_lines, submit_glue
 
     result = submit_glue(run_folder, data=data, out=out, allow_partial=allow_partial, progress=terminal_progress())

@@ -29,7 +29,7 @@ def evaluate(
     from maskloom.runs.first_look import look_at_input
 
     look_at_input(models, data, reading, needs_label=True)
-    from maskloom.runs.evaluate import evaluate as run  # heavy: wrong data is refused before it
+    from maskloom.runs.evaluate import evaluate as run  # heavy, so wrong data is rejected first
     from maskloom.runs.task_summaries import evaluation_lines
 
     result = run(models, data, reading=reading, max_length=max_length, average=average, progress=terminal_progress())
@@ -51,12 +51,12 @@ def predict(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict every row, in order, with probabilities."""
+    """Predict every row of a file, in order, with probabilities."""
     from maskloom.runs.first_look import check_place, look_at_input
 
     check_place(input_file, output)
     look_at_input(models, input_file, reading, needs_label=False)
-    from maskloom.runs.predict import predict as run  # heavy: wrong data is refused before it
+    from maskloom.runs.predict import predict as run  # heavy, so wrong data is rejected first
     from maskloom.runs.task_summaries import written_lines
 
     how = {"reading": reading, "max_length": max_length, "average": average, "csv_safe": csv_safe}
@@ -71,11 +71,11 @@ def fill_mask(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the words for [MASK]."""
+    """Predict the tokens for each [MASK]."""
     from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
-    from maskloom.inference import Predictor  # heavy: an absent model is refused before it
+    from maskloom.inference import Predictor  # heavy, so a missing model is rejected first
 
     masks = Predictor.load(model).fill_mask(text, top_k=top_k)
     lines = ["  ".join(f"{found['token']} {found['probability']:.3f}" for found in mask) for mask in masks]
@@ -109,12 +109,12 @@ def embed(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one vector per text."""
+    """Write one vector per text to a file."""
     from maskloom.runs.first_look import check_place, look_at_texts
 
     check_place(input_file, output)
     look_at_texts(model, input_file, reading)
-    from maskloom.runs.predict import VectorForm  # heavy: wrong data is refused before it
+    from maskloom.runs.predict import VectorForm  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
 
@@ -141,7 +141,7 @@ def answer(
     from maskloom.runs.first_look import look_at_questions
 
     look_at_questions(models, context, question)
-    from maskloom.runs.predict import answer as run  # heavy: a wrong text is refused before it
+    from maskloom.runs.predict import answer as run  # heavy, so a wrong text is rejected first
     from maskloom.runs.predict import answer_lines
 
     how = {"top_k": top_k, "max_length": max_length, "null_threshold": null_threshold, "average": average}
@@ -160,7 +160,7 @@ def score_answers(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a file of answers by the official rules of SQuAD v1.1 and v2.0."""
+    """Score a file of answers with the official SQuAD v1.1 and v2.0 rules."""
     from maskloom.tasks.span.reading import score_files
 
     show(score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold), as_json)
@@ -190,12 +190,12 @@ def features(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a model's activations, of any layer, for every word or token of a file."""
+    """Write a model's activations at any layers for every word or token of a file."""
     from maskloom.system.foreign_files import check_model_name, check_regular
 
     check_model_name(model)
     check_regular(input_file)
-    from maskloom.runs.features import Activations  # heavy: wrong paths are refused before it
+    from maskloom.runs.features import Activations  # heavy, so wrong paths are rejected first
     from maskloom.runs.features import features as run
 
     wanted, shown = Activations(layers, units, precision), terminal_progress()
@@ -218,7 +218,7 @@ def tune(
     from maskloom.runs.first_look import look_at_input
 
     look_at_input([model], dev, reading, needs_label=True)
-    from maskloom.runs.evaluate import tune as run  # heavy: wrong data is refused before it
+    from maskloom.runs.evaluate import tune as run  # heavy, so wrong data is rejected first
     from maskloom.runs.task_summaries import tuning_lines
 
     result = run(model, dev, reading=reading, max_length=max_length, progress=terminal_progress())
@@ -245,12 +245,12 @@ def generate(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text, or every text of a file, with a left-to-right model, or write what a Transformer makes of it.
+    """Continue texts with a left-to-right model, or generate targets with an encoder-decoder model.
 
-    A model with a decoder writes as it was fine-tuned to, but for what the flags say.
+    A model with a decoder uses the settings of its fine-tuning unless flags override them.
     """
     _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading, report)
-    from maskloom.inference import Predictor  # heavy: wrong data is refused before it
+    from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import generate as run
     from maskloom.runs.task_summaries import generated_lines, generation_line
 
@@ -289,9 +289,9 @@ def fill_spans(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fill the blanks of a text, or of every text of a file, with a model that learned to (T5)."""
+    """Fill the blanks in a text, or in every text of a file, with a model trained for it (T5)."""
     _check_one_or_file("TEXT", text, model, (input_file, output), reading)
-    from maskloom.generation.search import Generation  # heavy: wrong data is refused before it
+    from maskloom.generation.search import Generation  # heavy, so wrong data is rejected first
     from maskloom.inference import Predictor
     from maskloom.runs.predict import fill_spans as run
     from maskloom.runs.task_summaries import generated_lines, generation_line
@@ -314,9 +314,9 @@ def _check_one_or_file(
     reading: Any,
     page: Path | None = None,
 ) -> None:
-    """Raise UsageError unless a text is given, or files to read and to write, and look at the first rows of these.
+    """Raise UsageError unless given either a text or an input and an output file; check the input's first rows.
 
-    A page may be written in place of a file.
+    A page may take the place of the output file.
     """
     from maskloom.errors import UsageError
     from maskloom.system.foreign_files import check_model_name

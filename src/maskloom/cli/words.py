@@ -1,4 +1,4 @@
-"""Commands about word vectors."""
+"""Commands for word vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maskloom.runs.display import terminal_progress
 
 words_app = typer.Typer(help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
 
-# The keys of WordsRecipe, which is not imported here: every command would wait for it.
+# The keys of WordsRecipe, repeated here because importing it would slow down every command.
 _KEYS: dict[str, tuple[Any, Any, str]] = {
     "model": (
         Literal["skipgram", "cbow"],
@@ -53,7 +53,7 @@ _FLAGS = {
 
 
 def _sets(parameter: str, *names: str) -> Any:
-    """Add the flags of these names to a command, which gets their values by name in a parameter."""
+    """Add the named flags to a command, which receives their values by name in `parameter`."""
     return with_options(parameter, {name: _FLAGS[name] for name in names}, **{name: _KEYS[name][1] for name in names})
 
 
@@ -77,7 +77,7 @@ def train(
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
 ) -> None:
-    """Train word vectors on text; a line is a sentence."""
+    """Train word vectors on text with one sentence per line."""
     from maskloom.recipe_files import load_recipe
     from maskloom.runs.recipes import shown_flag
     from maskloom.system.folder_lock import refuse_if_in_use
@@ -87,7 +87,7 @@ def train(
     flags = {name: shown_flag(name, value) for name, value in given.items()}
     recipe = load_recipe(WordsRecipe, given, flags=flags)
     refuse_if_in_use(out)
-    from maskloom.runs.words import train_words  # heavy: wrong options are refused before it
+    from maskloom.runs.words import train_words  # heavy, so wrong options are rejected first
 
     shown = terminal_progress()
     result = train_words(texts, recipe, out=out, form=form, resume=resume, on_bad_text=on_bad_text, progress=shown)
@@ -102,7 +102,7 @@ def pairs(
     how: Any,
     as_json: AsJson = False,
 ) -> None:
-    """Show what sentences train on: each word with its whole window, before widths and frequent words are drawn."""
+    """Show the training pairs of sentences with full windows, before window widths and subsampling are drawn."""
     from maskloom.recipe_files import load_recipe
     from maskloom.runs.recipes import shown_flag
     from maskloom.words.settings import WordsRecipe
@@ -124,7 +124,7 @@ def neighbours(
     number: Number = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Show the nearest words by cosine."""
+    """Show the nearest words by cosine similarity."""
     from maskloom.runs.words import neighbours as run
 
     found = run(vectors, words, number)
@@ -146,7 +146,7 @@ def analogies(
     number: Number = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Answer "A is to B as C is to ...": the words nearest to B - A + C."""
+    """Solve "A is to B as C is to ...": show the words nearest to B - A + C."""
     if len(words) != 3:
         raise typer.BadParameter(f"three words are expected, these are {len(words)}", param_hint="WORDS")
     from maskloom.runs.words import open_vectors
@@ -171,7 +171,7 @@ def evaluate(
     most: Annotated[int, typer.Option(min=2, help="Analogies: look among so many of the first words.")] = 30_000,
     as_json: AsJson = False,
 ) -> None:
-    """Score vectors by people's judgement of similarity (Spearman) and by analogies (accuracy)."""
+    """Score vectors on human similarity judgements (Spearman) and analogies (accuracy)."""
     from maskloom.runs.words import evaluate_words
 
     show(evaluate_words(vectors, pairs or (), analogies or (), most), as_json)
@@ -185,7 +185,7 @@ def plot(
     near: Annotated[int, typer.Option("--neighbours", help="Neighbours of each word to draw as well, up to 50.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Draw words on the two principal components of their vectors, as a page that needs no network."""
+    """Plot words on the first two principal components of their vectors in a self-contained page."""
     from maskloom.runs.words import plot_words
 
     show(plot_words(vectors, words, out, near), as_json)

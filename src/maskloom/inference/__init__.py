@@ -1,4 +1,4 @@
-"""Text in, typed predictions out; bulk features."""
+"""Inference with trained models: typed predictions, text vectors, generation and ensembles."""
 
 from maskloom.generation.search import Generation
 from maskloom.inference.ensemble import Ensemble, open_models, restart_models

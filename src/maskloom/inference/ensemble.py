@@ -1,4 +1,4 @@
-"""Several models of one task that answer as one: the mean of their probabilities or of their logits."""
+"""Ensembles of models of one task, which average probabilities or logits."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from maskloom.text.tokenizer import Tokenizer
 
 Average = Literal["probabilities", "logits"]
 
-# Settings in which members may differ: they say how outputs are read, not how they come about.
+# Settings in which members may differ, because they affect how outputs are interpreted, not how they are computed.
 _FREE_SETTINGS = {*TUNED_SETTINGS, "class_weights", "words"}
 
 
 class Ensemble(TaskModel):
     """Several fine-tuned models of one task with the interface of a `Predictor`.
 
-    `average` "probabilities" takes the log of the mean of the members' probabilities as logits: over labels for classes
-    and tags, over the tokens of a window for the start and the end of an answer, over choices. With several labels it
-    is the log odds of the mean probability of each label; "logits" takes the mean of logits. Scores of regression are
-    averaged either way. Windows of one context keep their relative level: the mean over members of the log of softmax's
-    denominator. The paper does not say how it combined its seven SQuAD models (Table 2); this is our reading. Each
-    member's own temperature is applied to its logits, and thresholds are averaged over the members. The order of the
-    members does not matter, except for the name of the score that selects the best weights.
+    With `average` "probabilities" the logits are the log of the members' mean probabilities: over labels for classes
+    and tags, over the tokens of a window for the start and end of an answer, over choices. For multi-label tasks they
+    are the log odds of each label's mean probability. "logits" averages the logits. Regression scores are averaged
+    either way. Windows of one context keep their relative level: the mean over members of the log of the softmax
+    denominator. The paper does not say how it combined its seven SQuAD models (Table 2); this is our interpretation.
+    Each member's temperature is applied to its logits first; thresholds are averaged. The order of the members does not
+    matter, except for the name of the score that selects the best weights.
     """
 
     def __init__(self, members: Sequence[Predictor], *, average: Average = "probabilities") -> None:
-        """Join open models. Raises ConfigError that names the first difference between two of them."""
+        """Combine open models. Raises ConfigError, naming the first difference, unless they are models of one task."""
         if average not in ("probabilities", "logits"):
             raise ConfigError(f"average {average!r} is not probabilities or logits")
         if not members:
@@ -63,7 +63,7 @@ class Ensemble(TaskModel):
     def load(
         cls, folders: Sequence[str | Path], *, average: Average = "probabilities", max_length: int | None = None
     ) -> Ensemble:
-        """Open model or run folders. Raises ConfigError, with the folder, when they are not models of one task."""
+        """Open model or run folders. Raises ConfigError, naming the folder, unless they are models of one task."""
         if isinstance(folders, str) or not isinstance(folders, Iterable):
             raise ConfigError(f"folders: a list of model folders is expected, this is {type(folders).__name__}")
         members = []
@@ -80,19 +80,19 @@ class Ensemble(TaskModel):
 
     @property
     def device(self) -> torch.device:
-        """The device that computes."""
+        """The device that the models are on."""
         return self.members[0].device
 
     def required_task(self) -> Task:
-        """Return the task of the members, as it decides on their average."""
+        """Return the members' task, with settings for their averaged outputs."""
         return self.task
 
     def encoded(self, data: ReadExamples) -> EncodedData:
-        """Return examples as token ids."""
+        """Return examples encoded as token ids."""
         return self.members[0].encoded(data)
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
-        """Return the average outputs for encoded examples, with their loss where there are labels."""
+        """Return the averaged outputs for encoded examples, with their loss if the data has labels."""
         parts = [
             [_at_temperature(member.required_task(), row) for row in member.outputs(encoded).rows]
             for member in self.members
@@ -102,9 +102,9 @@ class Ensemble(TaskModel):
         return ModelOutputs(rows, *self._loss(encoded, rows))
 
     def _loss(self, encoded: EncodedData, rows: list[np.ndarray]) -> tuple[float, float]:
-        """Return the summed loss of the averages and what divides it; (0, 0) where the data has no labels."""
+        """Return the summed loss of the averages and the weight to divide it by; (0, 0) without labels."""
         loss_sum = weight = 0.0
-        # Whole chains have no average; what is left of a conditional random field are the probabilities of single tags.
+        # Whole tag sequences cannot be averaged, so a conditional random field contributes its per-tag probabilities.
         has_chains = "crf" in self.task.heads
         objective = Tagging() if has_chains else self.task.objective
         for batch in batches_by_length(encoded, max_tokens=PROCESSOR_TOKENS):
@@ -120,7 +120,7 @@ class Ensemble(TaskModel):
 def open_models(
     folders: str | Path | Sequence[str | Path], *, average: Average = "probabilities", max_length: int | None = None
 ) -> Predictor | Ensemble:
-    """Open one model, or several as an ensemble."""
+    """Open one model, or several models as an ensemble."""
     folders = [folders] if isinstance(folders, str | Path) else folders
     if len(folders) == 1:
         return Predictor.load(folders[0], max_length=max_length)
@@ -128,7 +128,7 @@ def open_models(
 
 
 def restart_models(run: str | Path) -> list[Path]:
-    """Return the model folders of the restarts that a fine-tuning run kept, by seed; raises ConfigError for none."""
+    """Return the model folders of the restarts that a fine-tuning run kept, by seed; raises ConfigError without any."""
     found = [path for path in Path(run).glob("restarts/seed-*/model") if (path / "config.json").is_file()]
     if not found:
         raise ConfigError(f"{run}: no models of restarts in it; fine-tune with --restarts N --keep-restarts")
@@ -136,7 +136,7 @@ def restart_models(run: str | Path) -> list[Path]:
 
 
 def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
-    """Return the average of the rows that each member has for one unit, as logits (rows, width) float32."""
+    """Return the average of the members' rows for one unit, as logits (rows, width) float32."""
     stacked = np.stack(members).astype(np.float64)
     row = KINDS[kind]
     if average == "logits" or row.is_scale:
@@ -147,13 +147,13 @@ def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) ->
     logs = log_softmax(stacked, axis=axis)
     averages = _log_mean(logs)
     if row.is_windowed:
-        # what softmax took away from all tokens of a window: answers of several windows compete with what they had
+        # add back the normaliser of each window, because answers compete across windows by unnormalised scores
         averages += _mean((stacked - logs).mean(axis=axis, keepdims=True))
     return averages.astype(np.float32)
 
 
 def _at_temperature(task: Task, rows: np.ndarray) -> np.ndarray:
-    """Return rows as the temperature of their member changes them; best paths of chains do not change."""
+    """Return a member's rows at its temperature; the best paths of a conditional random field do not change."""
     if task.settings.temperature == 1.0:
         return rows
     if "crf" not in task.heads:
@@ -163,7 +163,7 @@ def _at_temperature(task: Task, rows: np.ndarray) -> np.ndarray:
 
 
 def _average_chains(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
-    """Return average log probabilities of tags, then the fraction of members whose best path takes each."""
+    """Return the averaged log-probabilities of tags, then the fraction of members whose best path has each tag."""
     stacked = np.stack(members).astype(np.float64)
     num_tags = stacked.shape[2] // 2
     logs, paths = stacked[..., :num_tags], stacked[..., num_tags:]
@@ -172,18 +172,18 @@ def _average_chains(kind: Kind, members: Sequence[np.ndarray], average: Average)
 
 
 def _mean(stacked: np.ndarray) -> np.ndarray:
-    """Return the mean over members; they are sorted first, so that their order does not change a bit of it."""
+    """Return the mean over members, sorted first so that their order does not change the result by a single bit."""
     return np.sort(stacked, axis=0).mean(axis=0)
 
 
 def _log_mean(logs: np.ndarray) -> np.ndarray:
-    """Return the log of the mean over members of what these are logs of."""
+    """Return the log of the mean over members of exp(logs), computed stably."""
     top = logs.max(axis=0)
     return top + np.log(_mean(np.exp(logs - top)))
 
 
 def _task_of(tasks: list[Task]) -> Task:
-    """Return the task that decides on averages: temperatures are in them; thresholds are the members' mean."""
+    """Return the task for averaged outputs: temperature 1, as already applied, and the members' mean thresholds."""
     first = tasks[0]
     known, changes = [task.settings for task in tasks], dict[str, Any](temperature=1.0)
     given = [settings.thresholds for settings in known if isinstance(settings, ClassificationSettings)]
@@ -196,7 +196,7 @@ def _task_of(tasks: list[Task]) -> Task:
 
 
 def _comparable(task: Task) -> dict[str, Any]:
-    """Return the settings of a task, with what word vectors say in place of where they lie."""
+    """Return the settings of a task, with the path of its word vectors replaced by a hash of their contents."""
     found = task.settings.model_dump()
     if place := (found.get("features") or {}).get("word_vectors"):
         with Path(place).open("rb") as file:
@@ -205,7 +205,7 @@ def _comparable(task: Task) -> dict[str, Any]:
 
 
 def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
-    """Raise ConfigError with the first thing in which a member differs from the first one."""
+    """Raise ConfigError, naming the first difference, if a member does not match the first one."""
     one, two = first.required_task(), other.required_task()
     facts: list[tuple[str, Any, Any]] = [
         ("kind of task", one.kind, two.kind),

@@ -1,4 +1,4 @@
-"""What a model does with one text: how it searches, who attends to whom, and how it knows positions."""
+"""Inspection of a model on one text: decoding steps, attention maps and position information."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENCODER, DECODER, CROSS, CAUSAL = "encoder", "decoder", "cross", "self"
 class AttentionMap:
     """Attention `probabilities`, (layers, heads, queries, keys), with the token ids of its `queries` and `keys`.
 
-    In the map "cross" a query is the token that is written with it, else the one that is read.
+    In the "cross" map a query is labelled with the token that the decoder outputs, in the others with its input token.
     """
 
     probabilities: Tensor
@@ -34,9 +34,10 @@ class AttentionMap:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a model made of the prompt or source `ids`: the text that it `found`, in `steps`, and its attention.
+    """A model's output for the prompt or source `ids`: the generated text `found`, its decoding `steps`, its attention.
 
-    `maps` are "encoder", "decoder" and "cross" of a model with a decoder, else "self", as far as it has attention.
+    The keys of `maps` are "encoder", "decoder" and "cross" for a model with a decoder, else "self"; parts without
+    attention have no map.
     """
 
     ids: list[int]
@@ -48,9 +49,9 @@ class Inspection:
 
 @torch.inference_mode()
 def inspect(predictor: Predictor, ids: Sequence[int], settings: Generation | None, number: int) -> Inspection:
-    """Generate from one prompt or source, that `prompt_ids` returned, and look on; `number` keys its draws.
+    """Generate from one prompt or source returned by `prompt_ids`, and record the process; `number` keys its draws.
 
-    Attention is that of reading the text that was found at once, in fp32. Raises the errors of `generate`.
+    The attention maps come from one forward pass over the whole generated text, in fp32. Raises as `generate` does.
     """
     steps: list[DecodingStep] = []
     (found,) = predictor.continuations([ids], settings, number, steps)
@@ -86,7 +87,7 @@ def _maps_of_writer(predictor: Predictor, ids: list[int], found: Continuation) -
 
 
 def _parts_of(layers: Iterable[nn.Module], name: str) -> list[Any]:
-    """Return the parts of that name, which layers of a recurrent network have not."""
+    """Return the attributes of that name; recurrent layers lack them and are skipped."""
     return [part for layer in layers if (part := getattr(layer, name, None)) is not None]
 
 
@@ -98,7 +99,7 @@ def _encoded(predictor: Predictor, ids: list[int]) -> tuple[Tensor, SequenceLayo
 
 @contextmanager
 def _recorded(attentions: Iterable[Any]) -> Iterator[list[Tensor]]:
-    """Record the probabilities of every call of attention modules, (heads, queries, keys), in the order of calls."""
+    """Record the probabilities of each call of attention modules, (heads, queries, keys), in call order."""
     found: list[Tensor] = []
     handles = [
         attention.register_forward_pre_hook(lambda called, given: found.append(called.probabilities(*given).cpu()))
@@ -113,9 +114,9 @@ def _recorded(attentions: Iterable[Any]) -> Iterator[list[Tensor]]:
 
 @torch.inference_mode()
 def position_vectors(model: EncoderWithHeads, number: int) -> dict[str, Tensor]:
-    """Return the vectors of the first positions, (positions, hidden), by what they are and of which part of a model.
+    """Return the vectors of the first positions, (positions, hidden), keyed by type and part of the model.
 
-    Parts with the same ones stand together; {} where there are none.
+    Parts with equal vectors share an entry; {} if the model has no position vectors.
     """
     found: dict[str, Tensor] = {}
     ids = torch.arange(min(number, model.config.max_position_embeddings), device=model.encoder.word_embeddings.device)
@@ -133,9 +134,9 @@ def position_vectors(model: EncoderWithHeads, number: int) -> dict[str, Tensor]:
 
 @torch.inference_mode()
 def position_biases(model: EncoderWithHeads, distance: int) -> dict[str, Tensor]:
-    """Return what is added to scores by distance, from -`distance` on, (heads, distances), of a model's parts.
+    """Return the biases added to attention scores by distance, from -`distance` up, (heads, distances), by model part.
 
-    {} where there is nothing. In a decoder no key stands behind its query.
+    {} if the model has none. Causal parts have no keys after the query, so their distances end at 0.
     """
     found: dict[str, Tensor] = {}
     for name, part in _parts(model).items():

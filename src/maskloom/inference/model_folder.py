@@ -1,4 +1,4 @@
-"""Where the model is in a folder that a person names, and what our own file beside it says."""
+"""Locating the model in a folder given by the user, and reading maskloom's own settings file next to it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORD_VECTORS = "word_vectors"
 
 
 def resolve_model_folder(path: str | Path) -> Path:
-    """Return the folder of config.json in a model, run or sentence-transformers folder; raises DataError for others."""
+    """Return the folder of config.json in a model, run or sentence-transformers folder; raises DataError otherwise."""
     check_model_name(path)
     path = Path(path)
     for candidate in (path, path / "model", path / ENCODER):
@@ -47,7 +47,7 @@ def resolve_model_folder(path: str | Path) -> Path:
 
 
 def modules_folder(model_folder: Path) -> Path:
-    """Return the folder that holds the modules.json of an encoder's folder: itself, or the one around it."""
+    """Return where to look for modules.json: in an encoder folder's parent if the file is there, else in the folder."""
     around = model_folder.parent
     return around if model_folder.name == ENCODER and (around / MODULES).exists() else model_folder
 
@@ -55,8 +55,8 @@ def modules_folder(model_folder: Path) -> Path:
 def load_tokenizer(folder: Path) -> Tokenizer:
     """Open the tokenizer of a model folder.
 
-    Raises DataError when it has more tokens than the model has embeddings. Of two vocabularies both must be those that
-    the model was trained with.
+    Raises DataError if it has more tokens than the model has embeddings, or if the model has separate source and target
+    vocabularies and they are not the ones it was trained with.
     """
     tokenizer, config = Tokenizer.load(folder), read_config(folder)
     embedded = {"vocab_size": tokenizer.of_targets}
@@ -85,24 +85,24 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def vocabularies_of(tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Return as `vocabularies` the SHA-256 of those of sources and of targets; nothing where there is one."""
+    """Return the SHA-256 of the source and target vocabularies as `vocabularies`; {} if they share one."""
     if tokenizer.targets is None:
         return {}
     return {"vocabularies": [part.identity()["vocabulary_sha256"] for part in (tokenizer, tokenizer.targets)]}
 
 
 def tokenizer_read(config: ModelConfig, words: Tokenizer) -> Tokenizer:
-    """Return the tokenizer of what a model reads made for a vocabulary: that one's, or spelled words."""
+    """Return the input tokenizer of a model with this vocabulary: `words`, or its spelling for models that read it."""
     return SpelledTokenizer.of(words) if architecture_of(config).reads_spelling else words
 
 
 def task_tokenizer(folder: Path) -> Tokenizer:
-    """Open the tokenizer of a model that is to be fine-tuned, with the marks that tasks take."""
+    """Open the tokenizer of a model to be fine-tuned, with the special tokens that tasks need."""
     return load_tokenizer(folder).with_task_tokens()
 
 
 class _Settings(Section):
-    """What our own file beside a model may say; keys of later releases are ignored."""
+    """Keys of maskloom's settings file next to a model; unknown keys from later releases are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -117,7 +117,7 @@ class _Settings(Section):
 
 
 def with_word_vectors(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the settings of a task with the place of the word vectors that its model reads, if it reads any."""
+    """Return a task's settings with the path of the word vectors in the model folder, if it uses any."""
     features = settings.get("features")
     if not isinstance(features, dict) or features.get("word_vectors") is None:
         return settings
@@ -127,7 +127,7 @@ def with_word_vectors(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """Return what fine-tuning wrote beside a model, checked, or {}; raises DataError or ConfigError with the file."""
+    """Return the checked settings written by fine-tuning, or {}; raises DataError or ConfigError naming the file."""
     path = file_inside(folder, SETTINGS_FILE)
     if path is None:
         return {}

@@ -1,4 +1,4 @@
-"""A model folder opened for use: vectors, predictions, filled masks and continued texts."""
+"""A model folder opened for inference: vectors, predictions, mask filling and text generation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from maskloom.tasks.seq2seq.task import readable, target_marks
 from maskloom.tasks.task import ModelOutputs, Task, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
 
-# Held while a count of truncated texts grows: threads may share a model.
+# Guards the counts of truncated texts, because threads may share a model.
 _COUNTING = Lock()
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _MOST_LABELS = 1_000_000
@@ -53,7 +53,7 @@ TextOrPair = str | tuple[str, str]
 
 
 class TaskModel(ABC):
-    """Predicts for the inputs of a task: one model, or an ensemble."""
+    """Base class of models that predict for a task: a single model or an ensemble."""
 
     settings: dict[str, Any]
     num_truncated: int = 0
@@ -61,28 +61,28 @@ class TaskModel(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """The device that computes."""
+        """The device that the model is on."""
 
     @abstractmethod
     def required_task(self) -> Task:
-        """Return the task of the model; raises ConfigError when there is none."""
+        """Return the task of the model; raises ConfigError if it has none."""
 
     @abstractmethod
     def encoded(self, data: ReadExamples) -> EncodedData:
-        """Return examples of the model's own kind of task as token ids."""
+        """Return examples of the model's kind of task, encoded as token ids."""
 
     @abstractmethod
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
-        """Return the outputs for encoded examples, with their loss where there are labels."""
+        """Return the outputs for encoded examples, with their loss if the data has labels."""
 
     def predict(self, inputs: Iterable[Any]) -> list[Prediction]:
         """Return one prediction per input, in order, for any iterable of inputs.
 
-        Inputs are texts or pairs of texts for classes (`{"label", "probabilities"}`), several labels (`{"labels",
-        "probabilities"}`) and regression (`{"score"}`); sentences for tags (`{"words", "tags", "entities" ...}`);
-        (question, context) for answers (`{"answer", "candidates" ...}`); (context, choices) for multiple choice
-        (`{"choice", "probabilities" ...}`). Raises ConfigError when the model has no head of a task or wants pairs and
-        gets single texts, DataError for an input of another form.
+        Inputs are texts or pairs of texts for classification (`{"label", "probabilities"}`), multi-label classification
+        (`{"labels", "probabilities"}`) and regression (`{"score"}`); sentences for tagging (`{"words", "tags",
+        "entities" ...}`); (question, context) for question answering (`{"answer", "candidates" ...}`); (context,
+        choices) for multiple choice (`{"choice", "probabilities" ...}`). Raises ConfigError if the model has no task
+        head, or gets single texts instead of pairs or the reverse, and DataError for an input of another form.
         """
         task = self.required_task()
         data = _examples_of(inputs, task.example_of or KINDS[task.kind].example_of)
@@ -91,7 +91,7 @@ class TaskModel(ABC):
         return cast(list[Prediction], self.predict_examples(data))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
-        """Return one prediction an example of the model's own kind of task, in order, as its task decodes it."""
+        """Return one prediction per example of the model's kind of task, in order, as decoded by the task."""
         task = self.required_task()
         if not data.examples:
             return []
@@ -104,7 +104,7 @@ class TaskModel(ABC):
             self.num_truncated += encoded.account().get("num_truncated_examples", 0)
 
     def _check_pairing(self, examples: Iterable[Example]) -> None:
-        """Raise ConfigError for single texts where the model was fine-tuned on pairs, and for pairs where not."""
+        """Raise ConfigError for single texts if the model was fine-tuned on pairs, and for pairs if it was not."""
         takes_pairs = self.settings.get("takes_pairs")
         if takes_pairs is None:
             return
@@ -120,8 +120,8 @@ class Predictor(TaskModel):
 
     `task` is None for a model without a task head. Texts longer than `max_length` tokens are truncated; `num_truncated`
     counts them. `max_tokens` limits the tokens in a batch, by default to what suits the device, and `batch_size` the
-    number of its examples (or windows, if texts are read in windows). `modules` says how vectors are made, `precision`
-    how a CUDA device makes matrix products. Threads may share a predictor.
+    number of examples (or of windows, if texts are split into them). `modules` defines how vectors are computed,
+    `precision` how a CUDA device computes matrix products. Threads may share a predictor.
     """
 
     model: EncoderWithHeads
@@ -151,13 +151,13 @@ class Predictor(TaskModel):
     ) -> Predictor:
         """Open a model folder in Hugging Face layout, a sentence-transformers folder, or a run folder.
 
-        `max_length` defaults to the length of fine-tuning, to that of sentence-transformers, or to the model's limit.
+        `max_length` defaults to the length used in fine-tuning, that of sentence-transformers, or the model's limit.
         `int8` computes the encoder's dense layers in 8-bit integers, quantised on loading: faster, and close to fp32.
-        `device` is "cpu", "cuda", "cuda:1", "mps", or "auto": a GPU if available. `batch_size` bounds how many texts
-        are computed at once. `precision` is "auto", "fp32", "bf16" or "fp16": of matrix products on CUDA, where "auto"
-        is bf16 if the GPU has it; elsewhere all is fp32. Raises DataError for a folder that is not a model, ConfigError
-        for a length outside the model's limits, a missing device, a precision that it lacks, or `int8` on a processor
-        that does not support it.
+        `device` is "cpu", "cuda", "cuda:1", "mps" or "auto" (a GPU if available). `batch_size` limits the number of
+        texts per batch. `precision` is "auto", "fp32", "bf16" or "fp16" and applies to matrix products on CUDA, where
+        "auto" means bf16 if the GPU supports it; other devices use fp32. Raises DataError for a folder that is not a
+        model, ConfigError for a length outside the model's limits, a missing device, a precision that it does not
+        support, or `int8` on a processor that does not support it.
         """
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise ConfigError(f"batch_size {batch_size!r:.80}: a whole number of at least 1 is expected")
@@ -196,7 +196,7 @@ class Predictor(TaskModel):
 
     @property
     def device(self) -> torch.device:
-        """The device that computes."""
+        """The device that the model is on."""
         return model_device(self.model)
 
     @property
@@ -212,8 +212,8 @@ class Predictor(TaskModel):
 
         `pooling` "mean" averages the last hidden states of all tokens of a text, [CLS] and [SEP] included; "cls" is the
         last hidden state of [CLS], before the pooler; "max" takes the largest value of each dimension. `normalize`
-        scales each vector to length 1. The defaults are those of a sentence-transformers folder, otherwise mean pooling
-        without normalisation. Raises ConfigError for an unknown pooling, DataError for an input that is not a text.
+        scales each vector to length 1. A sentence-transformers folder sets the defaults; other models use mean
+        pooling without normalisation. Raises ConfigError for an unknown pooling, DataError for a non-text input.
         """
         modules = self.modules.changed(pooling, normalize)
         data = encode_examples(_examples_of(texts, text_example).examples, self.tokenizer, max_length=self.max_length)
@@ -221,7 +221,7 @@ class Predictor(TaskModel):
         vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)
         max_tokens = self.max_tokens or tokens_at_once(self.model)
         batches = batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size)
-        with inference_in(self.precision, self.device):  # once: the weights of all batches are rounded once
+        with inference_in(self.precision, self.device):  # entered once, so that weights are rounded only once
             hidden = ((batch, encode_batch(self.model, batch).last_hidden_state) for batch in batches)
             found = ((batch, modules.vectors(of, to_device(batch.lengths, of.device))) for batch, of in hidden)
             for batch, of_batch in to_host(found):
@@ -229,11 +229,11 @@ class Predictor(TaskModel):
         return _finite(vectors)
 
     def encoded(self, data: ReadExamples) -> EncodedData:
-        """Return examples of the model's own kind of task as token ids."""
+        """Return examples of the model's kind of task, encoded as token ids."""
         return self.required_task().encode(data, self.tokenizer, self.max_length)
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
-        """Return the outputs of the model's head for encoded examples; raises DataError for broken weights."""
+        """Return the outputs of the model's head for encoded examples; raises DataError if the weights are broken."""
         try:
             return model_outputs(
                 self.model,
@@ -247,17 +247,17 @@ class Predictor(TaskModel):
             raise DataError(str(error)) from None
 
     def required_task(self) -> Task:
-        """Return the task that the model was fine-tuned for; raises ConfigError when there is none."""
+        """Return the task that the model was fine-tuned for; raises ConfigError if there is none."""
         if self.task is None:
             raise ConfigError("this model has no head of a task; fine-tune it first (maskloom finetune)")
         return self.task
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[MaskCandidate]]:
-        """Return, for each [MASK] of a text in order, the `top_k` most likely tokens with their probabilities.
+        """Return the `top_k` most likely tokens with their probabilities for each [MASK] of a text, in order.
 
-        Raises ConfigError when the model has no masked-LM head, DataError when the text has no [MASK] that fits or the
-        model's outputs are not finite.
+        Raises ConfigError if the model is causal or has no masked-LM head, DataError if the text has no [MASK], one
+        lies beyond `max_length` tokens, or the model's outputs are not finite.
         """
         if "mlm" not in self.model.heads:
             raise ConfigError("this model has no masked-LM head; pre-train one, or take a model that kept its head")
@@ -296,9 +296,9 @@ class Predictor(TaskModel):
     ) -> list[FilledText]:
         """Fill the blanks of each text, in order: <X>, <Y>, <Z>, or <extra_id_0> and so on; greedily by default.
 
-        Every blank becomes the next sentinel (Raffel et al. 2019, 3.1.4). `first` is the number of the first text,
-        which keys its draws. Raises ConfigError for a model without a decoder or a vocabulary without sentinels,
-        DataError for a text without a blank or with more tokens than the model reads.
+        Each blank is replaced by the next sentinel (Raffel et al. 2019, 3.1.4). `first` is the number of the first
+        text, which keys its random draws. Raises ConfigError for a model without a decoder or a vocabulary without
+        sentinels, DataError for a text without a blank or with more tokens than the model reads.
         """
         given = [checked_text(text, number) for number, text in enumerate(checked_inputs(texts), start=first)]
         names = [f"input {number}" for number in range(first, first + len(given))]
@@ -306,19 +306,19 @@ class Predictor(TaskModel):
 
     @property
     def span_filler(self) -> SpanFiller:
-        """What fills blanks; raises ConfigError for a model that cannot."""
+        """A `SpanFiller` for this model; raises ConfigError for a model that cannot fill blanks."""
         return SpanFiller(self.model, self.tokenizer, self.max_length, self.batch_size, self.precision)
 
     def generate(
         self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0, **given: Any
     ) -> list[GeneratedText]:
-        """Continue each text, in order, or write what a model with a decoder makes of it.
+        """Continue each text, in order, or, with a decoder, generate a target for each source text.
 
-        `settings` say how long, and how tokens are drawn or searched. Without them a decoder searches as it was
-        fine-tuned to, and other models draw with the defaults of `Generation`. Fields of it that are `given` by name
-        change those alone. `first` is the number of the first prompt, which keys its draws. Raises ConfigError for a
-        model that reads both ways and has no decoder, DataError for a prompt without a token and for one that fills the
-        model's context.
+        `settings` control the length and how tokens are sampled or searched. By default a decoder searches as
+        configured in fine-tuning, and other models sample with the defaults of `Generation`. Fields of `Generation`
+        `given` by name override single settings. `first` is the number of the first prompt, which keys its random
+        draws. Raises ConfigError for a bidirectional model without a decoder, DataError for a prompt without tokens or
+        one that fills the model's context.
         """
         if not isinstance(settings, Generation | None):
             raise ConfigError(f"settings {settings!r:.80}: a Generation is expected")
@@ -330,9 +330,9 @@ class Predictor(TaskModel):
     def prompt_ids(
         self, texts: Sequence[str], names: Sequence[str], settings: Generation | None = None
     ) -> list[list[int]]:
-        """Return the tokens of prompts; raises DataError, with its name, for one without any or with too many.
+        """Return the token ids of prompts; raises DataError, with the prompt's name, if there are none or too many.
 
-        Too many are those that leave no room for as many as `settings` ask for at least.
+        There are too many if they leave no room for the minimum number of new tokens that `settings` require.
         """
         begin, end, most = self.tokenizer.running_text.begin, (), self.model.config.max_position_embeddings
         if self.writer is not None:
@@ -354,23 +354,23 @@ class Predictor(TaskModel):
 
     @property
     def input_name(self) -> str:
-        """What a text that is written from or continued is called: "source" where there is a decoder, or "prompt"."""
+        """What an input text is called: "source" for a model with a decoder, otherwise "prompt"."""
         return "prompt" if self.writer is None else "source"
 
     @property
     def writer(self) -> SequenceToSequence | None:
-        """How a model with a decoder writes, or None."""
+        """The objective that a model with a decoder generates text with, or None."""
         objective = self.task.objective if self.task else None
         return objective if isinstance(objective, SequenceToSequence) else None
 
     def generation(self, settings: Generation | None = None) -> Generation:
-        """Return how texts are made: by `settings`, else as a decoder was fine-tuned to, else by the defaults."""
+        """Return the generation settings: `settings`, else those of a decoder's fine-tuning, else the defaults."""
         return settings or (self.writer.generation if self.writer else Generation())
 
     def generate_from_ids(
         self, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
     ) -> list[GeneratedText]:
-        """Continue prompts that `prompt_ids` returned."""
+        """Continue prompts returned by `prompt_ids`."""
         how = self.generation(settings)
         return [self.shown(found, how) for found in self.continuations(prompts, how, first)]
 
@@ -381,7 +381,7 @@ class Predictor(TaskModel):
         first: int,
         steps: list[DecodingStep] | None = None,
     ) -> list[Continuation]:
-        """Return what follows prompts that `prompt_ids` returned; `steps` gets those of a single prompt."""
+        """Return the continuations of prompts returned by `prompt_ids`; `steps` collects those of a single prompt."""
         make = partial(self._written if self.writer else self._continued, self.generation(settings), steps)
         return made_by_length(prompts, first, self.batch_size or PROMPTS_AT_ONCE, make)
 
@@ -395,29 +395,29 @@ class Predictor(TaskModel):
     def _written(
         self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]
     ) -> list[Continuation]:
-        """Return what a decoder makes of sources."""
+        """Return the targets that the decoder generates for sources."""
         batch = SourceTargetBatch.of_sources(prompts, self.target_marks, numbers)
         with inference_in(self.precision, self.device):
             return SequenceToSequence(generation=settings).found(self.model, batch, steps)
 
     @property
     def target_marks(self) -> tuple[int, ...]:
-        """The tokens at which all that a decoder writes begins, and the one at which it ends."""
+        """The tokens that begin every target of a decoder, followed by the token that ends it."""
         return target_marks(self.tokenizer.of_targets, self.model.config.own_start)[0]
 
     @property
     def end_token(self) -> int | None:
-        """The token that ends a text which is written; None of BERT's, whose marks are never predicted."""
+        """The token that ends a generated text; None for BERT, whose special tokens are never predicted."""
         if self.writer is not None:
             return self.target_marks[-1]
         return None if self.tokenizer.has_segments else next(iter(self.tokenizer.running_text.end), None)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return tokens that were written as a text."""
+        """Return generated tokens as text."""
         return self.tokenizer.decode(ids) if self.writer is None else readable(self.tokenizer.of_targets, ids)
 
     def shown(self, found: Continuation, settings: Generation) -> GeneratedText:
-        """Return a text that was found as a person gets it."""
+        """Return a generated text as it is presented to users."""
         shown: GeneratedText = {
             "text": self.text_of(found.token_ids),
             "num_tokens": len(found.token_ids),
@@ -462,14 +462,14 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
 
 
 def _kind_of(model: EncoderWithHeads, config: dict[str, Any], num_labels: int) -> Kind | None:
-    """Return the kind of task that the heads of a model are for, or None."""
+    """Return the kind of task that the heads of a model belong to, or None."""
     if "classifier" in model.heads:
         return kind_of_problem(config.get("problem_type"), num_labels)
     return next((name for name, kind in KINDS.items() if kind.known_by in model.heads), None)
 
 
 def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
-    """Return the label names of a config in the order of ids; two made-up ones where it names none, as published."""
+    """Return a config's label names in id order; without names, LABEL_0 and so on, two by default as published."""
     named = config.get("id2label")
     if named is None:
         num_labels = config.get("num_labels", 2)
@@ -495,6 +495,6 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _examples_of(inputs: Iterable[Any], example_of: Callable[[Any, int], Any]) -> ReadExamples:
-    """Return what is handed over in Python as examples; raises DataError, with its place, for a wrong one."""
+    """Convert Python inputs to examples; raises DataError, with the position, for an invalid one."""
     examples = [example_of(item, number) for number, item in enumerate(checked_inputs(inputs))]
     return ReadExamples(examples, ReadingReport(Path("input")))

@@ -1,4 +1,4 @@
-"""What a loaded model answers, as types."""
+"""Types of the results that a loaded model returns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, NotRequired, TypedDict
 
 
 class Entity(TypedDict):
-    """An entity in a sentence: `text[start:end]` of the sentence, over words `words[0]` to `words[1]` (exclusive)."""
+    """An entity: characters `start` to `end` of a sentence, over words `words[0]` to `words[1]` (ends exclusive)."""
 
     text: str
     type: str
@@ -17,7 +17,7 @@ class Entity(TypedDict):
 
 
 class AnswerCandidate(TypedDict):
-    """A span that may be the answer; `start` and `end` are characters of the context, None for "no answer"."""
+    """A candidate answer; `start` and `end` are character offsets in the context, None for "no answer"."""
 
     text: str
     probability: float
@@ -30,13 +30,13 @@ class AnswerCandidate(TypedDict):
 class Prediction(TypedDict):
     """A model's prediction for one input. Its keys depend on the kind of task.
 
-    - one label: `label`, `probabilities` by label
-    - several labels: `labels`, `probabilities` by label
+    - classification: `label`, `probabilities` by label
+    - multi-label classification: `labels`, `probabilities` by label
     - regression: `score`
-    - tags: `words`, `tags`, and `entities`, or, for tags of single words, `spans` and `tag_probabilities`
-    - answers: `answer` ("" for none), `probability`, `start`, `end`, `candidates`, and `null_odds` where a question may
-      have no answer
-    - a text from a source: `text`
+    - tagging: `words`, `tags`, and `entities` or, for tags of single words, `spans` and `tag_probabilities`
+    - question answering: `answer` ("" for none), `probability`, `start`, `end`, `candidates`, and `null_odds` if
+      questions may have no answer
+    - sequence to sequence: `text`
     - multiple choice: `choice` (from 0), `choice_text`, `probabilities` by number
     """
 
@@ -61,11 +61,11 @@ class Prediction(TypedDict):
 
 
 class GeneratedText(TypedDict):
-    """What follows a prompt.
+    """A generated text.
 
-    `text` is without the prompt, `num_tokens` counts its tokens, `log_probability` is that of all of them and of the
-    end, in nats, and `finish` says what ended it: the model's own "end", or the "length". `score` is what a search
-    ranked the text by, and `others` are the next best where several were asked for, by score.
+    `text` excludes the prompt, `num_tokens` counts its tokens, `log_probability` is their total with the end token, in
+    nats, and `finish` says what ended it: the model's own "end" or the "length" limit. `score` is the value by which a
+    search ranked the text, and `others` are the next best texts by score, if several were requested.
     """
 
     text: str
@@ -79,8 +79,8 @@ class GeneratedText(TypedDict):
 class FilledText(TypedDict):
     """A text with its blanks filled.
 
-    `fillings` are those of the blanks in order, "" where the model said none; `log_probability` is that of all that it
-    said, in nats, and `finish` says what ended it: the model's own "end", or the "length".
+    `fillings` has one entry per blank, in order, "" if the model generated none; `log_probability` is that of the whole
+    output, in nats, and `finish` says what ended it: the model's own "end" or the "length" limit.
     """
 
     text: str
@@ -90,7 +90,7 @@ class FilledText(TypedDict):
 
 
 class MaskCandidate(TypedDict):
-    """A token for a [MASK]."""
+    """A candidate token for a [MASK]."""
 
     token: str
     token_id: int

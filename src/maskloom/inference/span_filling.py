@@ -1,4 +1,4 @@
-"""Blanks of texts, filled by a decoder that learned from corrupted spans (Raffel et al. 2019, 3.1.4)."""
+"""Filling blanks in texts with a decoder trained on corrupted spans (Raffel et al. 2019, 3.1.4)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PROMPTS_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class SpanFiller:
-    """Fills blanks with a model that has a decoder; ConfigError for another model or vocabulary.
+    """Fills blanks with a model that has a decoder; raises ConfigError for any other model or vocabulary.
 
-    Every blank becomes the next sentinel, from the first on. In what the decoder says, a filling stands behind its
-    sentinel and before the next one.
+    Each blank is replaced by the next sentinel, starting with the first. In the decoder's output a filling follows its
+    sentinel and ends at the next one.
     """
 
     model: EncoderWithHeads
@@ -43,7 +43,7 @@ class SpanFiller:
             raise ConfigError(f"this vocabulary has no {sentinel(0)}; one for missing spans has, and fills blanks")
 
     def source_ids(self, text: str, name: str) -> list[int]:
-        """Return a text as token ids; raises DataError, with its name, without a blank or with too many tokens."""
+        """Return a text as token ids; raises DataError, with its name, for no or too many blanks or too many tokens."""
         sentinels, marks = self.tokenizer.vocabulary.sentinel_ids.tolist(), self.tokenizer.template
         *parts, last = _BLANK.split(text)
         if not 0 < len(parts) <= len(sentinels):
@@ -60,7 +60,7 @@ class SpanFiller:
         return ids
 
     def fill(self, texts: Sequence[str], names: Sequence[str], settings: Generation, first: int) -> list[FilledText]:
-        """Return every text filled, in order; `first` is the number of the first, which keys its draws."""
+        """Return the texts with blanks filled, in order; `first` is the first text's number, which keys its draws."""
         sources = [self.source_ids(*named) for named in zip(texts, names, strict=True)]
         marks, _ = target_marks(self.tokenizer, self.model.config.own_start)
 
@@ -77,7 +77,7 @@ class SpanFiller:
         places = {token: place for place, token in enumerate(self.tokenizer.vocabulary.sentinel_ids.tolist())}
         for token in target.token_ids:
             if token in places:
-                place = places[token] if places[token] not in spans else -1  # what is said again does not count
+                place = places[token] if places[token] not in spans else -1  # repeated sentinels are ignored
                 spans.setdefault(places[token], [])
             elif place >= 0:
                 spans[place].append(token)

@@ -1,1 +1,1 @@
-"""The quick start: from documentation on this machine to a BERT of one's own, measured and used, in minutes."""
+"""The quick start: train, evaluate and use a BERT on the documentation on this machine, in minutes."""

@@ -1,4 +1,4 @@
-"""Real English text that every Python machine has: documentation of the library and of installed packages."""
+"""Real English text on every machine with Python: documentation of the standard library and installed packages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class GatheredDocument:
-    """One piece of documentation as sentences, with where it came from; `area` is the package that it documents."""
+    """A piece of documentation as sentences, with its origin; `area` is the package that it documents."""
 
     area: str
     module: str
@@ -47,7 +47,7 @@ class GatheredDocument:
 
 @dataclass(frozen=True)
 class Source:
-    """One file to read: its package, its dotted module name or page name, and what it is."""
+    """A file to read: its package, its dotted module name or page name, and its kind."""
 
     area: str
     module: str
@@ -58,8 +58,8 @@ class Source:
 def gather_documents(*, num_workers: int = 1, progress: Progress | None = None) -> list[GatheredDocument]:
     """Read the documentation on this machine into documents of at least four sentences, without importing anything.
 
-    The order is that of package, file and line, whatever the number of workers. A sentence that occurs again, however
-    spelt in case, is dropped everywhere but at its first place, since docstrings repeat each other.
+    Documents are ordered by package, file and line, whatever the number of workers. Of sentences that repeat, ignoring
+    case and punctuation, only the first is kept, because docstrings repeat each other.
     """
     sources = find_sources()
     chunks = {first: sources[first : first + 100] for first in range(0, len(sources), 100)}
@@ -73,9 +73,9 @@ def gather_documents(*, num_workers: int = 1, progress: Progress | None = None) 
 
 
 def find_sources() -> list[Source]:
-    """List the files that hold documentation, in order: the standard library, then maskloom's own requirements.
+    """List the files with documentation, in order: the standard library, then maskloom's required packages.
 
-    Only what maskloom needs to run is read, so that extras that happen to be installed change nothing.
+    Only packages that maskloom needs to run are read, so extras that happen to be installed change nothing.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     own = {str(path.relative_to(library)): path for path in sorted(library.rglob("*"))}
@@ -90,9 +90,9 @@ def find_sources() -> list[Source]:
 
 
 def required_packages(root: str = "maskloom") -> dict[str, dict[str, Path]]:
-    """Return the files of all installed distributions that `root` needs here without extras: name to {path: file}.
+    """Return the files of all installed distributions that `root` requires without extras, as name to {path: file}.
 
-    Paths are those in the distribution's record, relative to the folder that it was installed into.
+    Paths are relative to the installation folder, as in the distribution's RECORD.
     """
     found: dict[str, dict[str, Path]] = {}
     waiting, seen = [root], set()
@@ -116,7 +116,7 @@ def required_packages(root: str = "maskloom") -> dict[str, dict[str, Path]]:
 
 
 def harvest(source: Source) -> list[GatheredDocument]:
-    """Read one file into documents; a file that is not Python 3 or not UTF-8 gives none."""
+    """Read one file into documents; a module that cannot be parsed as Python 3 and an oversized file give none."""
     path = Path(source.path)
     if path.stat().st_size > _MAX_FILE_BYTES:
         return []
@@ -127,7 +127,7 @@ def harvest(source: Source) -> list[GatheredDocument]:
         return _documents(source, [(source.module, body)], source.kind)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes in other people's strings are not ours to report
+            warnings.simplefilter("ignore")  # deprecated escapes in other people's strings are not ours to report
             tree = ast.parse(content)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
@@ -137,7 +137,7 @@ def harvest(source: Source) -> list[GatheredDocument]:
 
 
 def without_repetition(documents: Iterable[GatheredDocument]) -> list[GatheredDocument]:
-    """Drop every sentence that stood earlier, then every document left with fewer than four sentences."""
+    """Drop every sentence that occurred before, then every document left with fewer than four sentences."""
     seen: set[str] = set()
     kept = []
     for document in documents:
@@ -153,7 +153,7 @@ def without_repetition(documents: Iterable[GatheredDocument]) -> list[GatheredDo
 
 
 def write_documents(documents: Iterable[GatheredDocument], path: Path) -> int:
-    """Write documents as text, a sentence a line and an empty line after each document; return the bytes written."""
+    """Write one sentence per line and an empty line after each document; return the number of bytes written."""
     text = "".join("\n".join(document.sentences) + "\n\n" for document in documents)
     write_text(path, text)
     return len(text.encode("utf-8"))
@@ -165,7 +165,7 @@ def _harvest_all(chunk: tuple[int, list[Source]]) -> tuple[int, list[GatheredDoc
 
 
 def _kind_of(path: str) -> str | None:
-    """Return how a file of a distribution is read, or None for what is no documentation."""
+    """Return how to read a file of a distribution, or None if it contains no documentation."""
     folders, _, name = path.replace("\\", "/").rpartition("/")
     parts = set(folders.split("/"))
     if parts & _IGNORED_FOLDERS or ".." in parts:
@@ -187,9 +187,9 @@ def _dotted(path: str) -> str:
 
 
 def _docstrings(tree: ast.AST, *, with_calls: bool) -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the docstrings of a module in the order of their lines, those given by calls included.
+    """Yield (name, text) of the docstrings of a module in line order, including docstrings set by calls.
 
-    Extension modules get theirs from calls such as `add_docstr(torch.abs, "...")` and `add_newdoc("sin", "...")`.
+    Extension modules are documented by calls such as `add_docstr(torch.abs, "...")` and `add_newdoc("sin", "...")`.
     """
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(tree) if with_calls else _statements(tree):
@@ -204,7 +204,7 @@ def _docstrings(tree: ast.AST, *, with_calls: bool) -> Iterator[tuple[str, str]]
 
 
 def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield a module and the statements in it, those inside others included, but not what expressions hold."""
+    """Yield a module and its statements, including nested ones, without descending into expressions."""
     yield tree
     for field in ("body", "orelse", "handlers", "finalbody"):
         for statement in getattr(tree, field, ()):
@@ -217,7 +217,7 @@ def _subject(call: ast.Call) -> str:
 
 
 def _long_strings(call: ast.Call) -> list[str]:
-    """Return the multi-line strings among a call's arguments, also inside `"...".format(...)` and `a + b`."""
+    """Return the multi-line strings in a call's arguments, including those inside `"...".format(...)` and `a + b`."""
     return [str(n.value) for argument in call.args for n in ast.walk(argument) if _is_long(n)]  # type: ignore[attr-defined]
 
 
@@ -233,7 +233,7 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _documents(source: Source, texts: list[tuple[str, str]], kind: str) -> list[GatheredDocument]:
-    """Make a document of each text with enough sentences; what the shorter ones hold is put together by module."""
+    """Create a document from each text with enough sentences; pool the sentences of shorter texts per module."""
     found, short = [], []
     for name, text in texts:
         sentences = sentences_of(text)
@@ -272,8 +272,8 @@ _CODE_WORD = re.compile(r"\w[._/]\w|\w\(|\d[a-z]|[a-z][A-Z]")
 def sentences_of(text: str) -> list[str]:
     """Return the sentences of a docstring or page that read as English prose, in order.
 
-    Headings, signatures, names and types of parameters, doctests, literal blocks, tables, formulas and references are
-    dropped, inline markup is unwrapped.
+    Headings, signatures, parameter names and types, doctests, literal blocks, tables, formulas and references are
+    dropped; inline markup is unwrapped.
     """
     found = []
     for paragraph in paragraphs(text):
@@ -284,7 +284,7 @@ def sentences_of(text: str) -> list[str]:
 
 
 def is_prose(sentence: str) -> bool:
-    """Say whether a sentence is plain English: whole, of 6 to 60 words, and with few identifiers or symbols."""
+    """Return whether a sentence is plain English: complete, 6 to 60 words long, with few identifiers or symbols."""
     words = sentence.split()
     if not _MIN_WORDS <= len(words) <= _MAX_WORDS or not sentence[0].isupper() or sentence[-1] not in ".!?":
         return False
@@ -296,7 +296,7 @@ def is_prose(sentence: str) -> bool:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Return the running text of a docstring or page, one string for each paragraph, without blocks of code."""
+    """Return the running text of a docstring or page, one string per paragraph, without code blocks."""
     found: list[list[str]] = []
     indent = -1
     for line in _text_lines(inspect.cleandoc(text).expandtabs().splitlines()):
@@ -316,7 +316,7 @@ def paragraphs(text: str) -> list[str]:
 
 
 def _text_lines(lines: list[str]) -> Iterator[str]:
-    """Yield the lines that may be prose; an empty line stands where something was dropped."""
+    """Yield the lines that may be prose, with an empty line in place of each dropped line."""
     literal_depth: int | None = None
     in_fence = in_doctest = in_skipped_section = False
     for number, line in enumerate(lines):
@@ -347,7 +347,7 @@ def _text_lines(lines: list[str]) -> Iterator[str]:
 
 
 def _is_apparatus(content: str, depth: int, following: str) -> bool:
-    """Say whether a line is an underline, a table row, a heading or the name and type of a parameter."""
+    """Return whether a line is an underline, a table row, a heading or a parameter's name and type."""
     if _UNDERLINE.match(content) or content.startswith(("|", "+-", "#", "%", "@", "$")):
         return True
     next_depth = len(following) - len(following.lstrip())

@@ -1,4 +1,4 @@
-"""The stages of the quick start, one after the other, and what a person reads at its end."""
+"""The stages of the quick start, in order, and the summary printed at the end."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _NUM_EXAMPLES = 200
 
 
 class Stages:
-    """The finished stages of a job in a file: the result of each, a JSON-able dictionary, and the seconds it took.
+    """A file with the finished stages of a job: each stage's result, a JSON-serialisable dictionary, and its seconds.
 
-    Stages that run at once share their seconds: each has those since the one before it was kept.
+    Stages that run in parallel share the time: each is charged the seconds since the previous one was stored.
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        """Open the file or begin one. Raises ConfigError when the job there has other settings or is none of ours."""
+        """Open or create the file. Raises ConfigError if its job has other settings or the folder other contents."""
         self._path = path
         if path.exists():
             self._held = read_json_object(path)
@@ -74,25 +74,25 @@ class Stages:
         write_json(path, self._held)
 
     def run(self, name: str, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Return the result of a stage, doing the work only when it is not there yet."""
+        """Return the result of a stage, doing the work only if the stage is not finished."""
         if not self.has(name):
             started = time.perf_counter()
             self.keep(name, work(), since=started)
         return self._held["results"][name]
 
     def keep(self, name: str, result: dict[str, Any], *, since: float) -> None:
-        """Keep the result of a stage that took the time since a moment of `time.perf_counter`."""
+        """Store the result of a stage that began at `since`, a `time.perf_counter` value."""
         self._held["results"][name] = result
         self._held["seconds"][name] = time.perf_counter() - since
         write_json(self._path, self._held)
 
     def has(self, name: str) -> bool:
-        """Tell whether a stage is finished."""
+        """Return whether a stage is finished."""
         return name in self._held["results"]
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of each finished stage; of one that was interrupted, those since it was taken up again."""
+        """Seconds that each finished stage took; for an interrupted stage, since it was resumed."""
         return dict(self._held["seconds"])
 
 
@@ -104,11 +104,11 @@ def quickstart(
     overrides: dict[str, list[str]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Go from text on this machine to a BERT that is pre-trained, fine-tuned, measured and used; return the figures.
+    """Pre-train, fine-tune, evaluate and use a BERT on text from this machine; return the figures.
 
-    `out` receives the text, the vocabulary, the corpus, the runs, results.json and report.html. A quick start that was
-    interrupted goes on where it stood when it is called again. `overrides` are recipe changes such as
-    `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError when `out` holds something else.
+    `out` receives the text, the vocabulary, the corpus, the runs, results.json and report.html. Calling it again after
+    an interruption resumes where it stopped. `overrides` are recipe changes such as
+    `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError if `out` contains something else.
     """
     out, progress, overrides = Path(out), progress or Progress(), overrides or {}
     recipes: dict[str, Any] = {
@@ -152,7 +152,7 @@ def quickstart(
 
 
 def summary_lines(results: dict[str, Any]) -> list[str]:
-    """Return the outcome as lines for a terminal, ending with the folder and the commands to try next."""
+    """Return the results as lines for a terminal, ending with the folder and the commands to try next."""
     metrics, folder = results["pretraining"], results["folder"]
     lines = [
         "",
@@ -182,7 +182,7 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
 
 
 def next_commands(folder: str) -> list[str]:
-    """Return the three commands to try next, with the program's path where its name alone would not be found."""
+    """Return the three commands to try next, with the program's full path if it is not on the PATH."""
     is_found = shutil.which("maskloom") is not None or Path(sys.argv[0]).name != "maskloom"
     program = "maskloom" if is_found else sys.argv[0]
     return [
@@ -194,7 +194,7 @@ def next_commands(folder: str) -> list[str]:
 
 
 def gather_text(out: Path, seed: int, progress: Progress) -> QuickstartTasks:
-    """Write the documentation on this machine to text/documents.txt, and two tasks on documents left out of it."""
+    """Write this machine's documentation to text/documents.txt, and two tasks drawn from documents left out of it."""
     documents = gather_documents(num_workers=_NUM_WORKERS, progress=stage_callback(progress))
     tasks = build_tasks(documents, seed=seed)
     write_documents(tasks.pretraining, out / TEXT)
@@ -204,13 +204,13 @@ def gather_text(out: Path, seed: int, progress: Progress) -> QuickstartTasks:
 
 
 def make_vocabulary(out: Path, size: int, progress: Progress) -> dict[str, Any]:
-    """Train the vocabulary of the gathered text."""
+    """Train a vocabulary on the gathered text."""
     how = {"out": out / "vocabulary", "progress": stage_callback(progress)}
     return train_vocabulary_from_files([out / TEXT], VocabularySettings(size), **how)
 
 
 def make_corpus(out: Path, progress: Progress) -> dict[str, Any]:
-    """Build the corpus of the gathered text, a sentence a line."""
+    """Build a corpus from the gathered text, which has one sentence per line."""
     return build_corpus_from_files(
         out / TEXT,
         vocab=out / "vocabulary",
@@ -241,7 +241,7 @@ def _finetune(recipe: FinetuneRecipe, out: Path, task: str, start: str, progress
 
 
 def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any]:
-    """Put the restarts from both starts side by side; the spread is the standard deviation (n - 1) over seeds."""
+    """Compare the restarts from both starts; the spread is the standard deviation (n - 1) over seeds."""
     found: dict[str, Any] = {"majority": majority}
     for start, run in runs.items():
         found[start] = {name: run["restarts"][name] for name in ("scores", "mean", "standard_deviation", "degenerate")}
@@ -249,7 +249,7 @@ def _compared(runs: dict[str, dict[str, Any]], majority: float) -> dict[str, Any
 
 
 def _fill_masks(model: Path) -> dict[str, Any]:
-    """Return for each of our sentences the five likeliest tokens and their probabilities."""
+    """Return the five most likely tokens and their probabilities for each sentence in `OURS`."""
     predictor = Predictor.load(model)
     found = [predictor.fill_mask(text)[0] for text in OURS]
     keys = {"tokens": "token", "probabilities": "probability"}

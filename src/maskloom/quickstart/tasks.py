@@ -1,4 +1,4 @@
-"""Two labelled tasks drawn from documentation, with every document that they use kept out of pre-training."""
+"""Two labelled tasks drawn from documentation; the documents they use are excluded from pre-training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SPLIT, _PASSAGE, _PARTNER, _LABEL, _ORDER = range(5)
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """How much is drawn: documents for train and for dev over all areas, and examples from each document."""
+    """Sampling limits: documents for train and dev over all areas, and examples from each document."""
 
     max_areas: int = 6
     train_documents: int = 600
@@ -40,13 +40,13 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """Examples of one task in one part: rows with `text` or `sentence1` and `sentence2`, and a `label`."""
+    """Examples of one task in train or dev: rows with `text`, or `sentence1` and `sentence2`, and a `label`."""
 
     rows: tuple[dict[str, str], ...]
 
     @property
     def majority_fraction(self) -> float:
-        """The accuracy of always giving the commonest label."""
+        """The accuracy of always predicting the most common label."""
         return max(Counter(row["label"] for row in self.rows).values()) / len(self.rows)
 
     def write(self, path: Path) -> None:
@@ -56,7 +56,7 @@ class LabelledSet:
 
 @dataclass(frozen=True)
 class QuickstartTasks:
-    """The documents left for pre-training, and train and dev sets of the sentence task and the pair task."""
+    """The documents left for pre-training, and the train and dev sets of the sentence and pair tasks."""
 
     areas: tuple[str, ...]
     pretraining: tuple[GatheredDocument, ...]
@@ -68,12 +68,12 @@ class QuickstartTasks:
 def build_tasks(
     documents: Iterable[GatheredDocument], *, seed: int, settings: TaskSettings = TaskSettings()
 ) -> QuickstartTasks:
-    """Draw both tasks from whole documents and return them with the documents left over.
+    """Draw both tasks from whole documents and return them with the remaining documents.
 
-    The sentence task asks which package a sentence documents: the same number of sentences for each package, none of
-    which names a package. The pair task asks whether a passage of two sentences goes on with the next two of its
-    document or with two of another document, half and half. A document is used for train, for dev or for
-    pre-training, never for two of them. Raises DataError when fewer than two packages have enough documents.
+    The sentence task asks which package a sentence documents; each package has the same number of sentences, none of
+    which names a package. The pair task asks whether a passage of two sentences is followed by the next two of its
+    document or by two of another document, in equal proportions. Each document is used for only one of train, dev and
+    pre-training. Raises DataError if fewer than two packages have enough documents.
     """
     documents = list(documents)
     areas = _areas(documents, settings)
@@ -89,13 +89,13 @@ def build_tasks(
 
 
 def mention_pattern(areas: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that finds the name of any package, also inside a longer word."""
+    """Return a pattern that finds the name of any package, even inside a longer word."""
     names = {alias for area in areas for alias in (area, *_ALIASES.get(area, ()))}
     return re.compile("|".join(sorted(map(re.escape, names))), re.IGNORECASE)
 
 
 def _areas(documents: list[GatheredDocument], settings: TaskSettings) -> tuple[str, ...]:
-    """Choose the packages with the most documents; each must give its share and keep most for pre-training."""
+    """Choose the packages with the most documents; each must supply its share and leave most for pre-training."""
     counts = Counter(document.area for document in documents if _fits(document))
     ranked = sorted(counts, key=lambda area: (-counts[area], area))
     for num_areas in range(min(settings.max_areas, len(ranked)), 1, -1):
@@ -140,7 +140,7 @@ def _sentence_rows(
     part: int,
     settings: TaskSettings,
 ) -> tuple[dict[str, str], ...]:
-    """Take the longest sentences of each document that name no package, then as many for each package."""
+    """Take each document's longest sentences that name no package, then equalise the number per package."""
     by_area: dict[str, list[dict[str, str]]] = {area: [] for area in areas}
     for document in documents:
         fitting = [sentence for sentence in document.sentences if not names.search(sentence)]

@@ -1,1 +1,1 @@
-"""The experiments of the BERT paper as commands: each a table of models, what measures them, and stated tests."""
+"""Experiments from the BERT paper as commands, each with a table of models, their measurements and stated trends."""

@@ -1,9 +1,9 @@
-"""The experiments of the BERT paper's section 5 and its later version's Table 8, and what a number of minutes buys.
+"""Experiments from section 5 of the BERT paper, Table 8 of its later version, and a comparison at equal training time.
 
-Each says what is trained, and what should show.
+Each experiment states what is trained and which trends should appear.
 
-A paper's number stands in percent, or as a perplexity, under the name of its own task; the tasks here are others, so
-only orders can be compared.
+The papers' numbers are percentages or perplexities under their own task names; the tasks here differ, so only
+rankings can be compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from maskloom.recipe_files import SHIPPED
 
-# By arm and column, one score a seed.
+# One score per seed, by arm and column.
 Scores = Mapping[str, Mapping[str, list[float]]]
 Measure = Callable[[Scores], list[float]]
 
@@ -27,11 +27,11 @@ Measure = Callable[[Scores], list[float]]
 class Arm:
     """A row of a table: a pre-trained model, or a checkpoint of one, and how it is fine-tuned.
 
-    `model` names a row of the experiment's models. `settings` change the recipe of fine-tuning; `at` is the fraction of
-    the steps of pre-training, 1 for the whole. `paper` holds the published numbers by column of the paper. An arm with
-    a `kind` is measured only by tasks of that kind, and none by those of kinds that it is `not_for`. A `linear` one
-    classifies texts without a Transformer: linearly, by their tokens or by the word vectors of the model. `millions`
-    are the parameters of the paper's own, of which there is a column then.
+    `model` names one of the experiment's models. `settings` override the fine-tuning recipe; `at` is the fraction of
+    pre-training steps after which the checkpoint is taken, 1 for the final model. `paper` has the published numbers by
+    column of the paper. An arm with a `kind` is measured only on tasks of that kind, and never on kinds in `not_for`. A
+    `linear` arm has no Transformer: it is a linear classifier over tokens or over the model's word vectors. `millions`
+    is the parameter count of the paper's model, in millions; if set, the table has a column of parameters.
     """
 
     name: str
@@ -47,16 +47,16 @@ class Arm:
 
 @dataclass(frozen=True)
 class Trend:
-    """A claim of the paper, and what is measured for it with each seed: a number that is positive where it holds."""
+    """A claim of the paper, and a measure that returns one number per seed: positive if the claim holds."""
 
     claim: str
     measure: Measure
 
     def verdict(self, scores: Scores) -> dict[str, Any]:
-        """Return the mean and standard error over seeds, and what they say.
+        """Return the mean and standard error over seeds, and the verdict.
 
-        A trend is shown where the mean is above twice its standard error, denied where it is below minus that, and else
-        not shown. Without the scores, or with a single seed, it is not measured.
+        A trend is "shown" if the mean exceeds twice its standard error, "denied" if it is below minus that, and "not
+        shown" otherwise. With scores missing or a single seed it is "not measured".
         """
         try:
             values = self.measure(scores)
@@ -71,13 +71,13 @@ class Trend:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper, or what a budget buys.
+    """A table or figure of the paper, or a comparison of recipes within a budget.
 
-    `models` are settings of pre-training by name. `measures` names the metrics of pre-training that are columns, and
-    `probes` the tasks, by what they are to show. `needs` is the one without which nothing is shown. With `recipes`,
-    one a model, each model is pre-trained once, and seeds are of fine-tuning; `given` are models that are there.
-    `finetuning` is a recipe in place of the scale's. Without `models` arms start from scratch, with a vocabulary of
-    the task's own texts.
+    `models` has the pre-training settings by model name. `measures` names the pre-training metrics shown as columns,
+    and `probes` the roles of the tasks. `needs` is the role that the experiment cannot do without. With `recipes`, one
+    per model, each model is pre-trained once and seeds vary only fine-tuning; `given` are existing model folders.
+    `finetuning` is a recipe that replaces the scale's own. Without `models`, arms are trained from scratch with a
+    vocabulary built from the task's own texts.
     """
 
     title: str
@@ -95,7 +95,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Budget:
-    """Minutes of pre-training for each recipe, and model folders made elsewhere, by what a table calls them."""
+    """Minutes of pre-training for each recipe, and model folders from elsewhere by their names in the table."""
 
     minutes: float
     beside: Mapping[str, Path] = field(default_factory=dict)
@@ -105,17 +105,17 @@ class Budget:
 
 
 def beyond(one: Measure, other: Measure) -> Measure:
-    """Return by how much one measure is more than another, seed by seed."""
+    """Return how much one measure exceeds another, per seed."""
     return lambda scores: [high - low for high, low in zip(one(scores), other(scores), strict=True)]
 
 
 def above(better: str, worse: str, column: str) -> Measure:
-    """Return how far one arm's scores are above another's, seed by seed."""
+    """Return how much one arm's scores exceed another's, per seed."""
     return beyond(lambda scores: scores[better][column], lambda scores: scores[worse][column])
 
 
 def below(better: str, worse: str, column: str) -> Measure:
-    """Return how far one arm's scores are below another's, seed by seed, for measures of which less is better."""
+    """Return how far one arm's scores are below another's, per seed, for measures where lower is better."""
     return above(worse, better, column)
 
 
@@ -160,7 +160,7 @@ def _size(layers: int, hidden: int, heads: int) -> tuple[str, ...]:
     )
 
 
-# Layers, hidden size and heads, smallest first; of two that differ in heads alone, the one with fewer comes first.
+# Layers/hidden size/heads, smallest first; sizes that differ only in heads are ordered by the number of heads.
 _SIZES: Mapping[str, tuple[str, ...]] = {
     "tiny": ("1/64/1", "2/64/1", "2/128/1", "2/128/2", "4/128/2"),
     "one-gpu": ("2/128/2", "4/256/1", "4/256/4", "4/512/8", "8/512/8"),
@@ -175,7 +175,7 @@ _PUBLISHED_SIZES = {
 
 
 def table_6(scale: str) -> Experiment:
-    """Return the table of model sizes at a scale."""
+    """Return Table 6, model sizes, at a scale."""
     sizes = _SIZES[scale]
     few, many = next(pair for pair in pairwise(sizes) if pair[0].rsplit("/", 1)[0] == pair[1].rsplit("/", 1)[0])
     growing = [size for size in sizes if size != few]
@@ -216,7 +216,7 @@ def _features(layers: str, scale: str) -> tuple[str, ...]:
 
 
 def table_7(scale: str) -> Experiment:
-    """Return the table of features at a scale; at the smallest, of a model with the four layers that are joined."""
+    """Return Table 7, frozen features, at a scale; "tiny" uses a model of four layers, as concatenation needs four."""
     return Experiment(
         title="Table 7: features of a frozen encoder",
         section="5.4",
@@ -254,7 +254,7 @@ def _masking(name: str) -> tuple[str, ...]:
 
 
 def table_8(scale: str) -> Experiment:
-    """Return the table of masks at a scale; at the smallest, of half the steps, and features of both layers."""
+    """Return Table 8, masking rates, at a scale; "tiny" halves the steps and uses features of both layers."""
     is_tiny, kept, plain = scale == "tiny", "80/10/10", "100/0/0"
     return Experiment(
         title="Table 8 of the later version: masking (mask/same/random)",
@@ -314,8 +314,8 @@ FIGURE_4 = Experiment(
     probes=("sentence",),
 )  # fmt: skip
 
-# Rows of Table 3 of Vaswani et al. 2017: what changes, to what at each scale, the row's name there, its BLEU on
-# newstest2013, and its parameters in millions.
+# Rows of Table 3 of Vaswani et al. 2017: the key that changes, its value at each scale, the paper's row name, its
+# BLEU on newstest2013, and its parameters in millions.
 _SIZES_3: tuple[tuple[str, str, tuple[int, int, int], str, float, int], ...] = (
     ("one head", "num_attention_heads", (1, 1, 1), "h 1", 24.9, 65),
     ("half the heads", "num_attention_heads", (2, 2, 4), "h 4", 25.5, 65),
@@ -338,7 +338,7 @@ _SETTINGS_3: Mapping[str, tuple[str, float]] = {
     "label smoothing 0.2": ("seq2seq.label_smoothing=0.2", 25.7),
     "learned positions": ("model.config.learned_positions=true", 25.7),
 }
-# What a scale makes of the recipe, and its width, feed-forward width and heads, which the big model has twice.
+# Each scale's recipe overrides, and its width, feed-forward width and heads, which the big model doubles.
 _SCALES_3: Mapping[str, tuple[tuple[str, ...], tuple[int, int, int]]] = {
     "tiny": (
         ("training.epochs=1.0", *_size(3, 128, 4), "model.config.intermediate_size=512"),
@@ -351,9 +351,9 @@ _SAME = 1.0  # BLEU
 
 
 def transformer_table_3(scale: str) -> Experiment:
-    """Return the table of variations of the Transformer on Multi30k: at the smallest, an epoch of 3 layers of 128.
+    """Return the table of Transformer variations on Multi30k; "tiny" trains 3 layers of width 128 for one epoch.
 
-    Differs from the paper: the big model is trained no longer than the others.
+    Differs from the paper: the big model is not trained longer than the others.
     """
     base, task, (change, (width, feed_forward, heads)) = "the model", "multi30k", _SCALES_3[scale]
     place = list(_SCALES_3).index(scale)
@@ -397,7 +397,7 @@ def _apart(one: str, other: str, column: str) -> Measure:
 
 
 LOSS = "masked_loss"
-"""The column of losses on common masks."""
+"""The column of losses on masks that all models share."""
 BUDGET_TASKS = ("sentence", "pair", "span", "mr", "sst-2", "cola", "mrpc", "rte", "squad", "conll2003")
 _OURS, _PAPERS = "one-hour", "the paper's, smaller"
 _LEAD = 0.5  # nats
@@ -405,7 +405,7 @@ _WORD_VECTORS = ("features.layers=embeddings", "features.lstm_size=128", "traini
 
 
 def what_it_buys(budget: Budget, tasks: Sequence[str]) -> Experiment:
-    """Return the comparison of recipes that have a budget each, and of the folders beside them, on tasks."""
+    """Return the comparison, on the given tasks, of recipes with equal budgets and the model folders in `beside`."""
     beside, lead = budget.beside, lambda scores: [_LEAD] * len(scores[_OURS][LOSS])
     recipes = {_OURS: SHIPPED / "one-hour.toml", _PAPERS: Path(__file__).with_name("budget-paper.toml")}
     others, texts = (*beside, _PAPERS), tuple(task for task in tasks if task not in ("span", "squad", "conll2003"))
@@ -442,4 +442,4 @@ EXPERIMENTS: dict[str, Callable[[str], Experiment]] = {
     "figure4": lambda scale: FIGURE_4,
     "transformer-table3": transformer_table_3,
 }
-"""The experiments by the names of `maskloom reproduce`, each made for a scale: tiny, one-gpu or paper."""
+"""Functions from a scale (tiny, one-gpu or paper) to an experiment, by name in `maskloom reproduce`."""

@@ -1,4 +1,4 @@
-"""What judges models of one budget beside fine-tuning: a loss on common masks, and baselines without a Transformer."""
+"""Measures of models with equal budgets besides fine-tuning: loss on shared masks, and linear baselines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from maskloom.training.loop import evaluate
 HELD_OUT_FRACTION = 0.02
 _JUDGED = PretrainingData(next_sentence=False, held_out_fraction=HELD_OUT_FRACTION)
 _PARTS, _BATCH, _MOST_BATCHES = 5, 32, 50
-# Penalties on the squares of a linear classifier's weights; the best on dev counts, as the best epoch of fine-tuning.
+# L2 penalties of a linear classifier; the best on dev counts, like the best epoch in fine-tuning.
 _PENALTIES = (1e-2, 1e-3, 1e-4, 1e-5)
 _MOST_STEPS = 100
 
@@ -37,9 +37,9 @@ Inputs = Literal["tokens", "vectors"]
 
 
 def masked_losses(model: Path, corpus: Path) -> list[float]:
-    """Return the masked-LM loss in nats on parts of the documents held out from a corpus, with the paper's masks.
+    """Return the masked-LM loss in nats on parts of a corpus's held-out documents, with the paper's masking.
 
-    There are five parts, fewer of a small corpus. Every model predicts the same tokens, 15 % of rows of 128.
+    There are five parts, or fewer for a small corpus. All models predict the same tokens: 15 % of rows of 128.
     """
     opened, row = Corpus.open(corpus), PRETRAINING["masked_lm"]
     _, documents = split_documents(opened, HELD_OUT_FRACTION, seed=0)
@@ -52,17 +52,17 @@ def masked_losses(model: Path, corpus: Path) -> list[float]:
 
 
 def check_vocabulary(model: Path, corpus: Path) -> None:
-    """Raise ConfigError for a model folder whose vocabulary is not that of a corpus."""
+    """Raise ConfigError if a model folder and a corpus have different vocabularies."""
     own, wanted = task_tokenizer(model), Corpus.open(corpus).tokenizer
     if own.identity()["vocabulary_sha256"] != wanted.identity()["vocabulary_sha256"]:
         raise ConfigError(f"{model}: its vocabulary is not that of the corpus {corpus}, so losses cannot be compared")
 
 
 def linear_score(probe: Probe, model: Path, inputs: Inputs, *, max_length: int) -> dict[str, Any]:
-    """Return the score on dev of a linear classifier, with the score of a constant answer and the metric's name.
+    """Return a linear classifier's dev score, the score of a constant answer and the name of the metric.
 
-    It reads the bag of a text's tokens, of both texts of a pair and of what they share; or the mean of their word
-    vectors, those of the model's embedding table, with distance and product of the two of a pair.
+    Its inputs are bags of tokens: of the text, or of both texts of a pair and their common tokens. Or they are mean
+    word vectors from the model's embedding table, for a pair joined by their absolute difference and product.
     """
     reading, paths = probe.files.reading, probe.files.paths
     row = None if reading.format is None else catalog_row(reading.format)
@@ -93,7 +93,7 @@ def linear_score(probe: Probe, model: Path, inputs: Inputs, *, max_length: int) 
 
 
 def _fitted(logits: Callable[[Tensor], Tensor], labels: Tensor, shape: tuple[int, int], penalty: float) -> Tensor:
-    """Return the weights (inputs, labels) of the least mean cross-entropy with a penalty on their squares."""
+    """Return the weights (inputs, labels) that minimise the mean cross-entropy with an L2 penalty."""
     weights = torch.zeros(shape, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=_MOST_STEPS, line_search_fn="strong_wolfe")
 
@@ -108,14 +108,14 @@ def _fitted(logits: Callable[[Tensor], Tensor], labels: Tensor, shape: tuple[int
 
 
 def _texts(data: EncodedExamples) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the tokens of each example's first text and of its second, which may be empty."""
+    """Yield the tokens of each example's first and second text; the second may be empty."""
     for start, end in pairwise(data.offsets.tolist()):
         ids, segments = data.token_ids[start:end].astype(np.int64), data.segment_ids[start:end]
         yield ids[segments == 0], ids[segments == 1]
 
 
 def _bags(data: EncodedExamples, num_tokens: int) -> Callable[[Tensor], Tensor]:
-    """Return what maps weights (3 tokens, labels) to logits (examples, labels) by bags of unit length."""
+    """Return a function from weights (3 tokens, labels) to logits (examples, labels) on bags scaled to unit norm."""
     bags = [
         np.concatenate([np.unique(one), np.unique(two) + num_tokens, np.intersect1d(one, two) + 2 * num_tokens])
         for one, two in _texts(data)
@@ -127,7 +127,7 @@ def _bags(data: EncodedExamples, num_tokens: int) -> Callable[[Tensor], Tensor]:
 
 
 def _means(data: EncodedExamples, table: Tensor) -> Tensor:
-    """Return the mean word vectors of each example's texts, (examples, hidden), or with distance and product."""
+    """Return each example's mean word vectors, absolute difference and product, joined in rows (examples, inputs)."""
     rows = []
     for texts in _texts(data):
         means = [table[torch.from_numpy(ids)].mean(0) for ids in texts if len(ids)]

@@ -1,4 +1,4 @@
-"""Table 1 of the Transformer's paper, measured: what a layer costs, and how many layers join the ends of a text."""
+"""Table 1 of the Transformer paper, measured: the cost of a layer and the number of layers that connect both ends."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from maskloom.runs.report.page import Chart
 SIZE, KERNEL, NEIGHBORS = 64, 3, 8
 LENGTHS = (256, 512, 1024, 2048, 4096)
 _ROUNDS, _SHORT = 7, 25
-_PATHS = (5, 9, 17, _SHORT, 33, 49)  # through a hundred layers, rounding loses the derivative
-# So far from the stated exponent a measured one counts as it, and so many times the fastest round a length may take.
+_PATHS = (5, 9, 17, _SHORT, 33, 49)  # after a hundred layers the derivative is lost to rounding
+# Tolerance around the stated exponent, and the largest ratio of slowest to fastest round of a stable length.
 _NEAR, _STABLE = 0.25, 1.5
-# Operations of a layer and the longest path between two tokens, as the paper states them for n tokens of size d.
+# Operations per layer, their exponent of n, and the longest path, as the paper states them for n tokens of size d.
 _STATED = {
     "self-attention": ("n² d", 2, "1"),
     "recurrent": ("n d²", 1, "n steps of one layer"),
@@ -47,9 +47,9 @@ Layer = Callable[..., Tensor]
 
 
 def layers() -> dict[str, Layer]:
-    """Return a layer of each kind, (tokens, size) and its number to the same; they compute what the paper counts.
+    """Return a layer of each kind, which maps (tokens, size) and the layer's number to (tokens, size).
 
-    The dilated convolution reads a token and those before it, at k to the number times the distances.
+    They compute what the paper counts. The dilated convolution is causal, with dilation k to the power of the number.
     """
     recurrent, dilated = nn.RNN(SIZE, SIZE), nn.Conv1d(SIZE, SIZE, KERNEL)
     convolution = nn.Conv1d(SIZE, SIZE, KERNEL, padding=KERNEL // 2)
@@ -69,7 +69,7 @@ def layers() -> dict[str, Layer]:
 
 
 def restricted(vectors: Tensor, _: int = 0) -> Tensor:
-    """Return what each vector gets from itself and its neighbours: their mean, weighted by a softmax of scores (4)."""
+    """Return restricted attention: the mean of each vector and its neighbours, weighted by softmax (section 4)."""
     width, positions = 2 * NEIGHBORS + 1, torch.arange(len(vectors))
     keys = F.pad(vectors, (0, 0, NEIGHBORS, NEIGHBORS)).unfold(0, width, 1)  # (tokens, size, width)
     places = positions.unsqueeze(1) + torch.arange(-NEIGHBORS, NEIGHBORS + 1)
@@ -79,7 +79,7 @@ def restricted(vectors: Tensor, _: int = 0) -> Tensor:
 
 
 def num_layers_between_ends(layer: Layer, length: int = _SHORT) -> int:
-    """Return after how many layers the last of a few tokens depends on the first."""
+    """Return the number of layers after which the last of a few tokens depends on the first."""
     first = torch.randn(length, SIZE, generator=torch.Generator().manual_seed(0)).requires_grad_()
     vectors, number = first, 0
     while True:
@@ -91,7 +91,7 @@ def num_layers_between_ends(layer: Layer, length: int = _SHORT) -> int:
 
 @torch.inference_mode()
 def timings(layer: Layer) -> np.ndarray:
-    """Return the seconds of a pass over a text, (rounds, lengths); a round goes through all lengths."""
+    """Return the seconds of a forward pass, (rounds, lengths); each round covers all lengths."""
     found = np.zeros((_ROUNDS + 1, len(LENGTHS)))  # the first round warms up
     for times in found:
         for place, length in enumerate(LENGTHS):
@@ -103,7 +103,7 @@ def timings(layer: Layer) -> np.ndarray:
 
 
 def cost(name: str, seconds: np.ndarray) -> dict[str, Any]:
-    """Return what timings (rounds, lengths) of a layer say: its exponent, unstable lengths and the verdict."""
+    """Summarise a layer's timings (rounds, lengths): exponent, median seconds, unstable lengths and verdict."""
     stated = _STATED[name][1]
     slopes = np.polyfit(np.log(LENGTHS[1:]), np.log(seconds[:, 1:]).T, 1)[0]
     claim = Trend(f"{name}: time grows with n^{stated}", lambda _: (_NEAR - abs(slopes - stated)).tolist())
@@ -117,7 +117,7 @@ def cost(name: str, seconds: np.ndarray) -> dict[str, Any]:
 
 
 def transformer_table_1(out: str | Path) -> dict[str, Any]:
-    """Measure the layers; write transformer-table1 as .json, .html and .md into a folder."""
+    """Measure the layers and write transformer-table1 as .json, .html and .md to a folder."""
     out, threads = folder_for(out), torch.get_num_threads()
     torch.set_num_threads(1)
     try:

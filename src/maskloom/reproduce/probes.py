@@ -1,4 +1,4 @@
-"""What measures the models of an experiment: labelled files drawn from text of this machine, or a person's own."""
+"""Tasks that measure the models of an experiment: labelled files drawn from local text, or provided by the user."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ _WORD = re.compile(r"[A-Za-z]{3,}")
 _WORDS_OF_PASSAGE = range(8, 41)
 _PER_TRAIN_DOCUMENT, _PER_DEV_DOCUMENT = 1, 2
 _SENTENCE, _PLACE = 401, 402
-# A model finds out all at once how to look up a word: from 3,000 questions some never do, from 10,000 in two epochs.
+# Models learn word lookup abruptly: from 3,000 questions some never do; from 10,000 two epochs suffice.
 _SPAN = ("training.epochs=3",)
-# Where a person's own labelled files lie in a folder, beside GLUE's; the first name that is there counts.
+# Paths of the user's own labelled files, in addition to GLUE's; the first file name that exists is used.
 _OTHERS = {
     "squad": ("span", None, ("train.json", "train-v1.1.json"), ("dev.json", "dev-v1.1.json")),
     "mr": ("single", None, ("train.jsonl", "train.csv", "train.tsv"), ("dev.jsonl", "dev.csv", "dev.tsv")),
     "conll2003": ("tagging", "conll2003", ("train.txt", "eng.train"), ("dev.txt", "valid.txt", "eng.testa")),
     "multi30k": ("seq2seq", None, ("train.de",), ("val.de",)),
 }
-# Of translations, in files of lines: the language to write.
+# The target language of translations, in parallel files of lines.
 _WRITTEN = "en"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A task that measures a model by fine-tuning: its kind, its files, and what it changes in the recipe."""
+    """A task that measures a model by fine-tuning: its kind, its files, and its changes to the recipe."""
 
     name: str
     kind: str
@@ -50,7 +50,7 @@ class Probe:
 
 
 def documentation_probes(out: Path) -> dict[str, Probe]:
-    """Return the probes whose files `write_documentation` writes into a folder."""
+    """Return the probes whose files `write_documentation` writes to a folder."""
 
     def files(name: str, ending: str, metric: str) -> LabelledFiles:
         train, dev = (out / "tasks" / f"{name}-{part}.{ending}" for part in ("train", "dev"))
@@ -64,11 +64,11 @@ def documentation_probes(out: Path) -> dict[str, Probe]:
 
 
 def write_documentation(out: Path, *, seed: int, progress: Progress) -> dict[str, Any]:
-    """Write the documentation on this machine as a corpus, and three tasks.
+    """Write the documentation on this machine as a corpus and three tasks.
 
-    Sentence and pair are those of the quick start, from documents that the corpus leaves out. The span task asks for
-    the word before another one: the word that tells where the answer is stands to its right, where a left-to-right
-    model does not look. It needs many questions, so those to learn from are on the documents of the corpus.
+    The sentence and pair tasks are the quick start's, from documents left out of the corpus. The span task asks for the
+    word before a given word: the cue is to the right of the answer, where a left-to-right model cannot see it. It needs
+    many questions, so its training questions use the documents of the corpus.
     """
     tasks = gather_text(out, seed, progress)
     parts = (("train", tasks.pretraining, _PER_TRAIN_DOCUMENT), ("dev", tasks.dev_documents, _PER_DEV_DOCUMENT))
@@ -82,7 +82,7 @@ def write_documentation(out: Path, *, seed: int, progress: Progress) -> dict[str
 
 
 def make_joint_vocabulary(probe: Probe, out: Path) -> dict[str, Any]:
-    """Train one vocabulary on both languages of a task's training files, and return what they are called."""
+    """Train a joint vocabulary on both languages of a task's training files; return the task's name as `text`."""
     source, settings = Path(probe.files.train), VocabularySettings(_JOINT_SIZE, lowercase=False)
     train_vocabulary_from_files([source, source.with_suffix(f".{_WRITTEN}")], settings, out=out / "vocabulary")
     return {"text": probe.name}
@@ -91,9 +91,9 @@ def make_joint_vocabulary(probe: Probe, out: Path) -> dict[str, Any]:
 def span_questions(
     documents: Iterable[GatheredDocument], most: int, *, seed: int, part: int
 ) -> Iterable[dict[str, Any]]:
-    """Yield, in the form of SQuAD, questions "before WORD" on single sentences; the answer is the word before it.
+    """Yield SQuAD-format questions "before WORD" on single sentences; the answer is the preceding word.
 
-    WORD occurs once in its sentence. `most` questions are drawn a document, one a sentence.
+    WORD occurs once in its sentence. Up to `most` questions are drawn per document, one per sentence.
     """
     for number, document in enumerate(documents):
         paragraphs, order = [], Permutation(len(document.sentences), seed, _SENTENCE, part, number)
@@ -114,7 +114,7 @@ def span_questions(
 
 
 def _adjacent_words(sentence: str) -> list[tuple[re.Match[str], re.Match[str]]]:
-    """Return neighbouring words, one blank apart, of which the second occurs once; none where the length is unfit."""
+    """Return pairs of words one space apart whose second occurs once; none if the sentence is too short or long."""
     if len(sentence.split()) not in _WORDS_OF_PASSAGE:
         return []
     words = list(_WORD.finditer(sentence))
@@ -127,7 +127,7 @@ def _adjacent_words(sentence: str) -> list[tuple[re.Match[str], re.Match[str]]]:
 
 
 def own_probes(folder: Path) -> dict[str, Probe]:
-    """Return a folder's tasks: GLUE's as RTE/train.tsv and so on, squad/, conll2003/, mr/; DataError for none."""
+    """Return the tasks in a folder: GLUE's as RTE/train.tsv and so on, and `_OTHERS`; raises DataError for none."""
     found = {}
     for task in TASKS:
         train, dev = task.training_files(folder)

@@ -26,8 +26,8 @@ from maskloom.runs.report.page import NUM_COLOURS, Chart
 _SILENT = Progress()
 _UNITS, _STEPS_BACK, _RATE, _BATCH, _EXPLODING = 32, 50, 3e-3, 32, 1.2
 _BEGIN, _END, _DIGITS = 10, 11, 10
-_MOST_TRAINED = 20  # digits of a text to write backwards; longer ones are new in their length too
-# Of the first token of a text: networks that read it to its end.
+_MOST_TRAINED = 20  # longest training text, in digits; longer test texts also have unseen lengths
+# Networks that must remember the first token of a text to its end.
 _MEMORIES: dict[str, Callable[..., RecurrentConfig]] = {
     "Elman, sigmoid": lambda **sizes: RnnConfig(**sizes, nonlinearity="sigmoid"),
     "Elman, tanh": RnnConfig,
@@ -48,9 +48,9 @@ _READERS: dict[str, Reader] = {
 
 
 def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num_steps: int) -> list[float]:
-    """Return the largest singular value of the derivative of h at step T by h so many steps before, from 0 on.
+    """Return the spectral norm of the derivative of the last h with respect to h k steps earlier, k = 0 to `num_steps`.
 
-    The recurrent matrix is `radius` times an orthogonal one; inputs are drawn from a normal of 0.1.
+    The recurrent matrix is `radius` times an orthogonal one; inputs are normal with standard deviation 0.1.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(_UNITS, _UNITS, dtype=torch.float64, generator=generator)
@@ -72,10 +72,10 @@ def gradient_norms(activation: Callable[[Tensor], Tensor], radius: float, *, num
 
 
 def exploding_losses(limit: float | None, *, num_steps: int) -> list[float]:
-    """Return the losses of a linear network whose gradients explode, trained with their norm clipped, or not at all.
+    """Return the losses of a linear network with exploding gradients, with their norm clipped to `limit` if given.
 
-    Its recurrent matrix is 1.2 times an orthogonal one. From 50 inputs it is to tell the first number of the first one,
-    by plain gradient descent; the list ends at the first loss that is not finite (Pascanu et al. 2013, algorithm 1).
+    Its recurrent matrix is 1.2 times an orthogonal one. Trained by plain gradient descent, it must recall the first
+    number of the first of 50 inputs. The list ends before the first non-finite loss (Pascanu et al. 2013, algorithm 1).
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(_UNITS, _UNITS + 1, dtype=torch.float64, generator=generator)
@@ -109,7 +109,7 @@ def _trained(
     last_rate: float = 1.0,
     progress: Progress = _SILENT,
 ) -> None:
-    """Train at a rate that ends at `last_rate` of what it begins with."""
+    """Train until `is_done`, with a learning rate that decays linearly to `last_rate` times its initial value."""
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, last_rate, max(1, num_steps))
     for step in range(1, num_steps + 1):
@@ -124,7 +124,7 @@ def _trained(
 
 
 def first_token_network(config: RecurrentConfig, length: int, *, num_steps: int) -> tuple[EncoderWithHeads, float]:
-    """Train a network to tell the first of `length` tokens at the end; return it and its accuracy on 512 new texts."""
+    """Train a network to recall the first of `length` tokens; return it and its accuracy on 512 new texts."""
     model, generator = build_model(config, ("classifier",), 2, seed=0), torch.Generator().manual_seed(0)
     recent = [0.0] * 20
 
@@ -148,7 +148,7 @@ def first_token_network(config: RecurrentConfig, length: int, *, num_steps: int)
 
 @torch.no_grad()
 def gate_shares(model: EncoderWithHeads, length: int) -> dict[str, dict[float, float]]:
-    """Return which share of the gates of an LSTM, on random texts, is in each tenth from 0 to 1, by its middle."""
+    """Return the share of an LSTM's gate values on random texts in each tenth of [0, 1], by the tenth's midpoint."""
     ids = torch.randint(2, model.config.vocab_size, (64, length), generator=torch.Generator().manual_seed(1))
     read, h = cast("tuple[Tensor, Tensor]", model.encoder(ids, keep_hidden_states=True).hidden_states)
     weight, recurrent, bias, more = cast(RecurrentLayer, model.encoder.layers[0]).forwards.all_weights[0]
@@ -166,7 +166,7 @@ def rnn_gradients(
     num_steps: int = 400,
     progress: Progress = _SILENT,
 ) -> dict[str, Any]:
-    """Measure what is left of gradients over time, and which networks remember a first token; write a page."""
+    """Measure how gradients vanish or explode over time and which networks remember a first token; write a page."""
     folder = folder_for(out)
     kinds = {"linear": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
     norms = {
@@ -221,7 +221,7 @@ def rnn_gradients(
 
 
 def _explosion(num_steps: int) -> tuple[dict[str, list[float]], Chart, list[str]]:
-    """Return the losses of `exploding_losses` with clipping and without, a chart of them, and a line for each."""
+    """Return the losses of `exploding_losses` with and without clipping, a chart of them, and a line for each."""
     found = {
         "clipped at 1": exploding_losses(1.0, num_steps=num_steps),
         "not clipped": exploding_losses(None, num_steps=num_steps),
@@ -245,7 +245,7 @@ def _course(losses: Sequence[float], num_steps: int) -> str:
 def reversal_accuracy(
     attention: Reader, lengths: Sequence[int], *, num_steps: int, progress: Progress = _SILENT
 ) -> tuple[dict[int, float], list[list[float]] | None]:
-    """Train an LSTM to write digits backwards; return exact matches by length, and what one target reads."""
+    """Train an LSTM to reverse digits; return exact-match accuracy by length, and one example's attention weights."""
     config = LstmConfig(
         vocab_size=12,
         hidden_size=64,
@@ -298,7 +298,7 @@ def reversal_accuracy(
 
 
 def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
-    """Return the share that targets read within a place of the digit that they write, of (targets + end, sources)."""
+    """Return the share of the attention (targets + end, sources) within one position of the digit being written."""
     rows = [row[max(0, len(row) - 2 - at) : len(row) + 1 - at] for at, row in enumerate(weights[:-1])]
     return sum(map(sum, rows)) / len(rows)
 
@@ -310,7 +310,7 @@ def rnn_attention(
     num_steps: int = 3000,
     progress: Progress = _SILENT,
 ) -> dict[str, Any]:
-    """Compare an LSTM that crams digits into one vector with those that attend to them; write a page."""
+    """Compare an LSTM that crams digits into one vector with LSTMs that attend to them; write a page."""
     folder = folder_for(out)
     how = {"num_steps": num_steps, "progress": progress}
     found = {name: reversal_accuracy(reader, lengths, **how) for name, reader in _READERS.items()}

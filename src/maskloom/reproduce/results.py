@@ -1,4 +1,4 @@
-"""What an experiment found: a table beside the paper's numbers, a verdict for each trend, and a page with figures."""
+"""Results of an experiment: a table that includes the paper's numbers, a verdict on each trend, and a page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_results(
 ) -> dict[str, Any]:
     """Write results.json, table.md and report.html, and return the results with the verdicts.
 
-    `names` are those of the tasks by what they are to show.
+    `names` maps the roles of the tasks to their names.
     """
     verdicts = [trend.verdict(results["scores"]) for trend in experiment.trends]
     columns = [*experiment.measures, *names]
@@ -57,7 +57,7 @@ def write_results(
 
 
 def folder_for(out: str | Path) -> Path:
-    """Return the folder of an experiment, which is made; raises ConfigError where it is a file."""
+    """Return the folder of an experiment, creating it if necessary; raises ConfigError if it is a file."""
     out = Path(out)
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")
@@ -66,10 +66,10 @@ def folder_for(out: str | Path) -> Path:
 
 
 def write_page(out: Path, name: str, found: Any, lines: list[str], *, about: str, **page: Any) -> list[str]:
-    """Write what was found into a folder as NAME.json and pages about it as NAME.html and NAME.md.
+    """Write findings to a folder as NAME.json and pages about them as NAME.html and NAME.md.
 
-    `page` is what the template shows: title and charts, and perhaps rows with headers, trends and how they are decided.
-    Returns `lines`, which say what was found, and one that names the page.
+    `page` holds the template's variables: title and charts, and optionally rows with headers, trends and the rule for
+    verdicts. Returns `lines`, which summarise the findings, and a line with the path of the page.
     """
     command, about = f"maskloom reproduce {name} --out DIR", f"{about} Measured on {_machine()}."
     write_json(out / f"{name}.json", found)
@@ -82,7 +82,7 @@ def write_page(out: Path, name: str, found: Any, lines: list[str], *, about: str
 
 
 def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list[str]) -> list[list[str]]:
-    """Return a row for each arm: its name, mean and spread in each column, and the paper's numbers; then constants."""
+    """Return a row per arm (name, mean and spread per column, the paper's numbers), then a row of constant answers."""
     rows = []
     for arm in experiment.arms:
         found = results["scores"].get(arm.name, {})
@@ -99,19 +99,19 @@ def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list
 
 
 def verdict_text(verdict: Mapping[str, Any]) -> str:
-    """Return a trend with its verdict and the numbers behind it, in one sentence."""
+    """Return a trend with its verdict and the supporting numbers, as one line."""
     claim, word, reason = trend_row(verdict)
     return f"{claim}: **{word}** ({reason})"
 
 
 def trend_row(verdict: Mapping[str, Any]) -> list[str]:
-    """Return a trend, its verdict and the numbers behind it, as a row of a table."""
+    """Return a trend, its verdict and the supporting numbers, as a table row."""
     found = verdict.get("why") or f"{verdict['mean']:+.2f}, standard error {verdict['standard_error']:.2f}"
     return [verdict["claim"], verdict["verdict"], found]
 
 
 def summary_lines(results: Mapping[str, Any]) -> list[str]:
-    """Return the verdicts and where everything lies, for a terminal."""
+    """Return the verdicts and the paths of the results, for a terminal."""
     minutes = sum(results["seconds"].values()) / 60
     lines = [results["title"], *(f"  {verdict_text(verdict).replace('**', '')}" for verdict in results["trends"])]
     return [*lines, f"Took {minutes:.1f} minutes. Table: {results['table']}; page: {results['report']}"]
@@ -128,7 +128,7 @@ def _section(experiment: Experiment) -> str:
 
 
 def _about(results: Mapping[str, Any]) -> str:
-    """Return scale, seeds, text, time, and processor or GPU with the versions of this machine."""
+    """Describe the scale, seeds, text and time of an experiment, and the machine with its versions."""
     text, minutes, num_jobs = results["text"], sum(results["seconds"].values()) / 60, results["num_jobs"]
     threads = amount(environment()["hardware"]["threads"], "thread")
     threads = f"{num_jobs} runs of a thread at once" if num_jobs > 1 else threads
@@ -140,7 +140,7 @@ def _about(results: Mapping[str, Any]) -> str:
 
 
 def _machine(threads: str | None = None) -> str:
-    """Return the GPU of this machine, or its processor and how that is used, and the versions."""
+    """Describe this machine: its GPU, or its processor with cores and threads, and the versions."""
     machine = environment()
     hardware, versions = machine["hardware"], machine["versions"]
     cores = ", ".join([amount(hardware["cores"], "core"), *([threads] if threads else [])])
@@ -171,7 +171,7 @@ def _how(experiment: Experiment) -> str:
 
 
 def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:
-    """Return a chart for each task: curves over steps where arms are checkpoints, else one dot a seed and arm."""
+    """Return a chart per task: curves over steps if arms are checkpoints, otherwise one dot per seed and arm."""
     charts, references = [], results["references"]
     for role, name in results["columns"].items():
         found = {arm: columns[role] for arm, columns in results["scores"].items() if role in columns}
@@ -188,7 +188,7 @@ def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:
             ]
             svg = line_chart(lines, x_name="% of the steps", y_name=f"{name}, dev", levels=[level], as_percent=True)
         else:
-            as_percent = results["metrics"].get(role) != "bleu"  # which is not a fraction of anything
+            as_percent = results["metrics"].get(role) != "bleu"  # BLEU is not a fraction
             unit = 100 if as_percent else 1
             dots = [
                 DotRow(arm.name, [value / unit for value in found[arm.name]], f"c{number % NUM_COLOURS}")

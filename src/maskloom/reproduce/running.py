@@ -1,4 +1,4 @@
-"""Running an experiment: every model pre-trained and every arm fine-tuned with each seed, a finished stage kept."""
+"""Running an experiment: pre-train every model and fine-tune every arm with each seed, keeping finished stages."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from maskloom.runs.start_summary import in_words
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.worker_processes import Patience, results_of_processes
 
-# What a scale's masked models take beside its recipe: twice the paper's targets, as in the quick start.
+# Extra settings for masked models at a scale: twice the paper's prediction targets, as in the quick start.
 _MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
-# How long steps of each model are timed, and how many bytes of a file of examples make a token, about: four, and
-# where a line has a word and three tags eleven.
+# How long to time steps of each model, and the approximate bytes per token in files of examples: four, or eleven
+# where each line has a word and three tags.
 _TIMED_SECONDS, _BYTES_PER_TOKEN, _BYTES_PER_TAGGED = 1.0, 4, 11
 BUDGET = "budget"
-"""The name of the experiment that compares recipes of as many minutes."""
+"""The name of the experiment that compares recipes at equal training time."""
 
 _SCALES = ("tiny", "one-gpu", "paper")
 _PUBLISHED = {"pretrain": "bert-base-as-published", "finetune": "finetune-glue-as-published"}
@@ -56,7 +56,7 @@ _NEEDED = {
     "conll2003": ("tagged words", "conll2003/train.txt and dev.txt"),
     "multi30k": ("translations", "multi30k/train.de and val.de, and train.en and val.en"),
 }
-# The task that shows something, by what it is to show: the first one that is there.
+# Candidate tasks by role; the first available one is used.
 _ROLES = {
     "sentence": ("sentence", "sst-2", "cola"),
     "pair": ("pair", "mnli", "qnli", "rte", "mrpc"),
@@ -66,9 +66,9 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Repeats:
-    """How many seeds everything is run with, and how many runs are made at once, if several by one thread each.
+    """How many seeds to run, and how many runs to execute in parallel, with one thread each if more than one.
 
-    Recipes that have a budget of minutes are pre-trained one by one all the same.
+    Recipes with a budget of minutes are always pre-trained one at a time.
     """
 
     num_seeds: int = 3
@@ -77,7 +77,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Plan:
-    """An experiment with what it is run on; `probes` are tasks by what they are to show."""
+    """An experiment with everything that it runs on; `probes` are tasks by role."""
 
     experiment: Experiment
     scale: str
@@ -88,7 +88,7 @@ class Plan:
     overrides: Mapping[str, Sequence[str]]
 
     def pretraining(self, model: str, seed: int) -> PretrainRecipe:
-        """Return the recipe of a model; every tenth of its steps is kept where an arm asks for one."""
+        """Return a model's recipe; if an arm needs an intermediate checkpoint, one is kept every tenth of the steps."""
         if self.experiment.recipes:
             held_out = f"data.held_out_fraction={HELD_OUT_FRACTION}"
             changes = [held_out, *self.experiment.models[model], *self.overrides.get("pretrain", ())]
@@ -103,7 +103,7 @@ class Plan:
         return recipe.model_copy(update={"training": recipe.training.model_copy(update=kept)})
 
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
-        """Return the recipe with which an arm is fine-tuned on a task."""
+        """Return the recipe for fine-tuning an arm on a task."""
         settings = [f'task="{probe.kind}"'] if probe.kind else []
         own = () if arm.linear and probe.kind != "tagging" else arm.settings
         settings += [*probe.settings, *own, *self.overrides.get("finetune", ())]
@@ -112,14 +112,14 @@ class Plan:
         return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
 
     def check(self) -> None:
-        """Raise ConfigError for what is wrong in any recipe."""
+        """Raise ConfigError if any recipe is invalid."""
         for model in self.experiment.models:
             check_model(self.pretraining(model, 0))
         for arm, role, seed in self.jobs():
             self.finetuning(arm, self.probes[role], seed)
 
     def jobs(self) -> list[tuple[Arm, str, int]]:
-        """Return what is fine-tuned: arm, what its task is to show, and seed."""
+        """Return the fine-tuning jobs: arm, role of the task, and seed."""
         return [
             (arm, role, seed)
             for seed in self.seeds
@@ -129,12 +129,12 @@ class Plan:
         ]
 
     def pretrainings(self) -> list[tuple[str, int]]:
-        """Return what is pre-trained: model and seed."""
+        """Return the pre-training jobs: model and seed."""
         seeds = [0] if self.experiment.recipes else self.seeds
         return [(model, seed) for seed in seeds for model in self.experiment.models]
 
     def model_folder(self, arm: Arm, seed: int) -> Path:
-        """Return the run folder of an arm's model, or the folder that was given."""
+        """Return the run folder of an arm's model, its given folder, or the vocabulary if nothing is pre-trained."""
         if not self.experiment.models:
             return self.out / "vocabulary"
         seed = 0 if self.experiment.recipes else seed
@@ -158,13 +158,13 @@ def reproduce(
     overrides: Mapping[str, Sequence[str]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run an experiment of the paper, or compare what a budget buys; return scores, and what they show of each trend.
+    """Run an experiment of the paper, or compare recipes within a budget; return the scores and a verdict per trend.
 
-    The scale of the experiment "budget" is a `Budget`, of the others one of tiny, one-gpu and paper. Without a `corpus`
-    folder it reads the documentation on this machine, and draws tasks from documents that it leaves out; `tasks` is a
-    folder of labelled files, as `own_probes` finds them. `out` receives results.json, table.md and report.html beside
-    all runs. An experiment that was interrupted goes on where it stood. Raises ConfigError for a name, a scale
-    or a number of seeds that is not there, and where tasks are missing.
+    `scale` is a `Budget` for the experiment "budget", otherwise tiny, one-gpu or paper. Without a `corpus` folder the
+    corpus is the documentation on this machine, and tasks are drawn from documents left out of it; `tasks` is a folder
+    of labelled files, as `own_probes` expects them. `out` receives results.json, table.md and report.html in addition
+    to all runs. An interrupted experiment resumes where it stopped. Raises ConfigError for an unknown name or scale,
+    and if tasks are missing.
     """
     if corpus is not None and tasks is None:
         raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
@@ -210,7 +210,7 @@ def reproduce(
 
 
 def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, Probe]:
-    """Return the known tasks by what they are to show; raises ConfigError without the one that is needed."""
+    """Return the known tasks by role; raises ConfigError if the required one is missing."""
     named = {
         role: next((known[task] for task in _ROLES.get(role, (role,)) if task in known), None)
         for role in experiment.probes
@@ -222,7 +222,7 @@ def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, 
 
 
 def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> Experiment:
-    """Return the experiment of a name at a scale, with the tasks that are known."""
+    """Return the named experiment at a scale, on the known tasks; raises ConfigError for an unknown name or scale."""
     if name not in (*EXPERIMENTS, BUDGET):
         raise ConfigError(f"experiment {name!r}: known are {', '.join((*EXPERIMENTS, BUDGET))}")
     if name == BUDGET and isinstance(scale, Budget):
@@ -233,16 +233,17 @@ def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> E
 
 
 def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
-    """Return how long what is left will take, by timed steps of each model.
+    """Estimate how long the remaining work will take, from timed steps of each model.
 
-    Fine-tuning takes as long as pre-training on as many tokens, in steps of as few: those of short examples are slow.
+    Fine-tuning is assumed to take as long as pre-training on as many tokens in steps of the same size, because small
+    steps, as with short examples, are less efficient.
     """
     if not plan.experiment.models:
         return f"{sum(not stages.has(_stage_of(*job)) for job in plan.jobs())} runs from scratch are left"
     pretraining = finetuning = 0.0
     threads = torch.get_num_threads()
     if num_jobs > 1 and not plan.experiment.recipes:
-        torch.set_num_threads(1)  # as each of the runs
+        torch.set_num_threads(1)  # as in each run
     rates, left = {}, [job for job in plan.jobs() if not stages.has(_stage_of(*job))]
     for model in plan.experiment.models:
         num_left = sum(
@@ -252,10 +253,10 @@ def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
             continue
         row = _timed(plan, model)
         rates[model], pretraining = row["tokens_per_second"], pretraining + num_left * row["seconds"]
-    if left and not rates:  # all that is left is of models made elsewhere
+    if left and not rates:  # only runs of models made elsewhere are left
         model = next(iter(plan.experiment.models))
         rates[model] = _timed(plan, model)["tokens_per_second"]
-    slower: dict[int, float] = {}  # by the sequences of a step
+    slower: dict[int, float] = {}  # by the number of sequences per step
     for arm, role, seed in left:
         probe, recipe = plan.probes[role], plan.finetuning(arm, plan.probes[role], seed)
         num_tokens, num_rows = _size_of(probe)
@@ -274,7 +275,7 @@ def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
 
 
 def _timed(plan: Plan, model: str, batch_size: int | None = None) -> dict[str, Any]:
-    """Return what pre-training of a model takes here, with other batches where a size is given."""
+    """Time pre-training of a model on this machine, with another batch size if given."""
     recipe = plan.pretraining(model, 0)
     if batch_size is not None:
         few = recipe.training.model_copy(update={"batch_size": batch_size, "micro_batch_size": None})
@@ -283,7 +284,7 @@ def _timed(plan: Plan, model: str, batch_size: int | None = None) -> dict[str, A
 
 
 def _size_of(probe: Probe) -> tuple[float, int]:
-    """Return about how many tokens the training file of a task has, and its rows: lines, or sentences in columns."""
+    """Return a training file's approximate number of tokens and its number of rows: lines, or sentences if tagged."""
     path, num_rows = Path(probe.files.train), 1
     with path.open("rb") as file:
         num_rows += sum(not line.strip() for line in file) if probe.kind == "tagging" else sum(1 for _ in file)
@@ -299,13 +300,13 @@ def _stage_of(arm: Arm, role: str, seed: int) -> str:
 
 
 def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[str, Any]:
-    """Pre-train, fine-tune and return the metrics of models and the scores of arms, a list over seeds each."""
+    """Pre-train, fine-tune and return the metrics of models and the scores of arms, each as a list over seeds."""
     jobs, pretrainings = plan.jobs(), plan.pretrainings()
     runner = _Runner(stages, len(pretrainings) + len(jobs), progress)
     works = {
         _pretraining_stage(model, seed): partial(_pretraining_work, plan, model, seed) for model, seed in pretrainings
     }
-    # recipes that have minutes each get all cores
+    # recipes with a budget of minutes each get all cores
     found = runner.results(works, 1 if plan.experiment.recipes else num_jobs)
     models = {(model, seed): found[_pretraining_stage(model, seed)] for model, seed in pretrainings}
     found = runner.results({_stage_of(*job): partial(_scoring_work, plan, *job) for job in jobs}, num_jobs)
@@ -330,12 +331,12 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
 
 
 Work = Callable[..., dict[str, Any]]
-"""What a stage does, given who follows its `progress`; a process can get it."""
+"""The work of a stage, called with `progress`; it can be pickled for a worker process."""
 
 
 @dataclass
 class _Runner:
-    """Runs the stages that are not finished yet: one after the other, or some at once, a process of one thread each."""
+    """Runs unfinished stages one after the other, or in parallel in single-threaded processes."""
 
     stages: Stages
     num_stages: int
@@ -343,7 +344,7 @@ class _Runner:
     _num_named: int = 0
 
     def results(self, works: Mapping[str, Callable[[], Work]], num_jobs: int) -> dict[str, dict[str, Any]]:
-        """Return the result of each stage by its name; `works` has what makes the work when its turn comes."""
+        """Return the result of each stage by name; `works` has functions that create the work when its turn comes."""
         left = ((name, make()) for name, make in works.items() if self._is_left(name))
         if num_jobs == 1:
             for name, work in left:
@@ -382,7 +383,7 @@ def _pretraining_work(plan: Plan, model: str, seed: int) -> Work:
 
 
 def _resumed(run: Work, recipe: Any, folder: Path, **how: Any) -> dict[str, Any]:
-    """Run, or go on with, what writes into a folder."""
+    """Start a run in a folder, or resume the run that is there."""
     return run(recipe, out=folder, resume=(folder / RECIPE).exists(), **how)
 
 
@@ -395,7 +396,7 @@ def _losses(plan: Plan, arm: Arm, stages: Stages) -> list[float]:
 
 
 def _scoring_work(plan: Plan, arm: Arm, role: str, seed: int) -> Work:
-    """Return what fine-tunes an arm on a task; it returns the score on dev in percent, beside a constant answer's."""
+    """Return the work that scores an arm on a task: its dev score in percent, and that of a constant answer."""
     probe = plan.probes[role]
     model, recipe = plan.model_folder(arm, seed), plan.finetuning(arm, probe, seed)
     if arm.at < 1.0:
@@ -436,7 +437,7 @@ def _num_steps(recipe: PretrainRecipe) -> int:
 
 
 def _checkpoint(run: Path, step: int, stage: str | None) -> Path:
-    """Return the model folder of a checkpoint, made where it is not there yet."""
+    """Return the model folder of a checkpoint, exporting it if necessary."""
     folder = run / "exported" / f"step-{step}"
     if not (folder / "config.json").exists():
         export(run, folder, step=step, stage=stage)
@@ -444,6 +445,6 @@ def _checkpoint(run: Path, step: int, stage: str | None) -> Path:
 
 
 def _slug(*parts: object) -> str:
-    """Return the name of a folder: letters, digits and single hyphens."""
+    """Return a folder name made of letters, digits and single hyphens."""
     text = "-".join(str(part).lower() for part in parts)
     return "-".join("".join(sign if sign.isalnum() else " " for sign in text).split())

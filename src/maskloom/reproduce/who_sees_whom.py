@@ -1,4 +1,4 @@
-"""Figure 1 of the paper, measured: on which tokens of the input each vector of the last layer depends."""
+"""Figure 1 of the paper, measured: which input tokens each vector of the last layer depends on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "num_attention_heads": 2,
     "vocab_size": 50,
-    "initializer_range": 0.3,  # with 0.02 a layer hardly changes what passes it
+    "initializer_range": 0.3,  # with 0.02 a layer hardly changes its input
 }
 _ABOUT = (
     "Each row is an output vector T of the last of two layers with random weights, each column the embedding E of a "
@@ -35,7 +35,7 @@ _ABOUT = (
 def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
     """Return how much each output vector changes with each token's embedding: the norms of the Jacobian's blocks.
 
-    (tokens,) to (tokens, tokens): output by input. It is exactly 0 where the output cannot see the input.
+    Takes (tokens,) and returns (tokens, tokens), output by input: exactly 0 where the output cannot see the input.
     """
     layout = SequenceLayout.from_lengths([len(token_ids)], token_ids.device)
     seen: list[Tensor] = []
@@ -50,7 +50,7 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
 
 
 def figure_1(out: str | Path) -> dict[str, Any]:
-    """Measure BERT, its left-to-right form, GPT and ELMo with random weights; write figure1 as .json, .html and .md."""
+    """Measure BERT, left-to-right BERT, GPT and ELMo with random weights; write figure1 as .json, .html and .md."""
     out, ids = folder_for(out), torch.arange(5, 5 + LENGTH)
     configs = {
         "BERT": BertConfig(**_SIZES, intermediate_size=64),
