@@ -64,7 +64,7 @@ class SentenceEncoder:
         self.type = token_type(len(tokenizer.vocabulary))
         self._finds_sentences = sentences == "split"
         self._language = language
-        # if special tokens in text are recognised, a bracket can open one, which is case-sensitive and needs the tokenizer
+        # a bracket can open a special token, if these are recognised in text: case-sensitive, found only by the tokenizer
         reads_brackets = tokenizer.reads_special_tokens
         self._keeps_blanks = not tokenizer.cuts_at_white_space
         # if blanks are kept, everything between two of them is one word
