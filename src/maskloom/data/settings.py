@@ -54,8 +54,7 @@ class PretrainingData(Section):
     def resolved_max_predictions(self) -> int:
         """Return the cap on predictions per sequence: `max_predictions_per_seq`, or a default if it is absent.
 
-        The default grows with length and rate, so it never cuts; at rate 0.15 it is 20 for length 128 and 80 for 512, as
-        published.
+        The default grows with length and rate and never cuts: 20 at length 128 and 80 at 512 for 0.15, as published.
         """
         return self.max_predictions_per_seq or max(1, round(0.15625 * self.max_length * (self.masked_lm_prob / 0.15)))
 

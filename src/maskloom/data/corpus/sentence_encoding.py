@@ -64,7 +64,7 @@ class SentenceEncoder:
         self.type = token_type(len(tokenizer.vocabulary))
         self._finds_sentences = sentences == "split"
         self._language = language
-        # a bracket can open a special token, if these are recognised in text: case-sensitive, found only by the tokenizer
+        # if text may hold special tokens, a bracket can open one: case-sensitive, and found only by the tokenizer
         reads_brackets = tokenizer.reads_special_tokens
         self._keeps_blanks = not tokenizer.cuts_at_white_space
         # if blanks are kept, everything between two of them is one word
