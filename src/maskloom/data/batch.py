@@ -154,8 +154,8 @@ class SourceTargetBatch(PackedBatch):
     """A batch of sources with their targets (Vaswani et al. 2017, 3.1).
 
     Shapes, all int64: `token_ids` and `segment_ids` (source tokens,), `lengths` (sequences,) in source tokens;
-    `target_ids` (target tokens,) the decoder inputs and `labels` (target tokens,) what it predicts there, or if targets
-    are unknown, empty and None; `target_lengths` and `indices` (sequences,), `marks` (sequences, marks) the tokens with
+    `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it predicts there, empty and
+    None if targets are unknown; `target_lengths` and `indices` (sequences,), `marks` (sequences, marks) the tokens with
     which every target begins, and the one with which it ends.
     """
 

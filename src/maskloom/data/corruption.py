@@ -39,7 +39,7 @@ class Corruption(ABC, Generic[Gathered, Batch]):
         """Return the batch."""
 
     def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of predictions for sequence lengths, with and without a cap: one per token but marks."""
+        """Return the predictions per sequence, with and without the cap: one for each token that is not a mark."""
         return lengths - num_marks, lengths - num_marks
 
 

@@ -244,7 +244,7 @@ class SpanCorruption(Restoring):
             )
 
     def __call__(self, texts: Texts) -> SourceTargetBatch:
-        """Return the batch of texts with sentinels, and of the spans that the sentinels replace."""
+        """Return the batch of texts with sentinels, with the replaced spans as targets."""
         text, _, frame = self._parts(texts)
         num_missing, num_spans = self._numbers(text.sizes)
         missing = _partition(num_missing, num_spans, self._states(_MISSING, texts))

@@ -100,7 +100,7 @@ def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
 
 
 def read_analogies(path: Path) -> dict[str, list[list[str]]]:
-    """Read questions of four words per line, by section; a line `: name` begins a section. Raises DataError otherwise.
+    """Read questions of four words per line, by section, begun by `: name`; raises DataError for any other line.
 
     Words are separated by white space. A .csv file has them in four columns, or in columns that a header names word1,
     word2, word3 and word4 or target; the section is then in a column named type or category.

@@ -2,9 +2,8 @@
 
 Draws are a function of a block's seed (splitmix64), so a block gives the same updates whenever it is trained.
 
-In the code for each target and each word of a window, no branch touches an array: numba would update that array's
-reference count at each iteration, by atomic operations on memory that all threads share, which takes more than half of
-the time.
+No branch touches an array in the code for each target and each word of a window. Otherwise numba would count references
+to that array on each iteration, with atomic operations on memory shared by all threads: more than half of the time.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ def train_block(
 
     `vectors` (words, size) are the vectors of words as context, `outputs` (words or inner nodes, size) those that
     predict. `tokens` (tokens,) int32 are words, with -1 at the end of each sentence. Subsampled words are removed
-    first, so windows extend across them; a window has `window` - b words on each side, b uniform from 0 to `window` -
-    1.
+    first, so windows extend across them; a window has `window` - b words per side, b uniform from 0 to `window` - 1.
     """
     size, rate = vectors.shape[1], options.rate
     error, context = np.zeros(size, vectors.dtype), np.zeros((1, size), vectors.dtype)

@@ -45,7 +45,7 @@ class _Spaces(dict[int, str]):
 
 
 class Numbering(dict[str, tuple[int, ...]]):
-    """Maps each chunk of text between white space to the numbers of its words, given in order of appearance."""
+    """Maps each chunk of text between white space to the numbers of its words, assigned as words appear."""
 
     def __init__(self, recipe: WordsRecipe) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path
 
 
 def blocks(path: Path) -> Iterator[np.ndarray]:
-    """Yield a file of numbers piece by piece; each piece but the last ends with a sentence if it has an end of one."""
+    """Yield a file of numbers piece by piece; each but the last ends at a sentence end if it has one."""
     left = np.empty(0, np.int32)
     with path.open("rb") as file:
         while content := file.read(4 * _BLOCK):

@@ -1,7 +1,7 @@
-"""Read documents from .txt, .jsonl (also compressed) and .parquet files, and from folders (BERT paper 3.3.2).
+"""Read documents from .txt and .jsonl files, compressed or not, .parquet files and folders (BERT paper 3.3.2).
 
-Documents of a .txt file end at blank lines, or each file is one document. Only one document (256 rows of a .parquet
-file) is in memory at a time, and a document has at most `MAX_DOCUMENT_BYTES`.
+Documents of a .txt file end at blank lines, or each file is one document. Memory holds one document at a time, or 256
+rows of a .parquet file, and a document has at most `MAX_DOCUMENT_BYTES`.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Corpus:
 def split_documents(corpus: Corpus, held_out_fraction: float, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the training documents and the held-out documents, both as ascending int64.
 
-    The split depends only on the fraction, the number of documents and the seed, never on their content. A fraction
+    The split depends only on the fraction, the seed and the number of documents, never on their content. A fraction
     above 0 holds out at least one document and leaves at least one, but a single document is never held out. Raises
     ConfigError for a fraction outside [0, 1).
     """

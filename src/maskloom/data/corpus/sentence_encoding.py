@@ -138,7 +138,7 @@ class SentenceEncoder:
             )
 
     def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Yield the lines of a document, several at a time, each time with whether the last line is complete."""
+        """Yield the lines of a document, several at a time, with whether the last of them is complete."""
         if not self._finds_sentences:
             yield from _pieces(self._lines_apart(document))
             return

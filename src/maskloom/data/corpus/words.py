@@ -130,7 +130,7 @@ class WordTable:
         return numbers
 
     def add(self, names: np.ndarray, ids: RaggedIds) -> None:
-        """Add distinct words that are not in the table yet, by `names` (2, words)."""
+        """Add distinct words that are not in the table yet, with their `names` (2, words) and token ids."""
         first, last = self._size, self._size + names.shape[1]
         capacity = self._names.shape[1]
         if last > capacity:
