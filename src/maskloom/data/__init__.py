@@ -1,1 +1,1 @@
-"""Token ids to batches: documents, shards, sentence pairs, masking, exact position. No torch."""
+"""From token ids to batches: documents, shards, sentence pairs, masking, exact positions. Does not use torch."""

@@ -1,4 +1,4 @@
-"""Batches as packed numpy arrays: the tokens of all sequences one after the other, with their lengths."""
+"""Batches as packed numpy arrays: the concatenated tokens of all sequences, with their lengths."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences one after the other without padding: ids and segments (tokens,), lengths (sequences,); int64."""
+    """Concatenated sequences without padding: ids and segments (tokens,), lengths (sequences,); int64."""
 
     token_ids: np.ndarray
     segment_ids: np.ndarray
     lengths: np.ndarray
-    _positions: ClassVar[tuple[str, ...]] = ()  # fields that hold positions among the packed tokens
-    _shared: ClassVar[tuple[str, ...]] = ()  # fields that all parts have whole
+    _positions: ClassVar[tuple[str, ...]] = ()  # fields that hold positions in the packed tokens
+    _shared: ClassVar[tuple[str, ...]] = ()  # fields that `split` copies whole to all parts
 
     @property
     def num_sequences(self) -> int:
@@ -31,9 +31,9 @@ class PackedBatch:
         return len(self.token_ids)
 
     def split(self, num_sequences: int) -> list[Self]:
-        """Cut in order into batches of `num_sequences`, the last perhaps smaller; raises ValueError below 1.
+        """Split in order into batches of `num_sequences`; the last may be smaller. Raises ValueError below 1.
 
-        Where sequences belong together, as the choices of an example do, so many groups of them make a batch.
+        If sequences belong together, such as the choices of an example, a batch has that many groups of them.
         """
         if num_sequences < 1:
             raise ValueError(f"num_sequences is {num_sequences}, a part of a batch needs at least 1")
@@ -50,7 +50,7 @@ class PackedBatch:
         return parts
 
     def _edges(self) -> dict[str, np.ndarray]:
-        """Return (sequences + 1,) where each sequence begins in a field; fields not named have one value for each."""
+        """Return the boundaries (sequences + 1,) of sequences by field; other fields have one value per sequence."""
         tokens = _ends(self.lengths)
         return {"token_ids": tokens, "segment_ids": tokens}
 
@@ -59,10 +59,10 @@ class PackedBatch:
 class PretrainingBatch(PackedBatch):
     """A batch for masked language modelling and next-sentence prediction (BERT paper 3.3).
 
-    Shapes in words: `token_ids` and `segment_ids` (tokens,), `lengths` (sequences,) in tokens, `mlm_positions`
-    (predictions,) ascending indices into the packed tokens, `mlm_labels` (predictions,) the original ids there,
-    `nsp_labels` (sequences,) 0 for the actual next text and 1 for a random or swapped one, or None without pairs; all
-    int64. Where batches go on row by row, `begins` (sequences,) bool says which rows do not, else it is None.
+    Shapes: `token_ids` and `segment_ids` (tokens,), `lengths` (sequences,) in tokens, `mlm_positions` (predictions,)
+    ascending indices into the packed tokens, `mlm_labels` (predictions,) the original ids there, `nsp_labels`
+    (sequences,) 0 for the actual next text and 1 for a random or swapped one, or None without pairs; all int64. If rows
+    continue those of the previous batch, `begins` (sequences,) bool marks the rows that do not; otherwise it is None.
     """
 
     mlm_positions: np.ndarray
@@ -79,11 +79,12 @@ class PretrainingBatch(PackedBatch):
 
 @dataclass(frozen=True)
 class Texts(PackedBatch):
-    """Sequences as a stream gathers them, before a corruption makes inputs and targets of them.
+    """Sequences as a stream gathers them, before a corruption turns them into inputs and targets.
 
-    All (sequences,) beside the tokens: `keys` tell the sequences of an epoch apart, `epochs` are those whose draws
-    count, `pair_labels` and `begins` are a batch's. Sequences cut out of running text have the token `following` each.
-    Where a stream tells sentences apart, `sentence_starts` and `sentence_lengths` (sentences,) say where they stand.
+    All fields but the tokens are (sequences,): `keys` distinguish the sequences of an epoch, `epochs` are the epochs
+    that key the draws, `pair_labels` and `begins` are passed on to the batch. `following` is the token after each
+    sequence cut out of running text. If the stream distinguishes sentences, `sentence_starts` and `sentence_lengths`
+    (sentences,) are their positions and lengths in the packed tokens.
     """
 
     keys: np.ndarray
@@ -95,7 +96,7 @@ class Texts(PackedBatch):
     sentence_lengths: np.ndarray | None = None
 
     def predicting(self, ids: np.ndarray, positions: np.ndarray, labels: np.ndarray) -> PretrainingBatch:
-        """Return the batch in which a model sees some ids (tokens,) and predicts `labels` at `positions`."""
+        """Return the batch in which the model sees `ids` (tokens,) and predicts `labels` at `positions`."""
         return PretrainingBatch(ids, self.segment_ids, self.lengths, positions, labels, self.pair_labels, self.begins)
 
 
@@ -103,9 +104,9 @@ class Texts(PackedBatch):
 class ClassificationBatch(PackedBatch):
     """A batch for tasks with one target per sequence (BERT paper 4.1).
 
-    Shapes in words: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (sequences,) int64 in tokens, `labels`
-    (sequences,) int64 classes or float32 values, (sequences, labels) float32 for multi-label, or None when unknown,
-    `indices` (sequences,) int64 positions of the examples in their data set.
+    Shapes: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (sequences,) int64 in tokens, `labels` (sequences,)
+    int64 classes or float32 values, (sequences, labels) float32 for multi-label, or None if unknown, `indices`
+    (sequences,) int64 positions of the examples in their data set.
     """
 
     labels: np.ndarray | None
@@ -116,11 +117,11 @@ class ClassificationBatch(PackedBatch):
 class TokenBatch(PackedBatch):
     """A batch for tasks with a target per token (BERT paper 5.3).
 
-    Shapes in words: `token_ids`, `segment_ids` and `labels` (tokens,) int64, labels -100 where a token is not scored,
-    or None when unknown; `lengths` (sequences,) int64 in tokens, `indices` (sequences,) int64 those in the data set.
+    Shapes: `token_ids`, `segment_ids` and `labels` (tokens,) int64, with label -100 for a token that is not scored, or
+    None if unknown; `lengths` (sequences,) int64 in tokens, `indices` (sequences,) int64 positions in the data set.
     `chains` (tokens,) int64 numbers, in ascending order, the runs of tokens whose targets depend on each other, and is
-    -1 at tokens of none; None where targets are apart. `word_vectors` (tokens, size) float32 are those of the words
-    that begin at tokens of chains, if they are read.
+    -1 for tokens in no run; None if targets are independent. `word_vectors` (tokens, size) float32 are the vectors of
+    the words that begin at tokens in chains, if the model reads them.
     """
 
     labels: np.ndarray | None
@@ -135,9 +136,9 @@ class TokenBatch(PackedBatch):
 
 @dataclass(frozen=True)
 class FeatureBatch(TokenBatch):
-    """A batch of tagged tokens with the vectors of their words at hand, from an encoder that does not learn.
+    """A batch of tagged tokens with precomputed vectors of their words from a frozen encoder.
 
-    `features` is (words, vectors, width) float32: one row for every token of a chain, in order.
+    `features` is (words, vectors, width) float32: one row for every token in a chain, in order.
     """
 
     features: np.ndarray = field(default_factory=lambda: np.empty((0, 1, 1), dtype=np.float32))
@@ -152,10 +153,10 @@ class FeatureBatch(TokenBatch):
 class SourceTargetBatch(PackedBatch):
     """A batch of sources with their targets (Vaswani et al. 2017, 3.1).
 
-    Shapes in words, all int64: `token_ids` and `segment_ids` (source tokens,), `lengths` (sequences,) in tokens of the
-    source; `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it is to predict
-    there, both empty where targets are unknown and labels None; `target_lengths` and `indices` (sequences,), `marks`
-    (sequences, marks) the tokens at which every target begins, and the one at which it ends.
+    Shapes, all int64: `token_ids` and `segment_ids` (source tokens,), `lengths` (sequences,) in source tokens;
+    `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it predicts there, empty and
+    None if targets are unknown; `target_lengths` and `indices` (sequences,), `marks` (sequences, marks) the tokens with
+    which every target begins, and the one with which it ends.
     """
 
     target_ids: np.ndarray
@@ -185,10 +186,10 @@ class SourceTargetBatch(PackedBatch):
 def read_and_predicted(
     targets: np.ndarray, lengths: np.ndarray, start: int | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return what a decoder reads of packed targets, how much of each, and what it predicts (Vaswani et al. 2017, 3.1).
+    """Return decoder inputs, their lengths, and labels for packed targets (Vaswani et al. 2017, 3.1).
 
-    It reads every target one token later, behind `start`. Without a start it reads all but the last token of a target
-    and predicts all but the first.
+    The inputs are the targets shifted right by one token, with `start` first. Without a start, the inputs are all
+    tokens of a target but the last, and the labels all but the first.
     """
     ends = np.cumsum(lengths)
     if start is None:
@@ -200,10 +201,10 @@ def read_and_predicted(
 
 @dataclass(frozen=True)
 class ChoiceBatch(PackedBatch):
-    """A batch for multiple choice: the sequences of an example, one a choice, stand together (BERT paper 4.4).
+    """A batch for multiple choice: the sequences of an example, one per choice, are adjacent (BERT paper 4.4).
 
-    Shapes in words, all int64: `token_ids` and `segment_ids` (tokens,), `lengths` (choices of all examples,) in tokens,
-    `labels` (examples,) the right choice, or None when unknown, `indices` and `num_choices` (examples,).
+    Shapes, all int64: `token_ids` and `segment_ids` (tokens,), `lengths` (choices of all examples,) in tokens, `labels`
+    (examples,) the right choice, or None if unknown, `indices` and `num_choices` (examples,).
     """
 
     labels: np.ndarray | None
@@ -219,7 +220,7 @@ class ChoiceBatch(PackedBatch):
 class BothOrdersBatch(ChoiceBatch):
     """A batch of pairs in both orders, A B and then B A, with a target for each pair (Radford et al. 2018, 3.3).
 
-    `labels` (pairs,) are those of a `ClassificationBatch`, and `num_choices` (pairs,) are 2.
+    `labels` (pairs,) are as in `ClassificationBatch`, and `num_choices` (pairs,) are all 2.
     """
 
 
@@ -227,7 +228,7 @@ def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | Non
     """Return batches as int64 arrays of indices into `lengths` (examples,), longest examples first, for inference.
 
     A batch has at most `max_tokens` tokens, or one longer example, and at most `max_examples` examples. The largest
-    comes first, so that a lack of memory shows at once. Raises ValueError for a limit below 1.
+    comes first, so that running out of memory shows immediately. Raises ValueError for a limit below 1.
     """
     if max_tokens < 1:
         raise ValueError(f"max_tokens is {max_tokens}, it must be at least 1")
@@ -246,5 +247,5 @@ def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | Non
 
 
 def _ends(lengths: np.ndarray) -> np.ndarray:
-    """Return where each of some parts begins, and where the last one ends."""
+    """Return where each part begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths)])

@@ -1,4 +1,4 @@
-"""What a model sees of sequences and what it predicts: masked tokens (BERT paper 3.3.1), or every next one (GPT)."""
+"""Turn sequences into model inputs and targets: masked tokens (BERT paper 3.3.1), or every next token (GPT)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True)
 class Corruption(ABC, Generic[Gathered, Batch]):
-    """A pure function from what a stream gathered to a batch: what a model sees, and what it predicts.
+    """A pure function from the sequences that a stream gathered to a batch of model inputs and targets.
 
-    Draws depend on the seed and on each sequence's epoch, key and positions, and on nothing else of the batch.
+    Draws depend only on the seed and on each sequence's epoch, key and positions, not on the rest of the batch.
     """
 
     vocabulary: Vocabulary
@@ -39,26 +39,26 @@ class Corruption(ABC, Generic[Gathered, Batch]):
         """Return the batch."""
 
     def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many predictions sequences of some lengths have, and how many without a cap: one a token."""
+        """Return the predictions per sequence, with and without the cap: one for each token that is not a mark."""
         return lengths - num_marks, lengths - num_marks
 
 
 def num_predictions(lengths: np.ndarray, data: PretrainingData) -> np.ndarray:
-    """Return how many tokens to predict in sequences of these lengths: the rate, rounded half to even, at least 1."""
+    """Return how many tokens to predict per sequence: rate times length, rounded half to even, at least 1, capped."""
     return np.clip(np.rint(lengths * data.masked_lm_prob), 1, data.resolved_max_predictions()).astype(np.int64)
 
 
 class Masking(Corruption[Texts, PretrainingBatch]):
-    """Some tokens are predicted, most of them behind [MASK] (BERT paper 3.3.1).
+    """Predicts some of the tokens, most of them replaced by [MASK] (BERT paper 3.3.1).
 
-    `masked_lm_prob` is a fraction of all tokens of a sequence, special tokens counted, capped by
-    `max_predictions_per_seq`. A predicted token becomes [MASK] with probability `mask_prob`, stays with `keep_prob`,
-    else becomes any token of the vocabulary. `whole_word_masking` predicts all pieces of a word or none. [CLS] and
-    [SEP] are never predicted, but may be drawn as random replacements.
+    `masked_lm_prob` is a fraction of all tokens of a sequence, including special tokens, capped by
+    `max_predictions_per_seq`. A predicted token becomes [MASK] with probability `mask_prob`, stays unchanged with
+    `keep_prob`, and otherwise becomes a random token of the vocabulary. `whole_word_masking` predicts all pieces of a
+    word or none. [CLS] and [SEP] are never predicted, but may be drawn as random replacements.
     """
 
     def __call__(self, texts: Texts) -> PretrainingBatch:
-        """Return the batch with masked ids and the ids there before as labels."""
+        """Return the batch with masked ids, and the original ids as labels."""
         token_ids, lengths, vocabulary, data = texts.token_ids, texts.lengths, self.vocabulary, self.data
         owners = np.repeat(np.arange(len(lengths)), lengths)
         own_positions = np.arange(len(token_ids)) - (np.cumsum(lengths) - lengths)[owners]
@@ -66,7 +66,7 @@ class Masking(Corruption[Texts, PretrainingBatch]):
         is_candidate = ~vocabulary.is_mark[token_ids]
         counts = num_predictions(lengths, data)
         if data.whole_word_masking:
-            # a `##` piece right after [CLS] or [SEP], left behind by a cut at the front, starts a word of its own
+            # a `##` piece right after [CLS] or [SEP], left over from truncation at the front, starts its own word
             continues = vocabulary.is_continuation[token_ids] & np.append(False, is_candidate[:-1])
             (heads,) = np.nonzero(is_candidate & ~continues)
             positions = _choose_words(heads, is_candidate, owners, own_positions, states, counts)
@@ -84,19 +84,19 @@ class Masking(Corruption[Texts, PretrainingBatch]):
         return texts.predicting(masked, positions, labels)
 
     def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of predictions with the cap, and with one that cuts nothing."""
+        """Return the numbers of predictions with the cap and without it."""
         uncut = self.data.model_copy(update={"max_predictions_per_seq": self.data.max_length})
         return num_predictions(lengths, self.data), num_predictions(lengths, uncut)
 
 
 class NextTokens(Corruption[Texts, PretrainingBatch]):
-    """Every token of text is predicted from those before it; marks around texts are not. Nothing is drawn.
+    """Predicts every token of a text from the tokens before it, but not the marks around texts. Nothing is drawn.
 
-    Running text has no marks around it: each of its tokens, and the one that follows a row, is predicted.
+    Running text has no such marks: each row predicts all its tokens but the first, and the token after the row.
     """
 
     def __call__(self, texts: Texts) -> PretrainingBatch:
-        """Return the batch with the ids as they are, and the positions before each token that is predicted."""
+        """Return the batch with unchanged ids; the position of a prediction is the one before the predicted token."""
         ends = np.cumsum(texts.lengths)
         if texts.following is not None:
             labels = np.append(texts.token_ids[1:], 0)
@@ -123,7 +123,7 @@ def _shuffled(tokens: np.ndarray, owners: np.ndarray, own_positions: np.ndarray,
 def drawn(
     tokens: np.ndarray, owners: np.ndarray, own_positions: np.ndarray, states: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
-    """Return packed token positions grouped by sequence: of each sequence `counts` at random, in random order."""
+    """Return packed token positions grouped by sequence: `counts` random ones per sequence, in random order."""
     order = _shuffled(tokens, owners, own_positions, states)
     return order[ranks(owners[order]) < counts[owners[order]]]
 
@@ -141,7 +141,7 @@ def _choose_words(
     states: np.ndarray,
     counts: np.ndarray,
 ) -> np.ndarray:
-    """Return the packed positions of words taken in random order; a word that would exceed the count is skipped."""
+    """Return the packed positions of randomly chosen words, skipping any word that would exceed the count."""
     if len(heads) == 0:
         return heads
     sizes = np.zeros(len(is_candidate), dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Random draws that are pure functions of a seed and counters, so that any draw can be made again at any time.
+"""Random draws that are pure functions of a seed and counters, so any draw can be reproduced at any time.
 
 The words come from the splitmix64 generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
-generators"): every counter advances a 64-bit state by an odd constant, and a bijective mix follows.
+generators"): every counter advances a 64-bit state by a multiple of an odd constant, and a bijective mix follows.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ def words(seed: int, *counters: Counter) -> np.ndarray:
             state = _mixed_int((state + (int(counter) + 1) * _GAMMA) & _WORD)
             continue
         step = _as_words(counter)
-        # At least one operand is a true array here: numpy wraps arrays silently but warns for scalars.
+        # At least one operand is a true array here: numpy wraps arrays silently but warns about scalars.
         state = mixed((step + np.uint64(1)) * np.uint64(_GAMMA) + _as_words(state))
     return np.asarray(state, dtype=np.uint64)
 
 
 def uniform(seed: int, *counters: Counter) -> np.ndarray:
-    """Return uniform draws (float64) in [0, 1), multiples of 2^-53, shaped as the counters broadcast."""
+    """Return uniform draws (float64) in [0, 1), multiples of 2^-53, in the counters' broadcast shape."""
     return (words(seed, *counters) >> np.uint64(11)) * (1.0 / _EXACT_FLOAT)
 
 
 def integers(n: int | np.ndarray, seed: int, *counters: Counter) -> np.ndarray:
-    """Return uniform integers (int64) in [0, n), an int or an array; raises ValueError outside 1 ... 2^63 - 1."""
+    """Return uniform integers (int64) in [0, n), for an int or array n; raises ValueError outside 1 ... 2^63 - 1."""
     bound = np.asarray(n)
     if bound.size and (int(bound.min()) < 1 or int(bound.max()) >= 2**63):
         raise ValueError(f"n is {n}, a draw needs 1 <= n < 2^63")
     if bound.size and int(bound.max()) > _EXACT_FLOAT:
         return (words(seed, *counters) % bound.astype(np.uint64)).astype(np.int64)
-    # (1 - 2^-53) * n rounds below n for every n up to 2^53, so that the bound is never drawn.
+    # (1 - 2^-53) * n rounds below n for every n up to 2^53, so the bound is never drawn.
     return np.asarray(uniform(seed, *counters) * bound).astype(np.int64)
 
 
 class Permutation:
     """A keyed permutation of range(size) in constant memory: `permutation[i]` is the image of i.
 
-    Large ranges go through a Feistel network over the next power of four, walked along its cycle until the value
-    falls inside the range (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"); ranges of up to 4096,
-    where such a network is too regular, are ordered by one random word each. Raises ValueError for a negative size.
+    Large ranges go through a Feistel network over the next power of four, with cycle walking until the value falls
+    inside the range (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"); ranges of up to 4096, where such
+    a network is too regular, are sorted by one random word per element. Raises ValueError for a negative size.
     """
 
     def __init__(self, size: int, seed: int, *counters: Counter) -> None:
@@ -82,7 +82,7 @@ class Permutation:
     def __getitem__(self, index: np.ndarray) -> np.ndarray: ...
 
     def __getitem__(self, index: int | np.ndarray) -> int | np.ndarray:
-        """Return the image of an index, or of an array of them as int64; raises IndexError outside range(size)."""
+        """Return the image of an index, or of an array of indices as int64; raises IndexError outside range(size)."""
         indices = np.asarray(index)
         if indices.size and (int(indices.min()) < 0 or int(indices.max()) >= self.size):
             raise IndexError(f"index {index} is outside range({self.size})")
@@ -114,7 +114,7 @@ def _as_words(counter: Counter) -> np.ndarray:
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """Spread every bit of words over all others, in place, and return them (the finaliser of splitmix64)."""
+    """Mix every bit of the words into all others, in place, and return the words (the finaliser of splitmix64)."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(_FACTOR_1)
     values ^= values >> np.uint64(27)

@@ -26,9 +26,9 @@ Precision = Literal["float32", "float16"]
 
 @dataclass(frozen=True)
 class FeaturePlan:
-    """What a folder of features is to hold: for each unit `row_counts` rows of (vectors, width) numbers.
+    """The planned contents of a feature folder: `row_counts` rows of (vectors, width) numbers for each unit.
 
-    `model` and `source` are fingerprints of the weights and of the encoded text that the numbers come from; `vectors`
+    `model` and `source` are fingerprints of the weights and of the encoded text that produce the numbers; `vectors`
     names the vectors of a row, in order: layers, or a combination of them.
     """
 
@@ -41,21 +41,21 @@ class FeaturePlan:
 
     @property
     def offsets(self) -> np.ndarray:
-        """Rows before each unit, and all rows at the end, (units + 1,) int64."""
+        """The first row of each unit, and the total number of rows at the end, (units + 1,) int64."""
         return np.concatenate([[0], np.cumsum(self.row_counts, dtype=np.int64)]).astype(np.int64)
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of all units."""
+        """The total number of rows."""
         return int(self.row_counts.sum())
 
     @property
     def num_bytes(self) -> int:
-        """Size of the array on disk."""
+        """The size of the array on disk."""
         return _num_bytes(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as plain values, the counts of rows by their sum."""
+        """Return the plan as plain values, with a checksum instead of the row counts."""
         return {
             "format_version": FORMAT_VERSION,
             "model": self.model,
@@ -70,11 +70,11 @@ class FeaturePlan:
 
 
 class FeatureWriter:
-    """Writes the rows of units in any order into a folder that takes its name when all are there.
+    """Writes the rows of units, in any order, to a folder that gets its final name when it is complete.
 
-    The disk's room for all of them is taken first: OSError tells at once that there is not enough.
-    Until then they stand in a folder beside it, with a mark for every unit whose rows are on disk: a writer of the same
-    plan goes on there, one of another plan begins anew.
+    The disk space for all rows is allocated first, so OSError reports a lack of space immediately. Until the folder is
+    complete, the rows are in a folder next to it, with a flag for every unit whose rows are on disk: a writer with the
+    same plan resumes there, one with another plan starts over.
     """
 
     def __init__(self, folder: str | Path, plan: FeaturePlan) -> None:
@@ -103,7 +103,7 @@ class FeatureWriter:
         return np.flatnonzero(self._done == 0)
 
     def write(self, units: np.ndarray, rows: np.ndarray) -> None:
-        """Write the rows (rows, vectors, width) of units; raises ValueError for other shapes or numbers not finite."""
+        """Write the rows (rows, vectors, width) of units; raises ValueError for other shapes or non-finite numbers."""
         expected = (int(self._plan.row_counts[units].sum()), len(self._plan.vectors), self._plan.width)
         if rows.shape != expected:
             raise ValueError(f"rows of shape {rows.shape} for units that have {expected}")
@@ -119,7 +119,7 @@ class FeatureWriter:
         self._unmarked += np.asarray(units).tolist()
 
     def mark(self) -> None:
-        """Have the disk hold what was written so far, and remember that it does."""
+        """Flush everything written so far to disk, and record those units as done."""
         if isinstance(self._array, np.memmap):
             self._array.flush()
         self._done[self._unmarked] = 1
@@ -127,7 +127,7 @@ class FeatureWriter:
         write_bytes(self._building / _DONE, self._done.tobytes())
 
     def finish(self) -> None:
-        """Give the folder its name; raises ValueError when units are missing."""
+        """Write the manifest and give the folder its final name; raises ValueError if units are missing."""
         self.mark()
         missing = self.missing_units()
         if len(missing):
@@ -144,7 +144,7 @@ class FeatureWriter:
         sync(self._folder.parent)
 
     def _continues(self) -> bool:
-        """Tell whether an earlier writer of the same plan left whole files."""
+        """Return whether an earlier writer with the same plan left files of the right sizes."""
         try:
             stored = read_json_object(self._building / _PLAN)
             sizes = [(self._building / name).stat().st_size for name in (FEATURES, _DONE)]
@@ -155,7 +155,7 @@ class FeatureWriter:
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """A finished folder of features, opened: `array` is (rows, vectors, width), memory-mapped."""
+    """An open, finished feature folder: `array` is (rows, vectors, width), memory-mapped."""
 
     folder: Path
     manifest: dict[str, Any]
@@ -164,10 +164,10 @@ class FeatureFile:
 
     @classmethod
     def open(cls, folder: str | Path, plan: FeaturePlan | None = None, *, verify: bool = True) -> FeatureFile:
-        """Open a folder; with a plan, only one that holds what the plan says.
+        """Open a folder; with a plan, only if its contents match the plan.
 
-        Raises DataError, with the file, when a file is missing, has another size or (with `verify`) another sum than
-        the manifest says, and when the numbers are of another model, text or layers than the plan's.
+        Raises DataError, naming the file, if a file is missing or does not match the manifest in size or (with
+        `verify`) in checksum, and if the numbers come from another model, text or layers than the plan's.
         """
         folder = Path(folder)
         manifest = _read_manifest(folder / MANIFEST)
@@ -183,19 +183,19 @@ class FeatureFile:
 
     @property
     def vectors(self) -> list[str]:
-        """Names of the vectors of a row."""
+        """The names of the vectors in a row."""
         return self.manifest["vectors"]
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """The number of values in a vector."""
         return self.manifest["width"]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def rows(self, units: Sequence[int] | np.ndarray) -> np.ndarray:
-        """Return the rows of some units, one after the other, (rows, vectors, width) float32."""
+        """Return the concatenated rows of some units, (rows, vectors, width) float32."""
         spans = [slice(int(self.offsets[unit]), int(self.offsets[unit + 1])) for unit in units]
         return np.concatenate([self.array[span] for span in spans] or [self.array[:0]]).astype(np.float32)
 
@@ -242,7 +242,7 @@ def _num_bytes(held: dict[str, Any]) -> int:
 
 
 def _take_room(path: Path, num_bytes: int) -> None:
-    """Give a file its size on disk; writing through a map into a hole of a full disk would end the process."""
+    """Allocate a file's size on disk; writing through a map into a hole of a full disk would kill the process."""
     with path.open("r+b") as file:
         if num_bytes and hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)

@@ -1,4 +1,4 @@
-"""Batches as a function of a position: rows of any stream, gathered and corrupted."""
+"""Batches as a function of a position: the rows of any stream, gathered and corrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from maskloom.errors import DataError
 
 @dataclass(frozen=True)
 class Columns:
-    """Rows of a stream as index columns: arrays with one entry a row, by which the tokens are gathered later."""
+    """Rows of a stream as index columns: arrays with one entry per row, used to gather the tokens later."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -26,7 +26,7 @@ class Columns:
 
     @classmethod
     def join(cls, parts: list[Self]) -> Self:
-        """Return the rows of several groups one after the other."""
+        """Return the concatenated rows of several groups."""
         if len(parts) == 1:
             return parts[0]
         return cls(**{name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0])})
@@ -34,9 +34,9 @@ class Columns:
 
 @dataclass(frozen=True)
 class Extent:
-    """How much an epoch of a stream holds: its rows, and the tokens of each of some rows that speak for all.
+    """The size of an epoch of a stream: its number of rows, and the lengths in tokens of representative rows.
 
-    `num_marks` tokens of every row are never predicted. Training leaves `num_dropped_tokens` of an epoch out.
+    `num_marks` tokens of every row are never predicted. Training skips `num_dropped_tokens` tokens per epoch.
     """
 
     num_rows: int
@@ -49,10 +49,10 @@ Rows = TypeVar("Rows", bound=Columns)
 
 
 class Stream(Protocol[Rows, Gathered]):
-    """An endless, seekable series of rows, epoch after epoch; a position is a few whole numbers by name."""
+    """An endless, seekable sequence of rows, epoch after epoch; a position is a few integers by name."""
 
     def read(self, position: dict[str, int], num_rows: int) -> tuple[Rows, dict[str, int]]:
-        """Return the rows from a position on, {} for the start, over ends of epochs, and the position after them."""
+        """Return the rows from a position ({} is the start), across epoch boundaries, and the position after them."""
         ...
 
     def epoch(self, number: int) -> Iterator[Rows]:
@@ -60,19 +60,19 @@ class Stream(Protocol[Rows, Gathered]):
         ...
 
     def gather(self, rows: Rows) -> Gathered:
-        """Return rows with their tokens, as a corruption takes them."""
+        """Return the rows with their tokens, as input for a corruption."""
         ...
 
     def extent(self) -> Extent:
-        """Return how much an epoch holds."""
+        """Return the size of an epoch."""
         ...
 
 
 @dataclass(frozen=True)
 class Account:
-    """What an epoch holds: instances, tokens of each with special ones, predictions, tokens that training leaves out.
+    """The contents of an epoch; tokens per instance include special tokens, and training skips the dropped tokens.
 
-    `cut_fraction` is the fraction of the predictions asked for by the rate that `max_predictions_per_seq` cuts off.
+    `cut_fraction` is the fraction of the predictions required by the rate that `max_predictions_per_seq` removes.
     """
 
     num_instances: int
@@ -83,10 +83,10 @@ class Account:
 
 
 class Loader(Generic[Batch]):
-    """Batches of a stream's rows, exact in stream, corruption and position.
+    """Batches of a stream's rows, determined exactly by stream, corruption and position.
 
-    Of every training batch the rows `rows` are made, and position and draws are as if all were: together, processes
-    make the batch that one would make. Raises ValueError for a batch size below 1.
+    Only the slice `rows` of every training batch is created, with the same positions and draws as in the whole batch:
+    several processes together create the batch that one process would. Raises ValueError for a batch size below 1.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Loader(Generic[Batch]):
         self._stream, self._corrupt, self._batch_size, self._rows = stream, corrupt, batch_size, rows
 
     def next_batch(self, position: dict[str, int]) -> tuple[Batch, dict[str, int]]:
-        """Return the batch at a position, {} for the start, and the position after it; epochs may end inside it."""
+        """Return the batch at a position ({} is the start) and the position after it; a batch may span epochs."""
         rows, after = self._stream.read(position, self._batch_size)
         return self._batch(rows.take(self._rows)), after
 
@@ -114,7 +114,7 @@ class Loader(Generic[Batch]):
             yield self._batch(pending[0])
 
     def account(self) -> Account:
-        """Return what an epoch holds."""
+        """Return the contents of an epoch."""
         extent = self._stream.extent()
         predicted, wanted = (float(part.sum()) for part in self._corrupt.counts(extent.lengths, extent.num_marks))
         tokens, predictions = float(extent.lengths.mean()), predicted / len(extent.lengths)
@@ -125,7 +125,7 @@ class Loader(Generic[Batch]):
 
 
 def position_numbers(position: dict[str, int], *names: str) -> list[int]:
-    """Return the numbers of a position by name, zeros for {}; raises DataError for other names and negative numbers."""
+    """Return a position's numbers by name, zeros for {}; raises DataError for wrong names and negative numbers."""
     whole = all(type(value) is int and value >= 0 for value in position.values())
     if (position and sorted(position) != sorted(names)) or not whole:
         raise DataError(f"data position {position}: expected whole numbers from 0 for {', '.join(names)}")

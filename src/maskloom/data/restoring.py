@@ -1,4 +1,4 @@
-"""Noised texts to restore: BART's noises (Lewis et al. 2019, 2.2), T5's missing spans (Raffel et al. 2020, 3.1.4)."""
+"""Corrupt texts to restore: BART's noise (Lewis et al. 2019, 2.2), T5's missing spans (Raffel et al. 2020, 3.1.4)."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LONGEST_SPAN = 400
 
 @dataclass(frozen=True)
 class _Packed:
-    """Texts one after the other: ids (tokens,), sizes (texts,)."""
+    """Concatenated texts: ids (tokens,), sizes (texts,)."""
 
     ids: np.ndarray
     sizes: np.ndarray
 
     @cached_property
     def owners(self) -> np.ndarray:
-        """The text of each token."""
+        """The index of each token's text."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
     @cached_property
@@ -45,12 +45,12 @@ class _Packed:
         return np.arange(len(self.ids)) - self.starts[self.owners]
 
     def kept(self, is_kept: np.ndarray) -> _Packed:
-        """Return what is left of some tokens."""
+        """Return the texts with only the selected tokens."""
         return _Packed(self.ids[is_kept], np.bincount(self.owners[is_kept], minlength=len(self.sizes)))
 
 
 class _Frame(NamedTuple):
-    """The marks that stand before and behind every text."""
+    """The marks before and after every text."""
 
     begin: np.ndarray
     end: np.ndarray
@@ -70,23 +70,23 @@ class _Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Restoring(Corruption[Texts, SourceTargetBatch]):
-    """What sources and targets made of the same texts have in common.
+    """The base of corruptions that make source and target from the same text.
 
-    A source has the marks of its text. A target does too; a decoder reads it up to the last token and predicts it from
-    the second one on. With a `decoder_start` it reads that first and predicts all of the target, as BART and T5 do; so
-    it is, with the padding token, where no mark begins a text.
+    Source and target both have the marks of the text. The decoder reads the target up to its last token and predicts it
+    from the second one on. With a `decoder_start`, it reads that first and predicts all of the target, as BART and T5
+    do; the padding token serves as the start if no mark begins a text.
     """
 
     data: RestoringData
 
     def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the numbers of target tokens, marks that are predicted among them."""
+        """Return the numbers of target tokens, including the marks that are predicted."""
         numbers = self._num_targets(lengths - num_marks) + (1 if self.data.decoder_start is None else num_marks)
         return numbers, numbers
 
     @abstractmethod
     def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
-        """Return the numbers of target tokens without marks, by the sizes of texts."""
+        """Return the numbers of target tokens, without marks, for texts of these sizes."""
 
     def _parts(self, texts: Texts) -> tuple[_Packed, _Packed, _Frame]:
         """Return texts without their marks, the lengths of their sentences, and the marks."""
@@ -102,7 +102,7 @@ class Restoring(Corruption[Texts, SourceTargetBatch]):
         return words(self.seed, kind, texts.epochs, texts.keys)
 
     def _batch(self, source: _Packed, target: _Packed, frame: _Frame) -> SourceTargetBatch:
-        """Return the batch of texts without their marks."""
+        """Return the batch for sources and targets given without their marks."""
         source, target, own = frame.around(source), frame.around(target), self.data.decoder_start
         start = self.vocabulary.pad_id if own is None and not len(frame.begin) else own
         ids, sizes, labels = read_and_predicted(target.ids, target.sizes, start)
@@ -121,18 +121,18 @@ class Restoring(Corruption[Texts, SourceTargetBatch]):
 
 @dataclass(frozen=True)
 class Denoising(Restoring):
-    """A source is a noised text, its target the text (Lewis et al. 2019, 2.2).
+    """Makes a noised text the source and the original text the target (Lewis et al. 2019, 2.2).
 
-    Sentences are permuted; of the tokens, or words with `whole_word_masking`, some are masked, others deleted, and
-    spans infilled, of Poisson length, which may overlap: each becomes one [MASK], and one of length 0 is a [MASK] too
-    many; more of these are inserted; the text is rotated. A source has no more than `max_length` tokens: there are
-    fewer insertions where it would.
+    Sentences are permuted. Some tokens, or words with `whole_word_masking`, are masked, others are deleted, and spans
+    of Poisson length, which may overlap, are infilled: each span becomes one [MASK], and a span of length 0 inserts
+    one. More [MASK] tokens are inserted, and the text is rotated. Insertions are limited so that a source has at most
+    `max_length` tokens.
     """
 
     data: DenoisingData
 
     def __call__(self, texts: Texts) -> SourceTargetBatch:
-        """Return the batch of noised texts with what they were."""
+        """Return the batch of noised texts with the originals as targets."""
         text, sentences, frame = self._parts(texts)
         noised, is_head = self._permuted(text, sentences, self._states(_SENTENCES, texts))
         noised, num_empty = self._thinned(noised, is_head, texts)
@@ -143,7 +143,7 @@ class Denoising(Restoring):
         return sizes
 
     def _permuted(self, text: _Packed, sentences: _Packed, states: np.ndarray) -> tuple[_Packed, np.ndarray]:
-        """Return texts with sentences in another order, and where words begin."""
+        """Return texts with permuted sentences, and a mask of the tokens that begin words."""
         count = _share(self.data.permute_sentences, sentences.sizes)
         order = np.arange(len(sentences.ids))
         picked = drawn(order, sentences.owners, sentences.places, states, count)
@@ -158,7 +158,7 @@ class Denoising(Restoring):
         return _Packed(ids, text.sizes), is_head
 
     def _thinned(self, text: _Packed, is_head: np.ndarray, texts: Texts) -> tuple[_Packed, np.ndarray]:
-        """Return texts with words masked, deleted and infilled, and of each the number of spans of length 0."""
+        """Return texts with words masked, deleted and infilled, and the number of spans of length 0 in each."""
         (heads,) = np.nonzero(is_head)
         heads = _Packed(heads, np.bincount(text.owners[heads], minlength=len(text.sizes)))
         masked, deleted, budget = (
@@ -175,7 +175,7 @@ class Denoising(Restoring):
         is_masked = (numbers < masked[owners]) | (numbers >= single[owners])
         last = np.minimum(picked + sizes, (heads.starts + heads.sizes)[owners])
         first, end = heads.ids[picked], np.append(heads.ids, len(text.ids))[last]
-        # a span takes all its tokens, but the first where that becomes [MASK]
+        # a span removes all its tokens, except the first if that becomes [MASK]
         begins, ends = (np.bincount(places, minlength=len(is_head) + 1) for places in (first + is_masked, end))
         ids, places = text.ids.copy(), first[is_masked]
         ids[places] = self._masks(text.owners[places], 2 * text.places[places], texts)
@@ -183,7 +183,7 @@ class Denoising(Restoring):
         return thinned, spans.sizes - filled.sizes
 
     def _spans(self, budgets: np.ndarray, states: np.ndarray) -> _Packed:
-        """Return lengths of spans, packed by texts, that add up to each budget; the last is cut to fit."""
+        """Return span lengths, packed by text, that add up to each text's budget; the last is cut to fit."""
         numbers = budgets
         while True:
             owners = np.repeat(np.arange(len(budgets)), numbers)
@@ -199,7 +199,7 @@ class Denoising(Restoring):
         return _Packed(np.minimum(lengths, left), numbers).kept(left > 0)
 
     def _inserted(self, text: _Packed, numbers: np.ndarray, num_marks: int, texts: Texts) -> _Packed:
-        """Return texts with so many [MASK] more, and those of `insert_rate`, at random places."""
+        """Return texts with `numbers` more [MASK] tokens, and those of `insert_rate`, at random positions."""
         numbers = numbers + _share(self.data.insert_rate, text.sizes)
         numbers = np.clip(numbers, 0, np.maximum(self.data.max_length - num_marks - text.sizes, 0))
         sizes = text.sizes + numbers
@@ -209,13 +209,13 @@ class Denoising(Restoring):
         return _Packed(np.insert(text.ids, chosen - np.arange(len(chosen)), masks), sizes)
 
     def _masks(self, owners: np.ndarray, counters: np.ndarray, texts: Texts) -> np.ndarray:
-        """Return for some places [MASK], or now and then a random token."""
+        """Return [MASK] for each position, or with probability `random_rate` a random token."""
         keys = self._states(_RANDOM, texts)[owners]
         random_ids = integers(len(self.vocabulary), _RANDOM_TOKEN, keys, counters)
         return np.where(uniform(_RANDOM, keys, counters) < self.data.random_rate, random_ids, self.vocabulary.mask_id)
 
     def _rotated(self, text: _Packed, states: np.ndarray) -> _Packed:
-        """Return texts of which some begin at another token than they did, and go on at their start."""
+        """Return the texts, some of them rotated to begin at a random other token."""
         is_rotated = (uniform(_RANDOM, states) < self.data.rotate_rate) & (text.sizes > 1)
         offsets = np.where(is_rotated, 1 + integers(np.maximum(text.sizes - 1, 1), _OFFSET, states), 0)
         shifted = (text.places + offsets[text.owners]) % text.sizes[text.owners]
@@ -224,12 +224,12 @@ class Denoising(Restoring):
 
 @dataclass(frozen=True)
 class SpanCorruption(Restoring):
-    """A source is a text with sentinels for missing spans, its target these, each with its span (Raffel et al., 3.1.4).
+    """Replaces spans of the source by sentinels; the target is each sentinel with its span (Raffel et al., 3.1.4).
 
-    Of n tokens round(n `noise_density`) are missing, in round(that / `mean_span_length`) spans, at least one each. What
-    is missing and what is not are uniform partitions; a text begins with what is not. Differs from the paper: figure 2
-    has a sentinel behind the last span, the published code has none. Raises ConfigError for a vocabulary with fewer
-    sentinels than a text of `max_length` tokens needs.
+    Of n tokens, round(n `noise_density`) are missing, in round(that / `mean_span_length`) spans, at least one of each.
+    The missing and the remaining tokens are partitioned uniformly; a text begins with remaining tokens. Differs from
+    the paper: figure 2 has a sentinel after the last span, the published code has none. Raises ConfigError if the
+    vocabulary has fewer sentinels than a text of `max_length` tokens needs.
     """
 
     data: SpanCorruptionData
@@ -244,7 +244,7 @@ class SpanCorruption(Restoring):
             )
 
     def __call__(self, texts: Texts) -> SourceTargetBatch:
-        """Return the batch of texts with sentinels and of what these stand for."""
+        """Return the batch of texts with sentinels, with the replaced spans as targets."""
         text, _, frame = self._parts(texts)
         num_missing, num_spans = self._numbers(text.sizes)
         missing = _partition(num_missing, num_spans, self._states(_MISSING, texts))
@@ -262,17 +262,17 @@ class SpanCorruption(Restoring):
         return self._batch(source, target, frame)
 
     def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
-        return np.sum(self._numbers(sizes), axis=0)  # what is missing, and a sentinel a span
+        return np.sum(self._numbers(sizes), axis=0)  # the missing tokens, and one sentinel per span
 
     def _numbers(self, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many tokens of texts are missing, and in how many spans; of a single token none."""
+        """Return how many tokens are missing from texts, and in how many spans; none for a text of one token."""
         num_missing = np.minimum(np.maximum(np.rint(sizes * self.data.noise_density), 1), sizes - 1)
         num_spans = np.minimum(np.maximum(np.rint(num_missing / self.data.mean_span_length), 1), num_missing)
         return num_missing.astype(np.int64), np.minimum(num_spans, sizes - num_missing).astype(np.int64)
 
 
 def _partition(sizes: np.ndarray, numbers: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """Return the lengths of so many parts of each size, none empty, or one part; all partitions are equally likely."""
+    """Return the part lengths of a uniformly random partition of each size into `numbers` non-empty parts, or one."""
     items = _Packed(np.arange(sizes.sum()), sizes)
     cuts = drawn(items.ids[items.places > 0], items.owners, items.places, states, np.maximum(numbers - 1, 0))
     starts = np.sort(np.append(items.starts, cuts))
@@ -280,12 +280,12 @@ def _partition(sizes: np.ndarray, numbers: np.ndarray, states: np.ndarray) -> np
 
 
 def _share(rate: float, sizes: np.ndarray) -> np.ndarray:
-    """Return a rate of some sizes, rounded up; what rounding adds to their product does not count."""
+    """Return rate times sizes, rounded up, ignoring the floating-point error of the product."""
     return np.ceil(rate * sizes - 1e-9).astype(np.int64)
 
 
 @lru_cache(maxsize=8)
 def _poisson(mean: float) -> np.ndarray:
-    """Return the probabilities that a Poisson variable is at most 0, 1, 2 ...."""
+    """Return the probabilities that a Poisson variable is at most 0, 1, 2, and so on."""
     numbers = np.arange(1, _LONGEST_SPAN)
     return np.cumsum(math.exp(-mean) * np.cumprod(np.append(1.0, mean / numbers)))

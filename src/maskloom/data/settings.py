@@ -43,30 +43,30 @@ class PretrainingData(Section):
 
     @property
     def pairs(self) -> str | None:
-        """Which pairs of texts are read, a row of `PAIR_TASKS`: "nsp", "sop" for their order, or None."""
+        """The kind of text pairs, a key of `PAIR_TASKS`: "nsp", "sop" (sentence order), or None without pairs."""
         return ("sop" if self.sentence_order else "nsp") if self.next_sentence else None
 
     @property
     def pair_task(self) -> str | None:
-        """What is told of a pair of texts, or None."""
+        """The task learned on pairs of texts, or None."""
         return self.pairs if self.next_sentence_loss else None
 
     def resolved_max_predictions(self) -> int:
-        """Return the cap on predictions of one sequence, `max_predictions_per_seq` unless absent.
+        """Return the cap on predictions per sequence: `max_predictions_per_seq`, or a default if it is absent.
 
-        The default grows with length and rate, so it never cuts: 20 at length 128 and 80 at 512 for 0.15, as published.
+        The default grows with length and rate and never cuts: 20 at length 128 and 80 at 512 for 0.15, as published.
         """
         return self.max_predictions_per_seq or max(1, round(0.15625 * self.max_length * (self.masked_lm_prob / 0.15)))
 
 
 class RestoringData(PretrainingData):
-    """The keys of [data]; `decoder_start` is what the decoder of the model reads before all targets, None if open."""
+    """The keys of [data], and `decoder_start`, the token that the model's decoder reads before all targets, if any."""
 
     decoder_start: int | None = None
 
 
 class DenoisingSection(Section):
-    """Noises of a text that is to be restored (Lewis et al. 2019, 2.2); the defaults are those of the released BART."""
+    """Noise in texts that are to be restored (Lewis et al. 2019, 2.2); the defaults are those of the released BART."""
 
     permute_sentences: Rate = key(1.0, "Fraction of a sequence's sentences that are put into random order.")
     mask_rate: Rate = key(0.0, "Fraction of tokens that become [MASK].")
@@ -85,15 +85,15 @@ class DenoisingSection(Section):
 
 
 class DenoisingData(DenoisingSection, RestoringData):
-    """Those keys, and the ones of [data]."""
+    """The keys of `DenoisingSection` and of [data]."""
 
 
 class SpanCorruptionSection(Section):
-    """Spans that are missing from a text and are to be written (Raffel et al. 2020, 3.1.4 and 3.3.4)."""
+    """Spans that are removed from a text and are to be generated (Raffel et al. 2020, 3.1.4 and 3.3.4)."""
 
     noise_density: float = key(0.15, "Fraction of tokens that are missing.", gt=0.0, lt=1.0)
     mean_span_length: float = key(3.0, "Mean number of tokens of a missing span.", ge=1.0, le=1000.0)
 
 
 class SpanCorruptionData(SpanCorruptionSection, RestoringData):
-    """Those keys, and the ones of [data]."""
+    """The keys of `SpanCorruptionSection` and of [data]."""

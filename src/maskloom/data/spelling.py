@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 class SentencesBothWays(Contiguous):
-    """`Contiguous` text of sentences in random order, each with its marks, and the same with each sentence reversed.
+    """`Contiguous` text of sentences in random order, each with its marks, and a copy with each sentence reversed.
 
-    Both are cut at the same places, so that either goes on where it ended in the row before.
+    Both are cut at the same positions, so each continues where its previous row ended.
     """
 
     @staticmethod
@@ -34,7 +34,7 @@ class SentencesBothWays(Contiguous):
         return corpus.sentence_offsets[sentences], corpus.sentence_offsets[sentences + 1]
 
     def gather(self, rows: Stretches) -> tuple[Texts, Texts]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return rows with their tokens, and those of the reversed sentences at the same places."""
+        """Return rows with their tokens, and with the tokens of the reversed sentences at the same positions."""
         return super().gather(rows), self._gathered(rows, self._reversed_parts)
 
     def _reversed_parts(self, epoch: int, first: int, last: int) -> Iterator[np.ndarray]:
@@ -50,14 +50,14 @@ class SentencesBothWays(Contiguous):
 
 @dataclass(frozen=True)
 class Spelling:
-    """The spelled ids of all words of a vocabulary end to end, and where each begins, (words + 1,)."""
+    """The concatenated spelled ids of all words of a vocabulary, and where each word begins, (words + 1,)."""
 
     ids: np.ndarray
     starts: np.ndarray
 
     @classmethod
     def of(cls, vocabulary: Vocabulary) -> Self:
-        """Spell the words; the marks of texts are those of sentences."""
+        """Spell the words; the marks of texts are spelled as the marks of sentences."""
         special, words = vocabulary.special, list(SpelledTokenizer.of().word_ids(vocabulary.tokens))
         marks = {special.begin or special.classify: BEGIN_SENTENCE, special.end or special.separator: END_SENTENCE}
         for token, mark in marks.items():
@@ -67,7 +67,7 @@ class Spelling:
         return cls(np.array([index for word in words for index in word], dtype=np.int64), starts)
 
     def spelled(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the spelled ids of some words end to end, and how many each has."""
+        """Return the concatenated spelled ids of some words, and the number of ids in each."""
         first, lengths = self.starts[words], self.starts[words + 1] - self.starts[words]
         inner = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         return self.ids[np.repeat(first, lengths) + inner], lengths
@@ -75,7 +75,7 @@ class Spelling:
 
 @dataclass(frozen=True)
 class BothWaysBatch(PretrainingBatch):
-    """Words for both directions: what the second reads and predicts, (words,), and the `spelling` of words."""
+    """Words for both directions: inputs and labels of the backward one, (words,), and the `spelling` of words."""
 
     backward_ids: np.ndarray | None = None
     backward_labels: np.ndarray | None = None
@@ -90,7 +90,7 @@ class BothWaysBatch(PretrainingBatch):
 
 @dataclass(frozen=True)
 class BothWays(Corruption[tuple[Texts, Texts], BothWaysBatch]):
-    """Every next word of sentences, and of the reversed ones. Raises ConfigError for a vocabulary of pieces."""
+    """Predicts every next word of sentences and reversed sentences. Raises ConfigError for a vocabulary of pieces."""
 
     def __post_init__(self) -> None:
         if self.vocabulary.suffix or not self.vocabulary.prefix or self.vocabulary.is_continuation.any():
@@ -106,7 +106,7 @@ class BothWays(Corruption[tuple[Texts, Texts], BothWaysBatch]):
         return BothWaysBatch(**vars(forwards), backward_ids=ids, backward_labels=labels, spelling=self._spelling)
 
     def counts(self, lengths: np.ndarray, num_marks: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return how many predictions rows of those lengths have, twice: each word is predicted in both directions."""
+        """Return the numbers of predictions, doubled: each word is predicted in both directions."""
         predicted, wanted = super().counts(lengths, num_marks)
         return 2 * predicted, 2 * wanted
 

@@ -1,1 +1,1 @@
-"""Word vectors: CBOW and skip-gram of word2vec (Mikolov et al. 2013), from text to files, neighbours and scores."""
+"""Word vectors: word2vec's CBOW and skip-gram (Mikolov et al. 2013), from text to files, neighbours and scores."""

@@ -1,4 +1,4 @@
-"""Scores of word vectors: similarity of pairs against people's judgement, and analogies, as gensim counts them."""
+"""Score word vectors as gensim does: word similarity against human judgement, and analogies."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from maskloom.tasks.tables import layout_of, read_rows
 from maskloom.text.word_vectors import WordVectors
 
 Triple = tuple[str, str, float]
-# The part of speech behind each word of the set MEN: sun-n.
+# The part-of-speech suffix of each word in the MEN data set: sun-n.
 _PART_OF_SPEECH = re.compile(".-[nvja]$")
 _SCORES = ("similarity", "simlex999", "score", "mean", "rating")
 _QUESTIONS_AT_ONCE = 256
 
 
 def read_pairs(path: Path) -> list[Triple]:
-    """Read two words and a score a row: columns of .csv or .tsv by the names word1, word2 and similarity or by place.
+    """Read two words and a score per row: .csv or .tsv columns named word1, word2 and similarity, or the first three.
 
-    A .txt has three fields between white space. A first row that names a score, such as "Human (mean)", is a header.
-    Where every word ends in its part of speech, as in MEN, that is left out. Raises DataError for .jsonl, and with the
-    line for a row that is not two words and a score.
+    A .txt file has three fields separated by white space. A first row that names a score, such as "Human (mean)", is a
+    header. If every word ends in its part of speech, as in MEN, the suffix is removed. Raises DataError for .jsonl,
+    and, with the line number, for a row that is not two words and a score.
     """
     layout = layout_of(path)
     if layout == "jsonl":
@@ -40,7 +40,7 @@ def read_pairs(path: Path) -> list[Triple]:
         if score is None:
             raise DataError(f"{path}: line 1: no column of scores named similarity among {', '.join(names)}")
         places = [names.index(name) for name in ("word1", "word2", score)]
-        # a row may have no more than its number, in a column without a name
+        # a row may have only its number, in a column without a name
         rows = [row for row in rows[1:] if any(cell.strip() for cell, name in zip(row[0], names, strict=False) if name)]
     elif {*re.findall(r"\w+", " ".join(names[2:]))} & {*_SCORES} and not _is_score(names[2]):
         rows = rows[1:]
@@ -67,15 +67,15 @@ def _triple(place: str, fields: list[str], places: list[int]) -> Triple:
 
 
 def similarity_scores(vectors: WordVectors, pairs: list[Triple]) -> dict[str, Any]:
-    """Return the Spearman and the Pearson correlation of cosines with scores, without pairs of unknown words.
+    """Return the Spearman and Pearson correlations of cosines with scores, excluding pairs with unknown words.
 
-    Words are looked up as they are, then in the case in which they are most frequent. Where all scores or all cosines
-    are equal there is no correlation, and `no_correlation` says why.
+    Case is ignored: a word stands for the first of its forms in the vocabulary, the most frequent one. If all scores or
+    all cosines are equal there is no correlation, and `no_correlation` says why.
     """
     folded = _folded(vectors, len(vectors.words))
     found = [(folded.get(a.lower()), folded.get(b.lower()), score) for a, b, score in pairs]
     known = [(a, b, score) for a, b, score in found if a is not None and b is not None]
-    from scipy.stats import pearsonr, spearmanr  # 60 MiB that training has no use for
+    from scipy.stats import pearsonr, spearmanr  # 60 MiB that training does not need
 
     result: dict[str, Any] = {"pairs": len(pairs), "unknown": len(pairs) - len(known)}
     first, second, scores = np.array(known).reshape(-1, 3).T
@@ -92,7 +92,7 @@ def similarity_scores(vectors: WordVectors, pairs: list[Triple]) -> dict[str, An
 
 
 def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
-    """Return the rows of the first words by lower-cased word, the first of a word's forms."""
+    """Map lower-cased words to rows among the first `most` words; the first of a word's forms counts."""
     folded: dict[str, int] = {}
     for place, word in enumerate(vectors.words[:most]):
         folded.setdefault(word.lower(), place)
@@ -100,10 +100,10 @@ def _folded(vectors: WordVectors, most: int) -> dict[str, int]:
 
 
 def read_analogies(path: Path) -> dict[str, list[list[str]]]:
-    """Read questions of four words a line by section, which a line `: name` begins; DataError for any other line.
+    """Read questions of four words per line, by section, begun by `: name`; raises DataError for any other line.
 
-    Words stand between white space, in a .csv in four columns, or in those that a header names word1, word2, word3 and
-    word4 or target; the section is then what a column type or category says.
+    Words are separated by white space. A .csv file has them in four columns, or in columns that a header names word1,
+    word2, word3 and word4 or target; the section is then in a column named type or category.
     """
     sections: dict[str, list[list[str]]] = {}
     name, names = path.stem, list[str]()
@@ -131,10 +131,10 @@ def read_analogies(path: Path) -> dict[str, list[list[str]]]:
 
 
 def analogy_scores(vectors: WordVectors, sections: dict[str, list[list[str]]], most: int) -> dict[str, Any]:
-    """Return how many questions a : b = c : d are right, in all and by section.
+    """Return how many questions a : b = c : d are answered correctly, in total and by section.
 
-    The answer is the word nearest to b - a + c (3CosAdd) among the `most` first words, without a, b and c; case is not
-    looked at. Questions with a word beyond those are skipped.
+    The answer is the word nearest to b - a + c (3CosAdd) among the first `most` words, excluding a, b and c; case is
+    ignored. Questions with a word outside the first `most` are skipped.
     """
     folded = _folded(vectors, most)
     by_section, right, asked = {}, 0, 0

@@ -1,9 +1,9 @@
-"""The inner loop of word2vec, compiled by numba; as plain Python it runs too, slowly and without numba.
+"""The inner loop of word2vec, compiled by numba; without numba it also runs, slowly, as plain Python.
 
-Draws are a function of a block's seed (splitmix64), so that a block gives the same updates whenever it is trained.
+Draws are a function of a block's seed (splitmix64), so a block gives the same updates whenever it is trained.
 
-In what is done for each target and each word of a window, no branch touches an array. Numba would count the references
-of that array at each turn, by atomic operations on memory that all threads share: more than half of the time.
+No branch touches an array in the code for each target and each word of a window. Otherwise numba would count references
+to that array on each iteration, with atomic operations on memory shared by all threads: more than half of the time.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from maskloom.errors import ConfigError
 
 NEGATIVE, HIERARCHICAL, SOFTMAX = range(3)
 MAX_SENTENCE = 1000
-"""Words of a sentence that stay after subsampling; what is longer is cut."""
+"""Maximum number of words in a sentence after subsampling; longer sentences are split."""
 SIGMOID_RANGE, SIGMOID_STEPS = 6, 1000
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_FACTOR, _SECOND_FACTOR = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _27, _30, _31, _32 = (np.uint64(bits) for bits in (27, 30, 31, 32))
 _LOW = np.uint64(0xFFFFFFFF)
-# So many words before its turn the rows of a word are asked for from memory.
+# How many words ahead of its turn the rows of a word are prefetched.
 _LEAD = 3
 
 
 class Tables(NamedTuple):
-    """What a block reads of the vocabulary, all per word, and the sigmoid.
+    """The per-word tables of the vocabulary that a block reads, and the sigmoid.
 
     `keep` (words,) uint32 and the upper half of `noise` (words,) uint64 are probabilities times 2**32; the lower half
     of `noise` is the other word of its slot (Walker's alias method). The path of word w from the root of the Huffman
     tree is `nodes` from `starts[w]` to `starts[w + 1]`, each as 2 node + label. `sigmoid` (2, steps + 2) holds the
-    sigmoid and -log of it: first what counts below -6, then its steps from -6 to 6, of which the program has 1,000,
-    then what counts above. Without steps both are computed exactly.
+    sigmoid and its -log: first the value below -6, then the steps from -6 to 6, 1,000 in the word2vec program, then the
+    value above 6. Without steps both are computed exactly.
     """
 
     keep: np.ndarray
@@ -48,7 +48,7 @@ class Tables(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The settings of a block, with its learning `rate` as a number of the vectors' type."""
+    """The settings of a block; its learning `rate` is a scalar of the vectors' type."""
 
     is_cbow: bool
     loss: int
@@ -64,9 +64,9 @@ def train_block(
 ) -> tuple[float, int]:
     """Train on a block of text in place; return the sum of the losses and the number of predictions.
 
-    `vectors` (words, size) are those of words as context, `outputs` (words or inner nodes, size) those that predict.
-    `tokens` (tokens,) int32 are words, with -1 at the end of each sentence. Subsampled words are removed first, so that
-    windows stretch over them; a window has `window` - b words on each side, b uniform from 0 to `window` - 1.
+    `vectors` (words, size) are the vectors of words as context, `outputs` (words or inner nodes, size) those that
+    predict. `tokens` (tokens,) int32 are words, with -1 at the end of each sentence. Subsampled words are removed
+    first, so windows extend across them; a window has `window` - b words per side, b uniform from 0 to `window` - 1.
     """
     size, rate = vectors.shape[1], options.rate
     error, context = np.zeros(size, vectors.dtype), np.zeros((1, size), vectors.dtype)
@@ -108,7 +108,7 @@ def train_block(
                 num_predictions += 1
                 if options.is_cbow:
                     _spread(vectors, sentence, (first, center, last), error, options.divides)
-                    break  # the whole window was one prediction
+                    break  # the whole window is one prediction
                 for i in range(size):
                     vectors[row, i] += error[i]
     return total, num_predictions
@@ -117,7 +117,7 @@ def train_block(
 def _read_sentence(
     tokens: np.ndarray, place: int, keep: np.ndarray, sentence: np.ndarray, state: np.uint64
 ) -> tuple[int, int, np.uint64]:
-    """Read up to the end of a sentence, without subsampled words; return the next place and the number of words."""
+    """Read a sentence without its subsampled words; return the next place, the number of words and the new state."""
     length = 0
     while place < tokens.shape[0] and length < MAX_SENTENCE:
         word = tokens[place]
@@ -134,9 +134,9 @@ def _read_sentence(
 def _gather(
     vectors: np.ndarray, sentence: np.ndarray, window: tuple[Any, int, Any], context: np.ndarray, sums: bool
 ) -> None:
-    """Put the mean or the sum of the vectors of a window into `context` (1, size).
+    """Write the mean or the sum of a window's vectors to `context` (1, size).
 
-    A window is its first word, its centre, which has no part, and the end.
+    A window is its first word, its centre, which is left out, and the end.
     """
     first, center, last = window
     size, number = vectors.shape[1], vectors.dtype.type(last - first - 1)
@@ -154,7 +154,7 @@ def _gather(
 def _spread(
     vectors: np.ndarray, sentence: np.ndarray, window: tuple[Any, int, Any], error: np.ndarray, divides: bool
 ) -> None:
-    """Add what a window has learned to each of its words."""
+    """Add the update of a window, `error`, to each of its words."""
     first, center, last = window
     size, number = vectors.shape[1], vectors.dtype.type(last - first - 1)
     if divides:
@@ -167,17 +167,17 @@ def _spread(
 
 
 def _with_noise(word: int, ahead: np.ndarray, targets: np.ndarray) -> int:
-    """Put a word (label 1) and its noise (label 0) into `targets` as 2 target + label; return their number."""
+    """Write a word (label 1) and its noise (label 0) to `targets` as 2 target + label; return their number."""
     targets[0] = 2 * word + 1
     number = 1
     for k in range(ahead.shape[0]):
         targets[number] = 2 * ahead[k]
-        number += ahead[k] != word  # the word itself is no noise; no other is drawn for it
+        number += ahead[k] != word  # the word itself does not count as noise, and is not replaced
     return number
 
 
 def _path(word: int, starts: np.ndarray, nodes: np.ndarray, targets: np.ndarray) -> int:
-    """Put the inner nodes of a word into `targets` as 2 node + label; return their number."""
+    """Write the inner nodes of a word to `targets` as 2 node + label; return their number."""
     number = starts[word + 1] - starts[word]
     for k in range(number):
         targets[k] = nodes[starts[word] + k]
@@ -194,7 +194,7 @@ def _longest(starts: np.ndarray) -> int:
 def _binary(
     source: np.ndarray, row: int, outputs: np.ndarray, target: int, sigmoid: np.ndarray, error: np.ndarray, rate: Any
 ) -> float:
-    """One binary decision: g = rate (label - sigmoid(h o)); `error` gets g o, the output g h. Returns its loss."""
+    """Train one binary decision: g = rate (label - sigmoid(h o)); add g o to `error`, g h to o. Return its loss."""
     size, place, steps = source.shape[1], target >> 1, sigmoid.shape[1] - 2
     score = source.dtype.type(0)
     for i in range(size):
@@ -207,7 +207,7 @@ def _binary(
     elif score > -SIGMOID_RANGE:
         at = 1 + np.int64((score + SIGMOID_RANGE) * (steps / (2 * SIGMOID_RANGE)))
     probability, loss = sigmoid[0, at], sigmoid[1, at]
-    if at == 0:  # also that of a NaN, which has no place in the table
+    if at == 0:  # also for a NaN, which has no place in the table
         loss = -score
     if steps == 0:
         probability = source.dtype.type(1 / (1 + math.exp(-score)))
@@ -223,7 +223,7 @@ def _binary(
 def _softmax(
     source: np.ndarray, row: int, word: int, outputs: np.ndarray, scores: np.ndarray, error: np.ndarray, rate: Any
 ) -> float:
-    """Predict a word among all, p = softmax(W h); returns its cross-entropy."""
+    """Train the prediction of a word among all, p = softmax(W h); return its cross-entropy."""
     size, top = source.shape[1], -np.inf
     for other in range(outputs.shape[0]):
         score = source.dtype.type(0)
@@ -246,7 +246,7 @@ def _softmax(
 
 
 def _draw_noise(noise: np.ndarray, ahead: np.ndarray, outputs: np.ndarray, state: np.uint64) -> np.uint64:
-    """Draw the noise words of the next prediction, so that their rows are on their way from memory meanwhile."""
+    """Draw the noise words of the next prediction in advance, and prefetch their rows."""
     for k in range(ahead.shape[0]):
         state += _GOLDEN
         drawn = _mixed(state)
@@ -265,12 +265,12 @@ def _mixed(state: np.uint64) -> np.uint64:
 
 
 def _prefetch(array: np.ndarray, row: Any) -> None:
-    """Ask for a row from memory; compiled, it is an instruction for each of its cache lines."""
+    """Prefetch a row from memory: no-op in plain Python, one instruction per cache line when compiled."""
 
 
 @cache
 def compiled() -> Callable[..., tuple[float, int]]:
-    """Return `train_block` compiled, or from numba's cache; raises ConfigError where numba is not installed."""
+    """Return `train_block`, compiled or from numba's cache; raises ConfigError if numba is not installed."""
     try:
         import numba
         from llvmlite import ir
@@ -292,18 +292,18 @@ def compiled() -> Callable[..., tuple[float, int]]:
             function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
             with cgutils.for_range_slice(builder, long(0), stride, long(64), inc=True) as (offset, _):
                 address = builder.inttoptr(builder.add(place, offset), byte.as_pointer())
-                builder.call(function, [address, word(0), word(3), word(1)])  # to read, to stay, data
+                builder.call(function, [address, word(0), word(3), word(1)])  # for reading, high locality, data cache
             return context.get_dummy_value()
 
         return types.void(array, types.int64), generate
 
     options: Any = {"fastmath": {"reassoc", "contract", "nsz", "arcp"}, "error_model": "numpy"}
     overload(_prefetch)(lambda array, row: lambda array, row: prefetch(array, row))  # pyright: ignore[reportCallIssue]
-    # without them a call takes as long as the work of some of these
+    # inlined, because a call takes as long as the work of some of these
     parts = (_mixed, _draw_noise, _read_sentence, _gather, _spread, _with_noise, _path, _longest, _binary, _softmax)
     for part in parts:
         register_jitable(forceinline=True, **options)(part)
     try:
         return numba.njit(nogil=True, cache=True, **options)(train_block)
-    except RuntimeError:  # neither the package's folder nor the user's cache can be written
+    except RuntimeError:  # neither the package's folder nor the user's cache is writable
         return numba.njit(nogil=True, **options)(train_block)

@@ -1,4 +1,4 @@
-"""The settings of word vectors: those of the program word2vec, with its defaults, and how text becomes words."""
+"""Settings for word vectors: those of the word2vec program, with its defaults, and for splitting text into words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from maskloom.sections import Positive, Section, key
 
 
 class WordsRecipe(Section):
-    """A run that trains word vectors; the defaults are word2vec's, but for the model."""
+    """A run that trains word vectors; the defaults are word2vec's, except for the model."""
 
     kind: Literal["words"] = key("words", "Kind of run.")
     model: Literal["skipgram", "cbow"] = key(

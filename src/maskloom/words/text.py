@@ -1,4 +1,4 @@
-"""From text to numbered words: the vocabulary by count, and the text as a file of numbers that training maps."""
+"""Turn text into numbered words: the vocabulary by count, and a file of numbers that training memory-maps."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from maskloom.system.files import replacing
 from maskloom.words.settings import WordsRecipe
 
 END = -1
-"""What stands behind each sentence in the file of numbers."""
+"""The number after each sentence in the file of numbers."""
 _BLOCK = 1 << 20
-# Of a line, up to white space; what has none for as long again is cut between two characters.
+# Part of a line up to white space; if none follows within as many bytes again, the cut is between two characters.
 _PIECE = re.compile(rb"[^\n]{1,65536}\S{0,65536}[\x80-\xbf]*")
-# So many of the chunks between white space are remembered, and none that is longer.
+# How many chunks between white space are cached, and the length of the longest that is.
 _MOST_CHUNKS, _LONGEST_CHUNK = 1 << 19, 64
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words from the most frequent on, of equal counts in the order of their characters; `counts` (words,) int64."""
+    """Words by descending count, those with equal counts in the order of their characters; `counts` (words,) int64."""
 
     words: list[str]
     counts: np.ndarray
 
 
 class _Spaces(dict[int, str]):
-    """Turns every character that is no letter, digit or mark of one into a blank, for `str.translate`."""
+    """Maps every character that is not a letter, mark or number to a blank, for `str.translate`."""
 
     def __missing__(self, character: int) -> str:
         kept = chr(character) if unicodedata.category(chr(character))[0] in "LMN" else " "
@@ -45,7 +45,7 @@ class _Spaces(dict[int, str]):
 
 
 class Numbering(dict[str, tuple[int, ...]]):
-    """The numbers of the words of each piece of text between white space; words are numbered as they come."""
+    """Maps each chunk of text between white space to the numbers of its words, assigned as words appear."""
 
     def __init__(self, recipe: WordsRecipe) -> None:
         super().__init__()
@@ -66,15 +66,16 @@ class Numbering(dict[str, tuple[int, ...]]):
         return numbers
 
     def numbered(self, line: str) -> Iterable[int]:
-        """Return the numbers of the words of a line, or of a part of one."""
+        """Return the numbers of the words in a line, or in part of one."""
         return chain.from_iterable(map(self.__getitem__, line.split()))
 
 
 def training_pairs(sentence: str, recipe: WordsRecipe) -> Iterator[tuple[list[str], str]]:
-    """Yield what a sentence trains on, words and the word that they predict, with whole windows (Mikolov et al. 2013).
+    """Yield a sentence's training pairs, words and the word that they predict, in full windows (Mikolov et al. 2013).
 
-    With CBOW the words of a window predict its centre; with skip-gram the centre is paired with each of them. Training
-    draws the width of each window and leaves frequent words out first. Raises DataError for fewer than two words.
+    With CBOW the words of a window together predict its centre; with skip-gram the centre is paired with each of them.
+    In training, frequent words are subsampled first, and the width of each window is random. Raises DataError for fewer
+    than two words.
     """
     numbering = Numbering(recipe)
     numbers = list(numbering.numbered(sentence))
@@ -91,9 +92,9 @@ def training_pairs(sentence: str, recipe: WordsRecipe) -> Iterator[tuple[list[st
 
 
 def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Progress) -> list[str]:
-    """Write the numbers of all words of text, `END` behind each line, and return the words by number.
+    """Write the numbers of all words of the text, with `END` after each line, and return the words by number.
 
-    Every distinct word of the text is held in memory, about 150 bytes each.
+    Every distinct word of the text is held in memory, at about 150 bytes each.
     """
     numbering, pending, total = Numbering(recipe), list[int](), 0
     with replacing(path) as file:
@@ -103,18 +104,18 @@ def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path
                 if len(pending) >= _BLOCK:
                     total += len(pending) - 1
                     file.write(np.array(pending[:-1], np.int32).tobytes())
-                    del pending[:-1]  # the last tells whether the line has words
+                    del pending[:-1]  # the last one shows whether the line has words
                     progress(total)
                 ends_line = document.content[piece.end() : piece.end() + 1] in (b"\n", b"")
                 if ends_line and pending and pending[-1] != END:
                     pending.append(END)
         file.write(np.array(pending, np.int32).tobytes())
-    numbering.numbers.default_factory = None  # a cycle, which would keep all words in memory
+    numbering.numbers.default_factory = None  # break a cycle that would keep all words in memory
     return [*numbering.numbers]
 
 
 def blocks(path: Path) -> Iterator[np.ndarray]:
-    """Yield a file of numbers piece by piece, each piece but the last to the end of a sentence if it has one."""
+    """Yield a file of numbers piece by piece; each but the last ends at a sentence end if it has one."""
     left = np.empty(0, np.int32)
     with path.open("rb") as file:
         while content := file.read(4 * _BLOCK):
@@ -136,16 +137,16 @@ def counts_of(path: Path, num_words: int) -> np.ndarray:
 
 
 def rewrite(path: Path, changed: Callable[[np.ndarray], np.ndarray]) -> None:
-    """Replace a file of numbers block by block."""
+    """Rewrite a file of numbers block by block, applying `changed` to each."""
     with replacing(path) as file:
         for block in blocks(path):
             file.write(changed(block).astype(np.int32, copy=False).tobytes())
 
 
 def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
-    """Number words anew by their counts, leave the rare ones out of the file, and return the vocabulary.
+    """Renumber words by their counts, remove the rare ones from the file, and return the vocabulary.
 
-    Raises DataError where no word is frequent enough.
+    Raises DataError if fewer than two words are frequent enough.
     """
     counts = counts_of(path, len(words))
     kept = np.flatnonzero(counts >= min_count)
@@ -158,7 +159,7 @@ def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
             f"least two must; {which}give more text or a lower --min-count"
         )
     order = sorted(kept.tolist(), key=lambda number: (-counts[number], words[number]))
-    renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last is that of END
+    renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last one is for END
     renumbered[order] = np.arange(len(order), dtype=np.int32)
     renumbered[END] = END
 
@@ -173,10 +174,11 @@ def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
 
 
 def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> int:
-    """Join pairs of words that stand together often into one word, as word2phrase does; return how many pairs.
+    """Join pairs of words that often occur together into one word, as word2phrase does; return how many pairs.
 
-    A pair is a phrase when (n_ab - min_count) N / (n_a n_b) is above the threshold, where N is the number of words and
-    both words occur min_count times. Of three words in a row that are two pairs, the first two are joined.
+    A pair is a phrase if (n_ab - min_count) N / (n_a n_b) exceeds the threshold, where N is the number of words of the
+    text, and both words occur at least min_count times. If three words in a row form two pairs, the first two are
+    joined.
     """
     counts = counts_of(path, len(words))
     num_words, is_frequent = len(words), counts >= recipe.min_count
@@ -200,7 +202,7 @@ def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> int:
         found = pairs(block)
         place = np.minimum(np.searchsorted(phrases, found), len(phrases) - 1)
         is_phrase = phrases[place] == found
-        # in a run of pairs that overlap every second one is joined, beginning with the first
+        # in a run of overlapping pairs every second one is joined, beginning with the first
         starts = np.flatnonzero(is_phrase & ~np.concatenate([[False], is_phrase[:-1]]))
         runs = np.cumsum(is_phrase & ~np.concatenate([[False], is_phrase[:-1]])) - 1
         is_joined = is_phrase & ((np.arange(len(found)) - starts[runs]) % 2 == 0) if len(starts) else is_phrase

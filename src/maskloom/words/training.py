@@ -1,8 +1,8 @@
-"""Training word vectors: the tables of a vocabulary, the two matrices, and rounds of blocks that threads share.
+"""Train word vectors: the tables of a vocabulary, the two matrices, and rounds of blocks shared among threads.
 
-One thread trains block after block. Several update the same matrices without locks, as word2vec does (Hogwild), so that
-their order shows in the result. With `deterministic` each of them trains a copy of the matrices on blocks of its own;
-at the end of a round the copies become one again, by a rule that does not depend on who was faster.
+One thread trains block after block. Several update the same matrices without locks, as word2vec does (Hogwild), so the
+result depends on their order. With `deterministic`, each trains a copy of the matrices on its own blocks; at the end of
+a round the copies are merged by a rule that does not depend on timing.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from maskloom.words.kernel import (
 from maskloom.words.settings import WordsRecipe
 
 BLOCK = 10_000
-"""Words that are trained at one learning rate, by one thread."""
+"""Number of words that one thread trains at one learning rate."""
 _LOSSES = {"negative": NEGATIVE, "hierarchical": HIERARCHICAL, "softmax": SOFTMAX}
 _LOWEST_RATE = 1e-4
-# Blocks of a thread between two reports, and between two meetings of deterministic threads.
+# Blocks per thread between two reports, and between two merges of deterministic threads.
 _BLOCKS_OF_ROUND, _BLOCKS_BETWEEN_MEETINGS = 50, 10
 _ROWS_AT_ONCE = 2048
 _TINY = np.float32(1e-30)
@@ -38,9 +38,9 @@ _TINY = np.float32(1e-30)
 
 @dataclass(frozen=True)
 class Round:
-    """What a round came to: blocks done since the start, the mean loss of a prediction, the learning rate.
+    """The result of a round: blocks done since the start, mean loss per prediction, learning rate.
 
-    The loss of a round that predicted nothing is that of the round before.
+    A round without any prediction repeats the loss of the round before.
     """
 
     blocks_done: int
@@ -49,9 +49,9 @@ class Round:
 
 
 def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
-    """Return (words,) with which each occurrence of a word stays: (sqrt(f/t) + 1) t/f, at most 1.
+    """Return (words,) the probability that an occurrence of a word is kept: (sqrt(f/t) + 1) t/f, at most 1.
 
-    Differs from the paper: sqrt(t/f) there, this in its program.
+    Differs from the paper, which has sqrt(t/f); its program has this.
     """
     if not sample:
         return np.ones(len(counts))
@@ -60,7 +60,7 @@ def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
 
 
 def alias_table(weights: np.ndarray) -> np.ndarray:
-    """Return (slots,) uint64 from which numbers are drawn by their weights; see `kernel.Tables`."""
+    """Return (slots,) uint64, a table for drawing numbers by their weights; see `kernel.Tables`."""
     left = (weights / weights.sum() * len(weights)).tolist()
     chance, other = [1.0] * len(left), [*range(len(left))]
     small = [number for number, part in enumerate(left) if part < 1]
@@ -79,12 +79,12 @@ def _out_of_32_bits(probabilities: np.ndarray) -> np.ndarray:
 
 
 def huffman_codes(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `starts` and `nodes` of the paths of words from the root of a Huffman tree; see `kernel.Tables`.
+    """Return `starts` and `nodes` of the words' paths from the root of a Huffman tree; see `kernel.Tables`.
 
-    `counts` descend. The label of a node is 1 - its bit of the code; inner node 0 is the root.
+    `counts` must be descending. The label of a node is 1 minus its bit in the code; inner node 0 is the root.
     """
     num_words = len(counts)
-    weights = [*counts.tolist()[::-1]]  # of leaves, ascending, then of inner nodes, which come out ascending too
+    weights = [*counts.tolist()[::-1]]  # of leaves, ascending, then of inner nodes, which also come out ascending
     parents, bits = np.zeros(2 * num_words - 1, np.int64), np.zeros(2 * num_words - 1, np.uint8)
     leaf, inner = 0, num_words
     for new in range(num_words, 2 * num_words - 1):
@@ -100,7 +100,7 @@ def huffman_codes(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     root, at = 2 * num_words - 2, np.arange(num_words)[::-1]
     owners, nodes = list[np.ndarray](), list[np.ndarray]()
     words = np.arange(num_words)
-    while len(words):  # one level of all paths at once, from the leaves
+    while len(words):  # one level of all paths per iteration, from the leaves
         owners.append(words)
         nodes.append(2 * (root - parents[at]) + 1 - bits[at])
         at = parents[at]
@@ -113,27 +113,27 @@ def huffman_codes(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def sigmoid_table(*, skips: bool) -> np.ndarray:
-    """Return (2, 1002) float32: the sigmoid and -log of it at the lower edges of 1,000 steps from -6 to 6, and beyond.
+    """Return (2, 1002) float32: the sigmoid and its -log at the lower edges of 1,000 steps from -6 to 6, and beyond.
 
-    Above, the sigmoid is 1; below, it is 0, or 1 with `skips`, so that nothing is learned from what is beyond.
+    Above 6 the sigmoid is 1; below -6 it is 0, or 1 with `skips`, so that nothing is learned from scores beyond.
     """
     values = 1 / (1 + np.exp(-np.linspace(-SIGMOID_RANGE, SIGMOID_RANGE, SIGMOID_STEPS, endpoint=False)))
     return np.stack([[float(skips), *values, 1.0], [0.0, *-np.log(values), 0.0]]).astype(np.float32)
 
 
 def make_tables(recipe: WordsRecipe, counts: np.ndarray) -> Tables:
-    """Return what training reads of a vocabulary; what its loss does not read is empty."""
+    """Return the tables of a vocabulary for training; the Huffman paths are empty unless the loss is hierarchical."""
     nothing = np.zeros(1, np.int64), np.zeros(0, np.int32)
     return Tables(
         _out_of_32_bits(keep_probabilities(counts, recipe.sample)),
         alias_table(counts.astype(np.float64) ** recipe.noise_exponent),
         *(huffman_codes(counts) if recipe.loss == "hierarchical" else nothing),
-        sigmoid_table(skips=recipe.loss == "hierarchical"),  # as the program does
+        sigmoid_table(skips=recipe.loss == "hierarchical"),  # as in the word2vec program
     )
 
 
 class WordTraining:
-    """The state of a training: `vectors` (words, size), `outputs` (words or inner nodes, size), and `blocks_done`."""
+    """The state of training: `vectors` (words, size), `outputs` (words or inner nodes, size), and `blocks_done`."""
 
     def __init__(self, recipe: WordsRecipe, counts: np.ndarray, tokens: np.ndarray) -> None:
         self.recipe, self.tokens, self.blocks_done = recipe, tokens, 0
@@ -147,7 +147,7 @@ class WordTraining:
         self.num_blocks = recipe.epochs * self._blocks_of_epoch
 
     def rounds(self) -> Iterator[Round]:
-        """Train on, and yield after each round, when the state is whole."""
+        """Continue training, and yield after each round, when the state is consistent."""
         workers = self.recipe.workers
         meets = self.recipe.deterministic and workers > 1
         copies = [(self.vectors.copy(), self.outputs.copy()) for _ in range(workers)] if meets else []
@@ -172,7 +172,7 @@ class WordTraining:
                 yield Round(end, loss, self.rate_of(end - 1))
 
     def rate_of(self, block: int) -> float:
-        """Return the learning rate of a block of the whole training."""
+        """Return the learning rate of a block, numbered over all epochs."""
         return self.recipe.peak_rate * max(_LOWEST_RATE, 1 - block / (self.num_blocks + 1))
 
     def _trained(self, part: tuple[np.ndarray, np.ndarray, range]) -> tuple[float, int]:
@@ -202,10 +202,10 @@ class WordTraining:
 
 
 def _merge(whole: np.ndarray, parts: tuple[np.ndarray, ...], start: int) -> None:
-    """Add to some rows of `whole` what copies of it have learned, by Adasum (Maleki et al. 2021), and copy them back.
+    """Merge the updates of copies into some rows of `whole` by Adasum (Maleki et al. 2021), and copy the rows back.
 
-    Of two changes a and b of a row the sum is (1 - ab / 2aa) a + (1 - ab / 2bb) b: all of both where they have nothing
-    in common, and their mean where they are the same, which a sum would go beyond.
+    Two changes a and b of a row add up to (1 - ab / 2aa) a + (1 - ab / 2bb) b: their full sum if they are orthogonal,
+    and their mean if they are equal, where a plain sum would overshoot.
     """
     rows = slice(start, start + _ROWS_AT_ONCE)
     total = parts[0][rows] - whole[rows]

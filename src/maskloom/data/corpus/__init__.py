@@ -1,1 +1,1 @@
-"""From text files to shards of tokens."""
+"""Turn text files into token shards."""

@@ -1,4 +1,4 @@
-"""Text files into a corpus folder: parallel, resumable, and the same bytes for any number of processes."""
+"""Build a corpus folder from text files: parallel, resumable, and byte-identical for any number of processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from maskloom.text.tokenizer import Tokenizer
 
 SHARD_TOKENS = 1 << 22
 MAX_SHARD_BYTES = 1 << 26
-"""Bytes of text that a shard is made of at most, unless a single document has more: what a task is in memory."""
+"""Maximum bytes of text per shard, unless a single document has more; this bounds the memory of a task."""
 
 _CHARACTERS_PER_TOKEN = 4
 _SMALLEST_SHARD = 1 << 17
@@ -62,10 +62,10 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """What beside text and tokenizer decides the bytes of a corpus.
+    """The settings that, with the text and the tokenizer, determine the bytes of a corpus.
 
-    `sentences` are found by the rules of `language` (None takes those of English), or are the lines; `documents` says
-    what ends a document of a .txt file. A shard has about `shard_tokens` tokens.
+    `sentences` are found by the rules of `language` (English if None), or are the lines; `documents` is the rule that
+    ends documents of a .txt file. A shard has about `shard_tokens` tokens.
     """
 
     sentences: SentenceRule = "split"
@@ -75,11 +75,11 @@ class CorpusSettings:
     documents: DocumentRule = "blank-line"
 
     def encoder(self, tokenizer: Tokenizer) -> SentenceEncoder:
-        """Return what finds and encodes the sentences."""
+        """Return the encoder that finds and encodes sentences."""
         return SentenceEncoder(tokenizer, sentences=self.sentences, language=self.language or "en")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as the manifest has them: no key for the usual rule of documents."""
+        """Return the settings as stored in the manifest, which omits the default rule for documents."""
         values = {**asdict(self), "language": self.language or "en"}
         if self.documents == "blank-line":
             del values["documents"]
@@ -88,7 +88,7 @@ class CorpusSettings:
 
 @dataclass
 class _ShardTask:
-    """Documents of UTF-8 that make one shard, a digest of each, and where the first and the last one stand."""
+    """The UTF-8 documents of one shard, a digest of each, and the locations of the first and the last."""
 
     number: int
     settings: str
@@ -113,7 +113,7 @@ class _ShardTask:
         return hashlib.blake2b(self.settings.encode() + b"".join(self.digests)).hexdigest()
 
     def __str__(self) -> str:
-        """Return what a person looks for when the task goes wrong."""
+        """Return a description of the task for error messages."""
         return f"shard {self.number} (documents from {self.first} to {self.last})"
 
 
@@ -129,16 +129,17 @@ def build_corpus(
 ) -> dict[str, Any]:
     """Build a corpus folder from text files and return its manifest (BERT paper 3.3.2: document-level text).
 
-    This process reads, the workers of `work` encode; those of an engine must see `out` under the same absolute path.
-    The bytes are the same for any engine and number of workers and after any interruption: run again, it keeps the
-    `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicates of
-    documents are dropped, at 27 to 53 bytes of memory for each document; other memory is bounded by the shards in work
-    (at most `MAX_SHARD_BYTES` of text each; two for each worker and two more) and by the cache of words.
-    `before_reading` is given the files, `progress` ("reading and encoding", bytes done, all bytes).
+    This process reads and the workers of `work` encode; the workers of an engine must see `out` under the same absolute
+    path. The output bytes are the same for any engine and number of workers, and after any interruption: a rerun reuses
+    the `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicate
+    documents are dropped, using 27 to 53 bytes of memory per document; other memory is bounded by the shards in
+    progress (at most `MAX_SHARD_BYTES` of text each; two per worker plus two) and by the word cache. `before_reading`
+    is called with the files, `progress` with ("reading and encoding", bytes done, total bytes).
 
-    Raises ConfigError for a wrong setting, and when the folder holds a corpus made otherwise or anything else, or lies
-    in a folder of the text; FolderInUseError when another process builds in it; DataError when the text holds no
-    document and as `read_documents` does; ChildProcessError as `results_of_processes`; OSError for a full disk.
+    Raises ConfigError for an invalid setting, and if the folder holds a corpus that was built differently or any other
+    files, or lies in a folder of text; FolderInUseError if another process is building in it; DataError if the text has
+    no document, and as `read_documents` does; ChildProcessError as `results_of_processes` does; OSError for a full
+    disk.
     """
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
     out = Path(out).absolute()
@@ -167,7 +168,7 @@ def build_corpus(
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
             raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
-        sources = [  # as `describe_file` does, with the sum of the bytes that became documents
+        sources = [  # like `describe_file`, but with the checksum of the bytes as read
             {"name": file.name, "num_bytes": file.path.stat().st_size, "sha256": reading.sums[file.path]}
             for file in files
         ]
@@ -203,16 +204,16 @@ def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _building(out: Path) -> Iterator[None]:
-    """Make the folders and hold the lock of one build; a folder of anything else is left alone."""
+    """Create the folders and hold the build lock; raises ConfigError for a folder with other files."""
     if out.is_dir() and not (out / BUILDING_FOLDER).is_dir():
-        # a build would replace a model's vocabulary, for one
+        # a build would overwrite a model's vocabulary, for example
         others = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
         if others:
             raise ConfigError(f"{out}: the folder holds other files, such as {others[0]}; choose a new or empty folder")
     (out / BUILDING_FOLDER).mkdir(parents=True, exist_ok=True)
     (out / SHARD_FOLDER).mkdir(exist_ok=True)
     with folder_lock(out):
-        # a build that was killed may have left large files under temporary names
+        # a killed build may have left large temporary files
         for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
             _remove_temporaries(folder)
         with naming_disk(out):
@@ -220,15 +221,15 @@ def _building(out: Path) -> Iterator[None]:
 
 
 def document_digest(text: bytes) -> bytes:
-    """Return 16 bytes that two different documents of UTF-8 share with a probability of 2**-128 (BLAKE2b)."""
+    """Return the 16-byte BLAKE2b digest of UTF-8 text; two documents collide with a probability of 2**-128."""
     return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
 
 
 class DigestSet:
-    """A set of digests in one flat table: 27 to 53 bytes of memory a document, where a Python set takes about 100.
+    """A set of digests in one flat table: 27 to 53 bytes of memory per document; a Python set takes about 100.
 
-    Open addressing with linear probing; digests are already well mixed, so their first bytes are the hash. Zeros mark a
-    free place, so a digest of zeros counts as there; 2**-128 again.
+    Uses open addressing with linear probing; digests are already well mixed, so their first bytes serve as the hash.
+    Zeros mark a free slot, so a digest of zeros counts as present, with a probability of 2**-128.
     """
 
     def __init__(self) -> None:
@@ -238,7 +239,7 @@ class DigestSet:
         return self._size
 
     def add(self, digest: bytes) -> bool:
-        """Add a digest of 16 bytes; True when it was not there before."""
+        """Add a digest of 16 bytes; return whether it is new."""
         if self._size * DIGEST_BYTES * 5 >= len(self._table) * 3:
             old, self._size, self._table = self._table, 0, bytearray(2 * len(self._table))
             for start in range(0, len(old), DIGEST_BYTES):
@@ -255,17 +256,17 @@ class DigestSet:
 
 
 def _unique_documents(documents: Iterator[Document], seen: DigestSet) -> Iterator[tuple[bytes, Document]]:
-    """Yield (digest, document) of each different document."""
+    """Yield (digest, document) for each distinct document."""
     for document in documents:
         digest = document_digest(document.content)
         if seen.add(digest):
             yield digest, document
-        # or it would live while the next one is read
+        # otherwise it would stay in memory while the next one is read
         del document
 
 
 def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str, Any]) -> Iterator[_ShardTask]:
-    """Group documents by the text alone, the first shards small; the caller holds the only reference to a task."""
+    """Group documents by their text only, the first shards small; the caller holds the only reference to a task."""
     max_characters = settings["shard_tokens"] * _CHARACTERS_PER_TOKEN
     recipe, total = json.dumps(settings, sort_keys=True), 0
     task = _ShardTask(0, recipe)
@@ -286,14 +287,14 @@ def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str
 
 
 def _unfinished(out: Path, tasks: Iterator[_ShardTask], kept: list[ShardRecord]) -> Iterator[_ShardTask]:
-    """Yield the tasks that are to be done; the records of shards that an earlier build finished go to `kept`."""
+    """Yield the tasks still to do; append the records of shards that an earlier build finished to `kept`."""
     for task in tasks:
         record = finished_shard(out, task.number, task.input_digest)
         if record is None:
             yield task
         else:
             kept.append(record)
-        # or it would live while the next one is read
+        # otherwise it would stay in memory while the next one is read
         del task
 
 
@@ -315,13 +316,13 @@ def _finish(
     num_duplicates: int,
     tokenizer: Tokenizer,
 ) -> dict[str, Any]:
-    """Join the lengths of all shards, force everything to disk, and write the manifest last."""
+    """Merge the lengths of all shards, sync everything to disk, and write the manifest last."""
     kept = [record for record in records if record.num_tokens]
     _join_lengths(out, kept)
     files = {shard_name(r.number): {"num_bytes": r.num_bytes, "sha256": r.sha256} for r in kept}
     small = (SENTENCE_LENGTHS, SENTENCE_OFFSETS, DOCUMENT_OFFSETS, *tokenizer.files)
     files |= {name: describe_file(out / name) for name in small}
-    # shards of other builds, and what a killed build was writing under temporary names
+    # remove shards of other builds and temporary files of a killed build
     _remove_temporaries(out)
     for path in (out / SHARD_FOLDER).iterdir():
         if path.relative_to(out).as_posix() not in files:
@@ -350,7 +351,7 @@ def _finish(
             "files": files,
         },
     )
-    # a process of an earlier build that was killed may still put a file there; it counts no more
+    # a process left over from a killed build may still put a file there, which no longer matters
     shutil.rmtree(out / BUILDING_FOLDER, ignore_errors=True)
     return manifest
 
@@ -361,7 +362,7 @@ def _remove_temporaries(folder: Path) -> None:
 
 
 def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
-    """Write the three index files of the corpus from the lengths of its shards, one shard in memory at a time."""
+    """Write the three index files of the corpus from the lengths of its shards, in bounded memory."""
     first_sentence, first_token = 0, 0
     with (
         (out / DOCUMENT_OFFSETS).open("wb") as documents,
@@ -372,7 +373,7 @@ def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
         offsets.write(np.zeros(1, "<i8").tobytes())
         for record in records:
             fault_point("corpus.lengths")
-            # a shard of short lines has tens of millions of sentences
+            # a shard of short lines can have tens of millions of sentences
             for part in read_lengths(out, record, "sentences", _LENGTHS_AT_ONCE):
                 lengths.write(part.tobytes())
                 offsets.write((first_token + np.cumsum(part, dtype="<i8")).tobytes())

@@ -1,4 +1,4 @@
-"""Reading plain, gzip and Zstandard files as one kind of byte stream."""
+"""Read plain, gzip and Zstandard files through one byte-stream interface."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from maskloom.system.foreign_files import check_regular
 
 COMPRESSIONS = (".gz", ".zst")
 _BLOCK = 1 << 20
-# Four bytes of Zstandard can stand for 128 KiB, so that a slice unpacks to 32 MiB at most.
+# Four bytes of Zstandard can expand to 128 KiB, so a slice decompresses to at most 32 MiB.
 _SLICE = 1024
 
 
 @contextmanager
 def reading_errors(path: Path) -> Iterator[None]:
-    """Turn what reading or decompressing `path` may raise into a DataError that names the file."""
+    """Convert errors from reading or decompressing `path` into a DataError that names the file."""
     try:
         yield
     except EOFError:
@@ -37,7 +37,7 @@ def reading_errors(path: Path) -> Iterator[None]:
 
 
 class _SummedFile(io.RawIOBase):
-    """A file read once, with the SHA-256 of what was read; raises DataError for one that grows meanwhile."""
+    """A file that computes its SHA-256 as it is read; raises DataError if it grows in the meantime."""
 
     def __init__(self, path: Path) -> None:
         self._raw = io.FileIO(path)
@@ -62,10 +62,10 @@ class _SummedFile(io.RawIOBase):
 
 
 class ByteStream:
-    """Decompressed buffered `lines` of a file; `raw`, the file itself, has the bytes' `position` and SHA-256 `sum`."""
+    """A buffered reader `lines` of a decompressed file; `raw` has the file's byte `position` and SHA-256 `sum`."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file; the suffix says how it is compressed. Raises DataError for what is no regular file."""
+        """Open the file; its suffix determines the compression. Raises DataError if it is not a regular file."""
         check_regular(path)
         self.raw = _SummedFile(path)
         suffix = path.suffix.lower()
@@ -86,7 +86,7 @@ class ByteStream:
 
 
 class _ZstandardReader(io.RawIOBase):
-    """Frames one after another; unlike the library's own reader it notices a frame that is cut short."""
+    """Reads consecutive Zstandard frames; unlike the library's own reader, it detects a truncated frame."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
         self._raw = raw

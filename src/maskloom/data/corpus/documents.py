@@ -1,7 +1,7 @@
-"""Documents from text files: .txt, .jsonl, .parquet, compressed or not, and folders of these (BERT paper 3.3.2).
+"""Read documents from .txt and .jsonl files, compressed or not, .parquet files and folders (BERT paper 3.3.2).
 
-A blank line ends a document of a .txt file, or each file is one. Memory holds one document at a time, and a document is
-at most `MAX_DOCUMENT_BYTES` large.
+Documents of a .txt file end at blank lines, or each file is one document. Memory holds one document at a time, or 256
+rows of a .parquet file, and a document has at most `MAX_DOCUMENT_BYTES`.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _KINDS = (".txt", ".jsonl")
 _PARQUET = ".parquet"
 _NUM_SKIPS_NAMED = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# a character takes up to four bytes once it is decoded, so that long text is looked at piece by piece
+# a decoded character takes up to four bytes, so long text is decoded piece by piece
 _PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Document:
-    """One document: its text in UTF-8 with LF as line ends, the file, and the line or row where it starts, from 1."""
+    """One document: its text in UTF-8 with LF line endings, its file, and the line or row (from 1) where it starts."""
 
     content: bytes
     source: str
@@ -51,13 +51,13 @@ class Document:
 
     @property
     def num_characters(self) -> int:
-        """How many characters the text has."""
+        """The number of characters in the text."""
         return len(self.content) if self.content.isascii() else sum(map(len, _decoded(self.content)))
 
 
 @dataclass
 class ReadingReport:
-    """What reading met besides documents; counts grow while the documents are drawn."""
+    """What reading found besides documents; the counts grow as documents are drawn from the iterator."""
 
     num_documents: int = 0
     num_empty_documents: int = 0
@@ -66,9 +66,9 @@ class ReadingReport:
     empty_files: list[str] = field(default_factory=list)
     ignored_files: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    """Why documents were skipped, the first 20."""
+    """Why documents were skipped; the first 20 only."""
     sums: dict[Path, str] = field(default_factory=dict)
-    """SHA-256 of each file that was read to its end, of the bytes that were read."""
+    """SHA-256 of each file that was read to its end, computed from the bytes as read."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and names as plain values, without the sums."""
@@ -78,19 +78,19 @@ class ReadingReport:
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file to read: its path, and its name as a person gave it or, inside a given folder, relative to that."""
+    """A file to read: its path, and its file name or, inside a given folder, the path relative to that folder."""
 
     path: Path
     name: str
 
 
 def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport | None = None) -> list[SourceFile]:
-    """List the files that `paths` stand for: files in the order given, folders searched whole and sorted by name.
+    """List the files that `paths` refer to: files in the order given, folders searched recursively and sorted by name.
 
-    Files of unknown kinds inside folders, and links to folders, are named in `report.ignored_files`. A given file that
-    ends in a language of two letters, such as train.de, is text. Raises DataError for a missing path, for a given file
-    of unknown kind, for a folder without any file to read, for a text that is no regular file or whose name is not
-    UTF-8, and for a link that leads out of a folder or nowhere.
+    `report.ignored_files` lists what is skipped inside folders: files of unknown kinds, and links to folders or to
+    other readable files. A given file with a two-letter language as its suffix, such as train.de, is read as text.
+    Raises DataError for a missing path, a given file of unknown kind, a folder without any readable file, a text that
+    is not a regular file or whose name is not UTF-8, and a link that is dangling or leads out of its folder.
     """
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
@@ -111,7 +111,7 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
 
 
 def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
-    """Raise ConfigError for a document per file where no file has text whose documents a rule could end."""
+    """Raise ConfigError if `documents` is "file" but there is no .txt file, the only kind that the rule affects."""
     if documents == "file" and not any(_kind(source.path) == ".txt" for source in files):
         raise ConfigError(
             "--documents file: there is no .txt file in the text, and each row of a .jsonl or .parquet is a document "
@@ -120,7 +120,7 @@ def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
 
 
 def refuse_output_inside(paths: str | Path | Iterable[str | Path], out: Path) -> None:
-    """Raise ConfigError when `out` lies in a folder of text: what is written there would be read as text next time."""
+    """Raise ConfigError if `out` lies in a folder of text, where the next run would read the output as text."""
     for path in [paths] if isinstance(paths, str | Path) else paths:
         folder = Path(path)
         if folder.is_dir() and out.resolve().is_relative_to(folder.resolve()):
@@ -135,17 +135,17 @@ def read_documents(
     report: ReadingReport | None = None,
     longest: int | None = None,
 ) -> Iterator[Document]:
-    """Return the documents of files and folders in the order given, one at a time.
+    """Return an iterator over the documents of files and folders, in the order given.
 
-    A document of a .txt file ends at a "blank-line", or with the "file", in which blank lines then stay; rows of the
-    other kinds are documents in any case. One of a .txt of more than `longest` bytes is cut into
-    several, instead of being refused as too large. Line ends: see `data.corpus.text_blocks`. Bad text is bytes that are
-    not UTF-8, NUL characters and lone surrogates: with "error" it raises, with "skip" the document or row is left out,
-    counted and named in `report`. Documents without any visible character are left out and counted too.
+    Documents of a .txt file end at blank lines with "blank-line"; with "file" the whole file is one document and keeps
+    its blank lines. In the other formats each row is a document. A .txt document of more than `longest` bytes is split
+    instead of being rejected as too large. For line endings, see `data.corpus.text_blocks`. Bad text means bytes that
+    are not UTF-8, NUL characters and lone surrogates: "error" raises, "skip" drops the document or row, counts it and
+    lists it in `report`. Documents without any visible character are dropped and counted too.
 
-    Raises DataError (file with line, row or byte offset) for bad text, for bad JSON, for a missing or ill-typed
-    `text` field, for compressed files that are cut short, for too large documents, for a file that changes while it is
-    read, and as `source_files` does; ConfigError for another `on_bad_text` or rule of documents.
+    Raises DataError (with the file and the line, row or byte offset) for bad text, bad JSON, a missing or ill-typed
+    `text` field, truncated compressed files, documents that are too large, a file that changes while it is read, and as
+    `source_files` does; ConfigError for any other `on_bad_text` or `documents`.
     """
     if on_bad_text not in ("error", "skip"):
         raise ConfigError(f"on_bad_text is {on_bad_text!r:.80}; it must be 'error' or 'skip'")
@@ -159,7 +159,7 @@ def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceF
     inside: list[Path] = []
     for parent, folders, names in os.walk(folder):
         inside.extend(Path(parent) / name for name in names)
-        # a linked folder could lead back here, so it is named, never entered
+        # a linked folder could lead back here, so it is listed but never entered
         inside.extend(Path(parent) / name for name in folders if (Path(parent) / name).is_symlink())
     found: list[SourceFile] = []
     home = folder.resolve()
@@ -178,7 +178,7 @@ def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceF
 
 
 def _target(path: Path, home: Path) -> Path:
-    """Return what a link in a folder of text leads to; raises DataError where that is nothing or not in the folder."""
+    """Return the target of a link in a folder of text; raises DataError if it is missing or outside the folder."""
     place = shown_name(str(path))
     try:
         target = path.resolve(strict=True)
@@ -193,7 +193,7 @@ def _target(path: Path, home: Path) -> Path:
 
 
 def _decoded(content: bytes) -> Iterator[str]:
-    """Decode UTF-8 piece by piece, cut where characters start."""
+    """Decode UTF-8 piece by piece, splitting at character boundaries."""
     start = 0
     while start < len(content):
         end = start + _PIECE
@@ -207,7 +207,7 @@ def _decoded(content: bytes) -> Iterator[str]:
 
 
 def _kind(path: Path) -> str:
-    """Return the suffix that says what a file holds, without that of its compression."""
+    """Return the suffix that identifies a file's format, ignoring a compression suffix."""
     name = path.name.lower()
     for compression in COMPRESSIONS:
         name = name.removesuffix(compression)
@@ -224,7 +224,7 @@ def _known_kinds() -> str:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Judges the texts of one file."""
+    """Validates the texts of one file."""
 
     path: Path
     skips_bad_text: bool
@@ -241,7 +241,7 @@ class _Reader:
             self.report.skipped.append(problem)
 
     def is_good(self, content: bytes, place: str, offset: int = 0) -> bool:
-        """Return whether a document or a row is UTF-8; `offset` is where it starts in the file's text, in bytes."""
+        """Return whether a document or row is UTF-8, and reject it if not; `offset` is its byte offset in the text."""
         try:
             for _ in _decoded(content):
                 pass
@@ -253,11 +253,11 @@ class _Reader:
         return True
 
     def document(self, content: bytes, line: int, place: str, offset: int = 0) -> Document | None:
-        """Return the document of bytes that may be no UTF-8, or None for one that is empty or rejected."""
+        """Return the document in bytes that may not be UTF-8, or None if it is empty or rejected."""
         return self.accept(content, line, place) if self.is_good(content, place, offset) else None
 
     def accept(self, content: bytes, line: int, place: str) -> Document | None:
-        """Return the document of UTF-8, or None for one that is empty or rejected."""
+        """Return the document in valid UTF-8, or None if it is empty or rejected."""
         nul = content.find(b"\0")
         if nul >= 0:
             before = len(content[:nul].decode("utf-8"))
@@ -293,7 +293,7 @@ def _documents_of_files(
                 for document in _with_reading_errors(filter(None, rows), path):
                     report.num_bytes_read = finished + stream.raw.position
                     yield document
-                    # or it would live while the next one is read
+                    # otherwise it would stay in memory while the next one is read
                     del document
                 report.sums[path] = stream.raw.sum.hexdigest()
         with reading_errors(path):
@@ -310,7 +310,7 @@ def _documents_of_files(
 
 
 def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[Document]:
-    """Draw documents such that only errors of reading are translated, never those of the code that uses them."""
+    """Yield documents, converting only errors from reading, never those of the code that consumes them."""
     while True:
         with reading_errors(path):
             document = next(documents, None)
@@ -321,7 +321,7 @@ def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[
 
 
 def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
-    """Yield the documents of a .txt file; None for one that is empty or rejected."""
+    """Yield the documents of a .txt file, with None for each that is empty or rejected."""
     start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
     stream.lines.read(start)
     by_line = rule == "blank-line"
@@ -345,7 +345,7 @@ def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) 
 
 
 def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document | None]:
-    """Yield the documents of a .jsonl file: the text field of each line; None for one that is empty or rejected."""
+    """Yield the documents of a .jsonl file, the text field of each line; None for any that is empty or rejected."""
     lines = iter(partial(stream.lines.readline, MAX_DOCUMENT_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         place = f"line {number}"
@@ -363,13 +363,13 @@ def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document | None]:
 
 
 def _text_of_row(line: bytes, place: str) -> bytes:
-    """Return the text of a row in UTF-8; raises UnicodeEncodeError for half a surrogate pair."""
+    """Return the text of a row in UTF-8; raises UnicodeEncodeError for a lone surrogate."""
     if len(line) > _PIECE and not line.isascii() and b"\\u" not in line:
-        # a character for each byte takes a quarter of the memory, and the structure of JSON is ASCII
+        # one character per byte takes a quarter of the memory, and the syntax of JSON is ASCII
         try:
             return _text_of_json(line.decode("latin-1"), place).encode("latin-1")
         except DataError:
-            pass  # which is to be told in the characters of the row
+            pass  # parse again below, so that the error refers to the row's own characters
     return _text_of_json(line, place).encode("utf-8")
 
 
@@ -396,9 +396,9 @@ _ROWS_AT_ONCE = 256
 
 
 def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
-    """Yield the documents of a .parquet file: the text field of each row; None for one that is empty or rejected."""
+    """Yield the documents of a .parquet file, the text field of each row; None for any that is empty or rejected."""
     path, column = reader.path, TEXT_FIELD
-    try:  # pyarrow is an extra
+    try:  # pyarrow is an optional dependency
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError:
@@ -406,7 +406,7 @@ def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
             f"{path}: reading .parquet needs pyarrow; install it with: pip install 'maskloom[parquet]'"
         ) from None
     check_regular(path)
-    # names and numbers of a damaged file can also fail on their way to Python
+    # names and numbers of a damaged file can also fail to convert to Python objects
     damage = (pa.ArrowException, OSError, ValueError, OverflowError)
     try:
         file = pq.ParquetFile(path)

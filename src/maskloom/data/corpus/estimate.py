@@ -1,4 +1,4 @@
-"""How large a corpus will become, from samples of its text, before anything is written."""
+"""Estimate the size of a corpus from samples of its text, before anything is written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 _NUM_FILES = 8
 _BLOCK = 1 << 20
 _SAMPLE_BYTES = 1 << 16
-# beside its tokens: the length of a sentence, and where it starts
+# besides its tokens: the length and the offset of a sentence
 _BYTES_OF_SENTENCE = 12
 
 
 @dataclass(frozen=True)
 class CorpusEstimate:
-    """What was counted of the files, and what is expected of the corpus; None where only .parquet files are given."""
+    """The size of the input files, and the estimated size of the corpus."""
 
     num_files: int
     num_file_bytes: int
@@ -30,15 +30,15 @@ class CorpusEstimate:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the corpus on disk."""
+        """The size of the corpus on disk."""
         return self.num_tokens * self.token_bytes + self.num_sentences * _BYTES_OF_SENTENCE
 
 
 def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> CorpusEstimate | None:
-    """Estimate a corpus from the beginnings of a few files, spread over all; duplicates are not foreseen.
+    """Estimate a corpus from the beginnings of a few files, evenly spread over all; ignores duplicates.
 
-    Tables of .parquet are left out, because nothing short of reading them tells how much text they hold. Raises
-    DataError for a file that cannot be read.
+    .parquet files are left out, because only reading them shows how much text they hold; without any other text,
+    returns None. Raises DataError for a file that cannot be read.
     """
     sizes = {source.path: source.path.stat().st_size for source in files if source.path.suffix.lower() != ".parquet"}
     paths = [path for path, size in sizes.items() if size]
@@ -70,7 +70,7 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
 
 
 def _text_of_rows(block: bytes) -> bytes:
-    """Return the texts of whole rows, as long as they are whole; what is wrong with others is found by reading them."""
+    """Return the texts of the complete, valid rows; errors in other rows are reported when the corpus is read."""
     texts = []
     for line in block.split(b"\n"):
         try:

@@ -1,4 +1,4 @@
-"""Finding what would ruin a pre-training run before it starts."""
+"""Find the problems of a corpus that would ruin a pre-training run, before it starts."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _FEW_DOCUMENTS = 50
 _FEW_TOKENS, _TOO_FEW_TOKENS = 1_000_000, 20_000
 _LONG_DOCUMENT = 20_000
 _SINGLE_WARNING, _SINGLE_ERROR = 0.5, 0.9
-# Documents may be the paragraphs of books where a file has so many and half have fewer tokens. They probably are where
-# one in five is a sentence and half are two at most: of 56 novels 50 % and 70 %, of an encyclopedia's articles 2 % and
-# 15 %.
+# Documents may be paragraphs of books if there are this many per file and half of them have fewer tokens than this.
+# They probably are if one in five is a single sentence and half have at most two; the measured shares are 50 % and 70 %
+# in 56 novels, 2 % and 15 % in the articles of an encyclopedia.
 _MANY_DOCUMENTS, _SHORT_DOCUMENT, _SOME_SINGLE, _SHORT_SHARE = 20, 128, 0.2, 0.5
 _REPEATED_WARNING, _REPEATED_ERROR = 0.1, 0.5
 _UNKNOWN_WARNING, _UNKNOWN_ERROR = 0.01, 0.1
 _LETTERS_WARNING, _LETTERS_ERROR = 0.25, 0.5
 _LONG_SENTENCE, _LONG_SHARE = 512, 0.05
-# one character is a whole word in these scripts, or nearly
+# scripts in which one character is a whole word, or nearly
 _WHOLE_CHARACTERS = ((0x2E80, 0x30FF), (0x31C0, 0x9FFF), (0xAC00, 0xD7AF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF))
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a corpus: how bad, a stable name, and figures with what to do."""
+    """One problem of a corpus: its severity, a stable code, and a message with figures and advice."""
 
     level: Level
     code: str
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Examined:
-    """A corpus with what several checks need."""
+    """A corpus with the statistics that several checks share."""
 
     corpus: Corpus
     counts: np.ndarray
@@ -63,18 +63,18 @@ class _Examined:
 
     @property
     def num_unknown(self) -> int:
-        """How many tokens are unknown."""
+        """The number of unknown tokens."""
         return num_unknown(self.counts, self.corpus)
 
     @property
     def num_divisible(self) -> int:
-        """How many .txt files are not documents as a whole by the settings: blank lines end those in them."""
+        """The number of .txt files that the settings split into documents at blank lines."""
         is_whole = self.manifest["settings"].get("documents") == "file"
         return 0 if is_whole else sum(".txt" in source["name"].lower() for source in self.manifest["sources"])
 
 
 def lint_corpus(corpus: Corpus) -> list[Finding]:
-    """Return what is wrong with a corpus: errors, which ruin the run, then warnings, then infos."""
+    """Return the problems of a corpus: first errors, which ruin the run, then warnings, then infos."""
     examined = _Examined(corpus, token_counts(corpus), document_lengths(corpus))
     found = [finding for check in _CHECKS for finding in check(examined)]
     return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding.level))
@@ -112,7 +112,7 @@ def _document_boundaries(examined: _Examined) -> Iterator[Finding]:
 
 
 def _single_sentences(examined: _Examined) -> Iterator[Finding]:
-    """Documents of a sentence or two: lines with blank lines between, or the paragraphs of books."""
+    """Find documents of one or two sentences: lines separated by blank lines, or paragraphs of books."""
     num_sentences = np.diff(examined.corpus.document_offsets)
     single, short = float((num_sentences == 1).mean()), float((num_sentences <= 2).mean())
     median = float(np.median(examined.document_tokens))
@@ -137,7 +137,7 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
 
 
 def _why_paragraphs(examined: _Examined) -> str:
-    """Return what to do where the documents may be the paragraphs of files, "" where they cannot be."""
+    """Return advice if the documents may be paragraphs of the files, or "" if they cannot be."""
     num_files, num_documents = examined.num_divisible, examined.corpus.num_documents
     if not num_files or num_documents < _MANY_DOCUMENTS * num_files:
         return ""
@@ -174,7 +174,7 @@ def _unknown(examined: _Examined) -> Iterator[Finding]:
 
 
 def _script(examined: _Examined) -> Iterator[Finding]:
-    """A foreign script falls apart into single letters, when a vocabulary knows its letters, or into [UNK]."""
+    """Detect a foreign script: its words become single letters if the vocabulary has them, else [UNK]."""
     corpus = examined.corpus
     vocabulary = corpus.vocabulary
     letters = np.array([_is_letter(vocabulary.bare(token)) for token in vocabulary.tokens])

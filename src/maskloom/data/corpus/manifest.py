@@ -1,4 +1,4 @@
-"""The manifest of a corpus folder: what it holds, how it was made, and the sums that prove every file whole."""
+"""The manifest of a corpus folder: its contents, how it was built, and checksums that verify every file."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SENTENCE_LENGTHS = "sentence_lengths.bin"
 SENTENCE_OFFSETS = "sentence_offsets.bin"
 DOCUMENT_OFFSETS = "document_offsets.bin"
 _NUM_NAMED = 10
-# a line for each source file and shard
+# the manifest has a line for each source file and shard
 _MAX_MANIFEST_BYTES = 1 << 28
 _TOKEN_BYTES = {"<u2": 2, "<u4": 4}
 
 
 def shard_name(number: int) -> str:
-    """Return the place of a token shard inside the corpus folder."""
+    """Return the path of a token shard relative to the corpus folder."""
     return f"{SHARD_FOLDER}/{number:05d}.tokens"
 
 
 def file_sum(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal; raises DataError for what is no regular file."""
+    """Return the SHA-256 of a file in hexadecimal; raises DataError if it is not a regular file."""
     check_regular(path)
     return file_sha256(path)
 
@@ -43,7 +43,7 @@ def describe_file(path: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Write the manifest, whole or not at all, with a checksum of itself; return what was written."""
+    """Write the manifest atomically, with a checksum of itself, and return its content."""
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, **content}
     content["checksum"] = _own_checksum(content)
     write_json(folder / MANIFEST, content)
@@ -51,7 +51,7 @@ def write_manifest(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return the checked manifest of a corpus; raises DataError for none, a damaged one or a newer format."""
+    """Return the validated manifest of a corpus; raises DataError if it is missing, damaged or in a newer format."""
     path = folder / MANIFEST
     if not path.exists():
         why = f"no {MANIFEST}, so it is not a corpus; `maskloom corpus build` makes one"
@@ -86,7 +86,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def check_files(folder: Path, manifest: dict[str, Any], *, sums: bool) -> None:
     """Compare every file of a corpus with the manifest: its size and, with `sums`, its SHA-256.
 
-    Raises DataError that names the files that are missing, cut short or changed.
+    Raises DataError, naming the files that are missing, truncated or changed.
     """
 
     def problem(item: tuple[str, dict[str, Any]]) -> str | None:
@@ -94,7 +94,7 @@ def check_files(folder: Path, manifest: dict[str, Any], *, sums: bool) -> None:
         why = why_changed(folder / name, expected["num_bytes"], expected["sha256"] if sums else None)
         return why and f"{name}: {why}"
 
-    # hashing lets other threads run, so several files are read at once
+    # hashing releases the GIL, so several files are read in parallel
     with ThreadPoolExecutor(4) as threads:
         problems = [found for found in threads.map(problem, manifest["files"].items()) if found]
     if problems:
@@ -111,7 +111,7 @@ def _own_checksum(content: dict[str, Any]) -> str:
 
 
 def _is_sound(content: dict[str, Any]) -> bool:
-    """Whether all is there that a reader takes for granted; what is missing or ill-typed may raise instead."""
+    """Return whether everything that readers rely on is present; missing or ill-typed values may raise instead."""
     files, shards = content["files"], content["shards"]
     names = [PurePosixPath(name) for name in files]
     counts = [content[name] for name in ("num_documents", "num_sentences", "num_tokens")]

@@ -1,4 +1,4 @@
-"""A corpus on disk: documents of sentences of token ids, memory-mapped; some are held out for evaluation."""
+"""A corpus on disk: memory-mapped documents of sentences of token ids, some of them held out for evaluation."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
-_SPLIT = 301  # the kind of draw
+_SPLIT = 301  # identifies this kind of random draw
 
 
 class Corpus:
-    """An opened corpus folder; arrays are memory-mapped, so its size on disk is not its size in memory.
+    """An open corpus folder; its arrays are memory-mapped, so it may be larger than memory.
 
     `document_offsets` (documents + 1,) int64 holds the index of each document's first sentence, `sentence_lengths`
-    (sentences,) int32 the tokens of each sentence, `sentence_offsets` (sentences + 1,) int64 where each starts in the
-    row of all tokens. The folder is also a tokenizer folder.
+    (sentences,) int32 the number of tokens in each sentence, and `sentence_offsets` (sentences + 1,) int64 its offset
+    in the sequence of all tokens. The folder is also a tokenizer folder.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        """Map the files of a checked folder; `Corpus.open` checks."""
+        """Map the files of a folder that `Corpus.open` has checked."""
         self.folder = folder
         self.manifest = manifest
         self.num_documents: int = manifest["num_documents"]
@@ -51,7 +51,7 @@ class Corpus:
     def open(cls, folder: str | Path, *, verify: bool = True) -> Corpus:
         """Open a corpus folder after comparing its files with the manifest; `verify=False` compares sizes only.
 
-        Raises DataError that names what is missing, cut short or changed, and for an unfinished corpus or one in a
+        Raises DataError, naming the files that are missing, truncated or changed, and for an unfinished corpus or a
         newer format.
         """
         folder = Path(folder)
@@ -60,7 +60,7 @@ class Corpus:
         return cls(folder, manifest)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let other processes map the files themselves."""
+        """Pickle the folder's path only, so that other processes map the files themselves."""
         return partial(Corpus.open, verify=False), (self.folder,)
 
     def __repr__(self) -> str:
@@ -76,21 +76,21 @@ class Corpus:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that made the ids."""
+        """The tokenizer that produced the ids."""
         return Tokenizer.load(self.folder)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over the manifest's sums of all files: equal for equal corpora, wherever they lie."""
+        """SHA-256 over the checksums of all files in the manifest: equal for equal corpora, in any location."""
         lines = (f"{name} {entry['sha256']}\n" for name, entry in sorted(self.manifest["files"].items()))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def sentence(self, index: int) -> np.ndarray:
-        """Return the ids (tokens,) of one sentence, read-only and of the type on disk (uint16 or uint32)."""
+        """Return the ids (tokens,) of one sentence, read-only and in the type on disk (uint16 or uint32)."""
         return self.sentences(index, index + 1)
 
     def sentences(self, first: int, last: int) -> np.ndarray:
-        """Return the ids (tokens,) of sentences `first` to `last` (exclusive), joined; raises IndexError outside."""
+        """Return the ids (tokens,) of sentences `first` to `last` (exclusive); raises IndexError if out of range."""
         if not 0 <= first <= last <= self.num_sentences:
             raise IndexError(f"sentences {first} to {last} of a corpus with {self.num_sentences}")
         return self.shards.slice(int(self.sentence_offsets[first]), int(self.sentence_offsets[last]))
@@ -103,11 +103,11 @@ class Corpus:
 
 
 def split_documents(corpus: Corpus, held_out_fraction: float, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the indices of documents to train on and of those held out, both ascending int64.
+    """Return the indices of the training documents and the held-out documents, both as ascending int64.
 
-    Which documents are held out depends on their number and the seed, never on what they say. A fraction above 0 holds
-    out at least one document and leaves at least one; of a single document nothing is held out. Raises ConfigError for
-    a fraction outside [0, 1).
+    The split depends only on the fraction, the seed and the number of documents, never on their content. A fraction
+    above 0 holds out at least one document and leaves at least one, but a single document is never held out. Raises
+    ConfigError for a fraction outside [0, 1).
     """
     if not 0.0 <= held_out_fraction < 1.0:
         raise ConfigError(f"held_out_fraction is {held_out_fraction}, it must lie in [0, 1)")

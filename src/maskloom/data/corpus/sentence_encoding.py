@@ -1,4 +1,4 @@
-"""Documents into token ids, sentence by sentence, encoding each distinct word once."""
+"""Encode documents into token ids, sentence by sentence, encoding each distinct word once."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from maskloom.text.tokenizer import Tokenizer
 
 SentenceRule = Literal["split", "lines"]
 MAX_CACHED_WORDS = 1 << 17
-"""Words whose ids are kept, about 8 MB. Most words that come after so many never come again."""
+"""Maximum number of words whose ids are cached, about 8 MB. Most words first seen after that never recur."""
 
 _MAX_NOT_KEPT = 1 << 19
-"""New words met by a full cache before it starts again from nothing, for text whose language has changed."""
+"""New words seen with a full cache before it is cleared, for text whose language has changed."""
 
 _BLOCK_BYTES = 1 << 18
 _LONGEST_RUN = 1 << 18
 _LINE_END = 10
-# White space, and characters that are words by themselves whatever stands around them: Chinese ones, and the symbols
-# of ASCII but for brackets, which can name a special token, and those that Python looks past for a final sigma.
+# White space, and characters that are separate words in any context: Chinese ones, and ASCII symbols except brackets,
+# which can be part of a special token, and those that Python skips when it lower-cases a final sigma.
 _BETWEEN_WORDS = re.compile(rb"[ \t\n!-&(-\-/;-@\\_{-~]|[\xe5-\xe9][\x80-\xbf]{2}")
 
 
@@ -33,9 +33,9 @@ _BETWEEN_WORDS = re.compile(rb"[ \t\n!-&(-\-/;-@\\_{-~]|[\xe5-\xe9][\x80-\xbf]{2
 class EncodedDocuments:
     """Documents as token ids.
 
-    `tokens` holds the ids of all sentences joined, as little-endian bytes; `sentence_lengths` (sentences,) tokens of
-    each sentence; `document_lengths` (documents,) sentences of each document. Sentences without tokens, and documents
-    without sentences, are left out and counted.
+    `tokens` holds the concatenated ids of all sentences as little-endian bytes, `sentence_lengths` (sentences,) the
+    number of tokens in each sentence, `document_lengths` (documents,) the number of sentences in each document.
+    Sentences without tokens, and documents without sentences, are dropped and counted.
     """
 
     tokens: bytes
@@ -51,12 +51,12 @@ def token_type(vocabulary_size: int) -> np.dtype:
 
 
 class SentenceEncoder:
-    """Encodes documents; keeps the ids of words that it met, because a few thousand words make most of a text.
+    """Encodes documents; caches the ids of words, because a few thousand words make up most of a text.
 
-    "split" finds sentences by the rules of a language, "lines" takes each line for one. The ids are those that
-    `Tokenizer.token_ids` gives for each sentence. Where pieces hold the blank before a word, the ids of a document are
-    those of all its words with one blank between any two, so every sentence but the first begins with a blank. Differs
-    from the published code of BART: it encodes every line of text by itself, without such a blank.
+    "split" finds sentences by the rules of a language, "lines" treats each line as one. The ids are those that
+    `Tokenizer.token_ids` returns for each sentence. If pieces include the blank before a word, a document is encoded as
+    all its words with one blank between any two, so every sentence but the first begins with a blank. Differs from the
+    published code of BART, which encodes every line of text separately, without such a blank.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:
@@ -64,10 +64,10 @@ class SentenceEncoder:
         self.type = token_type(len(tokenizer.vocabulary))
         self._finds_sentences = sentences == "split"
         self._language = language
-        # where special tokens are read, a bracket can open one, which has its case and which others can tell
+        # if text may hold special tokens, a bracket can open one: case-sensitive, and found only by the tokenizer
         reads_brackets = tokenizer.reads_special_tokens
         self._keeps_blanks = not tokenizer.cuts_at_white_space
-        # where blanks are kept, all that stands between two of them is one word
+        # if blanks are kept, everything between two of them is one word
         whole = bytes(range(33, 127)) if self._keeps_blanks else b"[" * reads_brackets
         self._classes = words.byte_classes(whole)
         self._lowers_first = tokenizer.lowercase and not reads_brackets
@@ -75,7 +75,7 @@ class SentenceEncoder:
         self._num_not_kept = 0
 
     def encode(self, texts: Iterable[str]) -> EncodedDocuments:
-        """Encode documents in their order."""
+        """Encode documents, in order."""
         parts = list(self.parts([text.encode("utf-8", "surrogatepass") for text in texts]))
         return EncodedDocuments(
             tokens=b"".join(part.tokens for part in parts),
@@ -86,9 +86,9 @@ class SentenceEncoder:
         )
 
     def parts(self, documents: list[bytes]) -> Iterator[EncodedDocuments]:
-        """Encode documents of UTF-8 some at a time, a long one in several parts, in their order; there is always one.
+        """Encode UTF-8 documents in order, several per part or a long one in several parts; yields at least one part.
 
-        Each document is taken out of the list before it is encoded, so that memory falls while the ids are made.
+        Each document is removed from the list before it is encoded, so that memory use falls as ids are produced.
         """
         documents.reverse()
         while True:
@@ -107,7 +107,7 @@ class SentenceEncoder:
     def _encode_block(self, documents: list[bytes]) -> EncodedDocuments:
         content, num_lines = self._lines(documents)
         encoded, lengths = self._encode_lines(content)
-        # one line is left over where there is no document at all
+        # without any documents, one line is left over
         lengths = lengths[: int(num_lines.sum())]
         owners = np.repeat(np.arange(len(documents)), num_lines)
         counts = np.bincount(owners[lengths > 0], minlength=len(documents))
@@ -120,7 +120,7 @@ class SentenceEncoder:
         )
 
     def _parts_of_document(self, document: bytes) -> Iterator[EncodedDocuments]:
-        """Encode one document piece by piece; its number of sentences comes with the last piece."""
+        """Encode one document piece by piece; the last part has its number of sentences."""
         num_sentences = num_open = 0
         for piece, ends_line, is_last in _with_last(self._pieces_of_document(document)):
             encoded, lengths = self._encode_lines(piece)
@@ -138,7 +138,7 @@ class SentenceEncoder:
             )
 
     def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Yield the lines of a document, some at a time, and whether the last of them ends there."""
+        """Yield the lines of a document, several at a time, with whether the last of them is complete."""
         if not self._finds_sentences:
             yield from _pieces(self._lines_apart(document))
             return
@@ -154,9 +154,9 @@ class SentenceEncoder:
             yield from _pieces(before + b"\n ".join(lines))
 
     def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return (tokens,) ids of some lines, and (lines,) int64: the tokens of each."""
+        """Return the (tokens,) ids of some lines, and (lines,) int64, the number of tokens in each."""
         if self._lowers_first:
-            # ASCII letters only; the tokenizer sees to all others
+            # ASCII letters only; the tokenizer handles all others
             content = content.lower()
         spans = words.word_spans(content, self._classes)
         encoded = self._ids_of_words(content, spans)
@@ -164,9 +164,9 @@ class SentenceEncoder:
         return encoded.flat, np.diff(encoded.edges[np.searchsorted(spans.starts, line_ends)], prepend=0)
 
     def _lines(self, documents: list[bytes]) -> tuple[bytes, np.ndarray]:
-        """Return all sentences, a line each, and (documents,) int64: how many lines each document has.
+        """Return all sentences, one per line, and (documents,) int64, the number of lines in each document.
 
-        All lines of a document but the first begin with a blank, for pieces that keep it.
+        All lines of a document but the first begin with a blank, for pieces that include it.
         """
         if not self._finds_sentences:
             num_lines = (document.count(b"\n") + 1 for document in documents)
@@ -183,7 +183,7 @@ class SentenceEncoder:
         return b"\n" * document.count(b"\n", 0, len(document) - len(text)) + text.replace(b"\n", b"\n ")
 
     def _ids_of_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
-        """Return the ids of each word; those that the table does not keep are worked out here and forgotten."""
+        """Return the ids of each word; words that the table does not keep are encoded here and forgotten."""
         if self._num_not_kept > _MAX_NOT_KEPT:
             self._known, self._num_not_kept = WordTable(self.type), 0
         is_named = spans.ends - spans.starts <= words.LONGEST_NAMED
@@ -201,7 +201,7 @@ class SentenceEncoder:
         return ids.take(numbers)
 
     def _numbers_of_words(self, content: bytes, spans: WordSpans) -> tuple[np.ndarray, RaggedIds | None]:
-        """Return the place of each word in the table, (words,); numbers beyond count in the lists that come second."""
+        """Return each word's index in the table, (words,); indices past its end refer to the lists returned second."""
         names = words.word_names(content, spans.starts, spans.ends)
         numbers = self._known.find(names)
         missing = _first_of_each(names, np.flatnonzero(numbers < 0))
@@ -223,7 +223,7 @@ class SentenceEncoder:
         return numbers, of_this_text.ids
 
     def _encode_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
-        """Encode words one by one: a plain word is normal but for its case, an odd one goes the whole way."""
+        """Encode words one by one: a plain word needs at most lower-casing, an odd one the full tokenizer."""
         texts = [
             content[start:end].decode("utf-8", "surrogatepass")
             for start, end in zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
@@ -240,9 +240,9 @@ class SentenceEncoder:
 
 
 def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Cut text at line ends, and long lines where no word is cut, and say whether the last line of a piece ends there.
+    """Split text at line ends, and long lines between words; yield pieces with whether their last line is complete.
 
-    A run of `_LONGEST_RUN` bytes without any such place is cut all the same: no word is so long.
+    A run of `_LONGEST_RUN` bytes without any such place is split anyway: no word is that long.
     """
     start = 0
     while len(content) - start > _BLOCK_BYTES:
@@ -267,7 +267,7 @@ def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
 
 
 def _with_last(pieces: Iterator[tuple[bytes, bool]]) -> Iterator[tuple[bytes, bool, bool]]:
-    """Yield what comes with whether it is the last; an empty line where nothing comes."""
+    """Yield each piece with whether it is the last, or an empty line if there are no pieces."""
     before = next(pieces, (b"", True))
     for following in pieces:
         yield before[0], before[1], False
@@ -280,7 +280,7 @@ def _some(spans: WordSpans, chosen: np.ndarray) -> WordSpans:
 
 
 def _first_of_each(names: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Return where each different name among the chosen ones stands first, in the order of the text."""
+    """Return where each distinct name among the chosen ones occurs first, in text order."""
     order = np.lexsort((names[1, chosen], names[0, chosen]))
     ordered = names[:, chosen[order]]
     is_first = np.ones(len(chosen), dtype=bool)

@@ -30,7 +30,7 @@ _MAX_OPEN_SHARDS = 256
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """A finished shard: what it was made from, how much it holds, and the sums of its two files."""
+    """A finished shard: the digest of its input, its size, and the checksums of its two files."""
 
     number: int
     input_digest: str
@@ -45,10 +45,10 @@ class ShardRecord:
 
 
 def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[EncodedDocuments]) -> ShardRecord:
-    """Write a shard's tokens, its lengths, and last the record that makes it count; each appears whole or not at all.
+    """Write a shard's tokens, its lengths, and last the record that makes it valid, each by an atomic rename.
 
-    Tokens and lengths go to their files part by part, so that memory holds those of one part, and the sentences of each
-    document. Nothing is forced to disk here: what a loss of power takes is found by its sum and made again.
+    Tokens and lengths are written part by part, so memory holds those of only one part, and the number of sentences per
+    document. Nothing is synced to disk here: files lost in a power failure are detected by their checksums and rebuilt.
     """
     tokens_sum, index_sum = hashlib.sha256(), hashlib.sha256()
     document_lengths: list[bytes] = []
@@ -89,7 +89,7 @@ def write_shard(folder: Path, number: int, input_digest: str, parts: Iterable[En
 
 
 def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord | None:
-    """Return the record of a shard that an earlier build finished from the same input, if its files are whole."""
+    """Return the record of a shard that an earlier build finished from the same input, or None if it is not intact."""
     try:
         content, sum_line = read_bytes(_place(folder, number, "json"), limit=MAX_JSON_BYTES).split(b"\n", 1)
         record = ShardRecord(**json.loads(content))
@@ -108,7 +108,7 @@ def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord 
 def read_lengths(
     folder: Path, record: ShardRecord, of: Literal["sentences", "documents"], most: int
 ) -> Iterator[np.ndarray]:
-    """Yield the tokens of each sentence, or sentences of each document, of an unfinished shard, `most` at once."""
+    """Yield the tokens per sentence or sentences per document of a shard of an unfinished corpus, `most` at a time."""
     start = 0 if of == "sentences" else record.num_sentences
     left = record.num_sentences if of == "sentences" else record.num_documents
     with _place(folder, record.number, "lengths").open("rb") as file:
@@ -131,7 +131,7 @@ def _sum_line(content: bytes) -> bytes:
 
 @contextmanager
 def _replacing(path: Path, place: str) -> Iterator[BinaryIO]:
-    """Open a temporary file, its name drawn as machines may share a shard, that becomes `path` without a sync."""
+    """Open a temporary file, randomly named as machines may share a shard; rename it to `path` without a sync."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         with temporary.open("xb") as file:
@@ -144,23 +144,23 @@ def _replacing(path: Path, place: str) -> Iterator[BinaryIO]:
 
 
 class TokenShards:
-    """The token ids of a corpus as if they were one array, read through memory maps of which a few stay open.
+    """The token ids of a corpus as one logical array, read through memory maps, of which a limited number stay open.
 
-    `shard(number)` is (tokens,) of one of its files, read-only.
+    `shard(number)` returns the tokens (tokens,) of one file, read-only.
     """
 
     def __init__(self, paths: list[Path], num_tokens: list[int], dtype: np.dtype) -> None:
         self._dtype, self._starts = dtype, [0, *accumulate(num_tokens)]
 
         def mapped(number: int) -> np.ndarray:
-            # a plain array over the map: slices of np.memmap are several times slower to make
+            # a plain array over the map: slicing an np.memmap is several times slower
             return np.memmap(paths[number], dtype=dtype, mode="r").view(np.ndarray)
 
-        # each map holds a file descriptor, of which a process may have about a thousand
+        # each map holds a file descriptor, and a process may have about a thousand of them
         self.shard = lru_cache(maxsize=_MAX_OPEN_SHARDS)(mapped)
 
     def slice(self, first: int, last: int) -> np.ndarray:
-        """Return tokens `first` to `last` (exclusive) of the corpus; a copy only where they cross shards."""
+        """Return tokens `first` to `last` (exclusive) of the corpus; copies only if they cross shards."""
         number = bisect_right(self._starts, first) - 1
         if first >= last:
             return np.empty(0, dtype=self._dtype)

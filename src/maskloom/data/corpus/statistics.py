@@ -1,4 +1,4 @@
-"""A corpus in figures, in bounded memory."""
+"""Compute statistics of a corpus in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK = 1 << 20
 _NUM_FREQUENT = 20
 _LENGTHS = (128, 512)
 _NUM_SPECIAL = 3
-# Half of the instances give back about half of their tokens to the next.
+# Half of the instances return about half of their tokens to the next.
 _SHARE_CONSUMED = 0.75
 _MAX_KEPT = 1 << 22
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -27,9 +27,9 @@ _LAST_POSITION = 1 << 16
 def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
     """Return counts, lengths, unknown-token rate, unigram entropy, frequent tokens and sizes of a corpus.
 
-    Lengths are in tokens where the name does not say otherwise; `unigram_entropy` is in nats a token: the loss of a
-    model that knows only how frequent each token is. `estimated_instances_per_epoch` is an estimate for two lengths
-    of sequences with next-sentence prediction. Memory does not grow with the corpus, but for 8 bytes a document.
+    Lengths are in tokens unless the name says otherwise; `unigram_entropy` is in nats per token: the loss of a model
+    that knows only how frequent each token is. `estimated_instances_per_epoch` is an estimate for next-sentence
+    prediction at two sequence lengths. Memory use does not grow with the corpus, except for 8 bytes per document.
     """
     counts = token_counts(corpus)
     document_tokens = document_lengths(corpus)
@@ -72,40 +72,40 @@ def token_counts(corpus: Corpus) -> np.ndarray:
 
 
 def num_unknown(counts: np.ndarray, corpus: Corpus) -> int:
-    """Return how many of the tokens are the unknown one, none where no such token is, as every byte is known."""
+    """Return the number of unknown tokens: 0 if the vocabulary has no such token, because it covers every byte."""
     return 0 if corpus.vocabulary.special.unknown is None else int(counts[corpus.vocabulary.unk_id])
 
 
 def unigram_entropy(counts: np.ndarray) -> float:
-    """Return the entropy in nats of tokens drawn by their counts."""
+    """Return the entropy in nats of the token distribution that `counts` define."""
     fractions = counts[counts > 0] / counts.sum()
     return float(-(fractions * np.log(fractions)).sum())
 
 
 def document_lengths(corpus: Corpus) -> np.ndarray:
-    """Return (documents,) int64: the tokens of each document."""
+    """Return (documents,) int64: the number of tokens in each document."""
     return np.diff(corpus.sentence_offsets[corpus.document_offsets])
 
 
 def estimated_instances(document_tokens: np.ndarray, max_length: int) -> int:
-    """Return about how many instances a pass has; `document_tokens` (documents,) each give at least one."""
+    """Estimate the number of instances per epoch; each of `document_tokens` (documents,) gives at least one."""
     consumed = _SHARE_CONSUMED * (max_length - _NUM_SPECIAL)
     return int(np.maximum(1, np.ceil(document_tokens / consumed)).sum())
 
 
 def sentence_blocks(corpus: Corpus) -> Iterator[slice]:
-    """Yield slices of sentences of bounded size that cover the corpus."""
+    """Yield slices of bounded size that together cover all sentences of the corpus."""
     for start in range(0, corpus.num_sentences, _BLOCK):
         yield slice(start, min(start + _BLOCK, corpus.num_sentences))
 
 
 def _described(counts: np.ndarray) -> dict[str, float]:
-    """Describe lengths of which `counts[length]` occur: mean, percentiles, smallest and largest."""
+    """Return mean, percentiles, minimum and maximum of lengths, where `counts[length]` is how often each occurs."""
     totals = np.cumsum(counts)
     present = np.flatnonzero(counts)
     described = {"mean": float((counts * np.arange(len(counts))).sum() / totals[-1])}
     for percentile in _PERCENTILES:
-        # the nearest rank: a length that does occur
+        # nearest-rank percentile: a length that does occur
         rank = max(1, int(np.ceil(percentile / 100 * totals[-1])))
         described[f"p{percentile}"] = int(np.searchsorted(totals, rank))
     return described | {"min": int(present[0]), "max": int(present[-1])}
@@ -113,7 +113,7 @@ def _described(counts: np.ndarray) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class RepeatedSentences:
-    """`fraction` of the sentences that an earlier one equals; the most frequent, by index, and how often it occurs."""
+    """The `fraction` of sentences that repeat an earlier one; the index and the count of the most frequent one."""
 
     fraction: float
     example: int
@@ -121,12 +121,12 @@ class RepeatedSentences:
 
 
 def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
-    """Tell how many sentences repeat an earlier one, comparing them by a 64-bit hash of their ids.
+    """Measure how many sentences repeat an earlier one, by comparing 64-bit hashes of their ids.
 
-    Of more than four million sentences those with some values of the hash stand for all: equal sentences are kept or
-    left out together, so the fraction of repetitions is estimated without bias.
+    A corpus of more than four million sentences is sampled by hash value: equal sentences are kept or dropped together,
+    so the estimate of the fraction is unbiased.
     """
-    # of an odd number modulo 2**64, one for each position; later positions share the last
+    # powers of an odd number modulo 2**64, one per position; positions beyond the last share its power
     powers = np.multiply.accumulate(np.full(_LAST_POSITION, _MULTIPLIER))
     stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
     hashes, positions = [], []
@@ -144,10 +144,10 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
 
 
 def _hashes(corpus: Corpus, block: slice, powers: np.ndarray) -> np.ndarray:
-    """Return (sentences,) uint64: sums of mixed ids times powers of their position, computed with wrap-around."""
+    """Return (sentences,) uint64: sums of mixed ids times the powers for their positions, modulo 2**64."""
     lengths = corpus.sentence_lengths[block].astype(np.int64)
     hashes = np.empty(len(lengths), dtype=np.uint64)
-    # sentences are taken in runs of bounded numbers of tokens, whatever their lengths
+    # process runs of sentences with a bounded total number of tokens
     ends = np.cumsum(lengths)
     first = 0
     while first < len(lengths):

@@ -1,7 +1,7 @@
-"""Cutting the bytes of a text file into documents, in bounded memory and with every kind of line end taken for one.
+"""Split the bytes of a text file into documents, in bounded memory and with any kind of line ending.
 
-A line ends with LF, CR LF, CR, U+2028 or U+2029; with U+0085 only in a file that has no other line end, because
-elsewhere it is what is left of an ellipsis in text of a wrong encoding. CR CR LF, which careless copying makes of
+A line ends with LF, CR LF, CR, U+2028 or U+2029; U+0085 ends a line only in a file without any other line ending,
+because elsewhere it is what remains of an ellipsis in text decoded wrongly. CR CR LF, which careless copying makes of
 CR LF, ends one line.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _BLOCK = 1 << 20
-# of a run of line ends at the end of a block so much waits for the next block, which may go on with LF
+# bytes of line endings at the end of a block that wait for the next block, which may start with LF
 _HELD_BACK = 63
 _WHITE = b" \t\r\n\x0b\x0c"
 _LINE_ENDS = re.compile(rb"(?:\r|\xe2\x80[\xa8\xa9])++(\n?)")
-# a set takes no memory for each repetition, as a group would
+# a character set, unlike a group, takes no memory per repetition
 _BLANK_LINES = re.compile(rb"\n[ \t\x0b\x0c\r\n]*\n")
 _LEADING_BLANK_LINES = re.compile(rb"[ \t\x0b\x0c\r\n]*\n")
 _NEXT_LINE = b"\xc2\x85"
@@ -25,9 +25,9 @@ _NEXT_LINE = b"\xc2\x85"
 
 @dataclass(frozen=True)
 class RawDocument:
-    """The bytes of a document as they stand in the file, its first line from 1, and where it starts in bytes.
+    """The bytes of a document as in the file, the number of its first line (from 1), and its byte offset.
 
-    U+2028, U+2029 and lone CR are LF there already, padded with blanks so that every byte keeps its place.
+    U+2028, U+2029 and lone CR are already replaced by LF, padded with blanks so that byte offsets do not change.
     """
 
     content: bytes
@@ -44,15 +44,15 @@ def raw_documents(
     start: int = 0,
     cuts: bool = False,
 ) -> Iterator[RawDocument]:
-    """Yield the documents that `read(size)` gives block by block: parts between blank lines, or all of it as one.
+    """Yield the documents in the blocks that `read(size)` returns: the parts between blank lines, or all as one.
 
-    Parts of nothing but white space are skipped. Raises `too_large(line)` for a document of more than `limit`
-    bytes, or `cuts` it into several, behind the last line end, blank or character. `start` is the place of the first
-    byte in the file.
+    Parts that are only white space are skipped. Raises `too_large(line)` for a document of more than `limit` bytes, or
+    with `cuts` splits it after the last line ending, else the last blank, else the last character. `start` is the file
+    offset of the first byte.
     """
     gathered: list[bytes] = []
     size, line, offset = 0, 1, start
-    has_line_end, most = False, 1 << 62 if cuts else limit  # pieces are a block larger at most
+    has_line_end, most = False, 1 << 62 if cuts else limit  # pieces exceed `limit` by at most a block
     for piece in _pieces(read, limit):
         has_line_end = has_line_end or b"\n" in piece
         position = 0
@@ -90,7 +90,7 @@ def raw_documents(
 
 
 def unix_line_ends(content: bytes) -> bytes:
-    """Return text with LF for every line end but U+0085."""
+    """Return text with every line ending except U+0085 replaced by LF."""
     if b"\r" not in content and not _has_separator(content):
         return content
     return _LINE_ENDS.sub(lambda ends: ends[1] or b"\n" * (ends[0].count(b"\r") + ends[0].count(b"\xe2")), content)
@@ -99,7 +99,7 @@ def unix_line_ends(content: bytes) -> bytes:
 def _document(
     gathered: list[bytes], line: int, offset: int, limit: int, too_large: Callable[[int], Exception]
 ) -> Iterator[RawDocument]:
-    """Yield the document that was gathered, without blank lines around it, unless it is only white space."""
+    """Yield the gathered document, without surrounding blank lines, unless it is only white space."""
     content = gathered[0] if len(gathered) == 1 else b"".join(gathered)
     gathered.clear()
     leading = _LEADING_BLANK_LINES.match(content)
@@ -116,12 +116,12 @@ def _document(
 
 
 def _pieces(read: Callable[[int], bytes], limit: int) -> Iterator[bytes]:
-    """Yield all bytes, cut where a line starts that is not blank, or inside a long line before white space."""
+    """Yield all bytes, split before a line that is not blank, or before white space inside a long line."""
     rest = b""
     for block in _blocks_with_line_feeds(read):
         chunk = rest + block if rest else block
         body = chunk.rstrip(_WHITE)
-        # the last line that is not blank waits for its end, and a blank one for the blank lines that may follow
+        # the last non-blank line waits for its end, and a blank one for the blank lines that may follow
         cut = body.rfind(b"\n") + 1 or (len(body) if len(chunk) >= _BLOCK else 0)
         if not body:
             cut = (chunk.rfind(b"\n") + 1 or len(chunk)) if len(chunk) > limit else 0
@@ -133,7 +133,7 @@ def _pieces(read: Callable[[int], bytes], limit: int) -> Iterator[bytes]:
 
 
 def _blocks_with_line_feeds(read: Callable[[int], bytes]) -> Iterator[bytes]:
-    """Yield blocks in which each line end ends with LF and takes as many bytes as before."""
+    """Yield blocks in which each line ending ends with LF and has as many bytes as before."""
     rest = b""
     while block := read(_BLOCK):
         chunk = rest + block if rest else block
@@ -151,7 +151,7 @@ def _line_feeds_in_place(block: bytes) -> bytes:
 
 
 def _padded(ends: re.Match[bytes]) -> bytes:
-    """Return line ends of the same length: one LF where they end with LF, else one LF for each."""
+    """Return line endings padded to the same length: one LF if they end with LF, else one LF for each."""
     if ends[1]:
         return ends[0] if b"\xe2" not in ends[0] else b" " * (len(ends[0]) - 1) + b"\n"
     return ends[0].replace(b"\r", b"\n").replace(b"\xe2\x80\xa8", b"  \n").replace(b"\xe2\x80\xa9", b"  \n")

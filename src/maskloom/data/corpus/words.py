@@ -1,4 +1,4 @@
-"""Words of UTF-8 text found, named and looked up many at a time, with no work in Python for a single word."""
+"""Find, name and look up words of UTF-8 text in bulk, without any Python work per word."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LONGEST_NAMED = 64
-"""Bytes of a word that its name can tell apart; words that are longer have none."""
+"""Maximum length in bytes of a word that can have a name."""
 
 _SPACE, _LETTER, _SYMBOL, _ODD = range(4)
 _WHITE = b" \t\n\r"
@@ -22,10 +22,10 @@ _SMALLEST_TABLE = 1 << 12
 
 @dataclass(frozen=True)
 class WordSpans:
-    """Where words lie in bytes: `starts` and `ends` (words,) int64, and `is_odd` (words,) bool.
+    """Byte offsets of words: `starts` and `ends` (words,) int64, and `is_odd` (words,) bool.
 
-    A plain word is a run of ASCII letters and digits, or one ASCII symbol. What lies between white space and holds any
-    other byte is odd, and stays in one piece.
+    A plain word is a run of ASCII letters and digits, or one ASCII symbol. A chunk between white space that contains
+    any other byte is an odd word, and is not split.
     """
 
     starts: np.ndarray
@@ -34,7 +34,7 @@ class WordSpans:
 
 
 def byte_classes(odd_symbols: bytes = b"") -> bytes:
-    """Return the kind of each of the 256 bytes; `odd_symbols` make odd whatever they stand in."""
+    """Return the class of each of the 256 bytes; any chunk that contains one of `odd_symbols` is odd."""
     classes = bytearray([_ODD]) * 256
     for byte in range(33, 127):
         classes[byte] = _LETTER if chr(byte).isalnum() else _SYMBOL
@@ -46,7 +46,7 @@ def byte_classes(odd_symbols: bytes = b"") -> bytes:
 
 
 def word_spans(content: bytes, classes: bytes) -> WordSpans:
-    """Find the words of UTF-8 text in their order; white space is space, tab and line ends only."""
+    """Find the words of UTF-8 text, in order; white space is only space, tab, LF and CR."""
     kinds = np.frombuffer(content.translate(classes), dtype=np.uint8)
     if not len(kinds):
         nothing = np.empty(0, dtype=np.int64)
@@ -63,7 +63,7 @@ def word_spans(content: bytes, classes: bytes) -> WordSpans:
         chunk_is_odd = np.zeros(int(chunk[-1]) + 1, dtype=bool)
         chunk_is_odd[chunk[is_odd]] = True
         is_odd = chunk_is_odd[chunk] & is_word
-        # of an odd chunk only the edge after white space stays
+        # an odd chunk keeps only the edge after white space
         kept = ~is_odd
         kept[0] = True
         kept[1:] |= ~is_word[:-1]
@@ -72,9 +72,9 @@ def word_spans(content: bytes, classes: bytes) -> WordSpans:
 
 
 def word_names(content: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return (2, words) uint64: 128 bits that name each word of 1 to `LONGEST_NAMED` bytes without NUL.
+    """Return (2, words) uint64: a 128-bit name for each word, of 1 to `LONGEST_NAMED` bytes without NUL.
 
-    Up to 16 bytes the name is the word itself; longer words share a name with a probability of about 2**-128.
+    A word of up to 16 bytes is its own name; two longer words share a name with a probability of about 2**-128.
     """
     eights = np.frombuffer(content + _PADDING[: len(_PADDING) - len(content) % 8], dtype="<u8")
     sizes = ends - starts
@@ -93,19 +93,19 @@ def word_names(content: bytes, starts: np.ndarray, ends: np.ndarray) -> np.ndarr
 
 
 def _eight_bytes(eights: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return (words,) uint64: the bytes from `starts` on as integers, with zeros for those beyond `sizes`."""
+    """Return (words,) uint64: the bytes from `starts` on as integers, with bytes beyond `sizes` set to zero."""
     indices = starts >> 3
     shifts = (starts.astype(np.uint64) & np.uint64(7)) << np.uint64(3)
-    # numpy shifts by 64 to zero, which is what an aligned start needs
+    # numpy's shift by 64 gives zero, as an aligned start needs
     joined = (eights[indices] >> shifts) | (eights[indices + 1] << (np.uint64(64) - shifts))
     return joined & _MASKS[np.clip(sizes, 0, 8)]
 
 
 class WordTable:
-    """Ids of the tokens of each known word, looked up by the word's name: 40 to 60 bytes a word with its ids.
+    """A hash table from the names of known words to their token ids: 40 to 60 bytes per word, including the ids.
 
-    Open addressing with linear probing; numbers of words count from 0 in the order of adding, so that the words that
-    come first, mostly frequent ones, lie together.
+    Uses open addressing with linear probing. Words are numbered from 0 in order of insertion, so the first words, which
+    are mostly frequent, are close together in memory.
     """
 
     def __init__(self, dtype: np.dtype) -> None:
@@ -118,7 +118,7 @@ class WordTable:
         return self._size
 
     def find(self, names: np.ndarray) -> np.ndarray:
-        """Return (words,) int64: the number of the word of each name of `names` (2, words), or -1."""
+        """Return (words,) int64: the number of the word with each of `names` (2, words), or -1."""
         slots = self._slots(names)
         numbers = self._numbers[slots].astype(np.int64)
         pending = np.flatnonzero(self._differs(numbers, names))
@@ -130,7 +130,7 @@ class WordTable:
         return numbers
 
     def add(self, names: np.ndarray, ids: RaggedIds) -> None:
-        """Add words that are not there yet, each once, by `names` (2, words)."""
+        """Add distinct words that are not in the table yet, with their `names` (2, words) and token ids."""
         first, last = self._size, self._size + names.shape[1]
         capacity = self._names.shape[1]
         if last > capacity:
@@ -151,13 +151,13 @@ class WordTable:
         slots = self._slots(self._names[:, first:last])
         while len(numbers):
             is_free = self._numbers[slots] < 0
-            # of several that want the same place the last one gets it
+            # if several want the same slot, the last one gets it
             self._numbers[slots[is_free]] = numbers[is_free]
             is_left = self._numbers[slots] != numbers
             numbers, slots = numbers[is_left], (slots[is_left] + 1) & (len(self._numbers) - 1)
 
     def _differs(self, numbers: np.ndarray, names: np.ndarray) -> np.ndarray:
-        """Tell where a place holds another word; an empty place ends the search like the right word."""
+        """Return where a slot holds another word; an empty slot ends the search just like the right word."""
         is_equal = (self._names[0, numbers] == names[0]) & (self._names[1, numbers] == names[1])
         return (numbers >= 0) & ~is_equal
 
@@ -170,7 +170,7 @@ class WordTable:
 
 @dataclass(frozen=True)
 class RaggedIds:
-    """Lists of ids of different lengths: joined in `flat` (ids,); `edges` (lists + 1,) are where they begin and end."""
+    """Lists of ids of different lengths, concatenated in `flat` (ids,); `edges` (lists + 1,) are their boundaries."""
 
     flat: np.ndarray
     edges: np.ndarray
@@ -180,18 +180,18 @@ class RaggedIds:
 
     @classmethod
     def of_lists(cls, lists: list[list[int]], dtype: np.dtype) -> RaggedIds:
-        """Join lists of ids."""
+        """Concatenate lists of ids."""
         edges = np.zeros(len(lists) + 1, dtype=np.int64)
         np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists)), out=edges[1:])
         return cls(np.fromiter((index for ids in lists for index in ids), dtype, int(edges[-1])), edges)
 
     def joined(self, other: RaggedIds) -> RaggedIds:
-        """Return the lists of both, in order."""
+        """Return these lists followed by those of `other`."""
         edges = np.concatenate([self.edges, self.edges[-1] + other.edges[1:]])
         return RaggedIds(np.concatenate([self.flat, other.flat]), edges)
 
     def take(self, numbers: np.ndarray) -> RaggedIds:
-        """Return lists by `numbers` (lists,) int64, in that order and as often as they are named."""
+        """Return the lists with indices `numbers` (lists,) int64, in that order and with repetitions."""
         starts = self.edges[numbers]
         edges = np.zeros(len(numbers) + 1, dtype=np.int64)
         np.cumsum(self.edges[numbers + 1] - starts, out=edges[1:])

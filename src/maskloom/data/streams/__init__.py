@@ -1,1 +1,1 @@
-"""Where the rows of pre-training batches come from: endless, seekable streams over the documents of a corpus."""
+"""Sources of rows for pre-training batches: endless, seekable streams over the documents of a corpus."""

@@ -1,4 +1,4 @@
-"""Rows of running text, in any order (Radford et al. 2018, 4.1) or going on batch by batch (Dai et al. 2019, 3.2)."""
+"""Rows of running text, shuffled (Radford et al. 2018, 4.1) or continued batch by batch (Dai et al. 2019, 3.2)."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from maskloom.data.corpus.opening import Corpus
     from maskloom.data.settings import PretrainingData
 
-# The kinds of draw.
+# The kinds of random draw.
 _DOCUMENTS, _ROWS = 401, 402
 
 
 @dataclass(frozen=True)
 class Stretches(Columns):
-    """Stretches of running text, (rows,) int64 each: the epoch, the first token in its text, the number of tokens."""
+    """Stretches of running text, (rows,) int64 each: the epoch, the first token in its text, the length in tokens."""
 
     epochs: np.ndarray
     first: np.ndarray
@@ -31,16 +31,16 @@ class Stretches(Columns):
 
 
 class RunningText:
-    """The endless, seekable stream of rows of `max_length` tokens of running text.
+    """An endless, seekable stream of rows of `max_length` tokens of running text.
 
-    An epoch is all documents in an order of its own, with the marks of the tokenizer's `running_text`, as one sequence
-    of tokens; it is cut into rows, each of which is followed by the first token of the next, and the rows come in an
-    order of their own too. What is left at the end, less than a row, is evaluated but not trained on. A position is the
-    number of rows before it. Raises DataError for less than two tokens, and in training for less text than a row.
+    An epoch is one sequence of tokens: all documents in an order specific to the epoch, with the marks of the
+    tokenizer's `running_text`. It is cut into rows, each followed by the first token of the next, and the rows are
+    shuffled too. The remainder at the end, less than a row, is evaluated but not trained on. A position is the number
+    of rows before it. Raises DataError for fewer than two tokens, and in training for less text than a row.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:
-        """Measure the documents of these indices, or all; no text is read before the first row."""
+        """Measure the documents with these indices, or all; no text is read before the first row."""
         self._corpus, self._length, self._seed = corpus, data.max_length, seed
         documents = np.arange(corpus.num_documents) if documents is None else documents
         marks = corpus.tokenizer.running_text
@@ -61,7 +61,7 @@ class RunningText:
         return corpus.sentence_offsets[sentences[0]], corpus.sentence_offsets[sentences[1]]
 
     def read(self, position: dict[str, int], num_rows: int) -> tuple[Stretches, dict[str, int]]:
-        """Return the rows from a position on, over ends of epochs, and the position after them."""
+        """Return the rows from a position on, across epoch boundaries, and the position after them."""
         if self._num_rows == 0:
             raise DataError(f"{self._corpus.folder}: {self._num_tokens} tokens of running text; {self._too_short}")
         (row,) = position_numbers(position, "row")
@@ -70,11 +70,11 @@ class RunningText:
         return Stretches(epochs, first, np.full(num_rows, self._length)), {"row": row + num_rows}
 
     def epoch(self, number: int) -> Iterator[Stretches]:
-        """Yield the rows of an epoch in the order of the text, and what is left at its end as a shorter row."""
+        """Yield the rows of an epoch in text order, and the remainder at its end as a shorter row."""
         yield self._in_order(number, 0)
 
     def extent(self) -> Extent:
-        """Return how much an epoch holds."""
+        """Return the size of an epoch."""
         num_dropped = self._num_tokens - 1 - self._num_rows * self._length
         return Extent(max(1, self._num_rows), np.array([self._length]), num_dropped_tokens=num_dropped)
 
@@ -98,16 +98,16 @@ class RunningText:
         )
 
     def _in_order(self, epoch: int, start: int) -> Stretches:
-        """Return the rows of an epoch from a token on, of which the last may be shorter."""
+        """Return the rows of an epoch from a token on; the last may be shorter."""
         first = np.arange(start, self._num_tokens - 1, self._length)
         return Stretches(np.full(len(first), epoch), first, np.minimum(self._length, self._num_tokens - 1 - first))
 
     def _starts(self, epoch: int, rows: np.ndarray) -> np.ndarray:
-        """Return the first tokens of rows of an epoch, which are numbered in the order of training."""
+        """Return the first tokens of some rows of an epoch; rows are numbered in training order."""
         return Permutation(self._num_rows, self._seed, _ROWS, epoch)[rows] * self._length
 
     def _parts(self, epoch: int, first: int, last: int) -> Iterator[np.ndarray]:
-        """Yield the tokens `first` to `last` (exclusive) of an epoch, in parts of documents and marks."""
+        """Yield the tokens `first` to `last` (exclusive) of an epoch, as parts of documents and marks."""
         order, starts = self._order(epoch)
         place = int(np.searchsorted(starts, first, side="right")) - 1
         while first < last:
@@ -121,7 +121,7 @@ class RunningText:
             first, place = stop + len(self._end), place + 1
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions of the documents in the order of an epoch, and where each starts in its tokens."""
+        """Return the indices of the documents in the order of an epoch, and the epoch's token at which each starts."""
         if epoch not in self._orders:
             order = Permutation(len(self._sizes), self._seed, _DOCUMENTS, epoch)[np.arange(len(self._sizes))]
             self._orders = {epoch: (order, np.cumsum(self._sizes[order]) - self._sizes[order])}
@@ -129,12 +129,12 @@ class RunningText:
 
 
 class Contiguous(RunningText):
-    """The endless, seekable stream whose row i of a batch begins with the token that follows row i of the batch before.
+    """An endless, seekable stream in which row i of a batch continues row i of the batch before.
 
-    The running text of an epoch is cut into `batch_size` equal tracks. Step t of an epoch has the stretch t of
-    `max_length` tokens of each track; a new epoch has another order of documents, and all its tracks begin anew. The
-    ends of tracks, shorter than a stretch, and the less than `batch_size` tokens that no track has are evaluated, in
-    two batches of their own, but not trained on. Raises DataError, in training, for tracks shorter than a stretch.
+    The running text of an epoch is cut into `batch_size` equal tracks. Step t of an epoch has stretch t, of
+    `max_length` tokens, of each track; a new epoch has another document order and starts all tracks afresh. The ends of
+    tracks, shorter than a stretch, and the fewer than `batch_size` tokens in no track are evaluated, in two separate
+    batches, but not trained on. Raises DataError, in training, for tracks shorter than a stretch.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Contiguous(RunningText):
         self._too_short = f"a batch of {batch_size} rows of data.max_length = {self._length} needs {needed}"
 
     def epoch(self, number: int) -> Iterator[Stretches]:
-        """Yield the rows of an epoch step by step, then the ends of the tracks, and what no track has."""
+        """Yield the rows of an epoch step by step, then the ends of the tracks, then the tokens in no track."""
         epochs = np.full(len(self._tracks), number)
         for done in range(0, self._track_size, self._length):
             length = min(self._length, self._track_size - done)
@@ -157,7 +157,7 @@ class Contiguous(RunningText):
         yield self._in_order(number, self._track_size * len(epochs))
 
     def _gathered(self, rows: Stretches, parts_of: Callable[[int, int, int], Iterator[np.ndarray]]) -> Texts:
-        """Return rows with their tokens; those of step 0 begin anew, and those of what no track has."""
+        """Return rows with their tokens; `begins` marks the rows of step 0, and of the tokens in no track."""
         is_first = rows.first % max(1, self._track_size) == 0
         return replace(
             super()._gathered(rows, parts_of), begins=is_first | (rows.first >= self._track_size * len(self._tracks))

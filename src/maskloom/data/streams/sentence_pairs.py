@@ -1,4 +1,4 @@
-"""Which sentences make up each pre-training instance, and in which order instances come (BERT paper 3.3.2)."""
+"""Choose the sentences of each pre-training instance, and the order of the instances (BERT paper 3.3.2)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from maskloom.data.settings import PretrainingData
 
 BLOCK_SENTENCES = 200_000
-"""Number of sentences that a block of documents holds on average; instances are shuffled within a block."""
+"""Average number of sentences in a block of documents; instances are shuffled within a block."""
 
 _NUM_CACHED_BLOCKS = 2
 _NUM_DOCUMENT_DRAWS = 10
@@ -28,11 +28,11 @@ _ORDER, _BLOCK, _SHORT, _TARGET, _A_END, _IS_RANDOM, _DOCUMENT, _START, _FRONT_A
 
 @dataclass(frozen=True)
 class Instances(Columns):
-    """Instances as index columns, each (instances,) int64 but `keys` uint64; tokens are gathered later.
+    """Instances as index columns, each (instances,) int64 except `keys`, uint64; tokens are gathered later.
 
-    Side A is `a_length` tokens of the sentences `a_first` up to before `a_last`, after leaving out the first `a_skip`;
-    likewise B, whose length is 0 for single segments. `is_random` is 1 where B does not follow A, `epochs` the epoch
-    that keys the masks, `keys` a number that tells the instances of an epoch apart.
+    Side A is `a_length` tokens of the sentences `a_first` to `a_last` (exclusive), after skipping the first `a_skip`
+    tokens; likewise B, whose length is 0 for single segments. `is_random` is 1 if B does not follow A, `epochs` is the
+    epoch that keys the masks, and `keys` distinguish the instances of an epoch.
     """
 
     a_first: np.ndarray
@@ -52,13 +52,13 @@ _Side = tuple[np.ndarray, ...]
 
 
 class SentencePairs:
-    """The endless, seekable stream of instances of some documents of a corpus.
+    """An endless, seekable stream of instances from some documents of a corpus.
 
-    Every epoch visits the documents in a keyed permutation of its own, cut into blocks of `documents_per_block`; the
-    instances of a block come in a keyed permutation. Instances have at most `max_length` tokens with special tokens; a
-    document is cut for a shorter target, uniform from 2 tokens up, with probability `short_seq_prob` in an epoch;
-    without `next_sentence` instances are single segments. With `static_masks` all epochs hold the instances of epoch 0,
-    in orders of their own. Raises DataError when there is no document to sample from.
+    Every epoch visits the documents in its own keyed permutation, in blocks of `documents_per_block`; the instances of
+    a block are shuffled by another keyed permutation. Instances have at most `max_length` tokens, including special
+    tokens; in each epoch, a document is cut for a shorter target, uniform from 2 tokens up, with probability
+    `short_seq_prob`; without `next_sentence` instances are single segments. With `static_masks` every epoch has the
+    instances of epoch 0, in its own order. Raises DataError if there is no document to sample from.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SentencePairs:
         seed: int,
         block_sentences: int = BLOCK_SENTENCES,
     ) -> None:
-        """Sample from the documents of these indices, or from all."""
+        """Sample from the documents with these indices, or from all."""
         self._corpus, self._data, self._seed = corpus, data, seed
         self._num_marks = corpus.tokenizer.template.num_marks(2 if data.next_sentence else 1)
         self._room = data.max_length - self._num_marks
@@ -87,10 +87,10 @@ class SentencePairs:
         self._cache: dict[tuple[int, int], Instances] = {}
 
     def read(self, position: dict[str, int], num_rows: int) -> tuple[Instances, dict[str, int]]:
-        """Return the instances from a position on, over ends of blocks and epochs, and the position after them.
+        """Return the instances from a position on, across blocks and epochs, and the position after them.
 
-        A position is the epoch, the block of documents in it, and the instance in that. Raises DataError for one that
-        these documents and settings do not have.
+        A position is the epoch, the block of documents in the epoch, and the instance in the block. Raises DataError
+        for a position that does not exist with these documents and settings.
         """
         epoch, block, instance = position_numbers(position, "epoch", "block", "instance")
         parts, missing = [], num_rows
@@ -114,13 +114,13 @@ class SentencePairs:
         return (self.block(number, block) for block in range(self.num_blocks))
 
     def extent(self) -> Extent:
-        """Return how much an epoch holds; the first block, which training needs anyway, speaks for the others."""
+        """Return the size of an epoch, estimated from the first block, which training needs anyway."""
         block = self.block(0, 0)
         fraction = min(1.0, self.documents_per_block / len(self._documents))
         return Extent(round(len(block) / fraction), block.a_length + block.b_length + self._num_marks, self._num_marks)
 
     def gather(self, rows: Instances) -> Texts:
-        """Return instances with their tokens and marks: A of segment 0, and B of segment 1."""
+        """Return instances with their tokens and marks; A is segment 0, B is segment 1."""
         has_pairs, template = self._data.next_sentence, self._corpus.tokenizer.template
         frames = template.frames(rows.a_length, rows.b_length if has_pairs else None)
         self._fill(frames.token_ids, frames.first, rows.a_first, rows.a_last, rows.a_skip, rows.a_length)
@@ -136,12 +136,12 @@ class SentencePairs:
         )
 
     def _fill(self, tokens: np.ndarray, *columns: np.ndarray) -> None:
-        """Copy a side of each instance to its packed position; columns: start, first, after last, skipped, length."""
+        """Copy one side of each instance to its packed position; columns: start, first, after last, skipped, length."""
         for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
             tokens[start : start + length] = self._corpus.sentences(first, last)[skipped : skipped + length]
 
     def block(self, epoch: int, block: int) -> Instances:
-        """Return all instances of a block, in their order. Raises DataError for a block that does not exist."""
+        """Return all instances of a block, in order. Raises DataError for a block that does not exist."""
         if not 0 <= block < self.num_blocks:
             raise DataError(f"block {block} of epoch {epoch}: these documents have {self.num_blocks} blocks")
         if (epoch, block) not in self._cache:
@@ -156,10 +156,10 @@ class SentencePairs:
         return self._cache[epoch, block]
 
     def _walk(self, visited: np.ndarray, epoch: int) -> Instances:
-        """Cut all of the documents (indices in `self._documents`) into instances, in order.
+        """Cut the documents (indices in `self._documents`) into instances, in order.
 
-        What follows a chunk depends on its first sentence alone, so that all possible chunks are worked out at once
-        and only the chain of those that are reached is followed step by step.
+        Where a chunk ends depends only on its first sentence, so all possible chunks are computed in one pass, and only
+        the chain of chunks that are reached is followed step by step.
         """
         counts = self._count[visited]
         document_ends = np.cumsum(counts)
@@ -176,13 +176,13 @@ class SentencePairs:
         return self._segments(chunks, epoch) if pairs is None else PAIR_TASKS[pairs].cut(self, chunks, epoch)
 
     def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
-        """Return the number of text tokens that instances of each document aim at, drawn once a document and epoch."""
+        """Return each document's target number of text tokens per instance, drawn once per document and epoch."""
         most, documents = self._room, self._documents[visited]
         is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
         return np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
 
     def random_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
-        """Return pairs of segments: a chunk of sentences up to the target length, split, or with another B."""
+        """Return pairs of segments: a chunk of sentences up to the target length, split or with a random B."""
         starts = np.arange(len(chunks.sentences))
         last = np.minimum(np.searchsorted(chunks.token_ends, chunks.goals), chunks.document_ends)
         num_sentences = last - starts
@@ -201,7 +201,7 @@ class SentencePairs:
         return self._truncated(sentences, a_side, b_side, is_random, epoch)
 
     def swapped_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
-        """Return pairs of segments of one chunk, half of them swapped (ALBERT, 3.1); a last sentence alone is left."""
+        """Return pairs of segments of one chunk, half of them swapped (ALBERT, 3.1); skips a single last sentence."""
         last = np.searchsorted(chunks.token_ends, chunks.goals)
         last = np.maximum(last, np.arange(len(last)) + 2)
         last = np.minimum(last, chunks.document_ends)
@@ -220,7 +220,7 @@ class SentencePairs:
     def _truncated(
         self, sentences: np.ndarray, a_side: _Side, b_side: _Side, is_random: np.ndarray, epoch: int
     ) -> Instances:
-        """Return instances of two sides that fit; a side is its first sentences, those after the last, its lengths."""
+        """Return instances of two sides, cut to fit; a side is (first sentences, sentences after the last, lengths)."""
         a_first, a_last, a_length = a_side
         b_first, b_last, b_length = b_side
         a_kept, b_kept = truncated_lengths(a_length, b_length, self._room)
@@ -243,8 +243,8 @@ class SentencePairs:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return first sentence, sentence after the last, and number of tokens of texts from other documents.
 
-        A text starts at a random sentence and grows until it holds `goals` tokens or the document ends. Another
-        document is drawn up to 10 times; after that the same one serves and still counts as random.
+        A text starts at a random sentence and grows until it has `goals` tokens or the document ends. Another document
+        is drawn in up to 10 attempts; after that the same document is used and still counts as random.
         """
         others = indices.copy()
         for attempt in range(_NUM_DOCUMENT_DRAWS):
@@ -264,7 +264,7 @@ class SentencePairs:
         return first, last, num_tokens
 
     def _segments(self, chunks: _Chunks, epoch: int) -> Instances:
-        """Return single segments of whole sentences that fit the target; too long ones are cut into equal parts."""
+        """Return single segments of whole sentences that fit the target; longer sentences are cut into equal parts."""
         last = np.searchsorted(chunks.token_ends, chunks.goals, side="right") - 1
         last = np.clip(last, np.arange(len(last)) + 1, chunks.document_ends)
         reached = _chain(last)
@@ -286,10 +286,10 @@ class SentencePairs:
 
 
 class Passages(SentencePairs):
-    """The same stream for single segments, which tells their sentences apart."""
+    """`SentencePairs` for single segments that also locates the sentences in them."""
 
     def gather(self, rows: Instances) -> Texts:
-        """Return segments with their tokens and marks, and where their sentences stand."""
+        """Return segments with their tokens and marks, and the positions of their sentences."""
         texts, counts = super().gather(rows), rows.a_last - rows.a_first
         owners = np.repeat(np.arange(len(rows)), counts)
         first = np.cumsum(counts) - counts
@@ -304,10 +304,11 @@ class Passages(SentencePairs):
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Every sentence of a block as a possible start of a chunk; indices in the block count from 0.
+    """Every sentence of a block as a possible start of a chunk; indices in the block start at 0.
 
-    All (sentences,): index in the corpus, place after the document's last sentence, place of the document in the
-    stream's list, target length in tokens; `token_ends` (sentences + 1,) tokens before each.
+    All (sentences,): index in the corpus, index in the block after the document's last sentence, index of the document
+    in the stream's list, target length in tokens; `token_ends` (sentences + 1,) is the number of tokens before each
+    sentence.
     """
 
     sentences: np.ndarray
@@ -318,17 +319,17 @@ class _Chunks:
 
     @property
     def goals(self) -> np.ndarray:
-        """The tokens of the block up to where a chunk from each sentence on has its target length."""
+        """The token offset in the block at which a chunk that starts at each sentence reaches its target length."""
         return self.token_ends[:-1] + self.targets
 
     def side(self, start: np.ndarray, first: np.ndarray, end: np.ndarray) -> _Side:
-        """Return sides of chunks that begin at `start`: the indices `first` up to before `end` of the block."""
+        """Return sides of chunks that begin at `start`: the block's indices `first` to `end` (exclusive)."""
         sentences = self.sentences[start]
         return sentences + (first - start), sentences + (end - start), self.token_ends[end] - self.token_ends[first]
 
 
 class PairTask(NamedTuple):
-    """What is told of a pair of texts: its name for people, and how a block of documents is cut into such pairs."""
+    """A task on pairs of texts: its display name, and the method that cuts a block of documents into such pairs."""
 
     name: str
     cut: Callable[[SentencePairs, _Chunks, int], Instances]
@@ -338,22 +339,22 @@ PAIR_TASKS = {
     "nsp": PairTask("next-sentence", SentencePairs.random_pairs),
     "sop": PairTask("sentence-order", SentencePairs.swapped_pairs),
 }
-"""The tasks on pairs of texts: TASK_loss in nats, TASK_accuracy, TASK_majority_fraction."""
+"""The tasks on pairs of texts, with the metrics TASK_loss in nats, TASK_accuracy and TASK_majority_fraction."""
 
 
 def pair_task_of(metrics: Mapping[str, float]) -> str | None:
-    """Return what metrics hold of pairs, or None."""
+    """Return the pair task that `metrics` belong to, or None."""
     return next((task for task in PAIR_TASKS if f"{task}_accuracy" in metrics), None)
 
 
 def truncated_lengths(a_length: np.ndarray, b_length: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lengths that are left when the longer side, or B at a tie, loses tokens until both fit `most`."""
+    """Return the lengths after the longer side, or B in a tie, has lost tokens until both fit `most`."""
     a_kept = np.minimum(a_length, np.maximum(most - b_length, (most + 1) // 2))
     return a_kept, np.minimum(b_length, most - a_kept)
 
 
 def _chain(following: np.ndarray) -> np.ndarray:
-    """Return the indices that are reached from 0 by going from each index to the one that follows it."""
+    """Return the indices reached from 0 by going from each index to the one in `following`."""
     steps, place, reached = following.tolist(), 0, []
     while place < len(steps):
         reached.append(place)
@@ -362,7 +363,7 @@ def _chain(following: np.ndarray) -> np.ndarray:
 
 
 def _num_heads(num_tosses: np.ndarray, seed: int, stream: int, epoch: int, sentences: np.ndarray) -> np.ndarray:
-    """Return how many of a number of fair coin tosses fall heads: the tokens cut from the front, not the back."""
+    """Return the number of heads in fair coin tosses: the tokens cut from the front rather than the back."""
     heads = np.zeros(len(num_tosses), dtype=np.int64)
     (rows,) = np.nonzero(num_tosses)
     num_words = -(-num_tosses[rows] // 64)
