@@ -241,7 +241,7 @@ def task_kind(name: str) -> TaskKind:
 def make_task(
     kind: Kind, labels: Sequence[str] = (), *, primary: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Task:
-    """Return a task from stored settings; raises ConfigError for an invalid setting, ValueError for a score."""
+    """Return a task from stored settings; raises ConfigError for a bad setting, ValueError for an unknown score."""
     row = task_kind(kind)
     return row.make(tuple(labels), primary, validate_recipe(row.settings, dict(settings or {}), source="settings"))
 

@@ -122,9 +122,10 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
     """Yield the rows of a file in order, including any header.
 
     `csv` has quoted fields as in RFC 4180; `tsv` is split at tabs and has no quoting, as GLUE's files require; `jsonl`
-    has one object per line; `text` gives each line as one field. A UTF-8 byte-order mark and CRLF are removed. If no
-    line ends with LF, lines end with CR and, in `text`, also with U+2028 and U+2029. Raises DataError for a file that
-    cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than `MAX_ROW_BYTES`.
+    has one object per line; `text` gives each line as one field. A UTF-8 byte-order mark and the CR of CRLF are
+    removed. If no line ends with LF, lines end with CR and, in `text`, also with U+2028 and U+2029. Raises DataError
+    for a file that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than
+    `MAX_ROW_BYTES`.
     """
     lines = read_lines(path) if layout == "text" else _text_lines(path, _OTHER_ENDS[:1])
     if layout == "csv":

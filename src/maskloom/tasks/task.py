@@ -99,7 +99,7 @@ class ModelOutputs:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores with the mean loss, the reference score of a constant answer, and whether the outputs are degenerate.
+    """Scores with the mean loss, the reference score of a constant answer, and in what way outputs are degenerate.
 
     `reference` is the primary score of always giving the most common answer, or None if that is undefined. `signatures`
     are a library's own descriptions of how it computed its scores.

@@ -71,7 +71,7 @@ def iterate_sources(
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """Return the file of targets: for compressed sources, the compressed file if it exists."""
+    """Return the file of targets; for compressed sources, a compressed one if it exists."""
     packed = path.suffix.lower() == ".gz"
     plain = (path.with_suffix("") if packed else path).with_suffix(f".{suffix}")
     return also if packed and (also := plain.with_name(f"{plain.name}{path.suffix}")).exists() else plain

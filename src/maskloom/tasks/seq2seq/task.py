@@ -58,9 +58,9 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 
 @dataclass(frozen=True)
 class EncodedTargets:
-    """Token ids of sources and, if known, of targets; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
+    """Token ids of sources and, if known, targets; target i of `targets` is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are all targets of each source, of which the first is encoded with `tokenizer`. `marks` are the tokens that
+    `texts` has all targets of each source, the first of which is encoded with `tokenizer`. `marks` are the tokens that
     begin every target, and the one that ends it. If there is a `start` token, decoders read it first and predict the
     whole target.
     """

@@ -84,7 +84,7 @@ class EncodedQuestions:
     each question. `labels` (windows, 2) are the positions of the answer's first and last token in the window, or twice
     the window's null position if the answer is not entirely inside; None if the answers of any question are unknown.
     `unaligned` are the ids of questions whose answer cannot be found among the words: left out for training, else
-    without position.
+    given null positions.
     """
 
     questions: list[Question]
@@ -340,10 +340,10 @@ def is_max_context(
 ) -> np.ndarray:  # fmt: skip
     """Return whether each context piece, (n,), is in the window where it counts, which gives it the most context.
 
-    Except for `stride`, arguments are (n,): `positions` of pieces in their contexts, `windows` within their questions,
-    `num_windows` of each question, `num_pieces` of its context, and the `capacity` of a window in pieces. A piece
-    counts in the window that maximises min(pieces to its left, pieces to its right) + 0.01 times the window's length;
-    the first wins a tie.
+    All arguments but `stride` are (n,): `positions` of pieces in their contexts, indices of `windows` in their
+    questions, `num_windows` of each question, `num_pieces` of its context, and the `capacity` of a window in pieces. A
+    piece counts in the window that maximises min(pieces to its left, pieces to its right) + 0.01 times the window's
+    length; the first wins a tie.
     """
     found = np.ones(len(positions), dtype=bool)
     several = np.flatnonzero(num_windows > 1)

@@ -173,7 +173,7 @@ MAX_JSON_BYTES = 1 << 30
 def squad_rows(path: Path) -> Iterator[Row]:
     """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in file order, with context and title.
 
-    Raises DataError, with file and place, for a file that cannot be read or lacks the articles and paragraphs.
+    Raises DataError, with file and place, for a file that cannot be read or has no articles and paragraphs.
     """
     articles = _list_of(read_json(path), "data", path, "the file")
     number = 0
@@ -200,7 +200,8 @@ def _row(question: Any, context: Any, title: str | None, place: str, number: int
 def read_json(path: Path) -> Any:
     """Return the value of a .json or .json.gz file; raises DataError, with line and column, for invalid JSON.
 
-    A file has at most 1 GiB, also once decompressed, and expands to at most 50 times its size or to 8 MiB.
+    A file may have up to 1 GiB, also decompressed, and may expand to 50 times its size or to 8 MiB, whichever is
+    larger.
     """
     content = read_bytes(path, limit=MAX_JSON_BYTES)
     if path.suffix.lower() == ".gz":

@@ -7,7 +7,7 @@ from maskloom.tasks.settings import KindSettings
 
 
 class SpanSection(Section):
-    """Answers as spans of a context (paper 4.2, 4.3), in the terms of the published code.
+    """Answers as spans of a context (paper 4.2, 4.3), parametrised as in the published code.
 
     `stride` is the step between windows. In data with unanswerable questions, the answer is empty if the null answer
     scores more than `null_threshold` above the best span.

@@ -84,7 +84,7 @@ def all_tokens(encoded: EncodedExamples, is_kept: np.ndarray | None = None) -> F
 
 
 def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
-    """Return the rows of each unit, (units,), and a SHA-256 over the tokens, segments and positions of all units."""
+    """Return the row count of each unit, (units,), and a SHA-256 over tokens, segments and positions of all units."""
     digest, counts = hashlib.sha256(), [np.empty(0, dtype=np.int64)]
     for first in range(0, len(units.lengths), _UNITS_AT_ONCE):
         batch, positions, count = units.positions(np.arange(first, min(first + _UNITS_AT_ONCE, len(units.lengths))))

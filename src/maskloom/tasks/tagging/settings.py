@@ -14,7 +14,7 @@ Context = Literal["sentence", "document"]
 class TaggingSection(Section):
     """Tagging of words (paper 5.3): how files encode tags, and how much of a document a word sees.
 
-    `scheme` "plain" is for tags of single words, such as parts of speech; "auto" tells them from entity tags.
+    `scheme` "plain" is for tags of single words, such as parts of speech; "auto" distinguishes them from entity tags.
     """
 
     scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"] = key(

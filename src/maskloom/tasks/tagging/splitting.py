@@ -54,7 +54,7 @@ class WordSplitter(Section):
             plain = [word.translate(_PLAIN) for word in sentence]
             words.update(plain)
             surplus.update(plain)
-            # adjacent words that would form a word with a mark count against it: it was split there
+            # letters and marks that are adjacent words count against the word that they would form: it was split there
             surplus.subtract(left + right for left, right in pairwise(plain) if _is_marks(left) != _is_marks(right))
         marks = {char for word in words if _is_marks(word) for char in word}
         pieces = {word for word in words if _CLITIC.fullmatch(word) or (_is_marks(word) and len(word) > 1)}
