@@ -1,1 +1,1 @@
-"""A dataset kind: reading, encoding, head, objective, decoding, metric."""
+"""Kinds of task: reading, encoding, heads, objectives, decoding and metrics."""

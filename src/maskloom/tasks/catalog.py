@@ -1,4 +1,4 @@
-"""One row a published data set: where its columns stand, its labels in order, and its metric."""
+"""A catalog of published data sets: the columns, the labels in id order and the metric of each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Kind = str
 
 @dataclass(frozen=True)
 class CatalogRow:
-    """How one published data set stands on disk, and how it is scored.
+    """File layout and metric of one published data set.
 
-    Columns are names of the header. `headerless` is (text, pair, label, number of fields), numbers of columns from 1,
-    for files that come without a header; `header_marks` are the first two fields that show that a file has one all the
-    same. `labels` are class names in the order of their ids. `primary` is the score that picks the best model, None for
-    what its kind has by default. Files of tagged words have numbers of columns, from 1, for names.
+    `text`, `pair` and `label` name columns of the header; files of tagged words use column numbers, from 1, instead.
+    For files without a header, `headerless` gives (text, pair, label, number of fields) with column numbers from 1;
+    `header_marks` are the first two fields that identify a header in a file that has one after all. `labels` are class
+    names in id order. `primary` is the score that selects the best model; None means the default of the kind.
     """
 
     name: str
@@ -45,11 +45,11 @@ _EMOTIONS = (
     "neutral",
 )
 
-# GLUE as its files are distributed (Wang et al. 2018): tab-separated, no quoting, test files without labels. Columns
-# are found by the names of each file's header, so train, dev and test of one task may differ in their columns: MNLI's
-# label is always `gold_label`, its last column, never one of the annotators' `label1` to `label5`. The diagnostic set
-# AX is answered by a model of MNLI and has MNLI's labels; `ax` reads the file that is handed out for predictions,
-# `ax-full` the one with the labels.
+# GLUE as distributed (Wang et al. 2018): tab-separated, without quoting; test files have no labels. Columns are looked
+# up by name in the header of each file, so train, dev and test of one task may have different columns: MNLI's label is
+# always `gold_label`, its last column, never one of the annotators' `label1` to `label5`. The diagnostic set AX has
+# MNLI's labels and is predicted with an MNLI model; `ax` reads the file distributed for predictions, `ax-full` the one
+# with labels.
 GLUE: tuple[CatalogRow, ...] = (
     CatalogRow(
         "cola", "single", "sentence", None, "label", _BINARY, "matthews", ("4", None, "2", 4), ("index", "sentence")
@@ -66,17 +66,17 @@ GLUE: tuple[CatalogRow, ...] = (
     CatalogRow("ax-full", "pair", "Premise", "Hypothesis", "Label", _INFERENCE, "matthews"),
 )
 _OTHERS = (
-    # GoEmotions as its files are distributed (Demszky et al. 2020): text, ids of emotions joined by commas, comment id,
-    # between tabs, no header, quotes are text. The published score is macro F1.
+    # GoEmotions as distributed (Demszky et al. 2020): tab-separated text, comma-separated emotion ids and comment id,
+    # without a header or quoting. The published score is macro F1.
     CatalogRow(
         "goemotions", "multilabel", "text", None, "labels", _EMOTIONS, "f1_macro", headerless=("1", None, "2", 3)
     ),
-    # CoNLL-2003 (Tjong Kim Sang and De Meulder 2003): a word a line, its part of speech, the tag of its phrase and that
-    # of its entity. The published score is conlleval's F1. Parts of speech, `--label-column 2`, have another score, so
-    # that the row leaves it to the tags.
+    # CoNLL-2003 (Tjong Kim Sang and De Meulder 2003): one word per line with its part-of-speech, chunk and entity tags.
+    # The published score is conlleval's F1. Parts of speech (`--label-column 2`) use a different score, so the row
+    # leaves the choice to the tags.
     CatalogRow("conll2003", "tagging", "1", None, "4", primary=None),
-    # Multiple choice: the first text, and what the second begins with. Readers find the columns by name, and CODAH's by
-    # number, for it has no header; ARC, CommonsenseQA, COPA and RACE are JSON of their own forms (choice/reading.py).
+    # Multiple choice: the first text, and the start of the second. The reader finds columns by name, or by number for
+    # CODAH, which has no header; ARC, CommonsenseQA, COPA and RACE each have their own JSON form (choice/reading.py).
     CatalogRow("swag", "choice", "sent1", "sent2", "label"),
     CatalogRow("hellaswag", "choice", "ctx_a", "ctx_b", "label"),
     CatalogRow("codah", "choice", "2", None, "7"),
@@ -90,9 +90,10 @@ CATALOG: dict[str, CatalogRow] = {f"glue:{row.name}": row for row in GLUE} | {ro
 
 
 def catalog_row(name: str, *, kinds: Collection[Kind] | None = None) -> CatalogRow:
-    """Return the row of that name, with or without its collection: `glue:rte`, `rte`, `RTE`.
+    """Return the row with that name, with or without the collection prefix: `glue:rte`, `rte`, `RTE`.
 
-    Raises ConfigError that lists the known names, and one that names its kind for a row of none of `kinds`.
+    Raises ConfigError for an unknown name, listing the known ones, and for a row whose kind is not in `kinds`, naming
+    that kind.
     """
     key = name.lower()
     row = CATALOG.get(key) or CATALOG.get(f"glue:{key}")

@@ -1,4 +1,4 @@
-"""The four kinds of task on one vector per text or pair: one label, a score, or several labels (BERT paper 4.1)."""
+"""The four kinds of task with one vector per text or pair: one label, a score, or several labels (BERT paper 4.1)."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ PROBLEM_TYPES: dict[Kind, str] = {
 def classification_task(
     kind: Kind, labels: tuple[str, ...], primary: str | None, settings: ClassificationSettings
 ) -> Task:
-    """Return the task of a kind with its label names in the order of their ids.
+    """Return the task of a kind; `labels` are the label names in id order.
 
     `primary` is the score by which models are compared: accuracy, f1, f1_macro or matthews for one label; pearson,
-    spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. With `both_orders` a pair
-    is read as A B and as B A and both vectors are added. Raises ValueError for a score that the kind does not have, and
-    for weights, thresholds and a temperature that cannot be used.
+    spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. With `both_orders`, a
+    pair is read as A B and as B A, and the two vectors are added. Raises ValueError for a score that the kind does not
+    have, and for a wrong number of class weights or thresholds.
     """
     tune = None
     if kind == "regression":
@@ -55,7 +55,7 @@ def classification_task(
         decide, decode = partial(np.argmax, axis=1), partial(_decode_class, labels, settings.temperature)
         tune = tune_classes
         metric = partial(SingleLabelMetric, len(labels), primary=primary)
-    metric()  # an unknown score is an error here, not after training
+    metric()  # rejects an unknown score now, not after training
     return Task(
         kind=kind,
         labels=labels,
@@ -74,7 +74,7 @@ def classification_task(
 
 
 def kind_of_problem(problem_type: str | None, num_labels: int) -> Kind:
-    """Return the kind of a model by the `problem_type` of its config; without one, one output means regression."""
+    """Return the kind of a model from its config's `problem_type`; without one, a single output means regression."""
     if problem_type == "multi_label_classification":
         return "multilabel"
     if problem_type == "regression" or (problem_type is None and num_labels == 1):
@@ -98,7 +98,7 @@ def _encode(
 
 
 def _stacked(_: Any, outputs: Outputs) -> np.ndarray:
-    """Return the one row of every unit, (examples, outputs)."""
+    """Return the single row of every unit, stacked to (examples, outputs)."""
     return np.concatenate(outputs) if len(outputs) else np.empty((0, 1), dtype=np.float32)
 
 
@@ -111,7 +111,7 @@ def _chosen_labels(temperature: float, thresholds: np.ndarray, logits: np.ndarra
 
 
 def _decode_class(names: tuple[str, ...], temperature: float, logits: np.ndarray) -> list[dict[str, Any]]:
-    # the class is that of the logits: rounding after a high temperature may make two classes equal
+    # argmax of the logits: dividing by a high temperature may round two probabilities to the same value
     return [
         {"label": names[best], "probabilities": dict(zip(names, map(float, row), strict=True))}
         for best, row in zip(logits.argmax(axis=1).tolist(), softmax(logits / temperature), strict=True)

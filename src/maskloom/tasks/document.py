@@ -1,4 +1,4 @@
-"""Labels of documents, read as a title and sentences (Dong et al. 2019)."""
+"""Multi-label classification of documents, each read as a title and sentences (Dong et al. 2019)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from maskloom.text.tokenizer import Tokenizer
 
 
 def document_task(labels: tuple[str, ...], primary: str | None, settings: DocumentSettings) -> Task:
-    """Return the task; scores, thresholds and errors are those of several labels of a text.
+    """Return the task, with the scores, thresholds and errors of the multilabel kind.
 
-    Raises ConfigError for a language without rules of sentences, ValueError where nothing of a document is read.
+    Raises ConfigError for a language without sentence-splitting rules, ValueError if no part of the document vector is
+    enabled.
     """
     check_language(settings.language)
     uses = (settings.title, settings.guided, settings.own)
@@ -52,7 +53,7 @@ def document_task(labels: tuple[str, ...], primary: str | None, settings: Docume
 
 @dataclass(frozen=True)
 class EncodedDocuments(EncodedGroups):
-    """Token ids of documents, each a title and then sentences; `num_left_out` (documents,) sentences were not read."""
+    """Token ids of documents, each a title and its sentences; `num_left_out` (documents,) counts unread sentences."""
 
     num_left_out: np.ndarray
 
@@ -60,12 +61,12 @@ class EncodedDocuments(EncodedGroups):
     _batch: ClassVar = ChoiceBatch
 
     def account(self) -> dict[str, Any]:
-        """Return how many sentences there are, titles among them, and what was cut or left out, as plain values."""
+        """Return the number of sentences, titles included, and what was truncated or left out, as plain values."""
         numbers = {"num_sentences": int(self.first[-1]), "num_left_out": int(self.num_left_out.sum())}
         return {**super().account(), **numbers}
 
     def notes(self, path: Path) -> list[str]:
-        """Say how many documents were cut, where any were."""
+        """Report how many sequences were truncated and how many documents lost sentences, if any."""
         total, num_cut = int(self.num_left_out.sum()), int(np.count_nonzero(self.num_left_out))
         cut = f"{path}: {num_cut} of {amount(len(self), 'document')} lose {amount(total, 'sentence')} at their end"
         return [*super().notes(path), *([f"{cut} (document.max_sentences)"] if total else [])]
@@ -93,18 +94,18 @@ def _encode(
 
 
 def _parts(example: Example, settings: DocumentSettings) -> tuple[str, Sequence[str]]:
-    """Return the title and the sentences; of a text without a title, the first sentence is both."""
+    """Return the title and the sentences; without a title, the first sentence serves as both."""
     text = example.text if example.pair is None else example.pair
     sentences = split_sentences(text, language=settings.language) or [text]
     return (sentences[0] if example.pair is None else example.text), sentences
 
 
 def label_relations(targets: np.ndarray, settings: DocumentSettings) -> dict[str, Any]:
-    """Return what the regularisers in use know of labels, from 0/1 targets (documents, labels) of the training data.
+    """Return the label relations that the enabled regularisers use, from 0/1 training targets (documents, labels).
 
-    Two labels are alike by the cosine of their columns. One implies another, commoner one by the share of its documents
-    that have that too (Sanderson and Croft 1999). Differs from the paper, which takes word vectors of the labels' names
-    and an ontology.
+    The similarity of two labels is the cosine of their columns. A label implies a more frequent one if at least
+    `implied_from` of its documents also have that one (Sanderson and Croft 1999). Differs from the paper, which uses
+    word vectors of the label names and an ontology.
     """
     together = targets.T.astype(np.float64) @ targets
     counts, found = together.diagonal(), dict[str, Any]()

@@ -1,4 +1,4 @@
-"""Examples to token ids, once; batches are then slices of flat arrays."""
+"""Encodes examples as token ids once; batches are then slices of flat arrays."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from maskloom.text.tokenizer import Tokenizer
 
 _ENCODE_AT_ONCE = 2048
 _ORDER_STREAM, _BATCH_STREAM = 0xF17E, 0xBA7C
-# Where batches hold like lengths, so many are made together: sorted by length, cut, and put in random order.
+# With grouping by length, units of this many batches are sorted by length and cut, and the batches are shuffled.
 _WINDOW_BATCHES = 16
 
 
 class EncodedData(Protocol):
-    """Examples of one file as token ids, in units: what batches are made of.
+    """Examples of one file as token ids, divided into units from which batches are formed.
 
-    A unit is an example where each makes one sequence or one group of choices, or a window of a question or sentence.
+    A unit is an example that makes one sequence or one group of choices, or a window of a question, a sentence or a
+    document.
     """
 
     @property
@@ -35,31 +36,31 @@ class EncodedData(Protocol):
 
     @property
     def num_examples(self) -> int:
-        """Number of examples, each of one unit or of several; an epoch is a pass over all units."""
+        """Number of examples, which may differ from the number of units; an epoch is a pass over all units."""
         ...
 
     def __len__(self) -> int: ...
 
     def batch(self, indices: np.ndarray) -> Any:
-        """Return the units of those indices, packed in that order; labels are None where the data has none."""
+        """Return the units at these indices, packed in this order; labels are None if the data has none."""
         ...
 
     def account(self) -> dict[str, Any]:
-        """Return what encoding cut, split or left out, as plain values."""
+        """Return what encoding truncated, split or left out, as plain values."""
         ...
 
     def notes(self, path: Path) -> list[str]:
-        """Return what a person should know of the encoding of that file before trusting a score."""
+        """Return what a user should know about the encoding of the file before trusting a score."""
         ...
 
 
 @dataclass(frozen=True)
 class EncodedExamples:
-    """Token ids of all examples end to end: sequence i owns `token_ids[offsets[i]:offsets[i + 1]]`.
+    """Token ids of all examples, concatenated: sequence i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    Example e owns the sequences `first[e]` to `first[e + 1]`: the only one, or its choices; a unit is an example.
-    `labels` is as `encode_labels` returns it. `num_truncated_tokens` of `num_truncated_examples` did not fit
-    `max_length`.
+    Example e, which is one unit, has the sequences from `first[e]` up to `first[e + 1]`: a single one, or one per
+    choice. `labels` is the result of `encode_labels`. Truncation to `max_length` removed `num_truncated_tokens` tokens
+    from `num_truncated_examples` examples.
     """
 
     token_ids: np.ndarray
@@ -71,7 +72,7 @@ class EncodedExamples:
     num_truncated_examples: int
     num_truncated_tokens: int
 
-    # what notes say of examples that were cut
+    # how notes describe truncated examples
     _exceed: ClassVar[str] = "exceed"
 
     @property
@@ -88,11 +89,11 @@ class EncodedExamples:
         return len(self)
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch | ChoiceBatch:
-        """Return the examples of those indices, packed in that order."""
+        """Return the examples at these indices, packed in this order."""
         return ClassificationBatch(**self._packed(indices))
 
     def _packed(self, indices: np.ndarray) -> dict[str, Any]:
-        """Return the fields of a batch of some examples."""
+        """Return the fields of a batch of these examples."""
         first, end = self.first[indices], self.first[indices + 1]
         places = [slice(*span) for span in zip(self.offsets[first].tolist(), self.offsets[end].tolist(), strict=True)]
         sequences = np.concatenate([np.arange(*span) for span in zip(first.tolist(), end.tolist(), strict=True)])
@@ -105,7 +106,7 @@ class EncodedExamples:
         }
 
     def notes(self, path: Path) -> list[str]:
-        """Say how many examples were cut, where any were."""
+        """Report how many examples were truncated, if any."""
         if not self.num_truncated_examples:
             return []
         return [
@@ -114,7 +115,7 @@ class EncodedExamples:
         ]
 
     def account(self) -> dict[str, Any]:
-        """Return what was cut, as plain values."""
+        """Return the truncation counts, as plain values."""
         return {
             "max_length": self.max_length,
             "num_truncated_examples": self.num_truncated_examples,
@@ -125,12 +126,12 @@ class EncodedExamples:
 
 @dataclass(frozen=True)
 class EncodedGroups(EncodedExamples):
-    """Token ids of examples of several sequences each: a pair of texts in both orders, or choices."""
+    """Token ids of examples with several sequences each: a pair of texts in both orders, or choices."""
 
     _batch: ClassVar[type[ChoiceBatch]] = BothOrdersBatch
 
     def batch(self, indices: np.ndarray) -> ChoiceBatch:
-        """Return the examples of those indices, packed in that order, the sequences of each in theirs."""
+        """Return the examples at these indices, packed in this order, with the sequences of each in order."""
         return self._batch(**self._packed(indices), num_choices=self.first[indices + 1] - self.first[indices])
 
 
@@ -155,7 +156,7 @@ def encode_examples(
 def encoded_texts(
     texts: Iterable[tuple[str, str | None]], first: np.ndarray, tokenizer: Tokenizer, max_length: int
 ) -> dict[str, Any]:
-    """Return the fields of `EncodedExamples`, but for labels; example e has the texts `first[e]` to `first[e + 1]`."""
+    """Return the fields of `EncodedExamples` except labels; example e has the texts `first[e]` up to `first[e + 1]`."""
     ids, lengths, firsts, cut = [np.empty(0, np.int32)], [0], [0], [0]
     texts = iter(texts)
     while some := list(islice(texts, _ENCODE_AT_ONCE)):
@@ -178,12 +179,13 @@ def encoded_texts(
 
 @dataclass(frozen=True)
 class ShuffledBatches:
-    """An endless stream of full batches in which every unit occurs once an epoch; seeking costs O(1).
+    """An endless stream of full batches in which every unit occurs once per epoch; seeking is O(1).
 
-    The stream is epoch after epoch, each in its own order given by (seed, epoch), and is cut into batches as it comes:
-    long and short units lie in one batch, as padding costs nothing here, and batches of like length are less random
-    (they cost CoNLL-2003 a point of F1). `group_by_length` makes these: of every 16 batches, sorted and cut again. A
-    position is one number: the batch. Of every batch the units at `rows` are made, so that processes share it.
+    The stream concatenates the epochs, each in an order determined by (seed, epoch), and is cut into consecutive
+    batches. These mix long and short units: packed batches need no padding, and batches of similar lengths are less
+    random (they cost CoNLL-2003 a point of F1). `group_by_length` forms the latter, by sorting every 16 batches and
+    cutting them again. A position is a single number, the batch. Only the units at `rows` of each batch are built, so
+    that processes share it.
     """
 
     data: EncodedData
@@ -198,7 +200,7 @@ class ShuffledBatches:
         return self.data.batch(self.indices(number)[self.rows]), {"batch": number + 1}
 
     def indices(self, number: int) -> np.ndarray:
-        """Return the units of batch `number`, counted from 0."""
+        """Return the indices of the units in batch `number`, counted from 0."""
         if not self.group_by_length:
             return self._stream(number * self.batch_size, self.batch_size)
         window, place = divmod(number, _WINDOW_BATCHES)
@@ -208,7 +210,7 @@ class ShuffledBatches:
         return by_length[chosen * self.batch_size : (chosen + 1) * self.batch_size]
 
     def _stream(self, first: int, count: int) -> np.ndarray:
-        """Return the units at places first..first+count of the endless stream of epochs."""
+        """Return the units at positions `first` up to `first + count` of the endless stream."""
         places = np.arange(first, first + count)
         epochs, within = places // len(self.data), places % len(self.data)
         found = np.empty(count, dtype=np.int64)

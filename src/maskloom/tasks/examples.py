@@ -1,4 +1,4 @@
-"""Examples of a task, checked where handed over in Python, and the account of what a reader kept and dropped."""
+"""Examples of a task, checks of those given in Python, and reports on the rows that readers kept and dropped."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from maskloom.tasks.tables import BLANK, BadRowError
 ExampleT = TypeVar("ExampleT")
 NO_GOLD_LABEL = "no gold label"
 
-# Rows of 4,096 short texts stay whole; a megabyte of text takes some hundred megabytes while it is cut into tokens.
+# Enough to keep 4,096 short texts together; tokenising a megabyte of text takes some hundred megabytes of memory.
 CHARACTERS_AT_ONCE = 4 << 20
 
 
 @dataclass(frozen=True)
 class Example:
-    """One record of a data file: text, an optional second text, and the label as it stands in the file.
+    """One record of a data file: a text, an optional second text, and the label as written in the file.
 
-    `label` is None where the file has none; a number for regression; a tuple for several labels or targets.
+    `label` is None if the file has none, a number for regression, and a tuple for several labels or targets.
     """
 
     text: str
@@ -31,19 +31,19 @@ class Example:
     line: int
 
     def inputs(self) -> tuple[str, str | None]:
-        """Return what a model sees of the example: two examples with equal inputs are the same but for the label."""
+        """Return the model's input; examples with equal inputs differ only in their labels."""
         return self.text, self.pair
 
     def as_row(self) -> dict[str, str]:
-        """Return the texts as a row of predictions shows them."""
+        """Return the texts as shown in a row of predictions."""
         return {"text": self.text} if self.pair is None else {"text": self.text, "pair": self.pair}
 
 
 @dataclass
 class ReadingReport:
-    """What became of the rows of one file: `num_rows` is always `num_kept` plus all that `dropped` counts.
+    """Counts of the rows of one file: `num_rows` is always `num_kept` plus the counts in `dropped`.
 
-    `notes` say what a person should know of how the file was read; `labels_are_ids` is None until labels were encoded.
+    `notes` tell the user how the file was read; `labels_are_ids` is None until labels have been encoded.
     """
 
     path: Path
@@ -62,17 +62,17 @@ class ReadingReport:
         self.first_blank_line = self.first_blank_line or line
 
     def check_any(self) -> None:
-        """Raise DataError where there were rows and none of them was kept."""
+        """Raise DataError if there were rows and none was kept."""
         if self.num_rows and not self.num_kept:
             raise DataError(f"{self.path}: no usable rows: {self.num_rows} read, dropped: {self.dropped}")
 
     def drop(self, reason: str, line: int) -> None:
-        """Count one row that is left out."""
+        """Count one dropped row."""
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         self.first_dropped_lines.setdefault(reason, line)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the account as plain values."""
+        """Return the report as plain values."""
         return {
             "path": str(self.path),
             "num_rows": self.num_rows,
@@ -86,9 +86,9 @@ class ReadingReport:
 
 @dataclass(frozen=True)
 class ReadExamples:
-    """The examples of one file in its order, with the account of the reading.
+    """The examples of one file in file order, with the report on reading them.
 
-    An example is a frozen dataclass of its kind of task with `line`, `inputs()` and `as_row()`, as `Example` has them.
+    Each kind of task has its own frozen dataclass of examples, with `line`, `inputs()` and `as_row()` as in `Example`.
     """
 
     examples: list[Any]
@@ -96,7 +96,7 @@ class ReadExamples:
 
     @classmethod
     def of(cls, path: str | Path, iterate: Callable[[ReadingReport], Iterable[Any]]) -> ReadExamples:
-        """Read a whole file by what `iterate` yields; raises DataError where no row is usable."""
+        """Read a whole file with `iterate`; raises DataError if no row is usable."""
         report = ReadingReport(Path(path))
         examples = list(iterate(report))
         if not examples:
@@ -107,10 +107,11 @@ class ReadExamples:
 def kept_examples(
     records: Iterable[Any], make: Callable[[Any], ExampleT], report: ReadingReport, *, skips: bool
 ) -> Iterator[ExampleT]:
-    """Yield what `make` makes of each record; `report` counts what is kept and what is dropped.
+    """Yield the example that `make` creates from each record; `report` counts the records kept and dropped.
 
-    Where a record breaks a rule (BadRowError), it is dropped if it is blank or has no gold label or `skips` is true;
-    otherwise DataError names file, line and rule. Records are rows, unless all errors of `make` have the line.
+    A record that breaks a rule (BadRowError) is dropped if it is blank, has no gold label, or `skips` is true;
+    otherwise DataError is raised with file, line and rule. Records must be rows, unless all errors of `make` carry
+    their line.
     """
     for record in records:
         report.num_rows += 1
@@ -128,7 +129,7 @@ def kept_examples(
 
 
 def are_labelled(examples: Sequence[Any], path: str | Path) -> bool:
-    """Tell whether examples have labels; raises DataError, with the line, where only some have."""
+    """Return whether the examples have labels; raises DataError, with the line, if only some do."""
     without = [example.line for example in examples if example.label is None]
     if 0 < len(without) < len(examples):
         raise DataError(f"{path}: line {without[0]}: missing label (other rows have one)")
@@ -136,9 +137,9 @@ def are_labelled(examples: Sequence[Any], path: str | Path) -> bool:
 
 
 def pieces_of(examples: Iterable[Any], size: int, *, keeps_documents: bool = False) -> Iterator[list[Any]]:
-    """Yield examples in lists of at most `size` and of a few megabytes of text, at least one.
+    """Yield examples in lists of at most `size` and a few megabytes of text, but of at least one example.
 
-    With `keeps_documents` a list takes four times as much to hold a document together.
+    With `keeps_documents`, a list may be four times as large to avoid splitting a document.
     """
     piece: list[Any] = []
     num_characters = 0
@@ -155,7 +156,7 @@ def pieces_of(examples: Iterable[Any], size: int, *, keeps_documents: bool = Fal
 
 
 def _num_characters(inputs: Any) -> int:
-    """Return the number of characters of what a model sees of an example: a text, or tuples of texts."""
+    """Return the number of characters in a model input: a text, or nested tuples of texts."""
     if isinstance(inputs, str):
         return len(inputs)
     if not isinstance(inputs, tuple):
@@ -167,7 +168,7 @@ def _num_characters(inputs: Any) -> int:
 
 
 def checked_inputs(inputs: Any) -> list[Any]:
-    """Return the inputs of any iterable as a list; raises DataError for a string, a mapping and what is no iterable."""
+    """Return any iterable of inputs as a list; raises DataError for a string, a mapping or a non-iterable."""
     if isinstance(inputs, str | bytes):
         raise DataError("a list of texts is expected, this is one string; put it in a list")
     if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable):
@@ -176,7 +177,7 @@ def checked_inputs(inputs: Any) -> list[Any]:
 
 
 def checked_text(text: Any, number: int, *, may_be_blank: bool = True) -> str:
-    """Return a text as it is; raises DataError, with the place of the input, for what is no text."""
+    """Return `text` unchanged; raises DataError, with the input's number, if it is not a valid text."""
     if not isinstance(text, str):
         raise DataError(f"input {number}: a string is expected, this is {type(text).__name__}")
     if not is_utf8(text):
@@ -187,7 +188,7 @@ def checked_text(text: Any, number: int, *, may_be_blank: bool = True) -> str:
 
 
 def checked_parts(item: Any, number: int, what: str) -> tuple[Any, Any]:
-    """Return the two parts of an input; raises DataError that says `what` is expected."""
+    """Return the two parts of an input; raises DataError, saying that `what` is expected, for anything else."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
         raise DataError(f"input {number}: {what} is expected, this is {got}")
@@ -195,7 +196,7 @@ def checked_parts(item: Any, number: int, what: str) -> tuple[Any, Any]:
 
 
 def text_example(item: Any, number: int) -> Example:
-    """Return the example of a text or of a tuple of two. Raises DataError for anything else."""
+    """Return the example for a text or a tuple of two texts. Raises DataError for anything else."""
     parts = tuple(item) if isinstance(item, tuple | list) else (item,)
     if len(parts) not in (1, 2):
         raise DataError(f"input {number}: a text or a pair of texts is expected, this has {len(parts)} parts")

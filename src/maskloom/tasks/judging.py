@@ -1,4 +1,4 @@
-"""Predictions compared with the truth, for people: one function for each form of prediction."""
+"""Compares predictions with the truth for display: one function per form of prediction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from maskloom.metrics.entities import entities_of
 
 
 class Verdict(NamedTuple):
-    """What is true of an example and what a model says of it; `error` is 0 where they agree, `probability` its own."""
+    """The truth and the model's answer for an example; `error` is 0 if they agree, `probability` is the answer's."""
 
     truth: str
     answer: str
@@ -19,13 +19,13 @@ class Verdict(NamedTuple):
 
 
 def judge_first_value(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
-    """Judge the first value of a prediction: right if it reads as the target does."""
+    """Judge the first value of a prediction: right if it equals the target as a string."""
     answer = str(next(iter(prediction.values())))
     return Verdict(str(target), answer, float(answer != str(target)))
 
 
 def judge_text(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
-    """Judge a text by whether it is one of the targets."""
+    """Judge a text: right if it is one of the targets."""
     answer = prediction["text"]
     return Verdict(" | ".join(target), answer, float(answer not in target))
 
@@ -45,7 +45,7 @@ def judge_labels(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[
 
 
 def judge_score(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
-    """Judge a score by its distance."""
+    """Judge a score by its absolute error."""
     score = prediction["score"]
     return Verdict(f"{float(target):.3g}", f"{score:.3g}", abs(score - float(target)))
 
@@ -58,14 +58,14 @@ def judge_choice(example: Any, prediction: dict[str, Any], target: Any, labels: 
 
 
 def judge_answer(question: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
-    """Judge an answer by the exact match."""
+    """Judge an answer by exact match."""
     exact, _f1 = answer_scores(prediction["answer"], target, has_unanswerable=not target)
     truth = " | ".join(dict.fromkeys(target)) or "no answer"
     return Verdict(truth, prediction["answer"] or "no answer", 1.0 - exact, prediction["probability"])
 
 
 def judge_tags(sentence: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
-    """Judge the tags of a sentence, shown by its entities or by the words that differ, all words where none does."""
+    """Judge the tags of a sentence, shown as entities or as the words that differ, or all words if none differ."""
     true_tags, tags = [labels[number] for number in target.tolist()], prediction["tags"]
     if "entities" in prediction:
         truth, answer = (_entities(sentence.words, found) for found in (true_tags, tags))

@@ -1,4 +1,4 @@
-"""Kinds of task: what everything else is told of one, and the table of them. Torch is imported when a task is made."""
+"""Kinds of task: what the rest of the library knows about each. Torch is imported only when a task is created."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskKind:
-    """One kind of task: how its files are read, what labels they have, and how the task is made.
+    """One kind of task: how its files are read, which labels it has, and how the task is created.
 
     `iterate(path, options, settings, needs_label=, report=)` yields examples; `label_names(train, options, settings)`
-    gives the labels in the order of their ids; `check(train, dev)` raises DataError for data that cannot be learned
-    from; `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have.
-    These settings are an object of the row's `settings`, which has the keys of `section`, the recipe's section under
-    the name of the kind, of `data_settings(train)`, what the training data says of every task like it, and of
-    `model_settings(config)`, what the configuration of the model says.
-    `examples_at_once` bounds how many are encoded and held at a time. `example_of(item, number)` makes an example of
-    what is handed over in Python.
+    returns the labels in id order; `check(train, dev)` raises DataError for data that nothing can be learned from;
+    `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have. Settings
+    are instances of the `settings` class, with the keys of `section` (the recipe section named after the kind), of
+    `data_settings(train)` (derived from the training data), and of `model_settings(config)` (derived from the model's
+    configuration). `examples_at_once` limits how many examples are encoded and held in memory at a time.
+    `example_of(item, number)` creates an example from an item given in Python.
 
-    `takes` says to a person what it reads, `pipeline_tag` what a model hub calls it. Models of a kind that
-    `names_labels` have names for their outputs. `softmax_over` is what the probabilities of a unit add up to 1 over:
-    the labels of each row, or its rows; None for scores and for labels that are independent. With `is_windowed` the
-    units of one example compete by their logits. One that `reads_tokens` predicts lists of what it finds in a text,
-    and needs the marks of BERT around it. Without our settings, a model is of the kind if it has the head `known_by`.
+    `takes` describes the input to users; `pipeline_tag` is what a model hub calls the kind. If it `names_labels`, the
+    outputs of its models have names. The probabilities of a unit add up to 1 over `softmax_over`: the labels of each
+    row, or the rows; None for scores and for independent labels. With `is_windowed`, the units of one example compete
+    by their logits. A kind that `reads_tokens` predicts lists of items found in a text, which neither a .csv file of
+    predictions nor `auxiliary_lm` supports. A model without stored settings is of the kind whose `known_by` names one
+    of its heads.
 
-    `judge(example, prediction, target, labels)` compares a prediction with the truth, for people; the targets of a task
-    become one for each example by `targets_by_example(encoded, targets)`. `label_ids(data, names)` gives the targets
-    themselves where that needs no more than the examples, and raises DataError for an unknown label: files of such
-    kinds are checked before torch is imported. `first_settings` are those with which a file is read before more is
-    known; `watch(examples, path, options, section)` passes examples on, and at the end raises DataError for
-    what only all of them tell.
+    `judge(example, prediction, target, labels)` compares a prediction with the truth for display;
+    `targets_by_example(encoded, targets)` converts the targets of a task to one per example. `label_ids(data, names)`
+    computes the targets if they depend only on the examples, and raises DataError for an unknown label: files of such
+    kinds are checked before torch is imported. `first_settings` are used to read a file before more is known;
+    `watch(examples, path, options, section)` passes examples through and, at the end, raises DataError for errors that
+    only the whole file reveals.
 
-    A kind that `has_both_orders` reads pairs of texts that may be swapped; models of a kind `with_pairs` may have been
-    trained on files of that other kind, of pairs. One that `reads_folders` takes a folder for a file, and one that
-    `predicts_on_text` takes raw text where the files with labels have a format. With
-    `has_averages`, the outputs of several models can be averaged.
+    A kind that `has_both_orders` reads pairs of texts that may be swapped; `with_pairs` names a kind for pairs, on
+    whose files models of this kind may also have been trained. A kind that `reads_folders` accepts a folder as a file,
+    and one that `predicts_on_text` accepts raw text whatever the format of its labelled files. With `has_averages`, the
+    outputs of several models can be averaged.
     """
 
     name: Kind
@@ -108,18 +108,18 @@ class TaskKind:
         *,
         needs_label: bool = True,
     ) -> ReadExamples:
-        """Read a whole file. Raises DataError, with file and line, for wrong data and a file without usable rows."""
+        """Read a whole file. Raises DataError, with file and line, for invalid data or no usable rows."""
         how = (path, options or ReadingOptions(), settings or self.settings())
         return ReadExamples.of(path, lambda report: self.iterate(*how, needs_label=needs_label, report=report))
 
 
 def _later(module: str, function: str) -> Callable[..., Task]:
-    """Return what calls a function of tasks that make a task; its module is imported only then."""
+    """Return a function that calls a task constructor of `maskloom.tasks`, importing its module only then."""
     return lambda *given: getattr(import_module(f"maskloom.tasks.{module}"), function)(*given)
 
 
 def classification_kind(kind: Kind) -> TaskKind:
-    """Return one of the kinds single, pair, regression and multilabel."""
+    """Return the kind single, pair, regression or multilabel."""
     return TaskKind(
         name=kind,
         iterate=lambda path, options, _, **how: iterate_examples(path, kind, options, **how),
@@ -156,7 +156,7 @@ SPAN = TaskKind(
     make=_later("span.task", "span_task"),
     example_of=question_example,
     data_settings=lambda train: {"has_unanswerable": any(question.is_impossible for question in train.examples)},
-    examples_at_once=512,  # on contexts of 4,000 words these give some 20,000 windows
+    examples_at_once=512,  # some 20,000 windows for contexts of 4,000 words
     takes="questions with their contexts",
     pipeline_tag="question-answering",
     section=SpanSection,
@@ -232,7 +232,7 @@ KINDS: Rows[TaskKind] = Rows(
 
 
 def task_kind(name: str) -> TaskKind:
-    """Return the kind of that name; raises ConfigError that lists the known ones."""
+    """Return the kind with that name; raises ConfigError, listing the known names, for any other."""
     if name not in KINDS:
         raise ConfigError(f"task {name!r:.80} is not known; known: {', '.join(KINDS)}")
     return KINDS[name]
@@ -241,11 +241,11 @@ def task_kind(name: str) -> TaskKind:
 def make_task(
     kind: Kind, labels: Sequence[str] = (), *, primary: str | None = None, settings: Mapping[str, Any] | None = None
 ) -> Task:
-    """Return a task with settings as they are stored; raises ConfigError for a setting, ValueError for a score."""
+    """Return a task from stored settings; raises ConfigError for a bad setting, ValueError for an unknown score."""
     row = task_kind(kind)
     return row.make(tuple(labels), primary, validate_recipe(row.settings, dict(settings or {}), source="settings"))
 
 
 def changed(task: Task, **changes: Any) -> Task:
-    """Return a task with some of its settings changed."""
+    """Return a copy of a task with some of its settings changed."""
     return task_kind(task.kind).make(task.labels, task.primary, task.settings.model_copy(update=changes))

@@ -17,16 +17,16 @@ from maskloom.tasks.examples import Example, ReadExamples, are_labelled
 from maskloom.tasks.tables import ReadingOptions
 
 _MOST_LABEL_BYTES = 16 << 20
-# A label is compared with those that are so many times as frequent; of many labels, the rarest with the most frequent.
+# A label is compared with labels this many times as frequent; among many, the rarest with the most frequent.
 _MORE_FREQUENT, _COMPARED = 10, 200
 
 
 class UnknownLabelError(DataError):
-    """A label that is not among those of the task."""
+    """Raised for a label that the task does not have."""
 
 
 def read_label_names(path: str | Path) -> tuple[str, ...]:
-    """Read a file with one label name per line, in the order of ids; raises DataError for none, blanks or repeats."""
+    """Read label names from a file, one per line in id order; raises DataError for an empty file, blanks or repeats."""
     try:
         text = read_bytes(path, limit=_MOST_LABEL_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -53,7 +53,7 @@ def labels_config(names: Sequence[str]) -> dict[str, Any]:
 
 
 def check_distinct(names: tuple[str, ...], source: str) -> None:
-    """Raise DataError where two ids have one name, which would be one probability for both, or a name is no text."""
+    """Raise DataError if two ids share a name, and thus one probability, or a name is not valid Unicode."""
     first: dict[str, int] = {}
     for number, name in enumerate(names):
         if first.setdefault(name, number) != number:
@@ -63,7 +63,7 @@ def check_distinct(names: tuple[str, ...], source: str) -> None:
 
 
 def label_names_of(train: ReadExamples, kind: Kind) -> tuple[str, ...]:
-    """Return the label names that occur in the training data: whole numbers by value, other names by code points."""
+    """Return the label names in the training data, sorted by value if all are whole numbers, else by code point."""
     if kind == "regression":
         return ()
     found = {name for example in train.examples for name in _names(example)}
@@ -73,7 +73,7 @@ def label_names_of(train: ReadExamples, kind: Kind) -> tuple[str, ...]:
 
 
 def names_of_task(kind: Kind, train: ReadExamples, options: ReadingOptions) -> tuple[str, ...]:
-    """Return the label names of a format, of a class list, or else those that occur in the training data."""
+    """Return the label names of the format or of the class list, or else those in the training data."""
     if options.format is not None and (names := catalog_row(options.format).labels):
         return names
     if options.labels is None or kind == "regression":
@@ -85,13 +85,13 @@ def names_of_task(kind: Kind, train: ReadExamples, options: ReadingOptions) -> t
 
 
 def with_hint(error: UnknownLabelError, options: ReadingOptions) -> DataError:
-    """Return an error about a label of dev that also says how to add labels, where no class list was given."""
+    """Return the error for an unknown dev label, with a hint on how to add labels if no class list was given."""
     hint = "" if options.labels else "; labels missing from the training data can be listed in a file (--labels FILE)"
     return DataError(f"{error}{hint}")
 
 
 def _is_whole_number(name: str) -> bool:
-    """Tell whether a name is a number that sorts by value: of few enough digits for Python to read them."""
+    """Return whether a name is a whole number with few enough digits for Python to parse."""
     return len(name) < 1000 and name.removeprefix("-").isdecimal()
 
 
@@ -104,7 +104,7 @@ def _reads_as_number(name: str) -> bool:
 
 
 def check_variety(train: ReadExamples, kind: Kind) -> None:
-    """Raise DataError when training data has one label only, or no label at all: nothing could be learned."""
+    """Raise DataError if all training data has the same label or score, or no label: nothing could be learned."""
     path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
     if kind in ("single", "pair") and len(counts) == 1:
         raise DataError(
@@ -121,7 +121,7 @@ def check_variety(train: ReadExamples, kind: Kind) -> None:
 
 
 def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
-    """Raise DataError for training data that teaches nothing, and where only one of two files has a second text."""
+    """Raise DataError if nothing can be learned from the training data, or if only one file has a second text."""
     check_variety(train, kind)
     takes_pairs = train.examples[0].pair is not None
     if takes_pairs != (dev.examples[0].pair is not None):
@@ -130,11 +130,11 @@ def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
 
 
 def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.ndarray | None:
-    """Return labels as arrays: ids (examples,) int64; scores (examples,) float32; or 0/1 (examples, labels) float32.
+    """Return labels as an array: ids (examples,) int64, scores (examples,) float32, or 0/1 (examples, labels) float32.
 
-    None when no example has a label. Raises DataError, with the line, for a name that is not among `names`. Where no
-    name reads as a number and all labels are whole numbers, they are ids of names, which a note says; of a file that is
-    read in pieces, the first piece with labels decides.
+    Returns None if no example has a label. Raises DataError, with the line, for a name that is not in `names`. If all
+    labels are whole numbers and no name is numeric, the labels are ids, and a note says so; for a file that is read in
+    pieces, the first piece with labels decides.
     """
     examples, path = data.examples, data.report.path
     if not are_labelled(examples, path):
@@ -161,12 +161,12 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
 
 
 def label_counts(labels: np.ndarray, num_labels: int) -> np.ndarray:
-    """Return how often each label is there, (labels,): in ids (examples,), or in 0/1 labels (examples, labels)."""
+    """Return the count of each label, (labels,), in ids (examples,) or in 0/1 labels (examples, labels)."""
     return labels.sum(axis=0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=num_labels)
 
 
 def doubtful_labels(names: Sequence[str], train: Sequence[int], dev: Sequence[int]) -> list[str]:
-    """Return what to doubt in labels by their counts, rarest first: one in train, none in dev, near a frequent name."""
+    """Describe suspicious labels, rarest first: one in train, none in dev, or spelled like a more frequent name."""
     found, order = [], [int(index) for index in np.argsort(train, kind="stable") if train[index]]
     for place, index in enumerate(order):
         name, count, near = names[index], train[index], ""
@@ -180,17 +180,17 @@ def doubtful_labels(names: Sequence[str], train: Sequence[int], dev: Sequence[in
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """Return a question for the known name that is nearly this one, "" where there is none or names are numbered."""
+    """Return a hint with the most similar known name, or "" if none is similar or the name has digits."""
     folded = {} if any(map(str.isdigit, name)) else {other.casefold(): other for other in known if other != name}
     near = difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.75)
     return f"; did you mean {folded[near[0]]!r:.80}?" if near else ""
 
 
 def balanced_weights(labels: np.ndarray, num_labels: int) -> list[float]:
-    """Return weights by which every class counts alike: n / (K n_c) for each class c of K.
+    """Return weights that give every class equal influence: n / (K n_c) for each class c of K.
 
-    With 0/1 labels (examples, labels) they are weights of positives, (n - n_c) / n_c: each label's positives count as
-    much as its negatives. A label that is nowhere, or everywhere, gets 1.
+    For 0/1 labels (examples, labels), they are weights of positives, (n - n_c) / n_c: each label's positives count as
+    much as its negatives. A label that never occurs gets 1, as does a 0/1 label that always occurs.
     """
     n, counts = len(labels), label_counts(labels, num_labels).tolist()
     if labels.ndim == 2:
@@ -199,14 +199,14 @@ def balanced_weights(labels: np.ndarray, num_labels: int) -> list[float]:
 
 
 def checked_weights(weights: Any, labels: tuple[str, ...]) -> tuple[float, ...] | None:
-    """Return the weights of a task's settings, one a label, or None; raises ValueError for another number of them."""
+    """Return the class weights, one per label, or None; raises ValueError for any other number of weights."""
     if weights is not None and len(weights) != len(labels):
         raise ValueError(f"class_weights are {len(weights)} numbers, there are {len(labels)} labels")
     return None if weights is None else tuple(weights)
 
 
 def weights_by_name(weights: dict[str, float], names: tuple[str, ...]) -> list[float]:
-    """Return weights in the order of ids; a name left out weighs 1. Raises ConfigError for unknown or bad ones."""
+    """Return weights in id order, 1 for names left out. Raises ConfigError for unknown names and invalid weights."""
     for name, weight in weights.items():
         if name not in names:
             raise ConfigError(f"class_weights: there is no label {name!r:.80}; the labels are {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Data files to examples: every row is kept, or dropped with a counted reason, or an error with its line."""
+"""Reads data files as examples: each row is kept, or dropped with a counted reason, or an error with its line."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, kept_examples
 from maskloom.tasks.tables import PAIRS, TITLED, BadRowError, Columns, ReadingOptions, Row, row_text
 
-# float() also takes "1_000", "infinity" and the digits of other scripts.
+# float() also accepts "1_000", "infinity" and the digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
-# The square of an error is an fp32 number (at most 3.4e38), and so is a batch's sum of them.
+# Keeps squared errors and their sum over a batch within fp32 (at most 3.4e38).
 _LARGEST_TARGET = 1e16
 _TAKES_PAIR: dict[Kind, bool | None] = {
     "single": False,
@@ -37,14 +37,14 @@ def iterate_examples(
     needs_label: bool = True,
     report: ReadingReport | None = None,
 ) -> Iterator[Example]:
-    """Yield the examples of a data file for a kind of task, in its order and in constant memory.
+    """Yield the examples of a data file for a kind of task, in file order and constant memory.
 
     Raises DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which
-    counts it) and for columns that are not there.
+    counts it) and for missing columns.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
-    takes_pair = _TAKES_PAIR.get(kind, False)  # a source with its target is a text with its label
+    takes_pair = _TAKES_PAIR.get(kind, False)  # seq2seq: a source is a text, its target the label
     row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))
     if takes_pair is False and options.pair_column is not None:
         hint = "use the task pair" if kind == "single" else "--label-column names the column of targets"
@@ -64,7 +64,7 @@ def iterate_examples(
 
 
 def _plain_text(kind: Kind, report: ReadingReport, record: Row) -> Example:
-    """Return the example of a line of a .txt file, a pair with a tab between; a blank line is an empty text."""
+    """Convert a line of a .txt file to an example; a tab separates a pair, and a blank line is an empty text."""
     line = str(next(iter(record.fields)))
     is_blank = not line.strip()
     parts = ([line, ""] if is_blank else line.split("\t")) if kind == "pair" else [line]
@@ -87,7 +87,7 @@ def _find_columns(
     *,
     needs_label: bool,
 ) -> tuple[Columns, Iterator[Row]]:
-    """Look at the first rows to find the columns, and give back the rows that hold data, by names of columns."""
+    """Find the columns from the first rows; return them with the data rows, keyed by column name."""
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names, line = [name.strip() for name in seen[-1].fields], seen[-1].line
     if layout == "jsonl":
@@ -109,7 +109,7 @@ def _find_columns(
 
 
 def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: list[str]) -> ReadingOptions:
-    """Put the column names of a catalog row where the person gave none; test files have no label column."""
+    """Fill in the column names of a catalog row where the user gave none; test files have no label column."""
     if row is None:
         return options
     label = row.label if row.label in names else None
@@ -123,7 +123,7 @@ def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: 
 
 def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) -> Example:
     value, what = record.value(columns.text), f"{columns.text!r:.80}"
-    if kind == "seq2seq" and isinstance(value, list):  # of sentences
+    if kind == "seq2seq" and isinstance(value, list):  # a list of sentences
         value = " ".join(row_text(part, f"a part of {what}", empty=None).strip() for part in value)
     text = row_text(value, what)
     pair = None if columns.pair is None else row_text(record.value(columns.pair), f"{columns.pair!r:.80}")
@@ -139,9 +139,9 @@ def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) 
 def parse_label(
     value: Any, kind: Kind, label_range: tuple[float, float] | None = None
 ) -> str | float | tuple[str, ...]:
-    """Return the label of a field for a kind of task: a name, a finite number, a tuple of names, or targets.
+    """Parse a field as a label of a kind of task: a name, a finite number, a tuple of names, or targets.
 
-    White space around names is taken off. Raises ValueError (with the rule) for anything else.
+    Names are stripped of white space. Raises ValueError (with the rule) for anything else.
     """
     if kind == "regression":
         return _number(value, label_range)
@@ -186,7 +186,7 @@ def _number(value: Any, label_range: tuple[float, float] | None) -> float:
         is_number = _NUMBER.fullmatch(value.strip()) is not None
     try:
         number = float(value) if is_number else math.nan
-    except OverflowError:  # a whole number of more than 308 digits
+    except OverflowError:  # an integer with more than 308 digits
         number = math.inf
     if not math.isfinite(number):
         raise BadRowError("label is not a finite number", f"{value!r:.80}; such as -3, 2.5 or 1e-3 is expected")

@@ -1,4 +1,4 @@
-"""The settings of tasks: the recipe sections of fine-tuning, and what is stored with a model."""
+"""Settings of tasks: the recipe sections for fine-tuning, and the settings stored with a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class FinetuningData(Section):
 
 
 class MixSection(Section):
-    """How a learned mix of layers is made, an ELMo's or that of [features] (Peters et al. 2018, 3.2)."""
+    """How a learned mix of layers is computed, in an ELMo or in [features] (Peters et al. 2018, 3.2)."""
 
     layer_norm: bool = key(
         False, "Bring each layer to mean 0 and variance 1 over a batch before mixing; answers then depend on the batch."
@@ -39,7 +39,7 @@ class PairSection(Section):
 
 
 class DocumentSection(Section):
-    """Labels of documents by title-guided attention (Dong et al. 2019): what is read, and the two regularisers."""
+    """Labels of documents by title-guided attention (Dong et al. 2019): the inputs and the two regularisers."""
 
     max_sentences: Count = key(10, "Sentences of a document that are read; those left out are counted.")
     language: str = key("en", "Language code of the rules by which texts are cut into sentences.")
@@ -52,26 +52,26 @@ class DocumentSection(Section):
 
 
 class KindSettings(Section):
-    """The settings of a kind of task, stored with its models; keys of later releases are ignored.
+    """Settings of a kind of task, stored with its models; keys of later releases are ignored.
 
-    A kind has its own: the keys of its recipe section, what the training data says, and what is fitted afterwards.
+    Each kind adds the keys of its recipe section, settings from the training data, and settings fitted after training.
     """
 
     model_config = ConfigDict(extra="ignore")
 
-    # logits of fp32 divided by less may be infinite, and their probabilities no numbers
+    # fp32 logits divided by less may become infinite, and their probabilities NaN
     temperature: float = key(1.0, "What logits are divided by before they become probabilities.", ge=1e-6, le=1e6)
 
     def as_stored(self) -> dict[str, Any]:
-        """Return what was given, as plain values."""
+        """Return the settings that were set explicitly, as plain values."""
         return self.model_dump(include=self.model_fields_set)
 
 
 class ClassificationSettings(PairSection, KindSettings):
-    """Settings of the kinds on one vector per text or pair.
+    """Settings of the kinds with one vector per text or pair.
 
-    `class_weights` are by id (of positives, where there are several labels); `thresholds` are the least probability at
-    which each of several labels is chosen, 0.5 without.
+    `class_weights` are in id order (weights of positives if there are several labels); `thresholds` are the minimum
+    probabilities at which each of several labels is chosen, 0.5 by default.
     """
 
     class_weights: list[Positive] | None = None
@@ -79,9 +79,9 @@ class ClassificationSettings(PairSection, KindSettings):
 
 
 class DocumentSettings(DocumentSection, ClassificationSettings):
-    """Settings of labels of documents, with the relations of labels that a regulariser reads.
+    """Settings of document labels, with the label relations that the regularisers read.
 
-    `similar` are two labels by id and the cosine of their columns in train, `implied` a label and one that it implies.
+    `similar` has pairs of label ids with the cosine of their columns in train, `implied` pairs (label, implied label).
     """
 
     similar: Annotated[tuple[Annotated[tuple[int, int, float], Strict(False)], ...], Strict(False)] = ()

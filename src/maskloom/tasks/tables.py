@@ -1,4 +1,4 @@
-"""Rows of CSV, TSV, JSONL and text files, each with its line number, and which column holds text and label."""
+"""Reads rows of CSV, TSV, JSONL and text files with their line numbers, and finds the text and label columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BLANK = "blank line"
 
 
 class BadRowError(ValueError):
-    """A record breaks the rule `reason`, at `line` if that is not the record's own."""
+    """Raised for a record that breaks the rule `reason`, at `line` if that is not the record's own."""
 
     def __init__(self, reason: str, detail: str = "", line: int | None = None) -> None:
         super().__init__(f"{reason}{': ' if detail else ''}{detail:.300}")
@@ -40,8 +40,8 @@ class BadRowError(ValueError):
 class Row(NamedTuple):
     """The fields of one record and the file line where it starts (from 1).
 
-    `fields` is a list for delimited files and a dict for JSONL; `problem` says why the row cannot be used, if so.
-    `place` names the record in messages where its line does not.
+    `fields` is a list for delimited files and a dict for JSONL; `problem` is the reason why the row cannot be used, if
+    any. `place` identifies the record in messages if its line does not.
     """
 
     fields: list[str] | dict[str, Any]
@@ -51,11 +51,11 @@ class Row(NamedTuple):
 
     @property
     def where(self) -> str:
-        """The place of the record in its file, as a message says it."""
+        """The position of the record in its file, as shown in messages."""
         return self.place or f"line {self.line}"
 
     def by_name(self) -> dict[str, Any]:
-        """Return the values by the names of their columns. Raises BadRowError for a row with a problem."""
+        """Return the values by column name. Raises BadRowError for a row with a problem."""
         if self.problem:
             reason, _, detail = self.problem.partition(": ")
             raise BadRowError(reason, detail)
@@ -63,7 +63,7 @@ class Row(NamedTuple):
         return self.fields
 
     def value(self, column: str) -> Any:
-        """Return the value of a column. Raises BadRowError for a row with a problem, and for one that lacks it."""
+        """Return the value of a column. Raises BadRowError if the row has a problem or lacks the column."""
         try:
             return self.by_name()[column]
         except KeyError:
@@ -71,7 +71,7 @@ class Row(NamedTuple):
 
 
 def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
-    """Yield delimited rows by the names of columns, the first of a name; a row of another width has that problem."""
+    """Yield delimited rows keyed by column name, the first of equal names; rows of the wrong width get a problem."""
     num_columns, are_unique = len(names), len(set(names)) == len(names)
     for fields, line, problem, _ in rows:
         if len(fields) != num_columns:
@@ -83,7 +83,7 @@ def by_name(rows: Iterable[Row], names: Sequence[str]) -> Iterator[Row]:
 
 
 def up_to_first(rows: Iterator[Row]) -> list[Row]:
-    """Return the rows up to the first without a problem; all rows, if every one has a problem."""
+    """Return the rows up to and including the first without a problem, or all if every row has one."""
     taken = []
     for row in rows:
         taken.append(row)
@@ -93,7 +93,7 @@ def up_to_first(rows: Iterator[Row]) -> list[Row]:
 
 
 def row_text(value: Any, what: str, *, empty: str | None = "empty text") -> str:
-    """Return a field that is a text; raises BadRowError otherwise, and `empty` for a blank one unless that is None."""
+    """Return a text field; raises BadRowError for any other value and, with reason `empty` unless None, for blanks."""
     if not isinstance(value, str):
         raise BadRowError("text is not a string", f"{what} is {type(value).__name__}")
     if empty and not value.strip():
@@ -104,7 +104,7 @@ def row_text(value: Any, what: str, *, empty: str | None = "empty text") -> str:
 
 
 def layout_of(path: Path) -> str:
-    """Return csv, tsv, jsonl or text by suffix (a final .gz aside); raises DataError for any other suffix."""
+    """Return csv, tsv, jsonl or text by suffix (ignoring a final .gz); raises DataError for any other suffix."""
     if path.is_dir():
         held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(_LAYOUTS))[:8]
         hint = f", such as one of those in it: {', '.join(held)}" if held else ""
@@ -119,12 +119,13 @@ def layout_of(path: Path) -> str:
 
 
 def read_rows(path: Path, layout: str) -> Iterator[Row]:
-    """Yield the rows of a file in order, a header among them.
+    """Yield the rows of a file in order, including any header.
 
-    `csv` has quoted fields as RFC 4180 says; `tsv` is split at tabs and knows no quotes, as GLUE's files need; `jsonl`
-    holds one object a line; `text` gives each line as one field. A UTF-8 byte-order mark and CRLF are taken off. Where
-    no line ends with LF, lines end with CR, those of `text` also with U+2028 and U+2029. Raises DataError for a file
-    that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than `MAX_ROW_BYTES`.
+    `csv` has quoted fields as in RFC 4180; `tsv` is split at tabs and has no quoting, as GLUE's files require; `jsonl`
+    has one object per line; `text` gives each line as one field. A UTF-8 byte-order mark and the CR of CRLF are
+    removed. If no line ends with LF, lines end with CR and, in `text`, also with U+2028 and U+2029. Raises DataError
+    for a file that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than
+    `MAX_ROW_BYTES`.
     """
     lines = read_lines(path) if layout == "text" else _text_lines(path, _OTHER_ENDS[:1])
     if layout == "csv":
@@ -143,7 +144,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_json_row(path: Path, number: int) -> Row:
-    """Return the row of a file that is one JSON object, on one line or several; `number` stands for its line.
+    """Return the row of a file with a single JSON object, on one line or several; `number` is used as its line.
 
     Raises DataError for a file that cannot be read, is empty, is not UTF-8, or holds more than `MAX_ROW_BYTES`.
     """
@@ -154,7 +155,7 @@ def read_json_row(path: Path, number: int) -> Row:
 
 
 def _text_lines(path: Path, other_ends: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, text without its line end); `other_ends` count where there is no LF."""
+    """Yield (line number from 1, text without its line end); `other_ends` end lines in a file without LF."""
     number = 0
     check_regular(path)
     try:
@@ -172,7 +173,7 @@ def _text_lines(path: Path, other_ends: tuple[bytes, ...]) -> Iterator[tuple[int
 
 
 def _blocks_of_lines(file: BufferedReader | gzip.GzipFile, other_ends: tuple[bytes, ...]) -> Iterator[bytes]:
-    """Yield a file in blocks that end where a line ends, without that line end; a line beyond the limit is cut."""
+    """Yield a file in blocks of whole lines, without the last line end; a line beyond the size limit is truncated."""
     parts, size, has_line_feed = list[bytes](), 0, False
     while size <= MAX_ROW_BYTES and (block := file.read1(_BLOCK)):
         head, end, tail = block.rpartition(b"\n")
@@ -191,7 +192,7 @@ def _blocks_of_lines(file: BufferedReader | gzip.GzipFile, other_ends: tuple[byt
 
 
 def _lines_of(block: bytes, path: Path, number: int) -> Iterator[str]:
-    """Yield the lines of a block, the first of which comes after line `number`."""
+    """Yield the lines of a block that follows line `number`."""
     if number == 0:
         block = _without_mark(block, path)
     try:
@@ -202,7 +203,7 @@ def _lines_of(block: bytes, path: Path, number: int) -> Iterator[str]:
         lines = text.split("\n")
         yield from lines if "\r" not in text else (line.removesuffix("\r") for line in lines)
         return
-    for raw in block.split(b"\n"):  # one of them has something wrong; those before it are read
+    for raw in block.split(b"\n"):  # one line is invalid; the lines before it are still read
         number += 1
         if len(raw) > MAX_ROW_BYTES:
             raise DataError(_too_large(path, number))
@@ -244,7 +245,7 @@ def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
                 raise DataError(_too_large(path, first_line))
             yield line + "\n"
 
-    csv.field_size_limit(MAX_ROW_BYTES)  # the library's own is 128 KiB, less than some articles
+    csv.field_size_limit(MAX_ROW_BYTES)  # the default is 128 KiB, less than some articles
     reader = csv.reader(counted(), strict=True)
     while True:
         first_line, size = reader.line_num + 1, 0
@@ -287,7 +288,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# Tried in this order; a first text is only taken together with the second text of the same row.
+# Tried in this order; a first text is used only together with the second text of its entry.
 PAIRS = (
     ("sentence1", "sentence2"),
     ("text_a", "text_b"),
@@ -299,18 +300,18 @@ PAIRS = (
     ("text", "pair"),
 )
 TITLED = (("title", "text"), ("title", "body"), ("headline", "text"), ("headline", "body"))
-"""The columns of a title and of what it stands over."""
+"""The column names of titles and their texts."""
 _TEXTS = ("text", "sentence", "sentence1", "text_a", "review", "question")
 _LABELS = ("label", "labels", "score", "gold_label", "is_duplicate", "class")
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How a person says where things stand in a file; what is None is found by the usual names.
+    """How the user wants a file to be read; columns that are None are found by their usual names.
 
-    A column is a name of the header, or a number counted from 1 in a file without one. `format` is a row of the catalog
-    such as `cola` or `glue:rte`. `labels` is a file with one label name a line. `on_bad_rows="skip"` drops rows that
-    break a rule, and counts them, instead of stopping. `target_suffix` is that of the file of targets beside one of
+    A column is a header name or, in a file without a header, a number from 1. `format` is a row of the catalog such as
+    `cola` or `glue:rte`. `labels` is a file with one label name per line. `on_bad_rows="skip"` drops and counts rows
+    that break a rule instead of stopping. `target_suffix` is the suffix of the file of targets next to a file of
     sources.
     """
 
@@ -331,7 +332,7 @@ class ReadingOptions:
 
     @property
     def columns(self) -> tuple[str | None, str | None, str | None]:
-        """The columns of a text, of a second text and of the label, as far as they were given."""
+        """The columns of the text, the second text and the label, each None if not given."""
         return self.text_column, self.pair_column, self.label_column
 
     def as_dict(self) -> dict[str, Any]:
@@ -340,7 +341,7 @@ class ReadingOptions:
 
 
 class Columns(NamedTuple):
-    """Names of the columns of a text, of a second text and of the label; numbers from 1 where a file has no header."""
+    """Column names of the text, the second text and the label; numbers from 1 if the file has no header."""
 
     text: str
     pair: str | None
@@ -348,19 +349,19 @@ class Columns(NamedTuple):
 
 
 def is_column_number(column: str) -> bool:
-    """Tell whether a column is given by number: up to six digits."""
+    """Return whether a column is given as a number of up to six digits."""
     return column.isdecimal() and len(column) <= 6
 
 
 def numbered(num_columns: int) -> list[str]:
-    """Return the names of the columns of a file without a header: their numbers from 1."""
+    """Return the column names of a file without a header: numbers from 1."""
     return [str(number) for number in range(1, num_columns + 1)]
 
 
 def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> Columns | None:
-    """Return the columns that are given by number, counted from 1, or None where they go by name.
+    """Return the columns given by number, counted from 1, or None if they are given by name.
 
-    Raises ConfigError when numbers and names are mixed, DataError when the first row is too short.
+    Raises ConfigError for a mix of numbers and names, DataError if the first row is too short.
     """
     given = [column for column in options.columns if column]
     numbers = [int(column) for column in given if is_column_number(column)]
@@ -387,9 +388,9 @@ def choose_names(
     needs_label: bool,
     pairs: Sequence[tuple[str, str]] = PAIRS,
 ) -> Columns:
-    """Find text, second text and label among `names`, those of a header or the keys of an object.
+    """Find the text, second text and label among `names`, which are header names or object keys.
 
-    `takes_pair` None means a second text is used where one is found. Raises DataError for what is not there.
+    `takes_pair` None means that a second text is optional. Raises DataError for missing columns.
     """
     lower = {name.lower(): name for name in reversed(names)}
     given_label = options.label_column if needs_label or options.label_column in names else None
@@ -427,28 +428,28 @@ def choose_names(
 
 
 def check_given(given: Iterable[str | None], names: Sequence[str], place: str) -> None:
-    """Raise DataError when a column that was named does not exist."""
+    """Raise DataError if a given column does not exist."""
     for wanted in given:
         if wanted is not None and wanted not in names:
             raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {listed(names)}")
 
 
 def check_single(chosen: Iterable[str | None], names: Sequence[str], place: str) -> None:
-    """Raise DataError when the header has the name of a chosen column more than once."""
+    """Raise DataError if the header repeats the name of a chosen column."""
     for name in chosen:
         if name is not None and names.count(name) > 1:
             raise DataError(f"{place}: the header has {names.count(name)} columns named {name!r:.80}")
 
 
 def no_labels(place: str, known: Sequence[str], names: Sequence[str], what: str = "labels") -> DataError:
-    """Return the error for a table without a column of labels of one of the known names."""
+    """Return the error for a table that has no label column with one of the known names."""
     return DataError(
         f"{place}: no column of {what} ({', '.join(known)}) among {listed(names)}; name it with --label-column"
     )
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the names of columns as a message shows them."""
+    """Return column names as shown in a message."""
     shown = ", ".join(repr(name[:40]) for name in names[:12])
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     is_uncut = len(names) == 1 and (";" in names[0] or "\t" in names[0])

@@ -1,6 +1,6 @@
-"""A task: how its data is read and encoded, which head and loss it takes, how outputs are decoded and scored.
+"""A task: how its data is encoded, which heads and loss it uses, and how outputs are decoded and scored.
 
-One pass of a model over encoded data gives sums and metric together, each unit once.
+One pass of a model over encoded data gives both the loss and the metric, and processes each unit once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
 from maskloom.tasks.settings import KindSettings
 
-# One array (rows, width) a unit: the rows that the objective gives for it.
+# One array (rows, width) per unit: the rows that the objective returns for it.
 Outputs = Sequence[np.ndarray]
 
 
@@ -32,26 +32,27 @@ Outputs = Sequence[np.ndarray]
 class Task:
     """A kind of task with its labels, as plain functions.
 
-    `heads` names the heads of its models. `encode(data, tokenizer, max_length, for_training=)` turns examples into
-    token ids; for training, what cannot be learned from is left out, counted and listed. `decide(encoded, outputs)`
-    gives what the metric takes beside `targets(encoded)`, or None where the data has no labels; `decode(encoded,
-    outputs)` one dictionary an example, in order. `settings` are the kind's own, kept beside the model;
-    `published_config` are the keys of config.json that say what its outputs mean.
+    `heads` names the heads of its models. `encode(data, tokenizer, max_length, for_training=)` converts examples to
+    token ids; for training, examples that cannot be learned from are left out, counted and listed.
+    `decide(encoded, outputs)` returns the predictions that the metric compares with `targets(encoded)`, which is None
+    if the data has no labels; `decode(encoded, outputs)` returns one dictionary per example, in order. `settings` are
+    the kind's own, stored with the model; `published_config` are the keys of config.json that describe its outputs.
 
-    `tune(encoded, outputs)` returns settings fitted to labelled data by name, plain values; it is None for a kind that
-    has none to fit. `scored_logits(encoded, outputs)` gives what becomes the probabilities of the targets, (examples,
-    classes) for softmax where targets are (examples,) ids, (examples, labels) for the logistic function where they are
-    0/1, without any temperature; None for a kind without calibration.
+    `tune(encoded, outputs)` returns settings fitted to labelled data, as plain values by name; it is None for a kind
+    with nothing to fit. `scored_logits(encoded, outputs)` returns the logits of the targets, before any temperature:
+    (examples, classes) for a softmax if targets are (examples,) ids, (examples, labels) for a sigmoid if they are 0/1;
+    it is None for a kind without calibration.
 
-    `learned(encoded)` returns settings that the targets of the training data give, as `tune` does; None without any.
+    `learned(encoded)` returns settings derived from the training targets, in the form of `tune`; None if there are
+    none.
 
-    `forms` are further forms of files of predictions: by suffix, the lines for an example and what was decoded for it.
-    `frames` say what stands before, between and after the examples in a form that needs it.
+    `forms` are additional formats of prediction files: by suffix, a function that returns the lines for an example and
+    its decoded output. `frames` are the texts before, between and after the examples, for formats that need them.
 
-    `example_of` is the kind's where its settings do not change how an example is made in Python.
+    `example_of` replaces the kind's own where settings change how an example is created in Python.
 
-    `head_options` has what heads take beside sizes and labels, by the name of the head. With `freezes_encoder` the
-    heads alone are trained, on vectors that the encoder gives once.
+    `head_options` are the arguments of heads other than sizes and labels, by head name. With `freezes_encoder`, only
+    the heads are trained, on vectors that the encoder computes once.
     """
 
     kind: Kind
@@ -77,19 +78,19 @@ class Task:
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs of the head: one a label, and one for a score."""
+        """Number of outputs of the head: one per label, or one for a score."""
         return max(len(self.labels), 1)
 
 
-# On a processor, the arrays of a larger batch leave its caches, and from 32 MiB on the C library maps fresh pages for
-# every one of them: 8,192 tokens of a hidden size of 384 took 1.3 times as long as four times 2,048.
+# On a CPU, the arrays of a larger batch do not fit in the caches, and from 32 MiB on the C library maps fresh pages for
+# each of them: with hidden size 384, 8,192 tokens took 1.3 times as long as four batches of 2,048.
 PROCESSOR_TOKENS = 2048
 _ACCELERATOR_TOKENS = 8192
 
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """The rows of every unit in order, with the loss sum and the weight that divides it where there are labels."""
+    """The rows of every unit in order and, if there are labels, the loss sum and the weight that divides it."""
 
     rows: list[np.ndarray]
     loss_sum: float = 0.0
@@ -98,10 +99,10 @@ class ModelOutputs:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores with the mean loss, what the score of no learning would be, and whether the outputs are degenerate.
+    """Scores with the mean loss, the reference score of a constant answer, and in what way outputs are degenerate.
 
-    `reference` is the primary score of always giving the commonest answer, and None where there is no such thing.
-    `signatures` say how a library computed its scores, in its own words.
+    `reference` is the primary score of always giving the most common answer, or None if that is undefined. `signatures`
+    are a library's own descriptions of how it computed its scores.
     """
 
     scores: dict[str, float]
@@ -110,7 +111,7 @@ class Evaluation:
     signatures: dict[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all but the scores as plain values; signatures only where there are any."""
+        """Return everything but the scores as plain values; signatures only if there are any."""
         told = {"reference": self.reference, "degenerate": self.degenerate}
         return {**told, "signatures": self.signatures} if self.signatures else told
 
@@ -128,10 +129,9 @@ def model_outputs(
     max_units: int | None = None,
     precision: str = "auto",
 ) -> ModelOutputs:
-    """Run a model over encoded data in batches of like length, of `max_tokens` tokens or of what suits its device.
+    """Run a model over encoded data in batches of similar lengths; `max_tokens` defaults to what suits the device.
 
-    `max_units` bounds the units of a batch, `precision` is that of CUDA. Raises ValueError when an output is not a
-    finite number.
+    `max_units` limits the units of a batch; `precision` applies on CUDA. Raises ValueError if an output is not finite.
     """
     model.eval()
     rows: list[np.ndarray] = [np.empty(0)] * len(data)
@@ -148,7 +148,7 @@ def model_outputs(
                 weight += sum(objective.target_counts(batch).values())
             yield (batch, outputs.counts), outputs.rows
 
-    with inference_in(precision, model_device(model)):  # once: the weights of all batches are rounded once
+    with inference_in(precision, model_device(model)):  # entered once, so that weights are rounded once
         for (batch, counts), values in to_host(launched()):
             if not np.isfinite(values).all():
                 raise ValueError("the model's outputs are not finite numbers; its weights are broken")
@@ -160,20 +160,20 @@ def model_outputs(
 
 
 def tokens_at_once(model: EncoderWithHeads) -> int:
-    """Return how many tokens a batch without gradients best has on the device of a model."""
+    """Return the best number of tokens per inference batch on a model's device."""
     return PROCESSOR_TOKENS if model_device(model).type == "cpu" else _ACCELERATOR_TOKENS
 
 
 def evaluate_task(
     model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData], precision: str = "auto"
 ) -> Evaluation:
-    """Score a model on encoded examples, whole or in pieces; raises ValueError for none and for ones without labels."""
+    """Score a model on encoded examples, whole or in pieces; raises ValueError for no examples or no labels."""
     pieces = data if isinstance(data, Iterable) else [data]
     return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece, precision=precision))
 
 
 def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: OutputsOf) -> Evaluation:
-    """Score the outputs for pieces of data; of each piece only what the metric needs is kept."""
+    """Score the outputs for pieces of data, keeping only what the metric needs of each piece."""
     metric, loss, weight = task.metric(), 0.0, 0.0
     for piece in pieces:
         targets = task.targets(piece)

@@ -1,4 +1,4 @@
-"""Settings fitted on dev: the temperature of probabilities, and the threshold of each of several labels."""
+"""Fits settings on dev: the temperature of probabilities, and one threshold for each of several labels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXACT_SWEEPS = 20
 
 
 def fitted(fit: Callable[..., dict[str, Any]], logits_of: Callable[[Any, Any], np.ndarray]) -> Callable[..., Any]:
-    """Return a task's `tune`: `fit` on the logits that `logits_of` takes from the outputs, and on the labels."""
+    """Return a task's `tune`, which calls `fit` with the logits that `logits_of` extracts and with the labels."""
 
     def tune(encoded: Any, outputs: Any) -> dict[str, Any]:
         return fit(logits_of(encoded, outputs), encoded.labels)
@@ -24,14 +24,14 @@ def fitted(fit: Callable[..., dict[str, Any]], logits_of: Callable[[Any, Any], n
 
 
 def tune_classes(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:
-    """Return `temperature` for logits (examples, classes) and ids (examples,); decisions do not change with it."""
+    """Return `temperature` for logits (examples, classes) and ids (examples,); it does not change decisions."""
     return {"temperature": fit_temperature(logits, targets)}
 
 
 def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_macro") -> dict[str, Any]:
     """Return `temperature` and `thresholds` for logits and 0/1 targets, both (examples, labels).
 
-    With these thresholds, found by `best_thresholds`, `primary` is highest at that temperature.
+    The thresholds are those that `best_thresholds` finds for `primary` at that temperature.
     """
     temperature = fit_temperature(logits, targets)
     thresholds = best_thresholds(sigmoid(np.asarray(logits) / temperature), targets, primary)
@@ -41,10 +41,10 @@ def tune_labels(logits: np.ndarray, targets: np.ndarray, *, primary: str = "f1_m
 def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> list[float]:
     """Return the thresholds with the highest f1_macro, f1_micro or exact_match; arrays are (examples, labels).
 
-    Macro F1 is the mean of the labels' own F1, so each label has its best by itself. Micro F1 is a quotient of sums
-    over labels, and its best is found exactly as that of such quotients is (Dinkelbach 1967): for a value r, each label
-    takes the threshold with the highest 2 TP - r chosen; the micro F1 of that is the next r, until it rises no more.
-    The fraction of exact rows is raised label by label, the others held, until none rises; better ones may exist.
+    Macro F1 is the mean of the labels' F1, so each label is optimised separately. Micro F1 is a ratio of sums over
+    labels and is maximised exactly by Dinkelbach's method (1967): for a value r, each label takes the threshold with
+    the highest 2 TP - r chosen; the resulting micro F1 is the next r, until it no longer rises. The fraction of exact
+    rows is raised one label at a time, with the others fixed, until no label raises it; this may miss the optimum.
     """
     columns = list(zip(np.asarray(scores).T, np.asarray(targets).T > 0, strict=True))
     if primary == "f1_macro":
@@ -79,22 +79,22 @@ def _micro_f1(columns: Sequence[tuple[np.ndarray, np.ndarray]], thresholds: Sequ
 
 
 def best_threshold(scores: np.ndarray, targets: np.ndarray) -> float:
-    """Return the threshold of one label with the highest F1; scores and 0/1 targets (examples,), chosen at or above it.
+    """Return the threshold with the best F1 for one label; scores and 0/1 targets (examples,), chosen at or above it.
 
-    Every set of examples that some threshold chooses is looked at. Where none beats 0.5, it stays 0.5, as for a label
-    without positives. Of others with equal F1 the one nearest to 0.5 is taken, and of two equally near the higher. It
-    lies halfway between the lowest chosen score and the next one: rounding elsewhere then changes no decision.
+    Every set of examples that a threshold can choose is tried. If none beats 0.5, the result is 0.5, as for a label
+    without positives. Ties in F1 go to the threshold nearest to 0.5, then to the higher one. A threshold lies halfway
+    between the lowest chosen score and the next lower one, so that rounding elsewhere changes no decision.
     """
     is_true = np.asarray(targets) > 0
     size = int(is_true.sum())
-    # F1 = 2 TP / (chosen + true); comparing it as a quotient of whole numbers makes equal ones equal
+    # F1 = 2 TP / (chosen + true), a ratio of whole numbers, so that equal scores compare equal
     return _best_cut(scores, is_true, lambda true, chosen: 2.0 * true / np.maximum(chosen + size, 1))
 
 
 def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> float:
-    """Return the threshold with the highest value, a function of how many true examples and how many at all it chooses.
+    """Return the threshold with the highest `value`, a function of the numbers of true and of all examples chosen.
 
-    To choose none is looked at too, where there is a number above the highest score.
+    Choosing none is also tried, if the highest score is below 1.
     """
     distinct, indices = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
     num_true = np.bincount(indices, weights=is_true, minlength=len(distinct))[::-1].cumsum()[::-1]
@@ -106,13 +106,13 @@ def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarr
         return THRESHOLD
     below, above = np.concatenate([[0.0], distinct]), np.concatenate([distinct, [1.0]])
     middles = (below + above) / 2
-    thresholds = np.where(middles > below, middles, above)  # two neighbouring numbers have no third between them
+    thresholds = np.where(middles > below, middles, above)  # adjacent floats have no number between them
     best = np.flatnonzero(values == values.max())
     return float(thresholds[min(best, key=lambda place: (abs(thresholds[place] - THRESHOLD), -thresholds[place]))])
 
 
 def checked_thresholds(values: Sequence[float] | None, num_labels: int) -> np.ndarray:
-    """Return one threshold per label, (labels,) float64, 0.5 for None; raises ValueError for another number of them."""
+    """Return one threshold per label, (labels,) float64, 0.5 for None; raises ValueError for a wrong number of them."""
     if values is not None and len(values) != num_labels:
         raise ValueError(f"thresholds {values!r:.80}: {num_labels} numbers are expected, one per label")
     return np.full(num_labels, THRESHOLD) if values is None else np.asarray(values, dtype=np.float64)

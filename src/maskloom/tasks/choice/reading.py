@@ -1,10 +1,10 @@
-"""Files of multiple choice: SWAG's CSV, HellaSwag's JSONL, CODAH's TSV, and any CSV or JSONL with choices.
+"""Reads multiple-choice files: SWAG's CSV, HellaSwag's JSONL, CODAH's TSV, and any CSV or JSONL with choices.
 
-Four sets are read as they are distributed. ARC (Clark et al. 2018) and CommonsenseQA (Talmor et al. 2019) have
-`question` with `stem` and labelled `choices`, and `answerKey`; ARC's also come with `choices` as lists of texts and
-labels. COPA (Roemmele et al. 2011, SuperGLUE's JSONL) has `premise`, `choice1`, `choice2` and asks for the cause or the
-effect. RACE (Lai et al. 2017) is a folder of files, each an object with an `article` and lists of `questions`,
-`options` and `answers`; a .jsonl has one such object a line.
+Four data sets are read as distributed. ARC (Clark et al. 2018) and CommonsenseQA (Talmor et al. 2019) have a `question`
+with `stem` and labelled `choices`, and an `answerKey`; ARC also comes with `choices` as lists of texts and labels. COPA
+(Roemmele et al. 2011, SuperGLUE's JSONL) has `premise`, `choice1`, `choice2` and asks for the cause or the effect. RACE
+(Lai et al. 2017) is a folder of files, each an object with an `article` and lists of `questions`, `options` and
+`answers`; a .jsonl file has one such object per line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[
 
 @dataclass(frozen=True)
 class ChoiceColumns:
-    """Names of the columns; `choices` has one where they form a list."""
+    """Column names; `choices` has a single entry if that column holds a list of choices."""
 
     context: str
     stem: str | None
@@ -48,10 +48,11 @@ class ChoiceColumns:
 def choose_columns(
     names: Sequence[str], options: ReadingOptions, *, place: str, lists: Sequence[str] = (), needs_label: bool
 ) -> ChoiceColumns:
-    """Find the columns among the names of a header or the keys of an object; `lists` are keys whose values are lists.
+    """Find the columns among header names or object keys; `lists` are the keys whose values are lists.
 
-    `options` may name the context (text column), the stem (pair column) and the label; choices are found by their
-    names: ending0, choice_1, answerA and so on. Raises DataError for what is not there, ConfigError for a number.
+    `options` may name the context (text column), the stem (pair column) and the label; choices are found by name:
+    ending0, choice_1, answerA and so on. Raises DataError for missing columns and for names that the header repeats,
+    ConfigError for columns given by number or used twice.
     """
     lower = {name.lower(): name for name in reversed(names)}
     for wanted in options.columns:
@@ -85,7 +86,7 @@ def choose_columns(
 
 
 def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tuple[str, ...], bool]:
-    """Return the keys of the choices in their order, and whether it is one key that holds a list."""
+    """Return the keys of the choices in order, and whether a single key holds them as a list."""
     found = next((name for wanted in _LISTS for name in names if name.lower() == wanted and name in lists), None)
     if found is not None:
         return (found,), True
@@ -114,18 +115,18 @@ def _number(text: str) -> int:
 
 
 PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", choices_are_list=True)
-"""Where the keys of `plain_rows` stand."""
+"""The keys of the rows that `plain_rows` yields."""
 
 _ANSWERS = ("answerKey", "answers", "label")
-# What joins a premise to its cause or its effect.
+# The conjunction between a premise and its cause or effect.
 _JOINTS = {"cause": "because", "effect": "so"}
-# RACE keeps what comes from high schools and from middle schools apart.
+# RACE separates the texts from high schools and from middle schools.
 _LEVELS = ("high", "middle")
 Form = Callable[[dict[str, Any]], list[dict[str, Any]]]
 
 
 def published_form(fields: dict[str, Any]) -> Form | None:
-    """Return what reads objects with the keys of this one, or None where they are of none of the four sets."""
+    """Return the function that parses objects with these keys, or None if they are from none of the four sets."""
     question = fields.get("question")
     if isinstance(question, dict) and {"stem", "choices"} <= set(question):
         return _arc
@@ -139,9 +140,10 @@ def published_form(fields: dict[str, Any]) -> Form | None:
 
 
 def race_files(folder: Path) -> list[Path]:
-    """Return the articles of train, dev or test of RACE, or of one of its levels: the .txt files, sorted by name.
+    """Return the .txt files of RACE's train, dev or test folder, or of one of its levels, sorted by name in each level.
 
-    Raises DataError where there are none, for what is no regular file, and for links that lead out of the folder.
+    Raises DataError if there are none, for anything that is not a regular file, and for links that lead out of the
+    folder.
     """
     levels = [folder / level for level in _LEVELS if (folder / level).is_dir()] or [folder]
     for level in levels:
@@ -156,9 +158,9 @@ def race_files(folder: Path) -> list[Path]:
 
 
 def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
-    """Yield a row for each question of a folder's articles; the line of a row is the number of its file, from 1.
+    """Yield a row for each question of the articles in a folder; a row's line is the number of its file, from 1.
 
-    Answers are looked at only where they are needed. Raises DataError as `race_files` does, and for a file that is too
+    Answers are ignored unless labels are needed. Raises DataError as `race_files` does, and for a file that is too
     large or not UTF-8.
     """
     for number, path in enumerate(race_files(folder), start=1):
@@ -167,9 +169,9 @@ def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
 
 
 def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
-    """Yield a row of a published set with plain keys, one for each question; what breaks a rule says which.
+    """Yield one row with plain keys per question of a published row, or one with the `problem` of an invalid row.
 
-    Answers are looked at only where they are needed: those of test sets are often placeholders.
+    Answers are ignored unless labels are needed: in test sets they are often placeholders.
     """
     if row.problem or not isinstance(row.fields, dict):
         yield row
@@ -218,7 +220,7 @@ def _race(fields: dict[str, Any]) -> list[dict[str, Any]]:
             raise BadRowError("a question is not a string with a list of options", f"question {number}")
         stem = question
         if "_" in question and all(isinstance(text, str) for text in texts):
-            # a gap to be filled
+            # a cloze question: each option fills the gap
             stem, texts = "", [question.replace("_", text) for text in texts]
         rows.append(_plain(None if name is None else f"{name}-{number}", fields.get("article"), stem, texts, answer))
     return rows
@@ -229,7 +231,7 @@ def _plain(identifier: Any, context: Any, stem: str, choices: list[Any], label: 
 
 
 def _place(key: Any, labels: list[Any]) -> int | None:
-    """Return the place of the right label among those of the choices: letters, or numbers from 1."""
+    """Return the index of the choice that `key` labels (with a letter, or a number from 1), or None without a key."""
     if key is None or key == "":
         return None
     if str(key) not in map(str, labels):
@@ -240,10 +242,10 @@ def _place(key: Any, labels: list[Any]) -> int | None:
 
 @dataclass(frozen=True)
 class ChoiceExample:
-    """One record: the first text, what the second text begins with, the choices that end it, and the right one.
+    """One record: the context, the stem that starts the second text, the choices that complete it, and the right one.
 
-    `stem` is empty where choices stand by themselves; `label` counts choices from 0 and is None where the file has
-    none. `identifier` is the record's own name, if it has one.
+    `stem` is empty if each choice is the whole second text; `label` is the index of the right choice, from 0, or None
+    if the file has none. `identifier` is the record's own id, if any.
     """
 
     context: str
@@ -254,15 +256,15 @@ class ChoiceExample:
     identifier: str | None = None
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Return the two texts of each choice, as a model reads them."""
+        """Return the pair of texts that a model reads for each choice."""
         return [(self.context, f"{self.stem} {choice}" if self.stem else choice) for choice in self.choices]
 
     def inputs(self) -> tuple[str, str, tuple[str, ...]]:
-        """Return what a model sees of the example."""
+        """Return the model's input: context, stem and choices."""
         return self.context, self.stem, self.choices
 
     def as_row(self) -> dict[str, str]:
-        """Return the texts as a row of predictions shows them."""
+        """Return the texts as shown in a row of predictions."""
         row = {"context": self.context} | ({"stem": self.stem} if self.stem else {})
         if self.identifier is not None:
             row = {"id": self.identifier} | row
@@ -281,21 +283,21 @@ def iterate_choices(
     needs_label: bool = True,
     report: ReadingReport | None = None,
 ) -> Iterator[ChoiceExample]:
-    """Yield examples one by one in the file's order.
+    """Yield the examples one by one, in file order.
 
-    A table has a header whose names say what stands where (SWAG: `sent1` is the context, `sent2` the stem, `ending0`
-    to `ending3` the choices), or is CODAH's: no header, category, prompt, choices, label. JSONL has the same names as
-    keys, or one key that holds a list of choices, of which rows may have different numbers; or it is that of ARC,
-    CommonsenseQA, COPA or RACE as these are distributed. RACE may also be its folder of articles; the `line` of an
-    example is then the number of its file. A label is a number from 0 or a letter from A. Raises DataError, with file
-    and line, for columns that are not there and for a row that breaks a rule: a label outside the choices, an empty
-    text, an id that appears twice; with `options.on_bad_rows` "skip" such rows are dropped and counted. Raises
-    ConfigError for a format of another kind of task.
+    The header of a table names its columns (SWAG: `sent1` is the context, `sent2` the stem, `ending0` to `ending3` the
+    choices); CODAH has no header, but category, prompt, choices and label in this order. JSONL has the same names as
+    keys, or one key with a list of choices, whose number may differ between rows; JSONL of ARC, CommonsenseQA, COPA and
+    RACE is read as distributed. RACE may also be its folder of articles; the `line` of an example is then the number of
+    its file. A label is a number from 0 or a letter from A. Raises DataError, with file and line, for missing columns
+    and for a row that breaks a rule: a label outside the choices, an empty text, a duplicate id; with
+    `options.on_bad_rows` "skip", such rows are dropped and counted instead. Raises ConfigError for the format of
+    another kind of task.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
-    # its levels show RACE, or a person says so
+    # RACE is recognised by its level folders, or named as the format
     is_race = any((path / level).is_dir() for level in _LEVELS) if row is None else row.name == "race"
     if is_race and path.is_dir() and options.text_column is None:
         columns, rows = PLAIN_COLUMNS, race_rows(path, needs_label=needs_label)
@@ -312,7 +314,7 @@ def iterate_choices(
 def _find_columns(
     path: Path, rows: Iterator[Row], layout: str, options: ReadingOptions, *, needs_label: bool
 ) -> tuple[ChoiceColumns, Iterator[Row]]:
-    """Look at the first rows to find the columns, and give back the rows that hold data, by names of columns."""
+    """Find the columns from the first rows; return them with the data rows, keyed by column name."""
     seen = tables.up_to_first(rows)
     first = seen[-1]
     if first.problem:
@@ -335,7 +337,7 @@ def _find_columns(
 
 
 def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) -> bool:
-    """Tell whether a row without header is CODAH's: letters of its category, prompt, at least two choices, label."""
+    """Return whether a row without a header is CODAH's: category letters, prompt, at least two choices, label."""
     is_label = fields[-1].isdecimal() or (not needs_label and fields[-1] in _PLACEHOLDERS)
     if any(options.columns) or len(fields) < 5 or not is_label:
         return False
@@ -343,7 +345,7 @@ def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) 
 
 
 def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceExample:
-    """Return the example of a row; `lines` are those of the identifiers that came before, and this one."""
+    """Convert a row to an example; `lines` maps the identifiers read so far to their lines, and is updated."""
     choices = _texts(columns, row)
     example = ChoiceExample(
         context=row_text(row.value(columns.context), "context").strip(),
@@ -384,7 +386,7 @@ def _identifier(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> str 
 
 
 def _label(value: Any, num_choices: int) -> int:
-    """Return the right choice, counted from 0, of a number or a letter."""
+    """Return the index of the right choice, from 0, given as a number or a letter."""
     text = "" if value is None or isinstance(value, bool | float | list | dict) else str(value).strip()
     if value is None or value == "":
         raise BadRowError("missing label")
@@ -401,7 +403,7 @@ def _label(value: Any, num_choices: int) -> int:
 
 
 def check_choices(train: ReadExamples, dev: ReadExamples) -> None:
-    """Refuse training data in which one place is always right."""
+    """Raise DataError if the same choice is right in every training example."""
     labels = {example.label for example in train.examples}
     if len(labels) == 1:
         raise DataError(
@@ -411,7 +413,7 @@ def check_choices(train: ReadExamples, dev: ReadExamples) -> None:
 
 
 def choice_example(item: Any, number: int) -> ChoiceExample:
-    """Return the example of (context, choices)."""
+    """Return the example for a (context, choices) pair."""
     context, choices = checked_parts(item, number, "(context, choices)")
     if not isinstance(choices, tuple | list) or len(choices) < 2:
         raise DataError(f"input {number}: the choices are a list of at least two texts")

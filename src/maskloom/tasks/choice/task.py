@@ -1,4 +1,4 @@
-"""Multiple choice as a kind of task (BERT paper 4.4)."""
+"""The multiple-choice task (BERT paper 4.4)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from maskloom.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class EncodedChoices(EncodedGroups):
-    """Token ids of all choices, one sequence each; `labels` (examples,) are right choices counted from 0, or None."""
+    """Token ids, one sequence per choice; `labels` (examples,) are indices of the right choices, from 0, or None."""
 
     examples: Sequence[ChoiceExample]
 
@@ -33,16 +33,16 @@ class EncodedChoices(EncodedGroups):
     _batch: ClassVar = ChoiceBatch
 
     def account(self) -> dict[str, Any]:
-        """Return how many choices there are in all, and what was cut, as plain values."""
+        """Return the total number of choices and the truncation counts, as plain values."""
         return {"max_length": self.max_length, "num_choices": int(self.first[-1]), **super().account()}
 
 
 def encode_choices(
     examples: Sequence[ChoiceExample], tokenizer: Tokenizer, *, max_length: int, path: str | Path = "input"
 ) -> EncodedChoices:
-    """Encode examples in order, each choice with its context as a pair of its own.
+    """Encode examples in order, pairing each choice with the context.
 
-    Examples may differ in their number of choices. Raises DataError, with `path` and line, when only some have labels.
+    Examples may have different numbers of choices. Raises DataError, with `path` and line, if only some have labels.
     """
     first = np.cumsum([0, *(len(example.choices) for example in examples)], dtype=np.int64)
     fields = encoded_texts((pair for example in examples for pair in example.pairs()), first, tokenizer, max_length)
@@ -50,14 +50,14 @@ def encode_choices(
     return EncodedChoices(**fields, labels=labels, examples=examples)
 
 
-# Finite also when it is divided by the smallest temperature.
+# Still finite when divided by the smallest temperature.
 _NO_CHOICE = -1e30
 
 
 def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSettings) -> Task:
-    """Return the task of choosing one of several texts, without labels; raises ValueError for a score but accuracy."""
+    """Return the multiple-choice task, which has no label names; raises ValueError for any score but accuracy."""
     primary = primary or "accuracy"
-    ChoiceMetric(primary=primary)  # an unknown score is an error here, not after training
+    ChoiceMetric(primary=primary)  # rejects an unknown score now, not after training
     return Task(
         kind="choice",
         labels=(),
@@ -67,7 +67,7 @@ def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSett
         encode=lambda data, tokenizer, max_length, **_: encode_choices(
             data.examples, tokenizer, max_length=max_length, path=data.report.path
         ),
-        # the first of choices with equal scores
+        # ties go to the first choice
         decide=lambda encoded, outputs: choice_scores(encoded, outputs).argmax(axis=1),
         decode=partial(_decode, settings.temperature),  # pyright: ignore[reportArgumentType]
         metric=partial(ChoiceMetric, primary=primary),
@@ -78,7 +78,7 @@ def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSett
 
 
 def choice_scores(_: Any, outputs: Outputs) -> np.ndarray:
-    """Return the scores of all examples, (examples, most choices); one that is not there has the probability 0."""
+    """Return the scores of all examples, (examples, most choices), padded with scores of probability 0."""
     scores = np.full((len(outputs), max(map(len, outputs), default=1)), _NO_CHOICE, dtype=np.float32)
     for row, found in zip(scores, outputs, strict=True):
         row[: len(found)] = found[:, 0]

@@ -1,1 +1,1 @@
-"""Targets from sources: translation, summaries and any other text from a text."""
+"""Sequence-to-sequence tasks: translation, summaries and any other text generated from a text."""

@@ -1,4 +1,4 @@
-"""Sources with their targets: from columns, from objects, or from two files, line by line."""
+"""Reads sources with their targets: from columns, from JSON objects, or from two line-aligned files."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from maskloom.tasks.seq2seq.settings import SUFFIX, Seq2SeqSettings
 from maskloom.tasks.tables import ReadingOptions, Row, row_text
 
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
-# The usual names of columns; the first that is there counts.
+# The usual column names; the first one present is used.
 _SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue")
 _TARGETS = ("target", "tgt", "summary", "translation", "output")
 
 
 class Source(Example):
-    """A text to write another one from."""
+    """A source text, from which a target is generated."""
 
     def as_row(self) -> dict[str, str]:
-        """Return the text by the name that it has beside what is written from it."""
+        """Return the text under the key `source`, as shown next to the text generated from it."""
         return {"source": self.text}
 
 
@@ -37,12 +37,12 @@ def iterate_sources(
     needs_label: bool = True,
     report: ReadingReport | None = None,
 ) -> Iterator[Source]:
-    """Yield sources as texts with targets as labels, in the order of the file.
+    """Yield the sources, with targets as labels, in file order.
 
-    CSV, TSV and JSONL have a column of either, by the options or the usual names. In JSONL a source may be a list of
-    sentences, which blanks join, and several targets are a list. Any other file has a source a line, and the file
-    beside it with the suffix of targets theirs. Raises DataError, with file and line, for a row that breaks a rule
-    (unless `options.on_bad_rows` is "skip", which counts it), and for files of unequal length.
+    CSV, TSV and JSONL have a column for each, named by the options or by the usual names. In JSONL, a source may be a
+    list of sentences, which are joined by spaces, and several targets form a list. Any other file has one source per
+    line, and its targets in the file next to it with the target suffix. Raises DataError, with file and line, for a row
+    that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for files of different lengths.
     """
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
@@ -71,14 +71,14 @@ def iterate_sources(
 
 
 def _beside(path: Path, suffix: str) -> Path:
-    """Return the file of targets, compressed as that of sources is, or not."""
+    """Return the file of targets; for compressed sources, a compressed one if it exists."""
     packed = path.suffix.lower() == ".gz"
     plain = (path.with_suffix("") if packed else path).with_suffix(f".{suffix}")
     return also if packed and (also := plain.with_name(f"{plain.name}{path.suffix}")).exists() else plain
 
 
 def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool) -> ReadingOptions:
-    """Put usual names of columns where the person gave none and the first row has them."""
+    """Fill in the usual column names where the user gave none and the first row has them."""
     rows = tables.read_rows(path, tables.layout_of(path))
     first = next((row for row in rows if row.problem is None), None)
     lower = {str(name).strip().lower(): str(name).strip() for name in (first.fields if first else ())}
@@ -96,7 +96,7 @@ def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool)
 
 
 def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
-    """Yield rows of a source and its target, or None; raises DataError where one file is longer."""
+    """Yield rows of a source and, given a file of targets, its target; raises DataError if one file is longer."""
     if targets is None:
         yield from (Row([line], number) for number, line in tables.read_lines(sources))
         return

@@ -10,11 +10,11 @@ from maskloom.sections import Length, Section, key
 from maskloom.tasks.settings import KindSettings
 
 SUFFIX = r"^[\w-]+$"
-"""What a suffix of a file of targets looks like, without its dot."""
+"""The pattern of the suffix of a file of targets, without the dot."""
 
 
 class Seq2SeqSection(Section):
-    """Targets from sources."""
+    """Generating targets from sources."""
 
     max_target_length: Length = key(128, "Maximum tokens of a target; longer ones are cut, and counted.", ge=3)
     label_smoothing: float = key(0.1, "Share of the target distribution on all words alike.", ge=0.0, lt=1.0)
@@ -45,6 +45,6 @@ class Seq2SeqSection(Section):
 
 
 class Seq2SeqSettings(Seq2SeqSection, KindSettings):
-    """Those keys, and the ones of every task; `decoder_start` is the model's own token before all targets."""
+    """Settings of sequence-to-sequence tasks; `decoder_start` is the model's own token before every target."""
 
     decoder_start: int | None = None

@@ -1,4 +1,4 @@
-"""A sequence-to-sequence task: sources and targets as token ids, and texts out of what a search finds."""
+"""The sequence-to-sequence task: sources and targets as token ids, and texts from the results of a search."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
 from maskloom.tasks.task import Outputs, Task
 from maskloom.text.tokenizer import Tokenizer
 
-# Spaces before closing marks, after opening ones, and around marks within words.
+# Spaces before closing punctuation, after opening punctuation, and around marks within words.
 _BEFORE = re.compile(r" ([.,!?;:%)\]}])")
 _AFTER = re.compile(r"([(\[{]) ")
 _WITHIN = re.compile(r"(?<=\w) (['’-]) (?=\w)")
 
 
 def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2SeqSettings) -> Task:
-    """Return the task; `primary` is bleu, chrf, exact_match, rouge1, rouge2 or rougeL, else UsageError is raised."""
+    """Return the task; raises UsageError unless `primary` is bleu, chrf, exact_match, rouge1, rouge2 or rougeL."""
     metric = partial(TextMetric, primary=checked_primary(primary or "bleu", TEXT_SCORES, "texts"))
     generation = Generation(
         max_tokens=settings.max_target_length,
@@ -58,11 +58,11 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 
 @dataclass(frozen=True)
 class EncodedTargets:
-    """Sources and, where they are known, targets as token ids; target i is `token_ids[offsets[i]:offsets[i + 1]]`.
+    """Token ids of sources and, if known, targets; target i of `targets` is `token_ids[offsets[i]:offsets[i + 1]]`.
 
-    `texts` are all targets of each source, of which the first is encoded; `tokenizer` is theirs. `marks` are the tokens
-    at which every target begins, and the one at which it ends. Where decoders have a `start`, they read that first, and
-    all of a target is predicted.
+    `texts` has all targets of each source, the first of which is encoded with `tokenizer`. `marks` are the tokens that
+    begin every target, and the one that ends it. If there is a `start` token, decoders read it first and predict the
+    whole target.
     """
 
     sources: EncodedExamples
@@ -74,7 +74,7 @@ class EncodedTargets:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of tokens of each source, and of its target that the decoder reads."""
+        """Number of tokens of each source, plus those of its target that the decoder reads."""
         read = 0 if self.targets is None else self.targets.lengths - (self.start is None)
         return self.sources.lengths + read
 
@@ -87,7 +87,7 @@ class EncodedTargets:
         return len(self)
 
     def batch(self, indices: np.ndarray) -> SourceTargetBatch:
-        """Return the sources and targets of those indices, packed in that order."""
+        """Return the sources and targets at these indices, packed in this order."""
         source = self.sources.batch(indices)
         ids, lengths = np.zeros(0, np.int64), np.zeros(len(indices), np.int64)
         labels = None
@@ -100,7 +100,7 @@ class EncodedTargets:
         )
 
     def account(self) -> dict[str, Any]:
-        """Return what was cut, as plain values."""
+        """Return the truncation counts, as plain values."""
         cut, targets = {}, self.targets
         if targets is not None:
             cut["num_truncated_targets"] = targets.num_truncated_examples
@@ -108,7 +108,7 @@ class EncodedTargets:
         return {**self.sources.account(), **cut}
 
     def notes(self, path: Path) -> list[str]:
-        """Say how many sources and targets were cut, where any were."""
+        """Report how many sources and targets were truncated, if any."""
         notes = self.sources.notes(path)
         return notes + [f"{note} (of targets)" for note in (self.targets.notes(path) if self.targets else ())]
 
@@ -117,7 +117,7 @@ def _encode(
     settings: Seq2SeqSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, *, for_training: bool = False
 ) -> EncodedTargets:
     examples = data.examples
-    if for_training:  # each target makes a pair
+    if for_training:  # one pair per target
         examples = [replace(example, label=target) for example in examples for target in _targets(example)]
     sources = encode_examples(examples, tokenizer, max_length=max_length)
     for example, length in () if for_training else zip(examples, sources.lengths.tolist(), strict=True):
@@ -140,9 +140,10 @@ def _targets(example: Example) -> tuple[str, ...]:
 
 
 def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ...], int | None]:
-    """Return the marks of targets, of a model with a token `start` of its own or without, and what decoders start with.
+    """Return the marks of targets, and the token with which decoders start, if any.
 
-    Raises DataError for a vocabulary without marks.
+    `start` is the model's own start token or None; without it, the padding token starts if the tokenizer has no begin
+    mark. Raises DataError for a vocabulary without marks.
     """
     marks = tokenizer.encode("").ids
     if start is None and not tokenizer.template.begin and tokenizer.vocabulary.special.pad is not None:
@@ -154,12 +155,12 @@ def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ..
 
 
 def _texts(encoded: Any, outputs: Outputs) -> list[str]:
-    """Return the texts of the tokens of each target, without the end."""
+    """Decode the tokens of each target, without the end mark."""
     return [readable(encoded.tokenizer, rows[:-1, 0].astype(np.int64).tolist()) for rows in outputs]
 
 
 def readable(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return the text of tokens, without the spaces that a vocabulary of words leaves around marks.
+    """Decode tokens, without the spaces that a vocabulary of words leaves around punctuation.
 
     Ids beyond the vocabulary, for which some published models have rows, are left out.
     """

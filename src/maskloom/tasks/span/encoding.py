@@ -1,4 +1,4 @@
-"""Questions and their contexts as token ids: each context once, windows as a few numbers."""
+"""Encodes questions and their contexts as token ids: each context once, and each window as a few numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from maskloom.errors import ConfigError
 from maskloom.tasks.span.reading import Question
 from maskloom.text.tokenizer import Tokenizer
 
-# space, tab, line ends and the narrow no-break space; every other blank stays inside a word
+# words end at space, tab, line ends and narrow no-break space; any other blank is part of a word
 _WORD = re.compile("[^ \t\r\n\u202f]+")
 
 
@@ -28,11 +28,11 @@ class ContextWords:
     ends: np.ndarray
 
     def word_at(self, place: int) -> int:
-        """Return the word that holds the character at a place; for a blank between words, the word before it."""
+        """Return the word at a character position; for a blank between words, the word before it."""
         return max(int(np.searchsorted(self.starts, place, side="right")) - 1, 0)
 
     def place_in_context(self, first_word: int, place: int) -> int:
-        """Return where a character stands in the context that is at a place of the words from `first_word`, joined."""
+        """Map a position in the words from `first_word` on, joined by spaces, to a position in the context."""
         word = first_word
         while place >= (length := int(self.ends[word] - self.starts[word])):
             place -= length + 1
@@ -41,17 +41,17 @@ class ContextWords:
 
 
 def split_words(context: str) -> tuple[ContextWords, list[str]]:
-    """Return where the words of a context stand, and the words."""
+    """Return the positions of the words of a context, and the words."""
     words = _WORD.findall(context)
     starts = np.fromiter((match.start() for match in _WORD.finditer(context)), np.int64, len(words))
     return ContextWords(starts, starts + np.fromiter(map(len, words), np.int64, len(words))), words
 
 
 def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:
-    """Return the first and last piece of an answer: within `first` to `last`, the span whose ids are the answer's.
+    """Return the first and last piece of an answer: the span within `first` to `last` that has the answer's ids.
 
-    `pieces` are the ids of the context. The first such span wins; without one the range stands, as for "Japan" in
-    "Japanese".
+    `pieces` are the ids of the context. The first such span wins; without one, the whole range is returned, as for
+    "Japan" in "Japanese".
     """
     length = len(answer)
     for start in range(first, last + 2 - length) if length else ():
@@ -66,7 +66,7 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True)
 class EncodedContext:
-    """One context: its words, the ids of its pieces (pieces,) int32 and the word of each (pieces,) int32."""
+    """One context: its words, the ids of its pieces (pieces,) int32, and the word of each piece (pieces,) int32."""
 
     text: str
     words: ContextWords
@@ -76,14 +76,15 @@ class EncodedContext:
 
 @dataclass(frozen=True)
 class EncodedQuestions:
-    """Questions in windows; a unit is a window, and the windows of a question stand together, in order.
+    """Questions split into windows; a unit is a window, and the windows of a question are consecutive and in order.
 
-    `contexts` are distinct; question i is on `contexts[context_of[i]]` and has the ids `question_ids[i]`, cut to the
-    longest allowed. `window_question`, `window_start` and `window_length` (windows,) say for each window its question
-    and which pieces of the context it holds; `first_window` (questions + 1,) where the windows of a question begin.
-    `labels` (windows, 2) are the positions of the answer's first and last token in the window, twice its null position
-    where the answer is not whole in it; None where a question does not say. `unaligned` are ids of questions whose
-    answer cannot be found among the words: left out for training, and without position otherwise.
+    `contexts` are distinct; question i is about `contexts[context_of[i]]` and has the ids `question_ids[i]`, truncated
+    to the maximum length. `window_question`, `window_start` and `window_length` (windows,) give the question of each
+    window and the pieces of the context that it contains; `first_window` (questions + 1,) gives the first window of
+    each question. `labels` (windows, 2) are the positions of the answer's first and last token in the window, or twice
+    the window's null position if the answer is not entirely inside; None if the answers of any question are unknown.
+    `unaligned` are the ids of questions whose answer cannot be found among the words: left out for training, else
+    given null positions.
     """
 
     questions: list[Question]
@@ -109,12 +110,12 @@ class EncodedQuestions:
 
     @property
     def null_places(self) -> np.ndarray:
-        """Place of the token in each window, (windows,), that stands for an answer which is not there."""
+        """Position in each window, (windows,), of the token that stands for a missing answer."""
         return self.tokenizer.template.whole_places(self.lengths)
 
     @property
     def context_places(self) -> np.ndarray:
-        """Place in each window, (windows,), where its part of the context begins."""
+        """Position in each window, (windows,), where its part of the context begins."""
         return self.tokenizer.template.second_places(self.question_lengths[self.window_question])
 
     @property
@@ -136,7 +137,7 @@ class EncodedQuestions:
         return np.fromiter((len(context.pieces) for context in self.contexts), np.int64)[self.context_of]
 
     def runs(self, max_windows: int) -> Iterator[tuple[int, int]]:
-        """Yield runs of questions, as many at a time as have at most `max_windows` windows, at least one."""
+        """Yield ranges (first, end) of questions that have at most `max_windows` windows, or a single question."""
         first = 0
         while first < self.num_examples:
             limit = int(self.first_window[first]) + max_windows
@@ -145,7 +146,7 @@ class EncodedQuestions:
             first = last
 
     def parts(self, max_windows: int) -> Iterator[EncodedQuestions]:
-        """Yield the questions in order, in the runs of `runs`."""
+        """Yield the questions in order, split into the ranges of `runs`."""
         for first, last in self.runs(max_windows):
             windows = slice(int(self.first_window[first]), int(self.first_window[last]))
             yield replace(
@@ -161,7 +162,7 @@ class EncodedQuestions:
             )
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch:
-        """Return the windows of those numbers, packed in that order; their ids are put together here."""
+        """Return the windows at these indices, packed in this order; their ids are assembled here."""
         columns = (self.window_question, self.window_start, self.window_length)
         numbers, starts, sizes = (column[indices] for column in columns)
         frames = self.tokenizer.template.frames(self.question_lengths[numbers], sizes)
@@ -179,7 +180,7 @@ class EncodedQuestions:
         )
 
     def account(self) -> dict[str, Any]:
-        """Return how many windows there are, and which questions cannot be learned from."""
+        """Return counts of windows, contexts and truncated questions, and the questions whose answer is not aligned."""
         account = {
             "max_length": self.max_length,
             "num_windows": len(self),
@@ -193,7 +194,7 @@ class EncodedQuestions:
         return account
 
     def notes(self, path: Path) -> list[str]:
-        """Say which answers cannot be found among the words of their context, and how many questions were cut."""
+        """Report answers not found among the words of their context, and the number of truncated questions."""
         notes = []
         if self.unaligned:
             total = self.num_examples + (len(self.unaligned) if self.is_for_training else 0)
@@ -217,10 +218,10 @@ def encode_questions(
     max_question_length: int = 64,
     for_training: bool = False,
 ) -> EncodedQuestions:
-    """Encode questions in windows of at most `max_length` tokens, `stride` pieces from one to the next.
+    """Encode questions in windows of at most `max_length` tokens that start `stride` pieces apart.
 
-    A question keeps its first `max_question_length` pieces. Each distinct context is tokenised once. For training the
-    first answer counts, and questions whose answer cannot be aligned are left out and listed. Raises ConfigError where
+    Questions are truncated to `max_question_length` pieces. Each distinct context is tokenised once. Labels are for the
+    first answer; for training, questions whose answer cannot be aligned are left out and listed. Raises ConfigError if
     a question leaves no room for its context.
     """
     numbers: dict[str, int] = {}
@@ -263,7 +264,7 @@ def encode_questions(
 
 
 def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray]) -> EncodedContext:
-    """Encode a context word by word; `known` keeps the ids of words that may come again, up to a number of words."""
+    """Encode a context word by word; `known` caches the ids of words, up to a limit."""
     words, texts = split_words(text)
     if len(known) > _WORDS_AT_ONCE:
         known.clear()
@@ -284,7 +285,7 @@ _UNALIGNED, _NO_ANSWER = (-2, -2), (-1, -1)
 
 
 def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the pieces of the first answer, one of the two marks, or None where the question does not say."""
+    """Return the piece span of the first answer, `_UNALIGNED`, `_NO_ANSWER`, or None if answers are unknown."""
     if question.answers is None:
         return None
     if not question.answers:
@@ -293,7 +294,7 @@ def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokeniz
     first, last = words.word_at(answer.start), words.word_at(answer.start + len(answer.text) - 1)
     joined = " ".join(context.text[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
     if " ".join(answer.text.split()) not in joined:
-        return _UNALIGNED  # blanks of the answer, such as a no-break space, are no blanks for the splitting of words
+        return _UNALIGNED  # blanks in the answer, such as a no-break space, may not separate words
     bounds = np.searchsorted(context.piece_words, [first, last + 1])
     if bounds[0] == bounds[1]:
         return _UNALIGNED  # words of control characters have no pieces
@@ -311,7 +312,7 @@ def _check_room(question_ids: list[np.ndarray], max_length: int, num_marks: int)
 
 
 def _labels(encoded: EncodedQuestions, spans: np.ndarray) -> np.ndarray:
-    """Return where each question's answer is in its windows, (windows, 2); null positions where it is not whole."""
+    """Return the answer positions in each window, (windows, 2); null positions unless the answer is entirely inside."""
     starts, spans = encoded.window_start, spans[encoded.window_question]
     is_inside = (spans[:, 0] >= starts) & (spans[:, 1] < starts + encoded.window_length)
     places = spans + (encoded.context_places - starts)[:, None]
@@ -321,10 +322,10 @@ def _labels(encoded: EncodedQuestions, spans: np.ndarray) -> np.ndarray:
 def plan_windows(
     num_pieces: np.ndarray, capacities: np.ndarray, stride: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return question, start and length of every window, (windows,) int64; contexts and capacities are in pieces.
+    """Return the question, start and length of every window, (windows,) int64; all lengths are in pieces.
 
-    Each starts min(capacity, stride) pieces after the one before; the last is the first that reaches the end. A context
-    without pieces has one empty window.
+    Each window starts min(capacity, stride) pieces after the previous one; the first to reach the end is the last. A
+    context without pieces has one empty window.
     """
     steps = np.minimum(capacities, stride)
     counts = 1 + np.maximum(-(-(num_pieces - capacities) // steps), 0)
@@ -337,11 +338,12 @@ def is_max_context(
     positions: np.ndarray, windows: np.ndarray, num_windows: np.ndarray, num_pieces: np.ndarray, capacity: np.ndarray,
     stride: int,
 ) -> np.ndarray:  # fmt: skip
-    """Tell for pieces of contexts, (n,), whether the window in which each is seen is the one where it counts.
+    """Return whether each context piece, (n,), is in the window where it counts, which gives it the most context.
 
-    `positions` are pieces, `windows` the number of the window within its question, `num_windows` how many the question
-    has, `num_pieces` how many its context has and `capacity` how many a window holds, all (n,). A piece counts in the
-    window that maximises min(pieces to its left, pieces to its right) + 0.01 times its length, the first of equal ones.
+    All arguments but `stride` are (n,): `positions` of pieces in their contexts, indices of `windows` in their
+    questions, `num_windows` of each question, `num_pieces` of its context, and the `capacity` of a window in pieces. A
+    piece counts in the window that maximises min(pieces to its left, pieces to its right) + 0.01 times the window's
+    length; the first wins a tie.
     """
     found = np.ones(len(positions), dtype=bool)
     several = np.flatnonzero(num_windows > 1)

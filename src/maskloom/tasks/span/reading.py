@@ -1,4 +1,4 @@
-"""Files of questions: SQuAD v1.1 and v2.0 JSON, and rows of JSONL, CSV or TSV; and scores of files of predictions."""
+"""Reads questions from SQuAD v1.1 and v2.0 JSON and from JSONL, CSV or TSV rows; scores files of predictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from maskloom.tasks.tables import BadRowError, ReadingOptions, Row
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer as a span of the context: `context[start:start + len(text)] == text`, without white space around."""
+    """An answer as a span of the context: `context[start:start + len(text)] == text`, stripped of white space."""
 
     text: str
     start: int
@@ -32,10 +32,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Question:
-    """One question on a context.
+    """One question about a context.
 
-    `answers` is None where the file does not say, and empty where the question has no answer in the context. `line` is
-    the line of a row, and the number of the question, from 1, in a SQuAD file. `title` names the article, if any.
+    `answers` is None if they are unknown, and empty if the context does not contain the answer. `line` is the line of a
+    row or, in a SQuAD file, the number of the question, from 1. `title` names the article, if any.
     """
 
     id: str
@@ -51,11 +51,11 @@ class Question:
         return self.answers == ()
 
     def inputs(self) -> tuple[str, str]:
-        """Return what a model sees of the question: two questions with equal inputs are one but for their answers."""
+        """Return the model's input; questions with equal inputs differ only in their answers."""
         return self.question, self.context
 
     def as_row(self) -> dict[str, str]:
-        """Return the question as a row of predictions shows it; the context is left out, it is long and shared."""
+        """Return the question as shown in a row of predictions, without the context, which is long and shared."""
         return {"id": self.id, "question": self.question}
 
 
@@ -65,12 +65,12 @@ _SHOWN = 60
 def iterate_questions(
     path: str | Path, options: ReadingOptions, settings: Any, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Question]:
-    """Yield the questions of a file in its order.
+    """Yield the questions of a file in file order.
 
-    `needs_label` asks for answers, or for the word that there is none; without it answers are not looked at. Raises
-    DataError that names file, place and rule for a question that breaks one, unless `options.on_bad_rows` is "skip",
-    which counts it: an answer that does not stand in the context where it should, an empty question, context or answer,
-    an id that comes twice, a missing or ill-typed key.
+    With `needs_label`, each question must have answers or be marked as unanswerable; otherwise answers are ignored.
+    Raises DataError, with file, place and rule, for a question that breaks a rule, unless `options.on_bad_rows` is
+    "skip", which counts it: an answer that is not at its stated position in the context, an empty question, context or
+    answer, a duplicate id, a missing or ill-typed key.
     """
     path = Path(path)
     if options.format is not None:
@@ -137,7 +137,7 @@ def _answers(fields: dict[str, Any], context: str) -> tuple[Answer, ...]:
 
 
 def _answer(value: Any, context: str) -> Answer:
-    """Return an answer without the white space around it; its start may count that or point past it."""
+    """Return an answer without surrounding white space; its start may be before or after leading white space."""
     if not isinstance(value, dict):
         raise BadRowError("an answer is not an object", f"it is {type(value).__name__}")
     for key in ("text", "answer_start"):
@@ -159,7 +159,7 @@ def _answer(value: Any, context: str) -> Answer:
 
 
 def _what_stands(text: str, start: int, context: str) -> str:
-    """Say what stands where an answer should, and where it stands instead."""
+    """Describe the text at an answer's stated position, and the nearest position where the answer occurs."""
     there = context[start : start + min(len(text), _SHOWN)]
     found = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
     elsewhere = f"; it stands at {min(found, key=lambda at: abs(at - start))}" if found else ""
@@ -167,13 +167,13 @@ def _what_stands(text: str, start: int, context: str) -> str:
 
 
 MAX_JSON_BYTES = 1 << 30
-"""1 GiB: twenty times SQuAD v2.0; larger data goes into JSONL, which is read row by row."""
+"""1 GiB: twenty times SQuAD v2.0; use JSONL, which is read row by row, for larger data."""
 
 
 def squad_rows(path: Path) -> Iterator[Row]:
-    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in its order, with context and title.
+    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in file order, with context and title.
 
-    Raises DataError, with file and place, for a file that cannot be read or lacks the frame of articles and paragraphs.
+    Raises DataError, with file and place, for a file that cannot be read or has no articles and paragraphs.
     """
     articles = _list_of(read_json(path), "data", path, "the file")
     number = 0
@@ -198,9 +198,10 @@ def _row(question: Any, context: Any, title: str | None, place: str, number: int
 
 
 def read_json(path: Path) -> Any:
-    """Return the value of a JSON file, .json or .json.gz; raises DataError with line and column for what is not.
+    """Return the value of a .json or .json.gz file; raises DataError, with line and column, for invalid JSON.
 
-    A file is at most 1 GiB large, and a packed one unpacks to at most 50 times its size, or to 8 MiB.
+    A file may have up to 1 GiB, also decompressed, and may expand to 50 times its size or to 8 MiB, whichever is
+    larger.
     """
     content = read_bytes(path, limit=MAX_JSON_BYTES)
     if path.suffix.lower() == ".gz":
@@ -233,12 +234,12 @@ _STARTS = ("answer_start", "answer_starts", "start")
 def question_rows(
     path: Path, options: ReadingOptions, *, needs_label: bool
 ) -> tuple[Iterator[Row], Callable[[Row], dict[str, Any]]]:
-    """Return the rows of a .jsonl, .csv or .tsv file, and what brings a row into SQuAD's form.
+    """Return the rows of a .jsonl, .csv or .tsv file, and a function that converts a row to SQuAD's form.
 
-    Columns: `question` (or --text-column), `context` (or --pair-column), `id` if there is one (else the line),
-    `is_impossible` if there is one, and the answers: `answers` as {"text": [...], "answer_start": [...]} or as a list
-    of {"text", "answer_start"}, or one in `answer` (or --label-column) with its `answer_start`, or several in lists of
-    both. Raises DataError for columns that are not there.
+    Columns: `question` (or --text-column), `context` (or --pair-column), optionally `id` (default: the line) and
+    `is_impossible`, and the answers: `answers` as {"text": [...], "answer_start": [...]} or as a list of {"text",
+    "answer_start"}, or one in `answer` (or --label-column) with its `answer_start`, or several as lists in both. Raises
+    DataError for missing columns.
     """
     try:
         layout = tables.layout_of(path)
@@ -272,7 +273,7 @@ def _squad_form(options: ReadingOptions, needs_label: bool, row: Row) -> dict[st
 
 
 def _squad_form_of_text(options: ReadingOptions, needs_label: bool, row: Row) -> dict[str, Any]:
-    """Return what a row of text fields says: empty means absent, numbers, lists and true are written as in JSON."""
+    """Convert a row of text fields: an empty field is absent; numbers, lists and booleans are written as in JSON."""
     fields: dict[str, Any] = {name: value for name, value in row.by_name().items() if value != ""}
     for name in fields.keys() & {"is_impossible", *_STARTS}:
         fields[name] = _from_json(fields[name].lower())
@@ -290,7 +291,7 @@ def _from_json(text: str) -> Any:
 
 
 def _listed(answers: Any, starts: Any) -> Any:
-    """Return answers in SQuAD's form, whichever of the forms of a row they have; None stays None."""
+    """Convert answers from any of the forms that a row may use to SQuAD's; None stays None."""
     if isinstance(answers, dict):
         answers, starts = answers.get("text"), answers.get("answer_start")
     if isinstance(answers, str):
@@ -325,10 +326,11 @@ def score_files(
     null_odds: str | Path | None = None,
     null_threshold: float | None = None,
 ) -> dict[str, Any]:
-    """Score predictions on questions with answers; ids without prediction count as wrong and are named.
+    """Score predictions against the answers to questions; ids without a prediction count as wrong and are listed.
 
-    Predictions are a JSON object of texts by id, as `predict` writes to a .json. The rules are those of v2.0 if any
-    question is unanswerable, else of v1.1. `null_odds` is a JSON object of numbers by id. DataError for a wrong file.
+    Predictions are a JSON object of texts by id, as `predict` writes to a .json file. The rules are those of v2.0 if
+    any question is unanswerable, else of v1.1. `null_odds` is a JSON object of numbers by id. Raises DataError for an
+    invalid file.
     """
     path = Path(predictions)
     how = (data, ReadingOptions(), {})
@@ -356,13 +358,13 @@ def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
 
 
 def check_answers(train: ReadExamples, dev: ReadExamples) -> None:
-    """Refuse training data in which no question has an answer."""
+    """Raise DataError if no training question has an answer."""
     if all(question.is_impossible for question in train.examples):
         raise DataError(f"{train.report.path}: none of {len(train.examples)} questions has an answer to learn from")
 
 
 def question_example(item: Any, number: int) -> Question:
-    """Return the question of (question, context)."""
+    """Return the question for a (question, context) pair."""
     question, context = (
         checked_text(part, number, may_be_blank=False) for part in checked_parts(item, number, "(question, context)")
     )

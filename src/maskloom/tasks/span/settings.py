@@ -7,10 +7,10 @@ from maskloom.tasks.settings import KindSettings
 
 
 class SpanSection(Section):
-    """Answers as spans of a context (paper 4.2, 4.3), in the terms of the published code.
+    """Answers as spans of a context (paper 4.2, 4.3), parametrised as in the published code.
 
-    `stride` is the step from one window to the next; an answer is kept empty when the null answer scores more than
-    `null_threshold` above it, in data with questions that have none.
+    `stride` is the step between windows. In data with unanswerable questions, the answer is empty if the null answer
+    scores more than `null_threshold` above the best span.
     """
 
     stride: Count = key(128, "Tokens from the start of one window of a context to the next.")
@@ -21,6 +21,6 @@ class SpanSection(Section):
 
 
 class SpanSettings(SpanSection, KindSettings):
-    """Settings of answers as spans; with `has_unanswerable` the model may say that the context has no answer."""
+    """Settings of span answers; with `has_unanswerable`, the model may decide that the context has no answer."""
 
     has_unanswerable: bool = False

@@ -1,4 +1,4 @@
-"""Answers as spans as a kind of task: SQuAD v1.1 and v2.0, decoded as by the published code (BERT paper 4.2, 4.3)."""
+"""The span-answer task: SQuAD v1.1 and v2.0, decoded as in the published code (BERT paper 4.2, 4.3)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from maskloom.text.tokenizer import Tokenizer
 
 _WINDOWS_AT_ONCE = 512
 _KEPT_WORDS = 200_000
-# The published code answers so where no span qualifies.
+# The published code's answer if no span qualifies.
 _NO_SPAN = "empty"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An answer text with its probability among the candidates kept, its logits, and where it stands in the context.
+    """An answer text with its probability among the candidates kept, its logits, and its position in the context.
 
-    `context[start:end]` is the text, but for blanks between words, which are single spaces in it. Both are None for the
-    null answer and where no span qualified.
+    `text` is `context[start:end]` with single spaces between words. Both positions are None for the null answer and if
+    no span qualified.
     """
 
     text: str
@@ -45,9 +45,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class DecodedAnswer:
-    """The answer to a question: `text`, the candidates by falling score, and the best of them that is not empty.
+    """The answer to a question: `text`, the candidates by descending score, and the best non-empty candidate.
 
-    `null_odds` says how far the null answer scores above that; None where every question has an answer.
+    `null_odds` is the margin by which the null answer scores above `best`; None if every question has an answer.
     """
 
     text: str
@@ -57,7 +57,7 @@ class DecodedAnswer:
 
     @property
     def chosen(self) -> Candidate:
-        """The candidate that is the answer."""
+        """The candidate chosen as the answer."""
         return next(candidate for candidate in self.candidates if candidate.text == self.text)
 
 
@@ -68,13 +68,13 @@ def decode_answers(
     *,
     only_best: bool = False,
 ) -> Iterator[DecodedAnswer]:
-    """Yield the answer to each question in order; `outputs` holds start and end logits (tokens, 2) of every window.
+    """Yield the answer to each question in order; `outputs` holds the start and end logits (tokens, 2) of every window.
 
-    Of the best starts and ends of each window those spans count that lie in the context, start where the window gives
-    their first piece most context, and are not too long; best sums of logits first, each text once. Differs from the
-    published code where there is a choice of it: windows are not padded, so no padding is among the best starts.
-    With `only_best` the search ends at the best answer: answer and null odds are the same, candidates are fewer.
-    Raises ValueError when outputs and windows do not agree.
+    A span of one of the best starts and one of the best ends of a window qualifies if it lies in the context, is not
+    too long, and begins with a piece that has the most context in this window. Spans are ranked by the sum of their
+    logits, and each text counts once. Differs from the published code in that windows are not padded, so padding is
+    never among the best starts. With `only_best`, the search stops at the best answer: answer and null odds are the
+    same, but there are fewer candidates. Raises ValueError if outputs and windows do not match.
     """
     if len(outputs) != len(encoded):
         raise ValueError(f"{len(outputs)} outputs for {len(encoded)} windows; they must agree")
@@ -83,13 +83,13 @@ def decode_answers(
         yield from decoder.answers(first, last)
 
 
-# Logits of start and end, and where the text starts and ends in the context.
+# Start and end logits, and the start and end of the text in the context.
 _Entry = tuple[float, float, int | None, int | None]
 
 
 @dataclass(frozen=True)
 class _Spans:
-    """Spans of several questions, pieces of their contexts, sorted by question and falling score: all (spans,)."""
+    """Spans of context pieces for several questions, sorted by question and descending score: all (spans,)."""
 
     question: np.ndarray
     start: np.ndarray
@@ -100,7 +100,7 @@ class _Spans:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """What every step of the decoding needs."""
+    """State shared by all decoding steps."""
 
     encoded: EncodedQuestions
     outputs: Sequence[np.ndarray]
@@ -109,7 +109,7 @@ class _Decoder:
     finder: TextFinder
 
     def answers(self, first: int, last: int) -> Iterator[DecodedAnswer]:
-        """Yield the answers to the questions `first` to before `last`."""
+        """Yield the answers to the questions from `first` up to `last`."""
         encoded = self.encoded
         windows = np.arange(encoded.first_window[first], encoded.first_window[last])
         logits = self._padded(windows)
@@ -124,7 +124,7 @@ class _Decoder:
             yield self._answer(question, spans, range(*bounds[question - first : question - first + 2].tolist()), null)
 
     def _padded(self, windows: np.ndarray) -> np.ndarray:
-        """Return the logits of windows, (windows, tokens of the longest, 2); -inf where there is no token."""
+        """Return the logits of windows, (windows, tokens of the longest, 2), padded with -inf."""
         lengths = self.encoded.lengths[windows]
         logits = np.full((len(windows), int(lengths.max()), 2), -np.inf)
         for row, window, length in zip(logits, windows.tolist(), lengths.tolist(), strict=True):
@@ -134,7 +134,7 @@ class _Decoder:
         return logits
 
     def _spans(self, windows: np.ndarray, logits: np.ndarray) -> _Spans:
-        """Return the spans that qualify; of equal scores in a question that of the earlier window, start, end first."""
+        """Return the qualifying spans; ties go to the earlier window, then to the better start and end logits."""
         encoded = self.encoded
         order = np.argsort(-logits, axis=1, kind="stable")[:, : self.settings.num_best]
         starts, ends = order[:, :, 0], order[:, :, 1]
@@ -164,7 +164,7 @@ class _Decoder:
         return _Spans(*(values[by_score] for values in found))
 
     def _answer(self, question: int, spans: _Spans, indices: range, null: np.ndarray | None) -> DecodedAnswer:
-        """Return the answer to a question from its spans and the logits (2,) of its null answer, None in v1.1."""
+        """Return the answer to a question from its spans and the null answer's logits (2,), which are None in v1.1."""
         num_best = self.settings.num_best
         null_score = np.inf if null is None else float(null.sum())
         null_entry = None if null is None else (float(null[0]), float(null[1]), None, None)
@@ -193,7 +193,7 @@ class _Decoder:
         return DecodedAnswer("" if odds > self.settings.null_threshold else best.text, best, candidates, odds)
 
     def _text(self, question: int, spans: _Spans, place: int) -> tuple[str, int, int]:
-        """Return the text of a span, and where it starts and ends in its context."""
+        """Return the text of a span, and its start and end in the context."""
         encoded = self.encoded
         context = encoded.contexts[encoded.context_of[question]]
         start, end, words = int(spans.start[place]), int(spans.end[place]), context.words
@@ -204,10 +204,10 @@ class _Decoder:
 
 
 class TextFinder:
-    """Finds the characters of a context that a tokenizer's pieces were made from.
+    """Maps a tokenizer's pieces back to the characters of the context that they came from.
 
-    The basic tokens of words are kept, because candidates for one question share most of theirs; a word is its only one
-    where pieces are bytes, which leave it as it stands.
+    Basic tokens of words are cached, because the candidates for one question share most of them. Byte-level tokenizers
+    leave words unchanged, so each word is its own only basic token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -216,10 +216,11 @@ class TextFinder:
         self._basic_tokens = lru_cache(_KEPT_WORDS)(cut if tokenizer.cuts_at_white_space else lambda word: [word])
 
     def find(self, pieces: Sequence[int], words: Sequence[str]) -> tuple[str, int, int]:
-        """Return the part of `words`, joined by spaces, that pieces were made from, with its first and last index.
+        """Return the part of `words`, joined by spaces, that the pieces came from, with its first and last index.
 
-        The pieces are looked up in the words' basic tokens and mapped by counting characters that are not spaces. If
-        that fails (for an unknown token, or if stripping accents or control characters changes a length), it is all.
+        The pieces' text is looked up in the words' basic tokens and mapped back by counting non-space characters. If
+        that fails (for an unknown token, or if stripping accents or control characters changes a length), the part is
+        the whole text.
         """
         tokens, prefix = self._tokenizer.vocabulary.tokens, self._tokenizer.vocabulary.prefix
         if prefix:
@@ -238,12 +239,12 @@ class TextFinder:
         return whole[first : last + 1], first, last
 
 
-# Windows of a long context are many; this many questions on contexts of 4,000 words give some 20,000 windows.
+# Long contexts have many windows: this many questions on contexts of 4,000 words give some 20,000 windows.
 _QUESTIONS_AT_ONCE = 512
 
 
 def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettings) -> Task:
-    """Return the task of answering with spans, scored by f1 or exact_match; raises ValueError for another score."""
+    """Return the span-answer task, scored by f1 or exact_match; raises ValueError for any other score."""
     threshold = settings.null_threshold if settings.has_unanswerable else None
     metric = partial(AnswerMetric, primary=primary or "f1", null_threshold=threshold)
     return Task(
@@ -281,19 +282,19 @@ def _encode(
 
 
 def _decide(settings: SpanSettings, encoded: EncodedQuestions, outputs: Outputs) -> list[tuple[str, float | None]]:
-    """Return the best answer that is not empty, with its null odds; the metric applies the threshold."""
+    """Return the best non-empty answer to each question, with its null odds; the metric applies the threshold."""
     return [(found.best.text, found.null_odds) for found in decode_answers(encoded, outputs, settings, only_best=True)]
 
 
 def _targets(encoded: EncodedQuestions) -> list[tuple[str, ...]] | None:
-    """Return the gold answers of every question; None where a question does not say."""
+    """Return the gold answers to every question, or None if those to any question are unknown."""
     if any(question.answers is None for question in encoded.questions):
         return None
     return [tuple(answer.text for answer in question.answers or ()) for question in encoded.questions]
 
 
 def answer_row(found: DecodedAnswer) -> dict[str, Any]:
-    """Return an answer as plain values: text, probability, place in the context, null odds, candidates."""
+    """Return an answer as plain values: text, probability, position in the context, null odds, candidates."""
     chosen = found.chosen
     odds = {} if found.null_odds is None else {"null_odds": found.null_odds}
     return {
@@ -307,13 +308,13 @@ def answer_row(found: DecodedAnswer) -> dict[str, Any]:
 
 
 def _official_lines(question: Question, prediction: dict[str, Any]) -> list[str]:
-    """Return the line of a question in a file of predictions that the official scripts read."""
+    """Return the line for a question in a prediction file that the official scripts read."""
     name, text = (json.dumps(value, ensure_ascii=False) for value in (question.id, prediction["answer"]))
     return [f"{name}: {text}"]
 
 
 def _tune(settings: SpanSettings, primary: str, encoded: EncodedQuestions, outputs: Outputs) -> dict[str, Any]:
-    """Return the null threshold that scores best; {} where every question has an answer."""
+    """Return the null threshold with the best score, or {} if every question has an answer."""
     targets = _targets(encoded) or []
     if all(targets):
         return {}

@@ -1,4 +1,4 @@
-"""Sentences of words to token ids: every word keeps one place that is scored (BERT paper 5.3)."""
+"""Encodes tagged sentences as token ids: every word has exactly one scored position (BERT paper 5.3)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from maskloom.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class EncodedSentences:
-    """Word pieces of all sentences end to end, once, and the windows on them that make the units.
+    """Word pieces of all sentences, concatenated once, and the windows over them that form the units.
 
-    `pieces` are flat token ids; word w owns `pieces[word_starts[w]:word_starts[w + 1]]` and sentence s, of those that
-    have words, the words `sentence_starts[s]` to `sentence_starts[s + 1]`. `labels` (words,) are ids of tags, or None.
-    `windows` are as `plan_windows` returns them; a unit is the pieces of a window with the marks of `template`.
-    `num_vanished_words` had no pieces at all and count as the unknown token. `vectors` are word vectors, (words, size),
-    and the row of each word of the sentences, -1 for a word without one, where a model reads them.
+    `pieces` are flat token ids; word w has `pieces[word_starts[w]:word_starts[w + 1]]`, and sentence s, counting only
+    sentences with words, has the words from `sentence_starts[s]` up to `sentence_starts[s + 1]`. `labels` (words,) are
+    tag ids, or None. `windows` are as returned by `plan_windows`; a unit is the pieces of a window with the marks of
+    `template`. `num_vanished_words` words had no pieces and are encoded as the unknown token. For models that read word
+    vectors, `vectors` has their matrix, (vectors, size), and the row for each word, -1 for a word without one.
     """
 
     sentences: Sequence[TaggedSentence]
@@ -61,9 +61,9 @@ class EncodedSentences:
         return len(self.windows)
 
     def batch(self, indices: np.ndarray) -> TokenBatch:
-        """Return the windows of those indices, packed; labels stand at the first pieces of the words scored there.
+        """Return the windows at these indices, packed; labels are at the first pieces of the words scored there.
 
-        The chains are the sentences that have scored words in a window, with all of their words that are in it.
+        Chains are the sentences with scored words in a window, including all of their words that begin in it.
         """
         windows = self.windows[indices]
         frames = self.template.frames(windows[:, 1] - windows[:, 0])
@@ -91,22 +91,22 @@ class EncodedSentences:
         )
 
     def word_rows(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
-        """Return one row of outputs a word, (words, width), in order: that of its first piece where it is scored."""
+        """Return one row of outputs per word, (words, width), in order: at its first piece where the word is scored."""
         rows = [values[self.word_places(window)] for window, values in zip(range(len(self)), outputs, strict=True)]
         return np.concatenate(rows) if rows else np.empty((0, 1), dtype=np.float32)
 
     def word_places(self, window: int) -> np.ndarray:
-        """Return which tokens of a window are the first pieces of the words that are scored there."""
+        """Return the positions in a window of the first pieces of the words that are scored there."""
         first, _, first_word, end_word = self.windows[window].tolist()
         return len(self.template.begin) + self.word_starts[first_word:end_word] - first
 
     def by_sentence(self, values: np.ndarray) -> list[np.ndarray]:
-        """Cut an array with one entry a word into one array a sentence; that of a blank one is empty."""
+        """Split an array with one entry per word into one array per sentence, empty for blank sentences."""
         parts = iter(np.split(values, self.sentence_starts[1:-1]))
         return [next(parts) if sentence.words else values[:0] for sentence in self.sentences]
 
     def account(self) -> dict[str, Any]:
-        """Return what was split, as plain values; nothing is ever left out."""
+        """Return counts of words, windows and split sentences, as plain values; nothing is ever truncated."""
         return {
             "max_length": self.max_length,
             "num_truncated_examples": 0,
@@ -117,7 +117,7 @@ class EncodedSentences:
         }
 
     def notes(self, path: Path) -> list[str]:
-        """Say how many sentences are seen in parts."""
+        """Report how many sentences are split into several windows, if any."""
         num_split = self._num_split()
         if not num_split:
             return []
@@ -133,7 +133,7 @@ class EncodedSentences:
         return len(np.unique(np.searchsorted(self.sentence_starts, inner, side="right")))
 
     def _chain_words(self, first: int, end: int, first_word: int, end_word: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the words of scored sentences that begin in a window, and the number of the sentence of each."""
+        """Return the words that begin in a window, of sentences scored there, and the sentence number of each."""
         bounds = np.searchsorted(self.sentence_starts, [first_word, end_word - 1], side="right")
         low = int(self.sentence_starts[bounds[0] - 1])
         high = int(self.sentence_starts[bounds[1]])
@@ -151,11 +151,11 @@ def encode_sentences(
     context: Context = "sentence",
     path: str | Path = "input",
 ) -> EncodedSentences:
-    """Encode sentences in order, with windows of at most `max_length` tokens, marks included.
+    """Encode sentences in order, in windows of at most `max_length` tokens, special tokens included.
 
-    `labels` are the tags by id; sentences without tags give no labels. A word of which nothing is left, such as one of
-    control characters, counts as unknown, so that words and tags stay in step. Raises ConfigError for a length that the
-    tokenizer does not have, DataError, with `path` and line, for a tag that is not among the labels.
+    `labels` are the tags in id order; sentences without tags yield no labels. A word without pieces, such as one of
+    control characters, is encoded as unknown, so that words and tags stay aligned. Raises ConfigError for a length that
+    the tokenizer does not support, DataError, with `path` and line, for a tag that is not in `labels`.
     """
     vocabulary, template = tokenizer.vocabulary, tokenizer.template
     least = template.num_marks(1) + 1
@@ -183,7 +183,7 @@ def encode_sentences(
 
 
 def _rows(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return rows of vectors, zeros for a row below 0."""
+    """Return the given rows of vectors, with zeros for negative row numbers."""
     return vectors[rows] * (rows >= 0)[:, None]
 
 
@@ -192,7 +192,7 @@ def _starts(lengths: Sequence[int]) -> np.ndarray:
 
 
 def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path: Path) -> np.ndarray | None:
-    """Return the ids of all tags, or None where no sentence has tags."""
+    """Return the ids of all tags, or None if no sentence has tags."""
     if all(sentence.tags is None for sentence in sentences):
         return None
     ids = {label: number for number, label in enumerate(labels)}
@@ -211,7 +211,7 @@ def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path:
 
 
 def _known(labels: Sequence[str]) -> str:
-    """Name what tags there are, and what helps where some are too rare to stand in training."""
+    """Describe the known tags, with a hint on tags that are too rare to occur in training."""
     if all(map(is_tag, labels)):
         types = sorted({label[2:] for label in labels if label != "O"})
         return f"whose types of entity are {', '.join(types) or 'none'}"
@@ -224,12 +224,11 @@ def plan_windows(
 ) -> np.ndarray:
     """Return windows (windows, 4): first piece, end piece, first and end of the words that are scored there.
 
-    `word_starts` (words + 1,) are positions of words in the flat pieces, `sentence_starts` (sentences + 1,) those of
-    sentences in the flat words, `documents` (sentences,) numbers that are equal within a run of sentences of one
-    document; `room` is the number of pieces that fit. Windows come in the order of their scored words, which together
-    are all words, each once. With the context "document" a window holds whole sentences to be scored, as far as one
-    fits, and is filled up with what stands left and right of them in the document, as much on both sides where it can
-    be. Raises ValueError for a room below 1.
+    `word_starts` (words + 1,) are positions of words in the flat pieces, `sentence_starts` (sentences + 1,) positions
+    of sentences in the flat words, and `documents` (sentences,) numbers that are equal for consecutive sentences of one
+    document; `room` is the number of pieces that fit. Windows are in the order of their scored words, which cover every
+    word exactly once. With the context "document", a window scores whole sentences as far as they fit, and is filled
+    with the surrounding text of the document, evenly on both sides if possible. Raises ValueError for a room below 1.
     """
     if room < 1:
         raise ValueError(f"a window has room for {room} pieces; at least 1 is needed")
@@ -254,10 +253,10 @@ def plan_windows(
 def _even_windows(
     word_starts: np.ndarray, first_word: int, end_word: int, first: int, end: int, room: int
 ) -> np.ndarray:
-    """Cover the pieces `first` to `end` with full windows at even distances, at most half a window each.
+    """Cover the pieces `first` to `end` with evenly spaced full windows, at most half a window apart.
 
-    A word is scored where the smaller of the numbers of pieces before and behind its first piece is largest, in the
-    earlier window at a tie: between the centres of two windows the border lies in the middle.
+    A word is scored in the window that maximises the smaller of the numbers of pieces before and after its first piece,
+    and in the earlier window at a tie: the border is midway between the centres of two windows.
     """
     if end - first <= room:
         return np.array([[first, end, first_word, end_word]], dtype=np.int64)
@@ -267,17 +266,17 @@ def _even_windows(
     owners = np.searchsorted(borders, word_starts[first_word:end_word], side="left")
     words = first_word + np.searchsorted(owners, np.arange(num_windows + 1), side="left")
     windows = np.stack([starts, starts + room, words[:-1], words[1:]], axis=1)
-    # A word of very many pieces can fill a window in which no word begins.
+    # A word with very many pieces can fill a window in which no word begins.
     return windows[words[1:] > words[:-1]]
 
 
 def _document_windows(word_starts: np.ndarray, sentence_starts: np.ndarray, room: int) -> np.ndarray:
-    """Return the windows of one document whose sentences begin at those words (and end at the last)."""
+    """Return the windows of one document; `sentence_starts` are the first words of its sentences, and its end."""
     edges = word_starts[sentence_starts]
     low, high = int(edges[0]), int(edges[-1])
     if high - low <= room:
         return np.array([[low, high, sentence_starts[0], sentence_starts[-1]]], dtype=np.int64)
-    # Cores of about half a window leave a quarter of it for the context on each side.
+    # Cores of about half a window leave a quarter for context on each side.
     num_cores = -(-(high - low) // max(room // 2, 1))
     targets = low + np.arange(1, num_cores) * (high - low) // num_cores
     cuts = np.unique(np.concatenate([[0, len(edges) - 1], _nearest(edges, targets)])).tolist()
@@ -299,7 +298,7 @@ def _document_windows(word_starts: np.ndarray, sentence_starts: np.ndarray, room
 
 
 def _nearest(edges: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return, for each target, the index of the nearest of some ascending edges."""
+    """Return, for each target, the index of the nearest of the ascending `edges`."""
     after = np.clip(np.searchsorted(edges, targets), 1, max(len(edges) - 1, 1))
     if len(edges) == 1:
         return np.zeros(len(targets), dtype=np.int64)
@@ -307,7 +306,7 @@ def _nearest(edges: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 def _filled(first: int, end: int, low: int, high: int, room: int) -> tuple[int, int]:
-    """Widen `first` to `end` on both sides alike up to `room`; what one side lacks the other takes."""
+    """Widen `first` to `end` evenly on both sides up to `room`; what one side cannot use goes to the other."""
     free = room - (end - first)
     before = min(free // 2, first - low)
     behind = min(free - before, high - end)

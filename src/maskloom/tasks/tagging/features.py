@@ -1,4 +1,4 @@
-"""Tagging on vectors of a frozen encoder, which are written once and read from disk (BERT paper 5.3, Table 7)."""
+"""Tagging on vectors of a frozen encoder, which are computed once and read from disk (BERT paper 5.3, Table 7)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _UNITS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class FeatureUnits:
-    """Encoded text in units, with the tokens of each whose vectors are kept.
+    """Encoded text in units, with the positions of the tokens whose vectors are stored.
 
-    `lengths` (units,) are numbers of tokens; `positions` returns units packed in the order of their indices, the tokens
-    that count, ascending, and their number in each unit.
+    `lengths` (units,) are in tokens; `positions(indices)` returns the units packed in that order, the ascending
+    positions of the selected tokens, and their number in each unit.
     """
 
     lengths: np.ndarray
@@ -37,7 +37,7 @@ class FeatureUnits:
 
 
 def chain_words(encoded: EncodedSentences) -> FeatureUnits:
-    """Return windows of sentences as units, with the first pieces of the words of their chains, as a tagger reads."""
+    """Return windows of sentences as units, with the first pieces of the words in their chains, as a tagger reads."""
 
     def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         batch = encoded.batch(indices)
@@ -50,7 +50,7 @@ def chain_words(encoded: EncodedSentences) -> FeatureUnits:
 
 
 def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
-    """Return sentences, encoded one by one, with the first pieces of all words, each from the window that scores it."""
+    """Return separately encoded sentences as units, with each word's first piece in the window that scores it."""
     # the first window of each sentence and, at the end, the number of windows
     starts = np.searchsorted(encoded.windows[:, 2], encoded.sentence_starts)
 
@@ -67,9 +67,9 @@ def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
 
 
 def all_tokens(encoded: EncodedExamples, is_kept: np.ndarray | None = None) -> FeatureUnits:
-    """Return texts or pairs as units, with all of their tokens, special ones included, or those that are kept.
+    """Return texts or pairs as units, with all of their tokens, special ones included, or only the selected ones.
 
-    `is_kept` (vocabulary,) says it of every id; the first token of a text is one of them.
+    `is_kept` (vocabulary,) selects ids; they must include the first token of every text.
     """
 
     def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
@@ -84,7 +84,7 @@ def all_tokens(encoded: EncodedExamples, is_kept: np.ndarray | None = None) -> F
 
 
 def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
-    """Return how many rows each unit has, (units,), and a SHA-256 over tokens, segments and positions of all units."""
+    """Return the row count of each unit, (units,), and a SHA-256 over tokens, segments and positions of all units."""
     digest, counts = hashlib.sha256(), [np.empty(0, dtype=np.int64)]
     for first in range(0, len(units.lengths), _UNITS_AT_ONCE):
         batch, positions, count = units.positions(np.arange(first, min(first + _UNITS_AT_ONCE, len(units.lengths))))
@@ -96,12 +96,12 @@ def row_counts(units: FeatureUnits) -> tuple[np.ndarray, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureSentences(EncodedSentences):
-    """Encoded sentences whose batches bring along the vectors of their words: `features` of their `chain_words`."""
+    """Encoded sentences whose batches include the vectors that `features` has for the words of `chain_words`."""
 
     features: FeatureFile
 
     def batch(self, indices: np.ndarray) -> TokenBatch:
-        """Return the windows of those indices, packed, with the vectors of the words of their chains."""
+        """Return the windows at these indices, packed, with the vectors of the words in their chains."""
         return FeatureBatch(**vars(super().batch(indices)), features=self.features.rows(indices))
 
 
@@ -111,13 +111,13 @@ def _opened(path: str, *_seen: int) -> WordVectors:
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """Return what tells a file from one that stood in its place before; nothing for one that is not there."""
+    """Return values that change when a file is replaced, or () if it does not exist."""
     place = Path(path)
     return (place.stat().st_mtime_ns, place.stat().st_size, place.stat().st_ino) if place.is_file() else ()
 
 
 def _encode_with_vectors(encode: Callable[..., Any], vectors: WordVectors, *given: Any, **named: Any) -> Any:
-    """Return encoded sentences with the rows of their words, looked up as they are, then in lower case."""
+    """Return encoded sentences with the vector row of each word, looked up as written, then in lower case."""
     encoded = cast(EncodedSentences, encode(*given, **named))
     words = [word for sentence in encoded.sentences for word in sentence.words]
     places = vectors.places
@@ -126,7 +126,7 @@ def _encode_with_vectors(encode: Callable[..., Any], vectors: WordVectors, *give
 
 
 def on_features(task: Task, features: FeaturesSection, *, mix_layer_norm: bool = False) -> Task:
-    """Return a task of tagging that trains a BiLSTM on vectors of a frozen encoder."""
+    """Return a tagging task that trains a BiLSTM on vectors of a frozen encoder."""
     norm = {"mix_layer_norm": True} if mix_layer_norm else {}
     head_options = {HEAD: features.model_dump(exclude={"precision", "word_vectors"}) | norm}
     objective, encode = task.objective, task.encode

@@ -1,4 +1,4 @@
-"""Tagged sentences from files: CoNLL columns, JSONL with tokens and tags, and raw text to be tagged."""
+"""Reads tagged sentences from CoNLL columns and from JSONL with tokens and tags, and raw text to be tagged."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitte
 
 @dataclass(frozen=True)
 class TaggedSentence:
-    """One sentence of a file: its words, and their tags where the file has them, in the scheme asked for.
+    """One sentence of a file: its words and, if the file has them, their tags in the requested scheme.
 
-    `line` is the file line of the first word and `number` counts sentences from 1; `document` counts documents of the
-    file from 0. `columns` holds the fields of each word of a file in columns, as they stand there with `separator`
-    between, and `opening` those of the -DOCSTART- line right before it. `source_text` and `source_spans` are the text
-    that raw words were cut from and the characters (start, end) of each; without a text, words count as joined by
-    single spaces. Raises ValueError where words and tags, columns or spans differ in number.
+    `line` is the file line of the first word, `number` counts sentences from 1, and `document` counts the documents of
+    the file from 0. For a file in columns, `columns` has the fields of each word as written, with `separator` between
+    them, and `opening` the fields of a -DOCSTART- line right before the sentence. `source_text` and `source_spans` are
+    the text that raw words were split from and the characters (start, end) of each word; without a text, words are
+    joined by single spaces. Raises ValueError if words and tags, columns or spans differ in number.
     """
 
     words: tuple[str, ...]
@@ -63,19 +63,19 @@ class TaggedSentence:
     def of_text(
         cls, text: str, spans: Iterable[tuple[int, int]], line: int, number: int, document: int
     ) -> TaggedSentence:
-        """Return the sentence whose words are those characters (start, end) of a text."""
+        """Return the sentence whose words are the given spans (start, end) of a text."""
         spans = tuple(spans)
         words = tuple(text[start:end] for start, end in spans)
         return cls(words, None, line, number, document, source_text=text, source_spans=spans)
 
     @cached_property
     def text(self) -> str:
-        """The text of the sentence: the line it was cut from, or its words with a space between."""
+        """The text of the sentence: the line it was split from, or its words joined by spaces."""
         return " ".join(self.words) if self.source_text is None else self.source_text
 
     @cached_property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """The characters of `text`, (start, end), that each word stands on."""
+        """The characters of each word in `text`, (start, end)."""
         if self.source_spans is not None:
             return self.source_spans
         found, start = [], 0
@@ -85,15 +85,15 @@ class TaggedSentence:
         return tuple(found)
 
     def inputs(self) -> tuple[str, ...]:
-        """Return what a model sees of the sentence."""
+        """Return the model's input: the words."""
         return self.words
 
     def as_row(self) -> dict[str, str]:
-        """Return the text as a row of predictions shows it."""
+        """Return the text as shown in a row of predictions."""
         return {"text": self.text}
 
     def line_of(self, word: int) -> int:
-        """Return the file line of a word: every word has its own where the file is in columns."""
+        """Return the file line of a word; in a file in columns, every word has its own line."""
         return self.line + word if self.columns is not None else self.line
 
 
@@ -102,18 +102,19 @@ DOCUMENT_START = "-DOCSTART-"
 SPACES = re.compile("[ \t]+")
 
 _FORMATS: dict[str, Layout] = {"conll": "columns", "jsonl": "jsonl", "text": "text"}
-# What stands for a tag that is not known, in files to be tagged.
+# Placeholders for unknown tags in files to be tagged.
 _PLACEHOLDERS = frozenset({"?", "_", "-", "-1", "*"})
 _FEW_LINES = 3
-# How many lines are looked at to tell a .txt file in columns from one of raw text.
+# How many lines are inspected to tell a .txt file in columns from raw text.
 SNIFFED_LINES = 200
 
 
 def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None, *, needs_label: bool = True) -> Layout:
-    """Return how a file is laid out: as `options.format` says, by suffix, or by a look at a .txt file.
+    """Return the layout of a file, from `options.format`, from its suffix, or from the lines of a .txt file.
 
-    Without labels a .txt file is raw text, unless its first lines have equal numbers of columns that end in a tag, and
-    a .csv file is a table of texts. Raises ConfigError for an unknown format and for one of another kind of task.
+    If labels are not needed, a .csv file is a table of texts, and a .txt file is raw text unless its first lines have
+    equal numbers of columns that end in a tag. Raises ConfigError for an unknown format and for that of another kind of
+    task.
     """
     path, options = Path(path), options or ReadingOptions()
     if options.format in _FORMATS:
@@ -124,7 +125,7 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
         except ConfigError as error:
             ours = [*_FORMATS, *(row.name for row in CATALOG.values() if row.kind == "tagging")]
             raise ConfigError(f"{error}; tagging knows {', '.join(ours)}") from None
-        return "columns"  # as all of the catalog are
+        return "columns"  # as for every tagging row of the catalog
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
         return "jsonl"
@@ -146,7 +147,7 @@ def _is_in_columns(path: Path) -> bool:
                 return False
             widths.add(len(fields))
             ends.append(fields[-1])
-    # questions that end in " ?" are no column, and sentences in columns have blank lines between them
+    # questions that end in " ?" are not columns; sentences in columns have blank lines between them
     return len(widths) == 1 and ((has_blank and len(ends) > _FEW_LINES) or all(map(is_tag, ends)))
 
 
@@ -154,12 +155,12 @@ _WORD_KEYS = ("tokens", "words")
 _TAG_KEYS = ("tags", "ner_tags", "labels")
 _TEXT_KEYS = ("text", "sentence")
 _DOCUMENT_KEYS = ("document", "document_id", "doc_id")
-# Words that the splitter of the training data would cut again are rare in data that was cut as that was.
+# Words that the training data's splitter would split again are rare in data that was split the same way.
 _MOST_JOINED = 0.03
-# How many different lines of a file in columns are remembered, and of how many characters: in CoNLL-2003 all.
+# How many distinct lines of a file in columns are cached, and up to how many characters: in CoNLL-2003 all.
 _LINES_KNOWN, _LONGEST_KNOWN = 100_000, 200
 _NO_WORDS = "a sentence without words"
-# A sentence as it stands in a file, or the first rule that it breaks.
+# A sentence as read from a file, or the first rule that it breaks.
 _Found = TaggedSentence | BadRowError
 
 
@@ -171,16 +172,16 @@ def iterate_sentences(
     needs_label: bool = True,
     report: ReadingReport | None = None,
 ) -> Iterator[TaggedSentence]:
-    """Yield the sentences of a file one by one, their tags checked against a scheme and written in that of the model.
+    """Yield the sentences of a file one by one, with their tags checked and converted to the model's scheme.
 
-    Plain tags stay as they are: those of a file that has no entity tags, and all where the model's are "plain".
+    Plain tags are unchanged: the tags of a file without entity tags, and all tags if the model's scheme is "plain".
 
-    A file in columns has one word a line and a blank line between sentences; the word is the first column and the tag
-    the last unless `options` names others by number, which may be absent where tags are not needed; -DOCSTART- opens a
-    document. JSONL has `tokens` with `tags`, or `text` that is still to be cut into words. A .txt file without columns
-    is one raw sentence a line, for prediction only, and .csv a table with such a column. Lines that were cut into words
-    before are cut at blanks alone, and the report says so, as where words given are not such as those of training. A
-    file without marks of documents counts as one document. The scheme "auto" reads the file once more to detect it.
+    A file in columns has one word per line and a blank line between sentences; the word is the first column and the tag
+    the last unless `options` gives other numbers, and the tag may be absent if not needed; -DOCSTART- starts a
+    document. JSONL has `tokens` with `tags`, or a `text` still to be split into words. A .txt file without columns has
+    one raw sentence per line, for prediction only, and a .csv file is a table with such a column. Lines already split
+    into words are split only at blanks. The report notes this, and words that are unlike those of the training data. A
+    file without document marks is one document. The scheme "auto" requires an extra pass over the file to detect it.
     Raises DataError, with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip",
     which counts it, and for a file that cannot be read.
     """
@@ -217,7 +218,7 @@ def iterate_sentences(
 def _splitter(
     path: Path, options: ReadingOptions, learned: WordSplitter | None, report: ReadingReport, *, needs_label: bool
 ) -> Callable[[str], list[Span]]:
-    """Return what cuts raw text into words: blanks alone for a file of lines most of which were cut before."""
+    """Return the function that splits raw text into words: only at blanks if most lines are already split."""
     splitter = learned or UNKNOWN_TRAINING
     if layout_of_sentences(path, options, needs_label=needs_label) != "text":
         return splitter.spans
@@ -232,10 +233,10 @@ def _splitter(
 
 
 def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagForm:
-    """Return the scheme that the tags of a file are written in; where there are mistakes, the one with fewest.
+    """Return the scheme of the tags in a file; if there are mistakes, the scheme with the fewest.
 
-    It is "plain" where no tag is an entity tag. Raises DataError, with both lines, for a file that has tags of either
-    form, unless `options.on_bad_rows` is "skip": its entity tags then count.
+    Returns "plain" if no tag is an entity tag. Raises DataError, with both lines, for a file that has tags of both
+    forms, unless `options.on_bad_rows` is "skip": then only its entity tags count.
     """
     path, options = Path(path), options or ReadingOptions()
     forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
@@ -248,7 +249,7 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
 def watch_forms(
     sentences: Iterable[TaggedSentence], path: Path, options: ReadingOptions, settings: TaggingSettings
 ) -> Iterator[TaggedSentence]:
-    """Yield sentences; after the last raise as `find_scheme` does, where settings leave the scheme to the file."""
+    """Yield the sentences; after the last, raise as `find_scheme` does if the scheme in `settings` is "auto"."""
     forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
     for sentence in sentences:
         forms.add(sentence.tags or (), sentence.line_of)
@@ -274,14 +275,14 @@ def _find_sentences(
 
 
 def _sound(found: _Found) -> TaggedSentence:
-    """Return a sentence that breaks no rule; raises the error of one that does."""
+    """Return a sentence that breaks no rule; raises the error of any other."""
     if isinstance(found, BadRowError):
         raise found
     return found
 
 
 def _converted(scheme: TagForm, target: TagForm, found: _Found) -> TaggedSentence:
-    """Check the tags and write them in the target scheme; plain tags stay."""
+    """Check the tags and convert them to the target scheme; plain tags are unchanged."""
     sentence = _sound(found)
     if scheme == PLAIN:
         return sentence
@@ -299,7 +300,7 @@ def _converted(scheme: TagForm, target: TagForm, found: _Found) -> TaggedSentenc
 
 
 class _Columns:
-    """Reads a file in columns; the width and the separator are those of its first word."""
+    """Reads a file in columns; the line of the first word sets the width and the separator."""
 
     def __init__(self, path: Path, options: ReadingOptions, *, needs_label: bool) -> None:
         self._path = path
@@ -308,17 +309,17 @@ class _Columns:
         self._tag = _column_number(options.label_column, "tag") or 0  # 0: the last, fields[-1]
         self._width: int | None = None
         self._is_tabbed = False
-        # The fields of lines that were met: most come again, and are then neither split nor checked anew.
+        # The fields of lines seen so far: most lines recur, and are then not split and checked again.
         self._rows: dict[str, tuple[str, ...]] = {}
         self._has_bad = False
 
     def sentences(self) -> Iterator[_Found]:
-        """Yield the sentences between blank lines, with the place of each."""
+        """Yield the sentences between blank lines, each with its line, number and document."""
         rows: list[tuple[str, ...]] = []
         opening: tuple[str, ...] | None = None
         first_line = number = document = 0
         is_document_open = False
-        # a blank line closes the last sentence
+        # a final blank line ends the last sentence
         for line, text in chain(tables.read_lines(self._path), [(0, "")]):
             row = self._rows.get(text)
             if row is None:
@@ -339,10 +340,10 @@ class _Columns:
             rows.append(row)
 
     def _new_row(self, text: str, line: int) -> tuple[str, ...]:
-        """Return the fields of a line that was not met before; the first of the file tells width and separator."""
+        """Return the fields of a line not seen before; the first in the file sets the width and the separator."""
         is_first = self._width is None
         if is_first:
-            # where tags are not needed, that of the first word may be blank
+            # if tags are not needed, the first word's tag may be blank
             self._is_tabbed = "\t" in (text.strip(" \t") if self._needs_label else text)
         if len(self._rows) == _LINES_KNOWN:
             self._rows.clear()
@@ -353,7 +354,7 @@ class _Columns:
             self._width = len(row)
             self._check_width(line)
         elif not self._needs_label and len(row) == cast(int, self._width) - 1 and self._tag in (0, self._width):
-            row = rows[text] = (*row, "-")  # the tag is not known
+            row = rows[text] = (*row, "-")  # unknown tag
         self._has_bad |= self._problem(row, line) is not None
         return row
 
@@ -413,7 +414,7 @@ def _column_number(column: str | None, what: str) -> int | None:
 
 
 def _record_sentences(rows: Iterator[Row], parse: Callable[[Row], TaggedSentence]) -> Iterator[_Found]:
-    """Yield one sentence a record; records with equal names of documents that follow each other are one document."""
+    """Yield one sentence per record; consecutive records with the same document name are one document."""
     number = document = 0
     previous: Any = None
     for row in rows:
@@ -459,7 +460,7 @@ def _json_record(
 
 
 def _find(fields: dict[str, Any], named: str | None, known: tuple[str, ...], what: str) -> tuple[str, Any]:
-    """Return the key that was named, or else the first of the known ones, with its value."""
+    """Return the given key, or else the first known one that is present, with its value."""
     wanted = (named,) if named else known
     for key in wanted:
         if key in fields:
@@ -479,7 +480,7 @@ def _strings(values: Any, what: str) -> tuple[str, ...]:
 
 
 def sentence_example(splitter: WordSplitter, item: Any, number: int) -> TaggedSentence:
-    """Return the sentence of a text, or of a list of its words; a document of its own."""
+    """Return the sentence for a text or a list of words, as a document of its own."""
     if isinstance(item, list):
         words = tuple(checked_text(word, number, may_be_blank=False) for word in item)
         sentence = TaggedSentence(words, None, number + 1, number, number)

@@ -1,4 +1,4 @@
-"""Schemes that write entities as one tag a word: checking, detecting and converting them."""
+"""Schemes that encode entities as one tag per word: checking, detection and conversion."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from maskloom.tasks.labels import read_label_names
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.settings import TaggingSettings
 
-# What tags of a file are: entities in a scheme, or tags that stand for single words, such as parts of speech.
+# The form of a file's tags: entities in a scheme, or plain tags of single words, such as parts of speech.
 PLAIN = "plain"
 TagForm = Scheme | Literal["plain"]
 
-# Models are trained on the tags of this scheme whatever the files are written in; scores by conlleval are the same.
+# Models are trained on tags of this scheme, whatever the scheme of the files; conlleval's scores are the same.
 TRAINED_SCHEME: Scheme = "iob2"
 
 UNKNOWN_FORM = "unknown form of tag"
 ENTITY_RULE = "neither O nor a prefix (B, I, E, S, L, U) with a hyphen and a type"
 
-# In the order in which they are tried: where two fit equally well, the first says the same as the other.
+# In the order in which they are tried: if two fit equally well, the first means the same as the other.
 SCHEMES: tuple[Scheme, ...] = ("iob2", "iob1", "bioes", "bilou", "io")
-# The prefixes of the first, inner and last word of an entity, and of its only word.
+# The prefixes of the first, inner and last word of an entity, and of a single-word entity.
 _PLACES: dict[Scheme, str] = {"iob2": "BIIB", "iob1": "BIIB", "bioes": "BIES", "bilou": "BILU", "io": "IIII"}
 _PREFIXES: dict[Scheme, str] = {scheme: "".join(dict.fromkeys(places)) for scheme, places in _PLACES.items()}
 
 
 class FormFinder:
-    """Finds what the tags of a file are: entity tags in a scheme, or others; told from all neighbouring tags."""
+    """Detects the form of a file's tags, plain or entity tags in a scheme, from all pairs of neighbouring tags."""
 
     def __init__(self, path: Path, *, allows_both: bool) -> None:
         self._path = path
@@ -43,7 +43,7 @@ class FormFinder:
         self._first: dict[bool, tuple[int, str]] = {}
 
     def add(self, tags: Sequence[str], line_of: Callable[[int], int]) -> None:
-        """Take in the tags of one sentence; `line_of` gives the file line of a word."""
+        """Add the tags of one sentence; `line_of` returns the file line of a word."""
         forms = {is_tag(tag) for tag in set(tags)}
         if forms - self._first.keys():
             for place, tag in enumerate(tags):
@@ -52,11 +52,11 @@ class FormFinder:
             self._pairs.update(pairwise(["O", *tags, "O"]))
 
     def form(self) -> TagForm:
-        """Return "plain" where no tag is an entity tag, else the scheme.
+        """Return "plain" if no tag is an entity tag, else the scheme.
 
-        It is the one with the fewest breaches, which is the one meant when there is a mistake in the file. Tags that
-        only open with I- fit IO and IOB1, which then mean the same: IOB1 is returned. Without any entity it is IOB2.
-        Raises DataError, with both lines, for tags of either form, unless both are allowed: entity tags then count.
+        This is the scheme with the fewest breaches, because the file may have mistakes. Tags whose only prefix is I-
+        fit IO and IOB1, which then mean the same: IOB1 is returned. Without any entity it is IOB2. Raises DataError,
+        with both lines, for tags of both forms, unless both are allowed: then only entity tags count.
         """
         if True not in self._first and False in self._first:
             return PLAIN
@@ -70,17 +70,17 @@ class FormFinder:
         breaches: dict[Scheme, tuple[int, int]] = {}
         for scheme in SCHEMES:
             bad = [pair for pair in self._pairs if _breach(*pair, scheme) or _is_unusual(*pair, scheme)]
-            # At a tie the scheme that knows every prefix is the likelier one.
+            # At a tie, the scheme that has every prefix is more likely.
             foreign = [pair for pair in bad if pair[1][0] not in f"O{_PREFIXES[scheme]}"]
             breaches[scheme] = (sum(self._pairs[pair] for pair in bad), sum(self._pairs[pair] for pair in foreign))
         return min(SCHEMES, key=lambda scheme: breaches[scheme])
 
 
 def breach_of(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
-    """Return the place of the first tag that a scheme does not allow, with the rule that it breaks, or None.
+    """Return the index of the first tag that a scheme does not allow, with the rule that it breaks, or None.
 
-    The place is that of the word, the last word's where an entity stays open at the end. In IOB1 B- may stand where I-
-    would do: it says the same, and the training file of CoNLL-2003 has two of them.
+    For an entity left open at the end, this is the index of the last word. IOB1 allows B- where I- would do: it means
+    the same, and the training file of CoNLL-2003 has two such tags.
     """
     for place, (previous, tag) in enumerate(pairwise(["O", *tags, "O"])):
         rule = _breach(previous, tag, scheme)
@@ -90,7 +90,7 @@ def breach_of(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
 
 
 def convert_tags(tags: Sequence[str], source: Scheme, target: Scheme) -> list[str]:
-    """Write entities in another scheme; IO joins neighbours of one type. Raises ValueError for tags not allowed."""
+    """Convert tags to another scheme; IO merges adjacent entities of one type. Raises ValueError for invalid tags."""
     breach = breach_of(tags, source)
     if breach:
         raise ValueError(f"tag {breach[0]} is {tags[breach[0]]!r:.80}: {breach[1]}")
@@ -98,7 +98,7 @@ def convert_tags(tags: Sequence[str], source: Scheme, target: Scheme) -> list[st
 
 
 def tags_of(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[str]:
-    """Write entities, in order and without overlaps, as tags; raises ValueError where they overlap or do not fit."""
+    """Convert entities, ordered and without overlaps, to tags; raises ValueError if they overlap or do not fit."""
     tags = ["O"] * num_words
     previous = Entity("", 0, 0)
     for entity in entities:
@@ -121,7 +121,7 @@ def tag_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
 
 
 def forbidden_pairs(tags: Sequence[str], scheme: Scheme) -> tuple[tuple[int, int], ...]:
-    """Return the places of tags that may not follow each other; -1 is the start as a first, the end as a second."""
+    """Return index pairs of tags that may not follow each other; -1 is the start if first, the end if second."""
     ends = [(-1, "O"), *enumerate(tags)]
     pairs = ((first, second, before, tag) for first, before in ends for second, tag in ends)
     return tuple((first, second) for first, second, before, tag in pairs if _breach(before, tag, scheme))
@@ -129,7 +129,7 @@ def forbidden_pairs(tags: Sequence[str], scheme: Scheme) -> tuple[tuple[int, int
 
 @lru_cache(maxsize=65536)
 def _breach(previous: str, tag: str, scheme: Scheme) -> str | None:
-    """Return the rule that a tag breaks after another (O at both ends of a sentence), or None."""
+    """Return the rule that a tag breaks when it follows `previous` (O at both ends of a sentence), or None."""
     name, prefix = scheme.upper(), tag[0]
     if prefix != "O" and prefix not in _PREFIXES[scheme]:
         return f"{name} has the prefixes {', '.join(f'{p}-' for p in _PREFIXES[scheme])} and no {prefix}-"
@@ -150,17 +150,17 @@ def _breach(previous: str, tag: str, scheme: Scheme) -> str | None:
 
 
 def _is_unusual(previous: str, tag: str, scheme: Scheme) -> bool:
-    """Tell whether a tag is not what writers of the scheme put, though it can be understood: IOB1's B- after O."""
+    """Return whether a tag is allowed but unusual in the scheme: a B- in IOB1 where I- would do."""
     return scheme == "iob1" and tag[0] == "B" and (previous == "O" or previous[2:] != tag[2:])
 
 
 def is_plain(labels: Collection[str], settings: TaggingSettings) -> bool:
-    """Tell whether tags stand for single words: where the settings say so, or where some are no entity tags."""
+    """Return whether tags are plain: if the settings say so, or if any of them is not an entity tag."""
     return PLAIN in (settings.scheme, settings.trained_scheme) or not all(map(is_tag, labels))
 
 
 def tags_of_task(train: ReadExamples, options: ReadingOptions, settings: TaggingSettings) -> tuple[str, ...]:
-    """Return all tags of the types of entity in the training data, or plain tags as they occur, or those of a file."""
+    """Return all tags for the entity types in the training data, or its plain tags, or the tags of a labels file."""
     tags = {tag for sentence in train.examples for tag in sentence.tags or ()}
     if is_plain(tags, settings):
         names = read_label_names(options.labels) if options.labels else tuple(sorted(tags))
@@ -181,7 +181,7 @@ def tags_of_task(train: ReadExamples, options: ReadingOptions, settings: Tagging
 
 
 def check_tags(train: ReadExamples, dev: ReadExamples) -> None:
-    """Refuse data whose words all have the same tag, of which nothing could be learned or scored."""
+    """Raise DataError if train or dev has no entity, or if all words of train have the same plain tag."""
     for data in (train, dev):
         tags = {tag for sentence in data.examples for tag in sentence.tags or ()}
         if tags == {"O"} or (len(tags) == 1 and data is train and not is_tag(*tags)):

@@ -12,9 +12,9 @@ Context = Literal["sentence", "document"]
 
 
 class TaggingSection(Section):
-    """Tags of words (paper 5.3): how they are written in files, and how much of a document a word sees.
+    """Tagging of words (paper 5.3): how files encode tags, and how much of a document a word sees.
 
-    `scheme` "plain" is for tags that stand for single words, such as parts of speech; "auto" tells them from entities.
+    `scheme` "plain" is for tags of single words, such as parts of speech; "auto" distinguishes them from entity tags.
     """
 
     scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"] = key(
@@ -24,15 +24,15 @@ class TaggingSection(Section):
     crf: bool = key(False, "Add a linear-chain conditional random field.")
 
 
-# How LayerCombination names layers; whether the encoder has so many is known when it is there.
+# Layer names of LayerCombination; whether the encoder has those layers is known only once it is loaded.
 _LAYERS = "^(embeddings|last|second_to_last|(sum|concat)_last_four|sum_all|scalar_mix|all|[-0-9, ]+)$"
 
 
 class FeaturesSection(Section):
     """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them.
 
-    `layers` is embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, scalar_mix, or numbers of
-    layers joined by commas, 0 for the embeddings.
+    `layers` is embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, scalar_mix, all, or
+    comma-separated layer numbers, 0 for the embeddings.
     """
 
     layers: str = key(
@@ -53,9 +53,9 @@ class FeaturesSection(Section):
 
 
 class TaggingSettings(TaggingSection, KindSettings):
-    """Settings of tagging: `words` says how raw text is cut, and `trained_scheme` is that of the tags of the model.
+    """Settings of tagging; `words` splits raw text, and `trained_scheme` is the scheme of the model's tags.
 
-    With `features` a `mix_layer_norm` normalises the layers before they are mixed.
+    With `features`, `mix_layer_norm` normalises the layers before they are mixed.
     """
 
     features: FeaturesSection | None = None

@@ -1,4 +1,4 @@
-"""How raw text is cut into words that are tagged: as the training data's words were, learned from them."""
+"""Splits raw text into words to be tagged, with rules learned from the words of the training data."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from maskloom.text.normalization import words_with_offsets
 Span = tuple[int, int]
 Words = list[Annotated[str, Field(min_length=1)]]
 
-# Typographic quotes are cut as the plain ones that training data mostly has.
+# Typographic quotes are treated like the plain ones that training data mostly has.
 _PLAIN = str.maketrans({"’": "'", "‘": "'", "ʼ": "'", "“": '"', "”": '"', "„": '"'})
-# A line that has one of these by itself was cut into words before.
+# A line that has one of these as a separate word is already split into words.
 _CLOSING = frozenset(".,)")
-# Marks that two words are joined by.
+# Marks that join two words.
 _JOINING = frozenset("-'/&")
 _CLITIC = re.compile(r"'[^\W\d_]{1,3}|[^\W\d_]{1,3}'|n't", re.IGNORECASE)
 _LONGEST_PIECE = 4
-# Longer runs without a blank are no words; they are cut at every mark, as BERT's tokenizer does.
+# Longer runs without a blank are not words; they are split at every mark, as in BERT's tokenizer.
 _LONGEST_WORD = 256
-# A mark is cut out of the inside of words when it stands there this many times less often than by itself.
+# A mark is split off inside words if it is this many times less frequent there than as a separate word.
 _RARELY_INSIDE = 100
 
 
 class WordSplitter(Section):
-    """Where the words of training data begin and end, in what takes little room beside a model.
+    """Rules for splitting text into words as in the training data, small enough to store with a model.
 
-    Text is cut at white space, and marks (punctuation and symbols) are cut off both ends of what stands between, unless
-    `kept` holds it or its shape: "A." stands for one capital with a full stop. `pieces` are cut off whole: words of
-    several marks ("...") and clitics ('s, n't, l'). Marks in `whole` are never cut off, as they are no words of
-    training, and those in `inner` are cut out of the inside of words too.
+    Text is split at white space, and marks (punctuation and symbols) are split off both ends of each chunk, unless
+    `kept` has the chunk or its shape: "A." is the shape of any capital with a full stop. `pieces` are split off whole:
+    words of several marks ("...") and clitics ('s, n't, l'). Marks in `whole` are never split off, as they are not
+    words in the training data, and marks in `inner` are split off inside words too.
     """
 
     kept: Words
@@ -48,13 +48,13 @@ class WordSplitter(Section):
 
     @classmethod
     def learned(cls, sentences: Iterable[Sequence[str]]) -> WordSplitter:
-        """Learn from the words of training sentences how text is cut."""
+        """Learn the splitting rules from the words of training sentences."""
         words, surplus, inside, shapes = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
         for sentence in sentences:
             plain = [word.translate(_PLAIN) for word in sentence]
             words.update(plain)
             surplus.update(plain)
-            # a word whose letters stand beside its mark as words of their own was cut there
+            # letters and marks that are adjacent words count against the word that they would form: it was split there
             surplus.subtract(left + right for left, right in pairwise(plain) if _is_marks(left) != _is_marks(right))
         marks = {char for word in words if _is_marks(word) for char in word}
         pieces = {word for word in words if _CLITIC.fullmatch(word) or (_is_marks(word) and len(word) > 1)}
@@ -75,18 +75,18 @@ class WordSplitter(Section):
         return cls(**(rules.model_dump() | {"kept": [*rules.kept, *kept]}))
 
     def spans(self, text: str) -> list[Span]:
-        """Return the characters (start, end) of the words of a line; one that was cut before is cut at blanks alone."""
+        """Return the spans (start, end) of the words of a line; a line already split is split only at blanks."""
         chunks = blank_spans(text, parts_characters=True)
         if not self._closing.isdisjoint(text[start:end] for start, end in chunks):
             return blank_spans(text)
         found = [(start + first, start + last) for start, end in chunks for first, last in self.cut(text[start:end])]
         if len(found) > 1 and "." not in self.whole and re.search(r"\d\.$", text[slice(*found[-1])]):
-            start, end = found.pop()  # a number that ends a sentence, not the first of a list
+            start, end = found.pop()  # a number that ends a sentence, not the number of a list item
             found += [(start, end - 1), (end - 1, end)]
         return found
 
     def are_cut(self, lines: Iterable[str]) -> bool:
-        """Tell whether more lines were cut into words before than would be changed by cutting them now."""
+        """Return whether more lines are already split into words than splitting would change."""
         num_cut = num_raw = 0
         for words in map(str.split, lines):
             if not self._closing.isdisjoint(words):
@@ -96,7 +96,7 @@ class WordSplitter(Section):
         return num_cut > num_raw
 
     def cut(self, chunk: str) -> list[Span]:
-        """Return the characters (start, end) of the words of what stands between two blanks."""
+        """Return the spans (start, end) of the words in a chunk of text without blanks."""
         if chunk.isalnum():
             return [(0, len(chunk))]
         if len(chunk) > _LONGEST_WORD:
@@ -112,9 +112,10 @@ class WordSplitter(Section):
         return sorted(found)
 
     def differences(self, words: Sequence[str]) -> dict[str, int]:
-        """Count words of a sentence that would be cut again, marks parted from their words, and words that hold some.
+        """Count the words of a sentence, and those whose marks are treated differently than in training.
 
-        A mark is `parted` where it stands by itself though training has it within words.
+        Of the words with marks, `joined` would be split again and `whole` would not; `parted` marks are words of their
+        own although training has them within words.
         """
         plain = [word.translate(_PLAIN) for word in words]
         num_cut = [len(self.cut(word)) for word in plain if not word.isalnum() and not _is_marks(word)]
@@ -142,7 +143,7 @@ class WordSplitter(Section):
         return not self._whole_words.isdisjoint((text, _shape(text), _lower(text)))
 
     def _word_in(self, text: str) -> Span:
-        """Return the characters of a word in a text: of all that is left, of what is cut off, or of a mark within."""
+        """Return the span of one word in a text: all of it, a piece or mark at either end, or a mark inside."""
         if self._is_kept(text):
             return 0, len(text)
         lower = _lower(text)
@@ -158,7 +159,7 @@ class WordSplitter(Section):
 
 
 def blank_spans(text: str, *, parts_characters: bool = False) -> list[Span]:
-    """Return the spans between BERT's white space; `parts_characters` parts characters of scripts without blanks."""
+    """Return the spans between BERT's white space; `parts_characters` splits characters of scripts without blanks."""
     spans: list[Span] = []
     for word, start, end in words_with_offsets(text, lowercase=False):
         is_apart = parts_characters and not _is_marks(word[0]) and not _is_marks(text[start - 1])
@@ -170,17 +171,17 @@ def blank_spans(text: str, *, parts_characters: bool = False) -> list[Span]:
 
 
 def _is_marks(text: str) -> bool:
-    """Tell whether a text is punctuation and symbols alone."""
+    """Return whether a text consists only of punctuation and symbols."""
     return all(unicodedata.category(char)[0] in "PS" for char in text)
 
 
 def _lower(text: str) -> str:
-    """Return a text in lower case of the same length: the Turkish İ becomes one character."""
+    """Return a text in lower case, with its length unchanged: the Turkish İ becomes one character."""
     return "".join(char.lower()[0] for char in text)
 
 
 def _shape(word: str) -> str:
-    """Return a word with kinds of characters for letters and digits, runs made short: "Simmons." is "Aaa."."""
+    """Return a word with its letters and digits replaced by kinds, and runs shortened: "Simmons." is "Aaa."."""
     kinds = "".join(
         "0" if char.isdigit() else "A" if char.isupper() else char if _is_marks(char) else "a" for char in word
     )
@@ -196,4 +197,4 @@ UNKNOWN_TRAINING = WordSplitter(
     whole=[],
     inner=[],
 )
-"""For a model that does not say how its training data was cut: English as CoNLL-2003 has it."""
+"""For a model that does not say how its training data was split: English as in CoNLL-2003."""

@@ -1,4 +1,4 @@
-"""Tagging as a kind of task: named entities in sentences (BERT paper 5.3), and plain tags of words."""
+"""The tagging task: named entities in sentences (BERT paper 5.3), and plain tags of words."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ PLAIN_SCORES = ("accuracy", "f1_macro")
 
 
 def tagging_task(labels: tuple[str, ...], primary: str | None, settings: TaggingSettings) -> Task:
-    """Return the task of tagging words with those tags, in the order of their ids.
+    """Return the task of tagging words with `labels`, which are in id order.
 
-    `primary` is f1 (conlleval's), strict_f1 or accuracy; for plain tags, which are no entities, accuracy or f1_macro.
-    Raises ValueError for a score that there is not, a temperature that is none, or without labels.
+    `primary` is f1 (conlleval's), strict_f1 or accuracy; for plain tags, which are not entities, accuracy or f1_macro.
+    Raises ValueError for any other score, for a wrong number of class weights, and without labels.
     """
     if not labels:
         raise ValueError("tagging needs the names of its tags")
@@ -86,25 +86,25 @@ def _encode(
 
 
 def tag_ids(rows: np.ndarray, num_labels: int) -> np.ndarray:
-    """Return the tag of each word, (words,): the best path's where rows (words, 2 * labels) hold one, else the best."""
+    """Return the tag id of each word, (words,): on the best path if rows are (words, 2 * labels), else the argmax."""
     if rows.shape[1] == 2 * num_labels:
-        # Rows of several models may have been averaged: most paths win, and the likelier tag at a tie.
+        # Rows may be averaged over several models: the majority of paths wins, and the likelier tag at a tie.
         return (rows[:, num_labels:] + 1e-3 * rows[:, :num_labels].clip(-30.0)).argmax(axis=1)
     return rows.argmax(axis=1)
 
 
 def tag_logits(num_labels: int, encoded: EncodedSentences, outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Return what becomes the probability of each tag at each word, (words, labels)."""
+    """Return the scores whose softmax gives the tag probabilities of each word, (words, labels)."""
     return encoded.word_rows(outputs)[:, :num_labels]
 
 
 def decide_tags(labels: Sequence[str], encoded: EncodedSentences, outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the ids of the tags of each sentence, (words,)."""
+    """Return the tag ids of each sentence, (words,)."""
     return encoded.by_sentence(decide_words(labels, encoded, outputs))
 
 
 def decide_words(labels: Sequence[str], encoded: EncodedSentences, outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the ids of the tags of all words, (words,)."""
+    """Return the tag ids of all words, (words,)."""
     return tag_ids(encoded.word_rows(outputs), len(labels))
 
 
@@ -116,13 +116,13 @@ def decode_tags(
     *,
     names_entities: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return, for each sentence, its `words`, their `tags`, and its `entities`; for plain tags what each word has.
+    """Return, for each sentence, its `words`, their `tags`, and its `entities` or, for plain tags, per-word values.
 
-    That is `spans`, the characters (start, end) of each word in the sentence's text, and `tag_probabilities`.
+    These are `spans`, the characters (start, end) of each word in the sentence's text, and `tag_probabilities`.
 
-    An entity has `text`, `type`, `start` and `end` in characters of the sentence's text, `words` (first and end place)
-    and `probability`: the product of the probabilities of its words' tags, at that temperature. Tags are as they were
-    decided; entities are found in them as conlleval does.
+    An entity has `text`, `type`, `start` and `end` in characters of the sentence's text, `words` (first and end index)
+    and `probability`: the product of the probabilities of its words' tags at that temperature. Tags are those of
+    `decide_tags`; entities are found in them as by conlleval.
     """
     rows = encoded.word_rows(outputs)
     ids = tag_ids(rows, len(labels))
@@ -160,10 +160,10 @@ def _entities(sentence: TaggedSentence, tags: Sequence[str], probabilities: np.n
 
 
 def column_lines(sentence: TaggedSentence, tags: Sequence[str]) -> list[str]:
-    """Return a sentence as lines in columns, with the predicted tag as the last, and a blank line behind it.
+    """Return a sentence as lines in columns, with the predicted tag last, followed by a blank line.
 
-    The columns are those of the file where it had some, with its separator; a sentence from other files has the word
-    alone, with a tab where the word holds a space. A -DOCSTART- line that stood before the sentence comes again.
+    Columns and separator are those of the file if it had columns; otherwise the word is the only other column. The
+    separator is a tab if any word contains a space. A -DOCSTART- line before the sentence is repeated.
     """
     columns = sentence.columns or tuple((word,) for word in sentence.words)
     separator = "\t" if any(" " in word for word in sentence.words) else sentence.separator
