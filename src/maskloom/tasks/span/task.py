@@ -239,10 +239,6 @@ class TextFinder:
         return whole[first : last + 1], first, last
 
 
-# Long contexts have many windows: this many questions on contexts of 4,000 words give some 20,000 windows.
-_QUESTIONS_AT_ONCE = 512
-
-
 def span_task(labels: tuple[str, ...], primary: str | None, settings: SpanSettings) -> Task:
     """Return the span-answer task, scored by f1 or exact_match; raises ValueError for any other score."""
     threshold = settings.null_threshold if settings.has_unanswerable else None
