@@ -82,7 +82,7 @@ class SourceDecoder:
         self._memories = head.memories(hidden, layout)
         self._steps = list[Step]()
         self._sources = np.arange(layout.num_sequences)  # the source of each target
-        self._read = self._sources  # the source of each memory; equally many adjacent targets share one
+        self._read = self._sources  # the source of each memory; adjacent targets may share one
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read the equally long prompts of all targets and return the logits of next tokens: (sequences, vocabulary)."""
