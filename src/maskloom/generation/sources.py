@@ -85,7 +85,7 @@ class SourceDecoder:
         self._read = self._sources  # the source of each memory; adjacent targets may share one
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read the equally long prompts of all targets and return the logits of next tokens: (sequences, vocabulary)."""
+        """Read equally long prompts of all targets and return the logits of next tokens: (sequences, vocabulary)."""
         ids, *more = to_device(np.array(prompts), self._device).unbind(1)
         layout = SequenceLayout.from_lengths([1] * len(ids), self._device)
         head = self._head

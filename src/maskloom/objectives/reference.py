@@ -33,7 +33,7 @@ class TokenFrequencies:
         self._log_frequencies = np.log(counts / counts.sum())
 
     def sums(self, batch: Any) -> dict[str, float]:
-        """Return the loss of the predictions on a batch, and the numbers of targets, characters, random pairs and pairs."""
+        """Return the summed loss on a batch, and the numbers of targets, characters, random pairs and pairs."""
         pairs = np.empty(0) if batch.nsp_labels is None else batch.nsp_labels
         return {
             "nats": -float(self._log_frequencies[batch.mlm_labels].sum()),
