@@ -18,7 +18,7 @@ __all__ = ["Bert", "BertConfig"]
 
 
 class Bert(Encoder):
-    """The encoder: embeddings, layers (post-norm as published, or with `pre_norm`), pooler.
+    """The encoder: embeddings, layers (post-norm as published, or pre-norm with `pre_norm`), pooler.
 
     `layers.initialization` sets the initial weights; the padding token's row is not special.
     """

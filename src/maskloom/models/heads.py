@@ -91,7 +91,7 @@ class BidirectionalLMHead(nn.Module):
     """A softmax over words that both directions of a language model share (Peters et al. 2018, equation 1 and after).
 
     It has the table `decoder` (vocabulary, size) and a bias. The loss takes the states of one direction, (predictions,
-    size). For both side by side, (predictions, 2 size), the logits of the word between them are summed.
+    size). For both side by side, (predictions, 2 size), the directions' logits for the word between are summed.
     """
 
     def __init__(self, decoder: nn.Parameter) -> None:
