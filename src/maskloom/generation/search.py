@@ -1,4 +1,4 @@
-"""Continuations of token sequences: drawn, greedy, or found by beam search."""
+"""Continuations of token sequences: sampled, greedy, or found by beam search."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from maskloom.models.assembled import EncoderWithHeads
 
 _SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "num_best": 1, "seed": 0, "min_tokens": 0, "no_repeat_ngram": 0}
 MOST_BEAMS = 1000
-_BLOCK = 64  # values whose maximum is taken at once
-_NOTED = 6  # candidates of a text in each step that is kept
+_BLOCK = 64  # values per block whose maximum is computed first
+_NOTED = 6  # candidates recorded per text in each step
 _RANGES = (
     ("temperature", 1e6, "from 0 to 1e+06"),
     ("top_p", 1.0, "above 0, at most 1,"),
@@ -35,15 +35,15 @@ _RANGES = (
 
 @dataclass(frozen=True)
 class Generation:
-    """How a text is continued.
+    """How to continue a text.
 
-    At most `max_tokens` tokens are added. A token is drawn from the distribution at `temperature`, of which the `top_k`
-    most likely are kept, and of these the fewest that have the probability `top_p` together (Holtzman et al. 2020,
-    3.1); at temperature 0 it is the most likely. The draws of a text depend on `seed` and its number alone. With `beam`
-    it is a search instead, among that many texts kept at each step: for the one that is most likely per token, or with
-    `length_penalty` a for that of the highest log-probability over ((5 + length) / 6)^a (Wu et al. 2016, 7). A beam of
-    1 is greedy. A text does not end before `min_tokens` tokens, and repeats no run of `no_repeat_ngram` tokens. Raises
-    ConfigError for a value out of range and for a beam beside settings of a draw.
+    At most `max_tokens` tokens are added. Each is sampled from the distribution at `temperature`, restricted to the
+    `top_k` most likely tokens, and among these to the smallest set with total probability `top_p` (Holtzman et al.
+    2020, 3.1); at temperature 0 the most likely token is chosen. The draws of a text depend only on `seed` and the
+    text's number. `beam` selects beam search of that width instead, for the highest log-probability per token or, with
+    `length_penalty` a, the highest log-probability over ((5 + length) / 6)^a (Wu et al. 2016, 7). A beam of 1 is
+    greedy. A text has at least `min_tokens` tokens, and repeats no sequence of `no_repeat_ngram` tokens. Raises
+    ConfigError for a value out of range and for a beam combined with sampling settings.
     """
 
     max_tokens: int = 64
@@ -58,7 +58,7 @@ class Generation:
     no_repeat_ngram: int = 0
 
     def __post_init__(self) -> None:
-        """Check every value."""
+        """Validate every value."""
         for name, smallest in _SMALLEST.items():
             value = getattr(self, name)
             if value is None and name in ("top_k", "beam"):
@@ -83,25 +83,25 @@ class Generation:
             )
 
     def changed(self, given: Mapping[str, Any]) -> Generation:
-        """Return these settings with those that are given, by name; one of a draw ends a search."""
+        """Return a copy with the `given` settings; a sampling setting turns beam search off."""
         ended = {"beam": None, "length_penalty": None} if {"temperature", "top_k", "top_p"} & given.keys() else {}
         return replace(self, **{**ended, **given})
 
     def score(self, text: Continuation) -> float:
-        """Return what a search compares texts by; their end counts as a token."""
+        """Return the score by which a search ranks texts; the end counts as a token."""
         return text.log_probability / self.norm(len(text.token_ids) + text.is_ended)
 
     def norm(self, length: int) -> float:
-        """Return what the log-probability of so many tokens is divided by."""
+        """Return the divisor of the log-probability of `length` tokens."""
         return max(1, length) if self.length_penalty is None else ((5 + length) / 6) ** self.length_penalty
 
 
 @dataclass
 class Continuation:
-    """Tokens that follow a prompt, their log-probability together, in nats, and whether the text has an end.
+    """Tokens that follow a prompt, their total log-probability in nats, and whether the text has ended.
 
-    `is_forced` says that the end was all that the limit left. `others` are the next best of a search that is asked for
-    several.
+    `is_forced` says that the length limit forced the end. `others` are the runners-up if a search was asked for several
+    texts.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -112,17 +112,17 @@ class Continuation:
 
     @property
     def finish(self) -> Literal["end", "length"]:
-        """What ended the text: the model, or the limit."""
+        """What ended the text: the model, or the length limit."""
         return "end" if self.is_ended and not self.is_forced else "length"
 
 
 @dataclass(frozen=True)
 class DecodingStep:
-    """One step of decoding, for display: the `texts` that go on, and what may follow each.
+    """One decoding step, for display: the active `texts`, and the tokens that may follow each.
 
-    `candidates` are the likeliest next tokens of each text with their log-probabilities in nats, before a temperature;
-    `taken` are texts, by their place, with the tokens by which they go on or are drawn to end, and `ended` those that
-    ended in a search.
+    `candidates` are the most likely next tokens of each text with their log-probabilities in nats, before temperature
+    is applied. `taken` pairs the indices of texts with their next tokens, including sampled end tokens; `ended` are the
+    texts that ended in a search.
     """
 
     texts: list[Continuation]
@@ -144,10 +144,10 @@ def continue_texts(
 ) -> list[Continuation]:
     """Return a continuation of each prompt, token ids without padding.
 
-    The token `end` ends a text and is not among its ids; those in `never` are not taken. A text that comes to the
-    model's limit ends there. `numbers` are those of the texts, 0 and so on unless given. `steps` gets those of a single
-    prompt. Raises ConfigError for a model that cannot, DataError for a prompt without a token, or one that leaves no
-    room for another, and for outputs that are not finite.
+    The token `end` ends a text and is not among its ids; tokens in `never` are not generated. A text that reaches the
+    model's length limit ends there. `numbers` are the texts' numbers, by default 0, 1, 2 ... If given, `steps` records
+    the steps of a single prompt. Raises ConfigError for a model that cannot continue texts, DataError for an empty
+    prompt, a prompt that leaves no room for another token, and outputs that are not finite.
     """
     limit = model.config.max_position_embeddings
     for number, prompt in enumerate(prompts):
@@ -168,7 +168,7 @@ def made_by_length(
     size: int,
     make: Callable[[list[Sequence[int]], list[int]], list[Continuation]],
 ) -> list[Continuation]:
-    """Return what `make` makes of prompts, in their order; it gets `size` of similar length with their numbers."""
+    """Apply `make` to groups of `size` prompts of similar length and their numbers; return results in prompt order."""
     order, found = sorted(range(len(prompts)), key=lambda place: -len(prompts[place])), dict[int, Continuation]()
     for start in range(0, len(order), size):
         places = order[start : start + size]
@@ -180,9 +180,9 @@ def made_by_length(
 def found_by(
     decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
-    """Return what a decoder continues each prompt with, by at most as many tokens as it has steps.
+    """Return a decoder's continuation of each prompt, at most its entry in `num_steps` tokens long.
 
-    Raises ConfigError where more of the best are asked for than a search keeps, and for its penalty without one.
+    Raises ConfigError if `num_best` exceeds the beam width, and for a length penalty without a beam.
     """
     if (wanted := choose.settings.num_best) > (width := choose.settings.beam or 1):
         raise ConfigError(f"num_best {wanted}: give a beam of at least as many; it is {width}")
@@ -192,26 +192,27 @@ def found_by(
 
 
 class StepDecoder(Protocol):
-    """A model that reads one more token of several sequences at a time."""
+    """A model that reads several sequences in parallel, one token at a time."""
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts and return the logits of what follows: (sequences, vocabulary)."""
+        """Read prompts and return the logits of their next tokens: (sequences, vocabulary)."""
         ...
 
     def step(self, token_ids: Tensor) -> Tensor:
-        """Add a token to every sequence, (sequences,), and return the logits of what follows."""
+        """Add a token to every sequence, (sequences,), and return the logits of the next ones."""
         ...
 
     def take(self, rows: np.ndarray) -> None:
-        """Keep these sequences, in this order; one may come several times."""
+        """Keep the sequences `rows`, in that order; rows may repeat."""
         ...
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a step may take, and how; `numbers` are those of the texts, and `steps` gets those of a single one.
+    """Chooses the next tokens; `numbers` are the texts' numbers, and `steps` records the steps of a single text.
 
-    With `forces_end` a text's last step allows the end alone, unless the text would be too short; that costs nothing.
+    With `forces_end`, a text's last step allows only the end, unless the text would be too short. A forced end has
+    log-probability 0.
     """
 
     end: int | None
@@ -222,7 +223,7 @@ class Choice:
     forces_end: bool = False
 
     def must_end(self, text: Continuation, num_steps: int) -> bool:
-        """Tell whether a text of at most `num_steps` tokens has to end here."""
+        """Return whether a text of at most `num_steps` tokens must end here."""
         return self.forces_end and self.settings.min_tokens <= len(text.token_ids) == num_steps - 1
 
     def note(
@@ -232,7 +233,7 @@ class Choice:
         taken: list[tuple[int, int]],
         ended: list[Continuation],
     ) -> None:
-        """Keep a step, with `log_probabilities` (texts, vocabulary), by one read, where steps are asked for."""
+        """Record a step with `log_probabilities` (texts, vocabulary) if requested, with a single device read."""
         if self.steps is None:
             return
         best = log_probabilities.topk(min(_NOTED, log_probabilities.shape[1]))
@@ -249,7 +250,7 @@ class Choice:
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 
     def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
-        """Return those of every token after each text, (texts, vocabulary); `limits` are the steps of each."""
+        """Return the log-probabilities of next tokens, (texts, vocabulary); `limits` are the texts' step limits."""
         return self._allowed(torch.log_softmax(self._without_never(logits), -1), texts, limits)
 
     def _without_never(self, logits: Tensor) -> Tensor:
@@ -258,7 +259,7 @@ class Choice:
         return logits
 
     def _allowed(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
-        """Take away what a text may not go on with here; what is left keeps its probability."""
+        """Mask forbidden next tokens in place, without renormalising the others."""
         limited = enumerate(zip(texts, limits, strict=True)) if self.forces_end else ()
         if last := [row for row, (text, limit) in limited if self.must_end(text, limit)]:
             logits.index_fill_(0, to_device(np.array(last), logits.device), -math.inf)
@@ -267,7 +268,7 @@ class Choice:
         if banned := [(row, token) for row, text in enumerate(texts) for token in self._banned(text.token_ids)]:
             logits[to_device(np.array(banned), logits.device).unbind(1)] = -math.inf
         most = max(Counter(row for row, _ in banned).values(), default=0) + len(self.never)
-        if self.end is not None and (last or most >= logits.shape[1]):  # where nothing else may follow, a text ends
+        if self.end is not None and (last or most >= logits.shape[1]):  # a text ends if no other token may follow
             logits[:, self.end].masked_fill_((logits == -math.inf).all(1), 0.0)
         return logits
 
@@ -276,7 +277,7 @@ class Choice:
         return banned if self.end is None or len(token_ids) >= self.settings.min_tokens else [*banned, self.end]
 
     def read(self, largest: Tensor, *columns: Tensor) -> list[list[float]]:
-        """Return columns of all rows, which a device is waited for once; DataError where logits are not finite."""
+        """Return the columns of all rows after one device synchronisation; raises DataError for logits not finite."""
         rows = torch.cat([part.double().view(len(part), -1) for part in (largest, *columns)], 1).tolist()
         if not all(row[0] < math.inf for row in rows):
             raise DataError("the model's outputs are not finite numbers; its weights are broken")
@@ -285,11 +286,11 @@ class Choice:
     def taken(
         self, logits: Tensor, rows: list[int], step: int, texts: Sequence[Continuation], limits: Sequence[int]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the largest logit of each row, a token, and its log-probability."""
+        """Return the largest logit of each row, the chosen token, and its log-probability."""
         if self.settings.temperature == 0.0:
             is_limited = self.forces_end or self.settings.min_tokens or self.settings.no_repeat_ngram
             seen = self.log_probabilities(logits, texts, limits) if is_limited else self._without_never(logits)
-            # NumPy looks through them several times as fast
+            # NumPy's argmax is several times as fast
             tokens = torch.from_numpy(seen.numpy().argmax(1)) if seen.device.type == "cpu" else seen.argmax(1)
             largest = seen.gather(1, tokens.unsqueeze(1))
             return largest, tokens, largest if is_limited else -(seen - largest).exp_().sum(1).log_()
@@ -311,10 +312,10 @@ class Choice:
 
 
 class Decoder:
-    """A causal model that reads one more token of several sequences at a time and keeps the keys and values before.
+    """A causal model that reads several sequences in parallel, one token at a time, and caches keys and values.
 
-    `room` is the most tokens that one may come to. Raises ConfigError for a model that is not causal or has no head
-    over the vocabulary.
+    `room` is the maximum number of tokens of a sequence. Raises ConfigError for a model that is not causal or has no
+    head over the vocabulary.
     """
 
     def __init__(self, model: EncoderWithHeads, room: int) -> None:
@@ -322,11 +323,11 @@ class Decoder:
             raise ConfigError("only a left-to-right model with a language-model head continues a text")
         self._encoder, self._head, self._room = model.encoder, head, room
         self._device = model.encoder.word_embeddings.device
-        self._single: SequenceLayout | None = None  # of one token a sequence
-        self._steps: list[Step] = []  # of the layers, for as many sequences
+        self._single: SequenceLayout | None = None  # with one token per sequence
+        self._steps: list[Step] = []  # one per layer, for that many sequences
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts, each of at least one token, and return the logits of what follows: (sequences, vocabulary)."""
+        """Read prompts of at least one token and return the logits of their next tokens: (sequences, vocabulary)."""
         layout, config = SequenceLayout.from_lengths([*map(len, prompts)], self._device), self._encoder.config
         self._past = PastTokens(config.num_hidden_layers, config.num_attention_heads, self._room, layout)
         ids = to_device(np.array([*chain.from_iterable(prompts)]), self._device)
@@ -334,7 +335,7 @@ class Decoder:
         return self._head(output.last_hidden_state.index_select(0, layout.last_positions)).float()
 
     def step(self, token_ids: Tensor) -> Tensor:
-        """Add a token to every sequence, (sequences,), and return the logits of what follows."""
+        """Add a token to every sequence, (sequences,), and return the logits of the next ones."""
         past, encoder = self._past, self._encoder
         if self._single is None or self._single.num_sequences != len(token_ids):
             self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
@@ -348,7 +349,7 @@ class Decoder:
         return self._head(encoder.final_norm(hidden)).float()
 
     def take(self, rows: np.ndarray) -> None:
-        """Keep these sequences, in this order; one may come several times."""
+        """Keep the sequences `rows`, in that order; rows may repeat."""
         self._past.take(rows)
 
 
@@ -384,7 +385,7 @@ def _draw(
 def _searched(
     decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
-    """Search for all prompts at once; the candidates of each stand together."""
+    """Search for all prompts in parallel; the rows of each search are contiguous."""
     searches = [_Search(choose, steps) for steps in num_steps]
     width = choose.settings.beam or 1
     going, logits = list(searches), decoder.start(prompts)
@@ -393,7 +394,7 @@ def _searched(
         limits = [search.num_steps for search in going for _ in search.going]
         log_probabilities = choose.log_probabilities(logits, texts, limits)
         so_far = to_device(np.array([text.log_probability for text in texts]), logits.device)
-        number = min(2 * width, log_probabilities.shape[1])  # as many may end the text as stay
+        number = min(2 * width, log_probabilities.shape[1])  # up to `width` may be the end, and `width` others remain
         best, places = largest_of(log_probabilities, number)
         read = choose.read(best[:, 0], best.double() + so_far.unsqueeze(1), places)
         values, tokens = [row[:number] for row in read], [[*map(int, row[number:])] for row in read]
@@ -414,14 +415,14 @@ def _searched(
 
 
 class _Search:
-    """The search for one prompt: the texts that go on, none when it is over, and those that have ended."""
+    """The search for one prompt: the active texts (none once it is over) and the texts that have ended."""
 
     def __init__(self, choose: Choice, num_steps: int) -> None:
         self._choose, self.num_steps, self._step = choose, num_steps, 0
         self.going, self.ended = [Continuation()], list[Continuation]()
 
     def advance(self, scores: list[list[float]], tokens: list[list[int]]) -> list[tuple[int, int]]:
-        """Take the best of the next tokens of each text, and return which text goes on with which token."""
+        """Choose the best continuations of all texts, and return pairs of text index and next token."""
         width, end = self._choose.settings.beam or 1, self._choose.end
         candidates = [
             (-score, source, token)
@@ -437,28 +438,28 @@ class _Search:
                     is_forced = self._choose.must_end(text, self.num_steps)
                     self.ended.append(Continuation(text.token_ids, score, is_ended=True, is_forced=is_forced))
                 if width == 1 and place == 0:
-                    break  # as greedy decoding ends
+                    break  # like greedy decoding
             elif len(kept) < width and score > -math.inf:
                 kept.append(Continuation([*text.token_ids, token], score))
                 ways.append((source, token))
         before, self.going, self._step = self.going, kept, self._step + 1
         if kept and self._step < self.num_steps and not self._is_decided():
             return ways
-        # where all that could follow is forbidden, what was going on ends
+        # if every next token is forbidden, the active texts end
         self.ended += kept or ([] if self.ended else before)
         self.going = []
         return []
 
     @property
     def best(self) -> Continuation:
-        """The best text that has ended, with the next ones."""
+        """The best text that has ended, with the runners-up in `others`."""
         settings = self._choose.settings
         best, *others = sorted(self.ended, key=settings.score, reverse=True)[: settings.num_best]
         best.others = others
         return best
 
     def _is_decided(self) -> bool:
-        """Tell whether no text that goes on can come to a better score than those that ended, however long."""
+        """Return whether no active text of any length can score better than the `num_best` that have ended."""
         settings = self._choose.settings
         if len(self.ended) < settings.num_best:
             return False
@@ -468,9 +469,9 @@ class _Search:
 
 
 def largest_of(values: Tensor, number: int) -> Sequence[Tensor]:
-    """Return the largest values of each row, sorted, and their places: (rows, width) to (rows, number) twice.
+    """Return the largest values of each row, sorted, and their indices: (rows, width) to (rows, number) twice.
 
-    On a processor only the blocks with the largest maxima are looked through: a maximum costs far less than an order.
+    On a CPU only the blocks with the largest maxima are searched: a maximum is far cheaper than a sort.
     """
     num_whole = values.shape[1] - values.shape[1] % _BLOCK
     if values.device.type != "cpu" or num_whole < 4 * number * _BLOCK:
@@ -484,7 +485,7 @@ def largest_of(values: Tensor, number: int) -> Sequence[Tensor]:
 
 
 def _repeating(token_ids: list[int], size: int) -> list[int]:
-    """Return the tokens that would make a run of `size` that is in a text already."""
+    """Return the tokens that would repeat an n-gram of `size` tokens in a text."""
     if not size or len(token_ids) < size:
         return []
     start = token_ids[len(token_ids) - size + 1 :]

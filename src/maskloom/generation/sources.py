@@ -1,4 +1,4 @@
-"""Decoding of targets after sources, which an encoder has read (Vaswani et al. 2017, 3.1)."""
+"""Decoding of targets from encoded sources (Vaswani et al. 2017, 3.1)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _LONGER = 50
 
 
 def most_tokens(source_length: int, min_tokens: int, *, name: str, room: int | None = None) -> int:
-    """Return how many tokens a target has at most after a source: 50 more (Vaswani et al. 2017, 6.1), and no more
-    than a decoder has `room` for. Raises DataError, with the source's name, where `min_tokens` are more.
+    """Return the maximum length of a target: the source's plus 50 (Vaswani et al. 2017, 6.1), at most `room`.
+
+    Raises DataError with the source's name if `min_tokens` exceeds it.
     """
     most = source_length + _LONGER if room is None else min(source_length + _LONGER, room)
     if min_tokens > most:
@@ -44,13 +45,14 @@ def decode_sources(
     numbers: Sequence[int] | None = None,
     steps: list[DecodingStep] | None = None,
 ) -> list[Continuation]:
-    """Return the target of each source, whose packed vectors are `hidden` (source tokens, hidden).
+    """Return the target of each source; `hidden` (source tokens, hidden) holds the sources' packed vectors.
 
-    Draws are keyed by `numbers` of the sources, 0 and so on unless given. `steps` gets those of a single source.
+    Draws are keyed by the sources' `numbers`, by default 0, 1, 2 ... If given, `steps` records the steps of a single
+    source.
 
-    A target begins with the tokens `begin`, which are not among its ids; a configuration may force the one after the
-    first, and the end where a target comes to its limit. It has at most `most_tokens`; DataError is raised where it is
-    to have more.
+    A target begins with the tokens `begin`, which are not among its ids. The configuration may force the token after
+    the first, and the end of a target at its limit. The limit is the smaller of `max_tokens` and `most_tokens`; raises
+    DataError if `min_tokens` exceeds the latter.
     """
     if (forced := getattr(model.config, "forced_bos_token_id", None)) is not None:
         begin = [begin[0], forced, *begin[2:]]
@@ -67,23 +69,23 @@ def decode_sources(
 
 
 class SourceDecoder:
-    """A decoder that reads one more token of several targets at a time, with the keys and values of their sources.
+    """A decoder that reads several targets in parallel, one token at a time, with their sources' keys and values.
 
-    `room` is the most tokens that a target may come to.
+    `room` is the maximum number of tokens of a target.
     """
 
     def __init__(self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int) -> None:
         head = self._head = cast(TransformerDecoder, model.heads["decoder"])
         self._room, self._device = room, hidden.device
-        self._single: SequenceLayout | None = None  # of one token a target
+        self._single: SequenceLayout | None = None  # with one token per target
         self._num_heads = model.config.num_attention_heads
         self._memories = head.memories(hidden, layout)
         self._steps = list[Step]()
-        self._sources = np.arange(layout.num_sequences)  # of the targets
-        self._read = self._sources  # of the memories, each for as many targets that stand together
+        self._sources = np.arange(layout.num_sequences)  # the source of each target
+        self._read = self._sources  # the source of each memory; adjacent targets may share one
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read as many first tokens of every target, and return the logits of what follows: (sequences, vocabulary)."""
+        """Read equally long prompts of all targets and return the logits of next tokens: (sequences, vocabulary)."""
         ids, *more = to_device(np.array(prompts), self._device).unbind(1)
         layout = SequenceLayout.from_lengths([1] * len(ids), self._device)
         head = self._head
@@ -94,7 +96,7 @@ class SourceDecoder:
         return logits
 
     def step(self, token_ids: Tensor) -> Tensor:
-        """Add a token to every target, (sequences,), and return the logits of what follows."""
+        """Add a token to every target, (sequences,), and return the logits of the next ones."""
         if self._single is None or self._single.num_sequences != len(token_ids):
             self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
             rows = self._head.decoder.index_select(0, token_ids)
@@ -104,12 +106,12 @@ class SourceDecoder:
         return self._logits(token_ids, layout)
 
     def take(self, rows: np.ndarray) -> None:
-        """Keep these targets, in this order; one may come several times."""
+        """Keep the targets `rows`, in that order; rows may repeat."""
         self._past.take(rows)
         self._sources = self._sources[rows]
         read = np.unique(self._sources)
         if not np.array_equal(np.repeat(read, len(rows) // len(read)), self._sources):
-            read = self._sources  # as many each, in another order or number
+            read = self._sources  # not equal runs of sorted sources: one memory per target
         if not np.array_equal(read, self._read):
             kept = to_device((self._read == read[:, None]).argmax(1), self._device)
             self._memories = [memory.taken(kept) for memory in self._memories]

@@ -1,4 +1,4 @@
-"""Exact match and F1 of answers to questions, as SQuAD v1.1 and v2.0 are scored; percent, 0 to 100."""
+"""Exact match and F1 of answers to questions by the rules of SQuAD v1.1 and v2.0, in percent."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SHOWN_IDS = 10
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, take out ASCII punctuation, blank the articles a, an and the, and squeeze white space."""
+    """Lower-case, remove ASCII punctuation and the articles a, an and the, and collapse white space."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def exact_match(prediction: str, gold: str) -> float:
-    """Return 1 when both texts are equal once normalised, else 0."""
+    """Return 1 if both texts are equal after normalisation, else 0."""
     return float(normalize_answer(prediction) == normalize_answer(gold))
 
 
 def token_f1(prediction: str, gold: str, *, has_unanswerable: bool) -> float:
-    """Return the F1 over normalised words, each counted as often as it stands there (0 to 1).
+    """Return the F1 over normalised words as multisets (0 to 1).
 
-    Where one side has no word, v2.0 (`has_unanswerable`) gives 1 if both have none; v1.1 gives 0.
+    If either side has no words, v2.0 (`has_unanswerable`) gives 1 if neither has any, else 0; v1.1 always gives 0.
     """
     words, gold_words = normalize_answer(prediction).split(), normalize_answer(gold).split()
     if has_unanswerable and not (words and gold_words):
@@ -45,7 +45,7 @@ def token_f1(prediction: str, gold: str, *, has_unanswerable: bool) -> float:
 
 
 def is_percent(name: str, scores: Collection[str]) -> bool:
-    """Return whether a score is in percent: those of answers, whose results hold both totals, and those of texts."""
+    """Return whether a score is in percent, as scores of answers (with F1 and exact match) and of texts are."""
     if "bleu" in scores:
         return name in TEXT_SCORES
     return {"f1", "exact_match"} <= set(scores) and name.endswith(("f1", "exact", "exact_match"))
@@ -58,8 +58,8 @@ def _percent(values: np.ndarray) -> float:
 def answer_scores(prediction: str, golds: Sequence[str], *, has_unanswerable: bool) -> tuple[float, float]:
     """Return exact match and F1 (0 to 1), each the best over the gold answers.
 
-    v2.0 leaves gold answers without a word aside; with none left the right answer is the empty text. Raises ValueError
-    for a v1.1 question without gold answer.
+    v2.0 ignores gold answers without words; if none are left, the right answer is the empty text. Raises ValueError for
+    a v1.1 question without a gold answer.
     """
     if has_unanswerable:
         golds = [gold for gold in golds if normalize_answer(gold)] or [""]
@@ -74,11 +74,11 @@ def answer_scores(prediction: str, golds: Sequence[str], *, has_unanswerable: bo
 def best_threshold(
     scores: np.ndarray, is_empty: np.ndarray, null_odds: np.ndarray, has_answer: np.ndarray
 ) -> tuple[float, float]:
-    """Return the best mean score (0 to 1) that a threshold on the null odds can give, and that threshold.
+    """Return the best mean score (0 to 1) that a threshold on the null odds can reach, and that threshold.
 
-    All arrays are (questions,): the score of the answer as it stands, whether that answer is empty, how far the null
-    answer scores above it, and whether the question has an answer. As the official script does, it starts from calling
-    every question unanswerable and takes answers in by rising odds; only a strict gain moves the threshold.
+    All arrays are (questions,): the score of the given answer, whether it is empty, by how much the null answer
+    outscores it, and whether the question has an answer. As in the official script, the search starts from calling
+    every question unanswerable and accepts answers in order of rising odds; only a strict gain moves the threshold.
     """
     gains = np.where(has_answer, scores, np.where(is_empty, 0.0, -1.0))
     order = np.argsort(null_odds, kind="stable")
@@ -91,9 +91,9 @@ def best_threshold(
 def fitted_threshold(scores: np.ndarray, null_odds: np.ndarray, has_answer: np.ndarray) -> float:
     """Return a threshold on the null odds with the best mean score, for answers that are not empty; all (questions,).
 
-    Differs from the published sweep, whose threshold for calling every question unanswerable is 0, whatever the odds
-    are, and may lie within equal odds: this one gives its score when it is applied. It lies halfway between odds, or 1
-    beyond them; where nothing beats 0, it is 0.
+    Differs from the published sweep, whose threshold may fall within equal odds, and is 0 for calling every question
+    unanswerable, whatever the odds: applying this one reproduces its score. It lies halfway between odds, or 1 beyond
+    them; it is 0 if no threshold beats 0.
     """
     order = np.argsort(null_odds, kind="stable")
     odds, gains = null_odds[order], np.where(has_answer, scores, -1.0)[order]
@@ -119,12 +119,12 @@ def _finite_odds(value: float, owner: str) -> float:
 
 
 class AnswerMetric:
-    """Exact match and F1 over questions; a few numbers a question are kept, no text.
+    """Exact match and F1 over questions; stores a few numbers per question, but no texts.
 
-    `has_unanswerable` says whether v2.0's rules count, or None to go by whether a question without gold answer comes.
-    They add the scores of answerable (`HasAns_`) and unanswerable (`NoAns_`) questions and, where null odds are given,
-    the best that a threshold on them can give. With `null_threshold` an answer whose null odds exceed it counts as
-    empty; without, texts count as they are given.
+    `has_unanswerable` selects v2.0's rules; None applies them if some question has no gold answer. They add the scores
+    of answerable (`HasAns_`) and unanswerable (`NoAns_`) questions and, if null odds are given, the best scores that a
+    threshold on them can reach. With `null_threshold`, an answer whose null odds exceed it counts as empty; otherwise
+    texts count as given.
     """
 
     def __init__(
@@ -138,13 +138,13 @@ class AnswerMetric:
         self._has_unanswerable = has_unanswerable
         self.primary = primary
         self._parts: list[np.ndarray] = []
-        # two of the answers tell that they are not all the same
+        # at most two distinct answers, enough to see that they differ
         self._texts: set[str] = set()
 
     def update(self, predictions: Sequence[tuple[str, float | None]], targets: Sequence[Sequence[str]]) -> None:
-        """Take in (text, null odds or None) and the gold answers of some questions, in one order.
+        """Add (text, null odds or None) and gold answers of questions, in the same order.
 
-        Raises ValueError for null odds that are not finite, and for a v1.1 question without gold answer.
+        Raises ValueError for null odds that are not finite, and for a v1.1 question without a gold answer.
         """
         if len(predictions) != len(targets):
             raise ValueError(f"{len(predictions)} predictions, {len(targets)} targets; they must agree")
@@ -162,15 +162,15 @@ class AnswerMetric:
         self._parts.append(rows)
 
     def add_missing(self, has_answer: Sequence[bool]) -> None:
-        """Count questions that nothing was said about; each is wrong, whether it has an answer or none."""
+        """Count questions without a prediction, given whether each has an answer; all count as wrong."""
         self._parts.append(np.array([[known, 0.0, -np.inf, *[0.0] * 4] for known in has_answer]).reshape(-1, 7))
 
     def compute(self) -> dict[str, float]:
-        """Return the scores in percent. Raises ValueError when there are no questions."""
+        """Return the scores in percent. Raises ValueError if there are no questions."""
         rows = self._rows()
         final = {"exact": rows.exact, "f1": rows.f1}
         if self.null_threshold is not None:
-            # an empty answer is right where there is none
+            # an empty answer is right for an unanswerable question
             is_null = rows.odds > self.null_threshold
             final = {name: np.where(is_null, ~rows.has_answer, values) for name, values in final.items()}
         scores = {"exact_match": _percent(final["exact"]), "f1": _percent(final["f1"])}
@@ -180,7 +180,7 @@ class AnswerMetric:
             if chosen.any():
                 scores |= {f"{prefix}_{name}": _percent(values[chosen]) for name, values in final.items()}
         if not np.isnan(rows.odds).any():
-            said = np.isfinite(rows.odds)  # of what nothing was said about, nothing can be gained
+            said = np.isfinite(rows.odds)  # missing predictions cannot gain anything
             others = rows.is_empty[said], rows.odds[said], rows.has_answer[said]
             for name, values in (("exact", rows.exact), ("f1", rows.f1)):
                 best, threshold = best_threshold(values[said], *others)
@@ -188,19 +188,19 @@ class AnswerMetric:
         return scores
 
     def best_null_threshold(self) -> float:
-        """Return the null-odds threshold of the best primary score; raises ValueError for a question without odds."""
+        """Return the null-odds threshold with the best primary score; raises ValueError for a question without odds."""
         rows = self._rows()
         if np.isnan(rows.odds).any():
             raise ValueError("a threshold on null odds needs the null odds of every question")
         return fitted_threshold(rows.f1 if self.primary == "f1" else rows.exact, rows.odds, rows.has_answer)
 
     def reference(self) -> float | None:
-        """Return the score of calling every question unanswerable; None where every question has an answer."""
+        """Return the score of calling every question unanswerable, or None if every question has an answer."""
         rows = self._rows()
         return _percent(~rows.has_answer) if rows.has_unanswerable else None
 
     def degeneracy(self) -> str | None:
-        """Say that all answers are one and the same, or return None."""
+        """Report that all answers are the same, or return None."""
         if len(self._texts) != 1 or sum(map(len, self._parts)) < 2:
             return None
         (text,) = self._texts
@@ -219,7 +219,7 @@ class AnswerMetric:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What is kept of questions, (questions,) each, and whether v2.0 counts; `odds` are -inf where nothing was said."""
+    """Stored values, (questions,) each, and whether v2.0's rules apply; `odds` are -inf for missing predictions."""
 
     has_unanswerable: bool
     has_answer: np.ndarray
@@ -239,8 +239,8 @@ def score_answers(
 ) -> dict[str, Any]:
     """Score predictions by id against gold answers by id, under the names of the official scripts.
 
-    A question without prediction counts as wrong in both versions, as in the script of v1.1; that of v2.0 leaves it out
-    of the mean. The first of these ids are in `first_missing`; `num_unknown` predictions belong to no question. Raises
+    A question without a prediction counts as wrong in both versions, as in v1.1's script; v2.0's script leaves it out
+    of the mean. `first_missing` lists the first of these ids; `num_unknown` predictions belong to no question. Raises
     ValueError for missing or infinite `null_odds`.
     """
     missing = [name for name in golds if name not in predictions]

@@ -1,8 +1,8 @@
-"""How far probabilities can be believed: calibration error, Brier score, likelihood, and the temperature that mends it.
+"""How reliable probabilities are: calibration error, Brier score, likelihood, and temperature scaling.
 
-A row of logits with one class each (targets (examples,) of ids) becomes probabilities by softmax; with several labels
-(targets (examples, labels) of 0 and 1) each label has its own by the logistic function. A temperature divides the
-logits first (Guo et al. 2017): above 1 it takes confidence away, below 1 it adds some.
+For one class per example (targets (examples,) of ids), softmax turns a row of logits into probabilities; for several
+labels (targets (examples, labels) of 0 and 1), the logistic function is applied to each label. Logits are first divided
+by a temperature (Guo et al. 2017): above 1 it lowers confidence, below 1 it raises it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 NUM_BINS = 15
-# A model that makes no mistake on the data it is fitted on would get temperature 0, which says nothing of other data.
+# A model without errors on the data used for fitting would get temperature 0, which does not carry over to other data.
 TEMPERATURE_RANGE = (0.05, 20.0)
 
 
@@ -26,22 +26,22 @@ def log_softmax(logits: np.ndarray, *, axis: int = -1) -> np.ndarray:
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Return the probability of each label by itself, float64."""
+    """Return the probability of each label separately, float64."""
     return 0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64)))
 
 
 def log_sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Return the log probability of each label by itself, in nats, float64; finite for finite logits."""
+    """Return the log probability of each label separately, in nats, float64; finite for finite logits."""
     return -np.logaddexp(0.0, -logits.astype(np.float64))
 
 
 class CalibrationMetric:
-    """Expected calibration error, Brier score and negative log likelihood, gathered over batches of logits.
+    """Expected calibration error, Brier score and negative log likelihood, accumulated over batches of logits.
 
-    Memory does not grow with the examples. For classes the error compares, in `num_bins` bins of equal width, the mean
-    probability of the likeliest class with how often it is right, weighted by the examples of the bin. With several
-    labels it compares the probability of a label with how often the label is there, for each label by itself; the mean
-    over labels counts. A bin holds its upper edge and not its lower one; 0 lies in the first.
+    Memory does not grow with the number of examples. For classes, the error compares the mean probability of the most
+    likely class with its accuracy in `num_bins` bins of equal width, weighted by the number of examples in each. For
+    several labels, it compares the mean probability of each label with its frequency in the same way, and is averaged
+    over labels. A bin includes its upper edge but not its lower one; 0 belongs to the first.
     """
 
     def __init__(self, *, temperature: float = 1.0, num_bins: int = NUM_BINS) -> None:
@@ -54,9 +54,9 @@ class CalibrationMetric:
         self._num_rows = self._num_values = 0
 
     def update(self, logits: np.ndarray, targets: np.ndarray) -> None:
-        """Take in logits (examples, classes) and true ids (examples,), or 0/1 targets of the shape of the logits.
+        """Add logits (examples, classes) and true ids (examples,), or 0/1 targets of the same shape as the logits.
 
-        Raises ValueError for shapes that do not agree and for logits that are not finite numbers.
+        Raises ValueError for shapes that do not match and for logits that are not finite.
         """
         logits, targets = _checked(logits, targets)
         if not len(logits):
@@ -80,8 +80,8 @@ class CalibrationMetric:
     def compute(self) -> dict[str, float]:
         """Return `calibration_error` (0..1), `brier_score` and `negative_log_likelihood` (nats).
 
-        The Brier score is the squared distance of the probabilities from the truth: summed over classes, 0..2, and
-        averaged over examples; with several labels averaged over both, 0..1. Raises ValueError without examples.
+        The Brier score is the squared distance of the probabilities from the targets: for classes, summed over classes
+        (0..2) and averaged over examples; for labels, averaged over both (0..1). Raises ValueError without examples.
         """
         return {
             "calibration_error": float(self.errors().mean()),
@@ -90,7 +90,7 @@ class CalibrationMetric:
         }
 
     def errors(self) -> np.ndarray:
-        """Return the expected calibration error of each label, (labels,); one number, (1,), for classes."""
+        """Return the expected calibration error of each label, (labels,), or a single one, (1,), for classes."""
         if not self._num_rows:
             raise ValueError("calibration: no examples were given; an error of nothing is not defined")
         return np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
@@ -112,14 +112,14 @@ class CalibrationMetric:
 def calibration(
     logits: np.ndarray, targets: np.ndarray, *, temperature: float = 1.0, num_bins: int = NUM_BINS
 ) -> dict[str, float]:
-    """Return the figures of `CalibrationMetric` for one set of logits."""
+    """Return the scores of `CalibrationMetric` for one set of logits."""
     metric = CalibrationMetric(temperature=temperature, num_bins=num_bins)
     metric.update(logits, targets)
     return metric.compute()
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, *, temperature: float = 1.0) -> float:
-    """Return the mean over examples (and labels, where there are several) of -log p of what is true, in nats."""
+    """Return the mean of -log p of the targets over examples (and labels, if there are several), in nats."""
     logits, targets = _checked(logits, targets)
     if not logits.size:
         raise ValueError("likelihood: no examples were given; a mean of nothing is not defined")
@@ -129,8 +129,8 @@ def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, *, temperat
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the temperature in `TEMPERATURE_RANGE` with the highest likelihood; deterministic.
 
-    The likelihood has one maximum in the temperature, because it is concave in its inverse. Where every temperature is
-    as good as 1, as with logits that are all equal, the answer is 1. Raises ValueError when no examples are given.
+    The likelihood has a single maximum, because it is concave in the inverse temperature. If no temperature beats 1, as
+    with logits that are all equal, the result is 1. Raises ValueError if there are no examples.
     """
     from scipy.optimize import minimize_scalar
 

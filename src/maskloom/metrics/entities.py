@@ -1,4 +1,4 @@
-"""Entities in tag sequences, and their F1 as the CoNLL-2003 shared task scores it (conlleval)."""
+"""Entities in tag sequences, and their F1 as in the CoNLL-2003 shared task (conlleval)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from maskloom.metrics.metric import checked_primary
 
 Scheme = Literal["io", "iob1", "iob2", "bioes", "bilou"]
 
-# L and U are BILOU's names of what BIOES calls E and S.
+# BILOU's L and U are the E and S of BIOES.
 _CODES = {"O": 0, "B": 1, "I": 2, "E": 3, "S": 4, "L": 3, "U": 4}
 _O, _B, _I, _E, _S = range(5)
 _TAG = re.compile(r"(?:O|[BIESLU]-.+)", re.DOTALL)
 
 
 class Entity(NamedTuple):
-    """An entity of a sentence: its type and the words `start` to `end`, the end not included, counted from 0."""
+    """An entity of a sentence: its type and its words, from `start` (from 0) up to but excluding `end`."""
 
     type: str
     start: int
@@ -30,15 +30,15 @@ class Entity(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def is_tag(text: str) -> bool:
-    """Tell whether a text is `O`, or one of B, I, E, S, L, U with a hyphen and a type; the type may hold hyphens."""
+    """Return whether a text is `O`, or one of B, I, E, S, L, U, a hyphen and a type, which may contain hyphens."""
     return _TAG.fullmatch(text) is not None
 
 
 def entities_of(tags: Sequence[str], *, strict: Scheme | None = None) -> list[Entity]:
-    """Return the entities of one sentence in order, as conlleval finds them in tags of any scheme, ill-formed or not.
+    """Return the entities of one sentence in order, as conlleval finds them in tags of any scheme, even ill-formed.
 
-    An entity starts at B- or S-, and at any other tag that follows O, another type, E- or S-. `strict` names a scheme
-    and keeps only the entities whose tags are whole in it. Raises ValueError for a text that is no tag.
+    An entity starts at B- or S-, and at any other tag but O that follows O, another type, E- or S-. With `strict`, only
+    entities that are well-formed in that scheme are kept. Raises ValueError for a text that is not a tag.
     """
     table = TagTable.of(sorted(set(tags)))
     ids = {label: number for number, label in enumerate(table.labels)}
@@ -49,7 +49,7 @@ def entities_of(tags: Sequence[str], *, strict: Scheme | None = None) -> list[En
 
 @dataclass(frozen=True)
 class Marks:
-    """Entities of many sentences: word positions (entities,) in the flat words, type numbers, and which ones count."""
+    """Entities of many sentences: positions (entities,) in the concatenated words, type ids, and which ones count."""
 
     starts: np.ndarray
     ends: np.ndarray
@@ -61,7 +61,7 @@ class Marks:
         return np.bincount(self.types[self.is_kept], minlength=num_types)
 
     def in_common(self, other: Marks, num_types: int) -> np.ndarray:
-        """Return, by type, the number of entities that both sides have: equal words and equal type."""
+        """Return, by type, the number of entities on both sides: same words and same type."""
         ours, theirs = np.flatnonzero(self.is_kept), np.flatnonzero(other.is_kept)
         _, mine, others = np.intersect1d(
             self.starts[ours], other.starts[theirs], assume_unique=True, return_indices=True
@@ -73,7 +73,7 @@ class Marks:
 
 @dataclass(frozen=True)
 class TagTable:
-    """Labels by number, taken apart: `codes` (labels,) of the prefixes and `type_ids` (labels,), -1 for O."""
+    """Parsed labels by id: `codes` (labels,) of the prefixes and `type_ids` (labels,), -1 for O."""
 
     labels: tuple[str, ...]
     types: tuple[str, ...]
@@ -82,7 +82,7 @@ class TagTable:
 
     @classmethod
     def of(cls, labels: Sequence[str]) -> TagTable:
-        """Take labels apart; raises ValueError for a text that is no tag."""
+        """Parse labels; raises ValueError for a text that is not a tag."""
         for label in labels:
             if not is_tag(label):
                 raise ValueError(f"the tag {label!r} is neither O nor one of B, I, E, S, L, U with a hyphen and a type")
@@ -96,7 +96,7 @@ class TagTable:
         )
 
     def scheme(self) -> Scheme:
-        """Return the scheme that the prefixes of the labels speak of: E and S BIOES, L and U BILOU, B IOB2, else IO."""
+        """Return the scheme that the prefixes imply: BILOU for L or U, BIOES for E or S, IOB2 for B, else IO."""
         prefixes = {label[0] for label in self.labels}
         if prefixes & {"L", "U"}:
             return "bilou"
@@ -105,16 +105,16 @@ class TagTable:
         return "iob2" if "B" in prefixes else "io"
 
     def marks(self, ids: np.ndarray, lengths: np.ndarray, *, strict: Scheme | None = None) -> Marks:
-        """Return the entities of sentences that lie one after the other; none reaches over the end of a sentence.
+        """Return the entities of concatenated sentences; no entity crosses the end of a sentence.
 
-        `ids` (words,) are label numbers and `lengths` (sentences,) numbers of words. With `strict`, an entity of IOB2
-        has to open with B-; one of BIOES or BILOU is S- alone, or runs from B- over I- to E-. IO and IOB1 keep all.
+        `ids` (words,) are label ids and `lengths` (sentences,) numbers of words. With `strict`, an entity in IOB2 must
+        start with B-; one in BIOES or BILOU is a single S-, or runs from B- over I- to E-. IO and IOB1 keep all.
         """
         codes, types = self.codes[ids], self.type_ids[ids]
         begins = np.zeros(len(ids) + 1, dtype=bool)
         begins[np.concatenate([[0], np.cumsum(lengths)])] = True
         inside = codes != _O
-        # A break before word i: the words i - 1 and i are not of one entity. Both ends of the text are breaks.
+        # A break before word i: words i - 1 and i are not in the same entity. Both ends of the text are breaks.
         breaks = begins.copy()
         before, after = codes[:-1], codes[1:]
         breaks[1:-1] |= (after == _B) | (after == _S) | (before == _E) | (before == _S) | (types[1:] != types[:-1])
@@ -131,12 +131,12 @@ class TagTable:
 
 
 class EntityMetric:
-    """F1 of entities by conlleval's rules, by type too, the same in strict mode, and the accuracy of tags.
+    """F1 of entities by conlleval's rules, overall and by type, strict F1, and the accuracy of tags.
 
-    `labels` are the tags by number, in any scheme that conlleval reads (IO, IOB1, IOB2) or in BIOES or BILOU. F1 is
-    micro-averaged: an entity is right when its words and its type are. In `strict_f1` an entity counts only when its
-    tags are whole in the scheme of the labels, which `scheme` may name. Only sums are kept, whatever the number of
-    sentences. A ratio whose divisor is 0 counts 0, as in conlleval.
+    `labels` are the tags by id, in any scheme that conlleval reads (IO, IOB1, IOB2) or in BIOES or BILOU. F1 is
+    micro-averaged: an entity is right if its words and its type are. For `strict_f1` an entity counts only if its tags
+    are well-formed in the labels' scheme, which is inferred unless `scheme` is given. Only sums are kept, whatever the
+    number of sentences. A ratio with divisor 0 is 0, as in conlleval.
     """
 
     def __init__(self, labels: Sequence[str], *, primary: str = "f1", scheme: Scheme | None = None) -> None:
@@ -150,7 +150,7 @@ class EntityMetric:
         self._num_right = 0
 
     def update(self, predictions: Sequence[np.ndarray], targets: np.ndarray) -> None:
-        """Take in label numbers, predicted (words,) a sentence and true of all words; ValueError where sides differ."""
+        """Add label ids: predictions (words,) per sentence, targets of all words; raises ValueError if sizes differ."""
         lengths = np.array([len(part) for part in predictions], dtype=np.int64)
         if lengths.sum() != len(targets):
             raise ValueError(f"entities: {lengths.sum()} words predicted, {len(targets)} true; they must agree")
@@ -176,7 +176,7 @@ class EntityMetric:
         return [found.in_common(wanted, num_types), found.counts(num_types), wanted.counts(num_types)]
 
     def compute(self) -> dict[str, float]:
-        """Return fractions in 0..1: f1, precision, recall, the same with `strict_`, accuracy, and f1_TYPE and so on."""
+        """Return fractions in 0..1: f1, precision and recall, also as strict_f1 ... and f1_TYPE ..., and accuracy."""
         num_words = int(self._true_labels.sum())
         if num_words == 0:
             raise ValueError("entities: no words were given; a score of nothing is not defined")
@@ -189,13 +189,13 @@ class EntityMetric:
         return scores
 
     def reference(self) -> float | None:
-        """Return the primary score of one tag for every word: no entity found, or the fraction of the commonest tag."""
+        """Return the primary score of one tag for every word: 0, or for accuracy that of the most common tag."""
         if self.primary == "accuracy":
             return float(self._true_labels.max() / max(self._true_labels.sum(), 1))
         return 0.0
 
     def degeneracy(self) -> str | None:
-        """Say in what way nothing was learned: no entity is predicted where there are some, or one tag fits all."""
+        """Report that no entity is predicted although some exist, or that all tags are the same, or return None."""
         if self._counts[2].sum() and not self._counts[1].sum():
             return "no entity is ever predicted"
         used = np.flatnonzero(self._predicted_labels)

@@ -1,4 +1,4 @@
-"""The two averages that are called GLUE score: the BERT paper's (its Table 1) and the leaderboard's."""
+"""The two averages called GLUE score: the BERT paper's (its Table 1) and the leaderboard's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# What the benchmark reports of each column; MNLI's two test sets are two columns.
+# The metrics that the benchmark reports for each column; MNLI's two test sets are two columns.
 OFFICIAL_METRICS: dict[str, tuple[str, ...]] = {
     "CoLA": ("matthews",),
     "SST-2": ("accuracy",),
@@ -20,7 +20,7 @@ OFFICIAL_METRICS: dict[str, tuple[str, ...]] = {
     "WNLI": ("accuracy",),
     "AX": ("matthews",),
 }
-# The paper's Table 1 shows one figure a column: F1 of MRPC and QQP, Spearman's correlation of STS-B.
+# The paper's Table 1 has one number per column: F1 for MRPC and QQP, Spearman's correlation for STS-B.
 _PAPER = {
     "MNLI-m": "accuracy", "MNLI-mm": "accuracy", "QQP": "f1", "QNLI": "accuracy", "SST-2": "accuracy",
     "CoLA": "matthews", "STS-B": "spearman", "MRPC": "f1", "RTE": "accuracy",
@@ -34,22 +34,22 @@ Scores = Mapping[str, Mapping[str, float]]
 
 
 def paper_average(scores: Scores) -> dict[str, Any]:
-    """Return the mean of nine columns, MNLI-m and MNLI-mm among them, WNLI left out (BERT paper, Table 1).
+    """Return the mean of nine columns, including MNLI-m and MNLI-mm but not WNLI (BERT paper, Table 1).
 
-    Its `value` is None when any part of it is missing, and `missing` names those parts. `scores` maps a column of
-    OFFICIAL_METRICS to its metrics, as fractions or in percent; the average has the same unit.
-    Raises ValueError for a column that GLUE does not have and for a score that is not finite.
+    `value` is None if any part of it is missing; `missing` names those parts. `scores` maps columns of OFFICIAL_METRICS
+    to their metrics, as fractions or in percent; the average has the same unit.
+    Raises ValueError for a column that is not in GLUE and for a score that is not finite.
     """
     return _average(scores, [{column: (metric,)} for column, metric in _PAPER.items()])
 
 
 def leaderboard_score(scores: Scores) -> dict[str, Any]:
-    """Return the mean of nine tasks without AX, two metrics averaged first, MNLI one; raises as `paper_average`."""
+    """Return the mean of nine tasks without AX, two metrics averaged, MNLI as one; raises like `paper_average`."""
     return _average(scores, [{column: OFFICIAL_METRICS[column] for column in columns} for columns in _LEADERBOARD])
 
 
 def _average(scores: Scores, tasks: Sequence[Mapping[str, tuple[str, ...]]]) -> dict[str, Any]:
-    """Return the mean over tasks of the mean over their columns of the mean over the metrics of each."""
+    """Average the metrics of each column, then the columns of each task, then the tasks."""
     for column, metrics in scores.items():
         if column not in OFFICIAL_METRICS:
             raise ValueError(f"{column!r} is not a column of GLUE; known: {', '.join(OFFICIAL_METRICS)}")

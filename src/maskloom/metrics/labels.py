@@ -1,4 +1,4 @@
-"""Scores of predictions: one label or several, a choice, a number (BERT paper 4.1, 4.4)."""
+"""Scores of predictions: single labels, multiple labels, choices and numbers (BERT paper 4.1, 4.4)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from maskloom.metrics.metric import checked_pair, checked_primary
 class SingleLabelMetric:
     """Accuracy, macro F1 and Matthews correlation; with two classes also F1 of class 1 (GLUE, MRPC and QQP).
 
-    Takes class ids, not logits. Defined on degenerate input: an F1 whose precision or recall divides by zero counts
-    0, and the Matthews correlation is 0 when the predictions or the targets are all of one class.
+    Takes class ids, not logits. Defined on degenerate input: an F1 is 0 if its precision or recall divides by zero,
+    and the Matthews correlation is 0 if all predictions or all targets are the same class.
     """
 
     def __init__(self, num_labels: int, *, primary: str = "accuracy") -> None:
@@ -23,7 +23,7 @@ class SingleLabelMetric:
         self._counts = np.zeros((num_labels, num_labels), dtype=np.int64)
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
-        """Take in class ids, both of shape (examples,); raises ValueError for an id outside the classes."""
+        """Add class ids, both of shape (examples,); raises ValueError for an id that is not a class."""
         predictions, targets = checked_pair(predictions, targets, name="accuracy")
         for what, values in (("prediction", predictions), ("target", targets)):
             if len(values) and not (values.min() >= 0 and values.max() < self.num_labels):
@@ -40,9 +40,9 @@ class SingleLabelMetric:
         scores = {"accuracy": float(right.sum() / counts.sum())}
         if self.num_labels == 2:
             scores["f1"] = float(by_label[1])
-        # Classes that occur nowhere are left out of the mean: a class that dev happens to lack is not a failure.
+        # The mean excludes classes that occur nowhere: a class that dev happens to lack is not a failure.
         scores["f1_macro"] = float(by_label[sizes > 0].mean())
-        # one weighted row for each cell is enough
+        # one weighted row per nonzero cell is enough
         targets, predictions = np.nonzero(counts)
         is_constant = len(np.unique(predictions)) == 1 or len(np.unique(targets)) == 1
         weights = counts[targets, predictions]
@@ -52,33 +52,33 @@ class SingleLabelMetric:
         return scores
 
     def reference(self) -> float:
-        """Return the primary score of always answering the commonest target."""
+        """Return the primary score of always predicting the most common target."""
         counts = self._gathered().sum(axis=1)
         constant = SingleLabelMetric(self.num_labels, primary=self.primary)
         constant._counts[:, counts.argmax()] = counts
         return constant.compute()[self.primary]
 
     def degeneracy(self) -> str | None:
-        """Say that every prediction is the same class, where that is so."""
+        """Report that every prediction is the same class, or return None."""
         has_one_class = np.count_nonzero(self._gathered().sum(axis=0)) == 1
         return "every prediction is the same class" if has_one_class else None
 
     def _gathered(self) -> np.ndarray:
-        """Return counts (true classes, predicted classes); raises ValueError when there are no examples."""
+        """Return counts (true classes, predicted classes); raises ValueError if there are no examples."""
         if not self._counts.any():
             raise ValueError("accuracy: no examples were given; a score of nothing is not defined")
         return self._counts
 
 
 class MultiLabelMetric:
-    """Micro and macro F1 over labels, the fraction of examples whose label set is exactly right, and scores by example.
+    """Micro and macro F1 over labels, the fraction of examples whose label set is exactly right, and example scores.
 
-    Those by example are means of |both| / |either| ("jaccard"), of precision, recall and F1 ("_samples"), each 0 where
-    it divides by 0, and the fraction of wrong decisions ("hamming_loss"). Dong et al. 2019 have the F1 of the mean
-    precision and recall ("f1_of_means"), and wrong decisions by the number of true labels ("hamming_by_label").
+    Example scores are the means of |both| / |either| ("jaccard"), of precision, recall and F1 ("_samples"), each 0 if
+    its divisor is, and the fraction of wrong decisions ("hamming_loss"). From Dong et al. 2019 come the F1 of the mean
+    precision and recall ("f1_of_means"), and wrong decisions over the number of true labels ("hamming_by_label").
 
-    Takes 0/1 arrays of shape (examples, labels). A label that neither side ever has counts F1 0 in the macro mean
-    (scikit-learn's `zero_division=0`), so that the mean always divides by the number of labels.
+    Takes 0/1 arrays of shape (examples, labels). A label that never occurs on either side has an F1 of 0 in the macro
+    mean (scikit-learn's `zero_division=0`), so that the mean always divides by the number of labels.
     """
 
     def __init__(self, num_labels: int, *, primary: str = "f1_micro") -> None:
@@ -89,7 +89,7 @@ class MultiLabelMetric:
         self._by_example = np.zeros(5)
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
-        """Take in decisions and truths, both of shape (examples, labels); raises ValueError for other than 0 and 1."""
+        """Add predicted and true labels, both (examples, labels); raises ValueError for values other than 0 and 1."""
         predictions, targets = checked_pair(predictions, targets, name="multi-label F1")
         if predictions.ndim != 2 or predictions.shape[1] != self.num_labels:
             raise ValueError(f"multi-label F1: shape {predictions.shape}, expected (examples, {self.num_labels})")
@@ -123,20 +123,20 @@ class MultiLabelMetric:
         return {"f1_micro": float(micro), "f1_macro": float(by_label.mean()), "exact_match": exact, **by_example}
 
     def reference(self) -> None:
-        """Return None: no constant answer is an obvious rival."""
+        """Return None: no constant answer is an obvious baseline."""
 
     def degeneracy(self) -> str | None:
-        """Say that no label is ever predicted, where that is so."""
+        """Report that no label is ever predicted, or return None."""
         return "no label is ever predicted" if not self._predicted.any() else None
 
 
 def _f1(true_positives: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return F1 = 2 TP / (predicted + actual), 0 where the divisor is."""
+    """Return F1 = 2 TP / (predicted + actual), or 0 if the divisor is 0."""
     return 2.0 * true_positives / np.maximum(sizes, 1)
 
 
 class ChoiceMetric:
-    """The fraction of examples whose right choice was taken; choices are numbers from 0, however many there are."""
+    """The fraction of examples with the right choice; choices are numbered from 0, with any number per example."""
 
     def __init__(self, *, primary: str = "accuracy") -> None:
         self.primary = checked_primary(primary, ["accuracy"], "multiple choice")
@@ -145,22 +145,22 @@ class ChoiceMetric:
         self._targets: Counter[int] = Counter()
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
-        """Take in numbers of choices, both of shape (examples,)."""
+        """Add predicted and true choices, both of shape (examples,)."""
         predictions, targets = checked_pair(predictions, targets, name="accuracy")
         self._num_right += int((predictions == targets).sum())
         self._predictions.update(predictions.tolist())
         self._targets.update(targets.tolist())
 
     def compute(self) -> dict[str, float]:
-        """Return the fraction in 0..1. Raises ValueError when there are no examples."""
+        """Return the fraction in 0..1. Raises ValueError if there are no examples."""
         return {"accuracy": self._num_right / self._num_examples()}
 
     def reference(self) -> float:
-        """Return the accuracy of always taking the place that is right most often."""
+        """Return the accuracy of always predicting the choice that is right most often."""
         return max(self._targets.values(), default=0) / self._num_examples()
 
     def degeneracy(self) -> str | None:
-        """Say that every prediction is the same place, where that is so."""
+        """Report that every prediction is the same choice, or return None."""
         return "every prediction is the same choice" if len(self._predictions) == 1 else None
 
     def _num_examples(self) -> int:
@@ -172,9 +172,8 @@ class ChoiceMetric:
 class RegressionMetric:
     """Pearson and Spearman correlation, their mean, and the mean squared error.
 
-    A correlation is not defined when either side is constant, but for rounding, or holds fewer than two examples; it
-    then counts 0.
-    Spearman's ranks need every value at once, so 16 bytes an example are kept: 1.6 megabytes for 100,000.
+    A correlation is undefined if either side is constant up to rounding, or has fewer than two examples; it is then 0.
+    Spearman's ranks need all values together, so 16 bytes per example are kept: 1.6 megabytes for 100,000.
     """
 
     def __init__(self, *, primary: str = "pearson") -> None:
@@ -182,7 +181,7 @@ class RegressionMetric:
         self._parts: list[np.ndarray] = []
 
     def update(self, predictions: np.ndarray, targets: np.ndarray) -> None:
-        """Take in predicted and true values, both of shape (examples,)."""
+        """Add predicted and true values, both of shape (examples,)."""
         predictions, targets = checked_pair(predictions, targets, name="correlation")
         self._parts.append(np.stack([predictions, targets]).astype(np.float64))
 
@@ -200,24 +199,24 @@ class RegressionMetric:
         return scores
 
     def is_constant(self) -> bool:
-        """Tell whether all predictions, or all targets, are one number: no correlation exists."""
+        """Return whether all predictions, or all targets, are equal, so that no correlation is defined."""
         return any(len(np.unique(side)) == 1 for side in self._sides())
 
     def reference(self) -> float:
-        """Return the correlation of a constant answer: none."""
+        """Return the correlation of a constant answer: 0."""
         return 0.0
 
     def degeneracy(self) -> str | None:
-        """Say that every prediction is the same number, where that is so."""
+        """Report that every prediction is the same number, or return None."""
         return "every prediction is the same number" if self.is_constant() else None
 
     def _sides(self) -> np.ndarray:
-        """Return predictions and targets, (2, examples); raises ValueError when there are no examples."""
+        """Return predictions and targets, (2, examples); raises ValueError if there are no examples."""
         if not sum(part.shape[1] for part in self._parts):
             raise ValueError("correlation: no examples were given; a score of nothing is not defined")
         return np.concatenate(self._parts, axis=1)
 
 
 def _is_nearly_constant(values: np.ndarray) -> bool:
-    """Tell whether the spread drowns in rounding; a correlation of rounding errors means nothing."""
+    """Return whether the spread is within rounding error, so that a correlation would be meaningless."""
     return bool(np.linalg.norm(values - values.mean()) < 1e-13 * abs(values.mean()))

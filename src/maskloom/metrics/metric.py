@@ -1,4 +1,4 @@
-"""What every metric offers, and the checks that all of them make."""
+"""The interface of metrics, and the checks that they share."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from maskloom.errors import UsageError, not_one_of
 
 
 class Metric(Protocol):
-    """A score gathered over batches; `primary` names the entry of `compute()` by which models are compared.
+    """A score accumulated over batches; `primary` names the entry of `compute()` by which models are compared.
 
-    One that a library computes may also have `signatures()`, which say how, by the name of the score.
+    A metric that a library computes may also have `signatures()`, which describe the computation, by name of the score.
     """
 
     @property
     def primary(self) -> str:
-        """Name of the score that decides which model is best; higher is better."""
+        """The name of the score that decides which model is best; higher is better."""
         ...
 
     def update(self, predictions: Any, targets: Any) -> None:
-        """Take in the decisions and true values of some examples, in one order."""
+        """Add the predictions and true values of some examples, in the same order."""
         ...
 
     def compute(self) -> dict[str, float]:
-        """Return every score of what was taken in. Raises ValueError when nothing was."""
+        """Return all scores of the examples so far. Raises ValueError if there are none."""
         ...
 
     def reference(self) -> float | None:
-        """Return the primary score of always giving the same answer; None where that says nothing."""
+        """Return the primary score of always giving the same answer, or None if that is not informative."""
         ...
 
     def degeneracy(self) -> str | None:
-        """Say in what way the predictions are those of a model that answers the same always, or return None."""
+        """Describe how the predictions are those of a model that always gives the same answer, or return None."""
         ...
 
 
 def checked_primary(primary: str, known: Sequence[str], what: str) -> str:
-    """Return the name of a score; raises UsageError for one that is not among those of `what`."""
+    """Return the name of a score; raises UsageError for a name that is not a score of `what`."""
     if primary not in known:
         raise UsageError(f"{what}: metric {not_one_of(primary, known)}")
     return primary
 
 
 def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return both arrays when they agree in shape and hold finite numbers; raises ValueError otherwise."""
+    """Return both arrays; raises ValueError if their shapes differ or a value is not finite."""
     predictions, targets = np.asarray(predictions), np.asarray(targets)
     if predictions.shape != targets.shape:
         raise ValueError(

@@ -16,12 +16,12 @@ _INSTALL = "pip install 'maskloom[seq2seq]'"
 
 
 class TextMetric:
-    """BLEU (Papineni et al. 2002), chrF (Popović 2015), the share of equal texts, and ROUGE (Lin 2004), in percent.
+    """BLEU (Papineni et al. 2002), chrF (Popović 2015), exact match, and ROUGE (Lin 2004), in percent.
 
-    BLEU and chrF are those of sacrebleu with its defaults on texts as they are; `signatures` say which. ROUGE is the
-    mean F of rouge-score, with stems, and left out where that is absent and does not decide. Of several references of
-    a text BLEU and chrF use all, as sacrebleu does, and the others the best. Raises ConfigError for a library that is
-    absent.
+    BLEU and chrF are sacrebleu's with default settings on unmodified texts; `signatures` describe them. ROUGE is the
+    mean F of rouge-score, with stemming; it is omitted if that package is missing and ROUGE is not the primary score.
+    With several references per text, BLEU and chrF use all, as in sacrebleu; the others use the best. Raises
+    ConfigError for a missing library.
     """
 
     def __init__(self, primary: str = "bleu") -> None:
@@ -33,24 +33,24 @@ class TextMetric:
             from sacrebleu.metrics.chrf import CHRF
         except ImportError:
             raise ConfigError(f"scores of texts need the package sacrebleu: {_INSTALL}") from None
-        self._bleu, self._chrf = BLEU(force=True), CHRF()  # texts with blanks before full stops are scored all the same
+        self._bleu, self._chrf = BLEU(force=True), CHRF()  # `force`: score texts that look tokenised, too
         self._rouge = _rouge_scorer()
         if self._rouge is None and primary.startswith("rouge"):
             raise ConfigError(f"ROUGE needs the package rouge-score: {_INSTALL}")
 
     def update(self, predictions: Sequence[str], targets: Sequence[str | Sequence[str]]) -> None:
-        """Take in found texts, and the reference or references of each; raises ValueError for unequal numbers."""
+        """Add generated texts, and the reference or references of each; raises ValueError for unequal numbers."""
         if len(predictions) != len(targets):
             raise ValueError(f"texts: {len(predictions)} predictions, {len(targets)} references")
         self._found += predictions
         self._references += [(each,) if isinstance(each, str) else tuple(each) for each in targets]
 
     def compute(self) -> dict[str, float]:
-        """Return every score of what was taken in. Raises ValueError when nothing was."""
+        """Return all scores of the texts so far. Raises ValueError if there are none."""
         if not self._found:
             raise ValueError("texts: nothing to score")
         pairs = list(zip(self._found, self._references, strict=True))
-        columns: list[Any] = [*zip_longest(*self._references)]  # None where a text has fewer
+        columns: list[Any] = [*zip_longest(*self._references)]  # None if a text has fewer
         scores = {
             "bleu": float(self._bleu.corpus_score(self._found, columns).score),
             "chrf": float(self._chrf.corpus_score(self._found, columns).score),
@@ -62,18 +62,18 @@ class TextMetric:
         return scores
 
     def signatures(self) -> dict[str, str]:
-        """Return how sacrebleu computed its scores, in its own words."""
+        """Return sacrebleu's descriptions of how its scores were computed."""
         return {"bleu": str(self._bleu.get_signature()), "chrf": str(self._chrf.get_signature())}
 
     def reference(self) -> float | None:
-        """Return the primary score of always giving the commonest reference."""
+        """Return the exact match of always giving the most common reference, or None for other primary scores."""
         if self.primary != "exact_match" or not self._references:
             return None
         counts = Counter(chain.from_iterable(map(set, self._references)))
         return 100.0 * max(counts.values()) / len(self._references)
 
     def degeneracy(self) -> str | None:
-        """Say that all texts are alike, where references are not."""
+        """Report that all texts are the same although the references differ, or return None."""
         if len(self._found) > 1 and len(set(self._found)) == 1 and len(set(self._references)) > 1:
             return f"every text is {self._found[0]!r:.60}"
         return None

@@ -1,4 +1,4 @@
-"""The table of architectures: what a run, a checkpoint or a contract test needs to know of each."""
+"""The table of architectures: what a run, a checkpoint or a contract test needs to know about each."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One encoder architecture; how its weights are published is in `checkpoints.huggingface.FORMATS`.
+    """One encoder architecture; `checkpoints.huggingface.FORMATS` describes how its weights are published.
 
-    `build` makes an encoder from its configuration, and imports torch only then. A config.json with one of the
-    `model_types` describes it; the head over the vocabulary that it is pre-trained with is the `vocabulary_head`.
-    `sizes` has the keys of its configuration at each size that a recipe can name. `initial` has rules for the initial
-    weights of its own types of modules, `layers.initialization.RULES` those of all others. Modules of the types in
-    `undecayed` have no weight decay, as norms and biases have none. Its classifier may have no bias, or be a deep one.
-    With `has_decoder` the encoder makes the head "decoder"; one that `has_state` carries it from batch to batch. One
-    that `reads_spelling` takes the ids of `text.spelled_tokenizer` in place of those of its vocabulary.
+    `build` creates an encoder from its configuration, and imports torch only then. A config.json whose model_type is
+    one of `model_types` describes it. `vocabulary_head` is the head over the vocabulary that it is pre-trained with.
+    `sizes` holds the configuration keys of each size that a recipe can name. `initial` holds the initialisation rules
+    of its own module types; `layers.initialization.RULES` has all others. Modules of the types in `undecayed` have no
+    weight decay, like norms and biases. The classifier may have no bias, or be a deep one. If it `has_decoder`, the
+    encoder creates the head "decoder". If it `has_state`, its state is carried from batch to batch. If it
+    `reads_spelling`, its inputs are ids of `text.spelled_tokenizer` instead of ids of its vocabulary.
     """
 
     name: str
@@ -140,7 +140,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             sizes=TRANSFORMER_SIZES,
             has_decoder=True,
         ),
-        "marian": Architecture(  # before the BART, of which it is a kind
+        "marian": Architecture(  # before BART, because a MarianConfig is a BartConfig
             name="marian",
             paper="Junczys-Dowmunt et al. 2018, Marian: Fast Neural Machine Translation in C++",
             config_type=MarianConfig,
@@ -193,18 +193,18 @@ ARCHITECTURES: Rows[Architecture] = Rows(
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
-    """Return the row of a configuration."""
+    """Return the row for a configuration."""
     return next(row for row in ARCHITECTURES.values() if isinstance(config, row.config_type))
 
 
 def config_of(section: ModelSection, **more: Any) -> ModelConfig:
-    """Return the configuration of a recipe's [model] with further keys; raises ConfigError for a wrong one."""
+    """Return the configuration of a recipe's [model] with extra keys; raises ConfigError for a wrong one."""
     row = ARCHITECTURES[section.architecture]
     return row.config_type.of_size(section.size, row.sizes, **{**section.config, **more})
 
 
 def published_config(values: Mapping[str, Any], source: str) -> ModelConfig:
-    """Read a config.json, BERT's without a model_type; raises DataError for an unknown type and wrong values."""
+    """Read a config.json (BERT's if it has no model_type); raises DataError for an unknown type or wrong values."""
     if not isinstance(values, dict):
         raise DataError(f"{source}: a model configuration is a JSON object, not {type(values).__name__}")
     name = values.get("model_type", "bert")

@@ -16,12 +16,12 @@ from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead, TiedHe
 from maskloom.models.model_config import ModelConfig
 from maskloom.system.resources import require_memory
 
-# The options of heads besides sizes and labels, by the name of the head.
+# Options of heads other than sizes and labels, by the name of the head.
 HeadOptions = Mapping[str, Mapping[str, Any]]
 
 
 class EncoderWithHeads(nn.Module):
-    """An encoder and its heads by name ("mlm", "classifier", "span" …); objectives call them, it has no forward."""
+    """An encoder and its heads by name ("mlm", "classifier", "span" …); objectives call both: it has no `forward`."""
 
     encoder: Encoder
     heads: nn.ModuleDict
@@ -38,12 +38,12 @@ class EncoderWithHeads(nn.Module):
 
     @property
     def vocabulary_head(self) -> MaskedLMHead | LanguageModelHead | None:
-        """The head whose logits are over the vocabulary, or None."""
+        """The head that returns logits over the vocabulary, or None."""
         heads = (head for name, head in self.heads.items() if HEADS[name].is_tied and HEADS[name].reads == "tokens")
         return cast("MaskedLMHead | LanguageModelHead | None", next(heads, None))
 
     def tie(self) -> None:
-        """Make tied decoders the word-embedding parameter itself, as after loading or moving off meta."""
+        """Point tied decoders at the word-embedding parameter again, for example after loading or moving off meta."""
         for head in self._tied_heads():
             head.decoder = self.encoder.word_embeddings
 
@@ -53,7 +53,7 @@ class EncoderWithHeads(nn.Module):
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
-        """Keep first rows of embeddings and bias, and add new ones; ConfigError where the padding token has no row."""
+        """Resize embeddings and bias, keeping the first rows; raises ConfigError if the padding token has no row."""
         try:
             config = type(self.config).model_validate({**self.config.model_dump(), "vocab_size": vocab_size})
         except ValueError:
@@ -81,11 +81,12 @@ def build_model(
     head_options: HeadOptions | None = None,
     leave: Container[str] = (),
 ) -> EncoderWithHeads:
-    """Build a model with fresh weights that depend on the seed alone, not on which heads there are or their order.
+    """Build a model whose initial weights depend only on the seed, not on the choice or order of the heads.
 
-    `num_labels` is for the "classifier", "tagger" and "bilstm_tagger" heads, `head_options` has the other options of
-    heads, by name. Parameters named in `leave` get no values: the caller has them. Raises ConfigError for an unknown or
-    repeated head, one of these without a number of labels, and a model that this machine has no memory for.
+    `num_labels` applies to labelled heads such as "classifier", "tagger" and "bilstm_tagger"; `head_options` holds the
+    other options of heads, by name. Parameters named in `leave` stay uninitialised, for the caller to fill. Raises
+    ConfigError for an unknown or repeated head, a labelled head without `num_labels`, and a model that does not fit
+    into this machine's memory.
     """
     device = torch.get_default_device()
     with torch.device("meta"):
@@ -105,7 +106,7 @@ def _initial_rules(encoder: Encoder) -> InitialRules:
 
 
 def _allocate(model: nn.Module, device: torch.device) -> None:
-    """Give every parameter memory without values; torch's `to_empty` imports a computer algebra system for it."""
+    """Allocate every parameter without initialising it; torch's `to_empty` would import a computer algebra system."""
     for module in model.modules():
         for name, planned in list(module.named_parameters(recurse=False)):
             memory = torch.empty(planned.shape, dtype=planned.dtype, device=device)
@@ -131,13 +132,13 @@ def _assemble(
 
 
 def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:
-    """Return the repeated parts of a model: the layers of its encoder, of one below that, and of a decoder on top."""
+    """Return the repeated blocks of a model: the layers of its encoder, of a source encoder, and of a decoder."""
     stacks = (getattr(part, "layers", None) for part in model.modules())
     return [layer for layers in stacks if isinstance(layers, nn.ModuleList) for layer in layers]
 
 
 def prepare_blocks(model: EncoderWithHeads, *, recompute: bool, compile_: bool) -> None:
-    """Have the blocks of a model computed again in the backward pass, or compiled by torch for any number of tokens."""
+    """Set whether blocks are recomputed in the backward pass, and optionally compile them for any number of tokens."""
     for block in blocks_of(model):
         block.recomputes = recompute  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
         if compile_:

@@ -1,4 +1,4 @@
-"""BART: a bidirectional encoder and a decoder (Lewis et al. 2019, 2.1), together one encoder of texts."""
+"""BART: a bidirectional encoder and a decoder (Lewis et al. 2019, 2.1), which together encode texts."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from maskloom.models.bart_config import BartConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.transformer import Positions, ScaledEmbeddings, TransformerDecoder
 
-# Rows of the published tables of positions that no token has.
+# Unused first rows of the published position tables.
 _OFFSET = 2
 LEARNED_FIRST = (
     *("encoder.source.", "encoder.embeddings.positions.", "heads.decoder.positions."),
     "encoder.layers.0.attention.qkv.weight",
 )
-"""How the names of parameters begin that learn in the first of two steps of machine translation (3.4)."""
+"""Name prefixes of the parameters that are trained in the first of the two steps of machine translation (3.4)."""
 
 
 class Bart(Encoder):
-    """The encoder: normed sums of word and position embeddings, and post-norm layers; a Marian's without that norm.
+    """The encoder: normed sums of word and position embeddings, and post-norm layers; Marian omits the first norm.
 
-    Heads on texts and tokens read the decoder on top of it, which gets the same tokens one place later (3.1, 3.2). Only
-    beside the head "decoder", which makes other texts, they read the encoder itself.
-    Differs from the paper: it adds a token whose vector stands for a text; the published code takes the vector that
-    predicts the last one, which is an end.
+    Heads for sequences and tokens read a decoder on top of it, whose inputs are the same tokens shifted right by one
+    (3.1, 3.2). In a model with the head "decoder", which generates other texts, heads read the encoder itself.
+    Differs from the paper, which adds a token to represent the text: as in the published code, the vector that
+    predicts the last token, an end token, represents it.
     """
 
     def __init__(self, config: BartConfig) -> None:
@@ -45,7 +45,7 @@ class Bart(Encoder):
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the normed sum of word and position embeddings; segments are ignored.
 
-        An encoder of sources has its vectors in place of word embeddings (3.4).
+        With a source encoder, its output takes the place of the word embeddings (3.4).
         """
         if self.source is None:
             return self.embeddings(token_ids, layout)
@@ -57,18 +57,18 @@ class Bart(Encoder):
         return BartDecoder(self, predicts=True)
 
     def read_through_decoder(self) -> None:
-        """Put a decoder on top."""
+        """Put a decoder on top of the encoder."""
         self.top = BartDecoder(self, predicts=False)
 
     def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the decoder's vectors of the same tokens, of which it reads each one place later."""
+        """Return the decoder's vectors of the same tokens, which it reads shifted right by one."""
         start = cast(BartConfig, self.config).decoder_start_token_id
         later = token_ids.roll(1).index_fill_(0, layout.first_positions, start)
         return cast(nn.Module, self.top)(later, layout, hidden, layout)
 
 
 class BartDecoder(TransformerDecoder):
-    """The decoder, with positions and a norm of its own; where it `predicts`, with a bias that is 0 and stays so."""
+    """The decoder, with its own positions and norm; if it `predicts`, with a bias that is frozen at 0."""
 
     def __init__(self, encoder: Bart, *, predicts: bool) -> None:
         super().__init__(encoder)

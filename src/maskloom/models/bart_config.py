@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import SIZES, Fraction, ModelConfig
 
-# Our keys by those of the published files.
+# Published keys to our keys.
 _PUBLISHED = {
     "vocab_size": "vocab_size",
     "d_model": "hidden_size",
@@ -35,7 +35,7 @@ _PUBLISHED = {
 }
 _OF_SOURCES = ("source_vocab_size", "source_layers")
 _USUAL_SOURCE_LAYERS = 6
-# Published keys of the decoder, and those of the encoder that they must equal.
+# Published keys of the decoder, and the keys of the encoder whose values they must equal.
 _ALIKE = {"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"}
 BART_MODEL_TYPES = ("bart", "maskloom_bart_crf", "maskloom_bart_sources")
 BART_SIZES = {
@@ -43,7 +43,7 @@ BART_SIZES = {
     "base": {"num_hidden_layers": 6, "hidden_size": 768, "num_attention_heads": 12},
     "large": {"num_hidden_layers": 12, "hidden_size": 1024, "num_attention_heads": 16},
 }
-"""Base and large are the published ones; each has as many layers in the decoder (Lewis et al. 2019, 2.1)."""
+"""Base and large are the published sizes; the decoder has as many layers as the encoder (Lewis et al. 2019, 2.1)."""
 
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -51,11 +51,11 @@ TokenId = Annotated[int, Field(ge=0)]
 class BartConfig(ModelConfig):
     """Sizes and constants of a BART (Lewis et al. 2019, 2.1), frozen; the defaults are those of bart-large.
 
-    Encoder and decoder have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. Word embeddings
-    are multiplied by sqrt(hidden_size) with `scale_embedding`. What the decoder reads begins with
-    `decoder_start_token_id`, the end of a text as published. `forced_bos_token_id` is written first, and
-    `forced_eos_token_id` where a text reaches its limit. With `num_source_layers` another encoder, before this one,
-    reads sources in a vocabulary of their own (3.4).
+    Encoder and decoder each have `num_hidden_layers`, unless `num_decoder_layers` is given for the decoder. With
+    `scale_embedding`, word embeddings are multiplied by sqrt(hidden_size). The decoder's input begins with
+    `decoder_start_token_id`, in published models the end token. Generated texts begin with `forced_bos_token_id`, and
+    end with `forced_eos_token_id` at their length limit. With `num_source_layers`, an additional encoder before this
+    one reads sources in a separate vocabulary (3.4).
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 50_265
@@ -79,7 +79,7 @@ class BartConfig(ModelConfig):
     num_source_layers: Annotated[int, Field(ge=1, le=1_000)] | None = None
 
     has_sinusoids: ClassVar[bool] = False
-    """Whether positions are sinusoids, and embeddings have no norm."""
+    """Whether positions are sinusoidal and embeddings are not normalised."""
     required_values: ClassVar = {
         "model_type": BART_MODEL_TYPES,
         "is_encoder_decoder": (True, None),
@@ -111,7 +111,7 @@ class BartConfig(ModelConfig):
         return self
 
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
-        """Return this with an encoder of sources before its own, of 6 layers as in the paper's 5.4 unless given.
+        """Return a copy with a source encoder before its own, by default of 6 layers as in section 5.4 of the paper.
 
         Raises ConfigError for a Marian.
         """
@@ -122,7 +122,7 @@ class BartConfig(ModelConfig):
 
     @property
     def of_sources(self) -> Self | None:
-        """The configuration of the encoder of sources, or None."""
+        """The configuration of the source encoder, or None."""
         if self.source_vocab_size is None:
             return None
         own = {"vocab_size": self.source_vocab_size, "num_hidden_layers": self.num_source_layers}
@@ -134,7 +134,7 @@ class BartConfig(ModelConfig):
         return {key: values[theirs] for theirs, key in _PUBLISHED.items() if theirs in values}
 
     def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json, model_type included."""
+        """Return the mapping that goes into config.json, including model_type."""
         own = self.model_dump()
         content = {theirs: own[key] for theirs, key in _PUBLISHED.items()}
         content["decoder_layers"] = self.num_decoder_layers or self.num_hidden_layers

@@ -18,9 +18,9 @@ __all__ = ["Bert", "BertConfig"]
 
 
 class Bert(Encoder):
-    """The encoder: embeddings, layers, post-norm as published or with `pre_norm`, pooler.
+    """The encoder: embeddings, layers (post-norm as published, or pre-norm with `pre_norm`), pooler.
 
-    Weights start as `layers.initialization` says; the row of the padding token is like any other.
+    `layers.initialization` sets the initial weights; the padding token's row is not special.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -39,11 +39,11 @@ class Bert(Encoder):
         self.final_norm = norm
         self.top = BiLSTM(config.hidden_size, config.hidden_size, num_layers=1) if config.bilstm else None
         reads = "ends" if config.bilstm else "last" if config.causal else "first"
-        # RoFormer's classifiers have the activation of the layers where BERT's pooler has tanh.
+        # RoFormer's classifiers use the activation of the layers where BERT's pooler uses tanh.
         activation = ACTIVATIONS[config.hidden_act] if config.rotary else torch.tanh
         self.pooler = TokenPooler(config.hidden_size, reads=reads, activation=activation)
         initialize(self, std=config.initializer_range)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the normed sum of word, segment and, unless these are rotary, position embeddings (paper 3.2)."""
+        """Return the normed sum of word, segment and, unless positions are rotary, position embeddings (paper 3.2)."""
         return self.embeddings(token_ids, segment_ids, layout.position_ids)

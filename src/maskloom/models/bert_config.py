@@ -9,29 +9,29 @@ from pydantic import Field, model_validator
 from maskloom.models.model_config import ModelConfig
 
 CAUSAL_MODEL_TYPE = "maskloom_causal_bert"
-"""What config.json calls a left-to-right BERT: other programs would let its tokens see those after them."""
+"""The model_type of a left-to-right BERT: other programs would let its tokens attend to later ones."""
 
-# Other programs know none of these either: they would leave the BiLSTM out, or the field, or compute other layers.
+# Types that other programs refuse; otherwise they would omit the BiLSTM or the CRF, or compute different layers.
 _OWN_TYPES = ("maskloom_bert", CAUSAL_MODEL_TYPE, "maskloom_bert_bilstm", "maskloom_causal_bert_bilstm")
 ROFORMER = "roformer"
-"""What other programs call a BERT that has rotary positions and no other of our own keys."""
+"""The model_type in other programs of a BERT with rotary positions and none of our other keys."""
 
 BERT_MODEL_TYPES = ("bert", ROFORMER, *_OWN_TYPES, *(f"{name}_crf" for name in _OWN_TYPES))
 OWN_KEYS = ("causal", "bilstm", "pre_norm", "gated", "rotary")
-"""Keys that no published BERT has: with any of them on, a model has a type of its own."""
+"""Keys that no published BERT has: a model with any of them on has its own model_type."""
 
 
 class BertConfig(ModelConfig):
     """Sizes and constants of a BERT encoder (paper 3.1), frozen; the defaults are those of bert-base-uncased.
 
-    A `causal` one is the left-to-right model of the paper's Table 5: a token attends to itself and those before it, and
-    the last token stands for its sequence, as the first one sees itself alone. With `bilstm` a bidirectional LSTM reads
-    the last layer, as in that table's last row, and heads read what it gives.
+    With `causal` it is the left-to-right model of the paper's Table 5: each token attends only to itself and earlier
+    tokens, and the last token represents its sequence, because the first one sees only itself. With `bilstm` a
+    bidirectional LSTM reads the last layer, as in that table's last row, and heads read the LSTM's output.
 
-    With `pre_norm` a norm stands before each block and one after the last layer (Xiong et al. 2020, figure 1b), and
-    `gated` feed-forward blocks multiply what is activated by a second projection (Shazeer 2020, equations 5-6), each of
-    `intermediate_size`. With `rotary` queries and keys are turned by their positions in every layer, in place of the
-    table of positions (Su et al. 2021, RoFormer, 3.2.2).
+    `pre_norm` puts a norm before each block and one after the last layer (Xiong et al. 2020, figure 1b). `gated`
+    feed-forward blocks multiply the activated projection by a second one (Shazeer 2020, equations 5-6), each of
+    `intermediate_size`. With `rotary`, queries and keys are rotated by their positions in every layer, which replaces
+    the table of positions (Su et al. 2021, RoFormer, 3.2.2).
     """
 
     type_vocab_size: Annotated[int, Field(ge=1, le=10_000)] = 2
@@ -65,7 +65,7 @@ class BertConfig(ModelConfig):
 
     @property
     def is_roformer(self) -> bool:
-        """Whether this is the encoder of RoFormer: a BERT with rotary positions and no other key of our own."""
+        """Whether this is the encoder of RoFormer: a BERT with rotary positions and none of our other keys."""
         return [key for key in OWN_KEYS if getattr(self, key)] == ["rotary"]
 
     @property
@@ -75,11 +75,11 @@ class BertConfig(ModelConfig):
 
     @property
     def num_segments(self) -> int:
-        """How many segments have embeddings: A and B."""
+        """The number of segments that have embeddings: A and B."""
         return self.type_vocab_size
 
     def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json, model_type included."""
+        """Return the mapping that goes into config.json, including model_type."""
         values = {key: value for key, value in self.model_dump().items() if value or key not in OWN_KEYS}
         kind = "bert" if values.keys().isdisjoint(OWN_KEYS) else "maskloom_bert"
         kind = (CAUSAL_MODEL_TYPE if self.causal else kind) + ("_bilstm" if self.bilstm else "")

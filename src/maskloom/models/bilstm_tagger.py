@@ -13,14 +13,14 @@ from maskloom.models.model_config import ModelConfig
 
 
 class BiLSTMTagger(nn.Module):
-    """Vectors of words to tags: (words, vectors, width) to (words, num_labels).
+    """Word vectors to tags: (words, vectors, width) to (words, num_labels).
 
-    `layers` names the hidden states that are the vectors, as `LayerCombination` reads it; those that it keeps apart are
-    joined, or mixed with learned weights for "scalar_mix", by `mix_layer_norm` after a norm. `lstm_size` counts both
-    directions together: the paper's "768-dimensional" does not say, and in our reading its output is as wide as
-    BERT-base. `dropout` stands before the LSTM, between its layers, and before the linear layer. With a `word_size`
-    word vectors of that size are joined to what is mixed (Peters et al. 2018, 3.3). Raises ConfigError for unknown
-    layers and for an odd size.
+    `layers` selects hidden states, as in `LayerCombination`; several vectors of a word are concatenated or, for
+    "scalar_mix", mixed with learned weights, with `mix_layer_norm` after normalisation. `lstm_size` is the width of
+    both directions together: the paper's "768-dimensional" is ambiguous, and we take it that the output is as wide as
+    BERT-base. `dropout` is applied before the LSTM, between its layers, and before the linear layer. With `word_size`,
+    word vectors of that size are concatenated with the mixed vector (Peters et al. 2018, 3.3). Raises ConfigError for
+    unknown layers and for an odd `lstm_size`.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class BiLSTMTagger(nn.Module):
         self.dense = nn.Linear(lstm_size, num_labels)
 
     def forward(self, vectors: Tensor, layout: SequenceLayout, word_vectors: Tensor | None = None) -> Tensor:
-        """Return a logit per tag: (words, vectors, width) and, if joined, (words, word_size) to (words, tags).
+        """Return a logit per tag: (words, vectors, width) and, if used, (words, word_size) to (words, tags).
 
-        Raises ConfigError for word vectors of another size than the model was made for.
+        Raises ConfigError for word vectors of a size other than the model's.
         """
         size = 0 if word_vectors is None else word_vectors.shape[1]
         if size != self.word_size:

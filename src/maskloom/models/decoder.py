@@ -1,4 +1,4 @@
-"""What every decoder here shares: the word embeddings of its encoder, logits and a loss."""
+"""The base of all decoders: word embeddings tied to the encoder, logits and a loss."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from maskloom.models.encoder import Encoder
 
 
 class TiedDecoder(Packable):
-    """A decoder on the output of an encoder, whose word embeddings it has at both ends.
+    """A decoder on the output of an encoder, with the encoder's word embeddings at its input and output.
 
-    `decoder` is the encoder's own word-embedding parameter, which embeds the tokens of targets and predicts the next
-    ones, with a `bias` (1, vocabulary) where there is one. Targets have at most `max_length` tokens. Where attention is
-    restricted, a token sees its `neighborhood`.
+    `decoder` is the encoder's own word-embedding parameter, which embeds target tokens and predicts the next ones, with
+    an optional `bias` (1, vocabulary). Targets have at most `max_length` tokens. A nonzero `neighborhood` restricts
+    self-attention to that many earlier tokens.
     """
 
     neighborhood = 0
@@ -35,7 +35,7 @@ class TiedDecoder(Packable):
         self.max_length = encoder.config.max_position_embeddings
 
     def reading(self, layout: SequenceLayout) -> AbstractContextManager[Any]:
-        """Let dropout draw for targets within; raises ValueError for one that is too long."""
+        """Return a context in which dropout draws for targets; raises ValueError for a target that is too long."""
         if layout.max_position >= self.max_length:
             raise ValueError(f"a target of {layout.max_position + 1} tokens exceeds the {self.max_length} positions")
         draws = current_draws()
@@ -62,8 +62,8 @@ class TiedDecoder(Packable):
 
     @torch.no_grad()
     def resize(self, vocab_size: int) -> None:
-        """Keep the first values of a bias and start new ones at 0; the word embeddings are the encoder's to resize."""
+        """Resize a bias, with new values at 0; the encoder resizes the word embeddings."""
         if self.bias is not None:
-            values = F.pad(self.bias, (0, vocab_size - self.bias.shape[1]))  # fewer are cut off
+            values = F.pad(self.bias, (0, vocab_size - self.bias.shape[1]))  # a negative width truncates
             kept = nn.Parameter(values, requires_grad=self.bias.requires_grad)
             self.bias = kept  # pyright: ignore[reportIncompatibleVariableOverride]

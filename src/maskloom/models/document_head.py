@@ -15,11 +15,11 @@ from maskloom.layers.sequence_layout import SequenceLayout
 
 
 class DocumentHead(nn.Module):
-    """A bidirectional GRU over sentence vectors, two attentions to its states, and a logit for each label.
+    """A bidirectional GRU over sentence vectors, two attentions over its states, and a logit for each label.
 
-    The energies are q tanh(W h + b), with W and b shared by both attentions: q is a learned vector in one and the
-    vector of the title in the other. The document is [title; read for the title; read for the learned vector], then
-    dropout and a dense layer. Raises ConfigError for an odd hidden size, which two directions share.
+    The energies are q tanh(W h + b), with W and b shared by both attentions: q is the title vector in one and a learned
+    vector in the other. The document vector is [title; context of the title; context of the learned vector]; dropout
+    and a dense layer follow. Raises ConfigError for an odd hidden size, which the two directions share equally.
     """
 
     def __init__(self, hidden_size: int, num_labels: int, dropout: float) -> None:
@@ -36,9 +36,9 @@ class DocumentHead(nn.Module):
     def forward(
         self, vectors: Tensor, counts: np.ndarray, uses: tuple[bool, bool, bool] = (True, True, True)
     ) -> Tensor:
-        """Return (documents, labels) for vectors (sequences, hidden), of each document its title and then sentences.
+        """Return (documents, labels) for vectors (sequences, hidden): each document's title, then its sentences.
 
-        `counts` (documents,) are at least 2. What `uses` leaves out of the document's three parts is zeros.
+        `counts` (documents,) are at least 2. Parts of the document vector for which `uses` is False are zeroed.
         """
         firsts, device = np.cumsum(counts) - counts, vectors.device
         titles = vectors.index_select(0, to_device(firsts, device))

@@ -23,12 +23,12 @@ from maskloom.models.encoder import Encoder, EncoderOutput
 from maskloom.text.spelled_tokenizer import BEGIN_SENTENCE, CONTINUES
 
 BEGIN_WORD, END_WORD, PADDING = 258, 259, 260
-"""Ids of characters besides bytes, as published, where 256 begins and 257 ends a sentence."""
+"""Character ids beyond the bytes, as published; 256 begins and 257 ends a sentence."""
 NUM_CHARACTERS = 261
 
 
 def _fill(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
-    """Fill weights uniformly by the width of what they read, biases with 0; forget gates begin at 1, highways at -2."""
+    """Fill weights uniformly by fan-in, biases with 0; forget-gate biases start at 1, highway-gate biases at -2."""
     if "bias" not in name:
         num_read = values[0].numel() if isinstance(module, nn.Conv1d) else values.shape[-1]
         bound = 1.0 if isinstance(module, Characters) else num_read**-0.5
@@ -42,7 +42,7 @@ def _fill(module: nn.Module, name: str, values: Tensor, generator: torch.Generat
 
 
 class WordSpellings(nn.Module):
-    """Spelled words to vectors, (words, characters) to (words, size), and the table `word` that predicts words."""
+    """Spelled words to vectors: (words, characters) to (words, size); with the table `word`, which predicts words."""
 
     def __init__(self, config: ElmoConfig) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class WordSpellings(nn.Module):
         self.word = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, size), freeze=False)
 
     def forward(self, characters: Tensor) -> Tensor:
-        """Return the vectors of words; of words that come several times it is computed once."""
+        """Return the vectors of words; a repeated word is computed only once."""
         distinct, places = torch.unique(characters, dim=0, return_inverse=True)
         return self.characters(distinct).index_select(0, places)
 
@@ -66,9 +66,9 @@ class WordSpellings(nn.Module):
 class Elmo(Encoder):
     """Words spelled in bytes through a character CNN and bidirectional projected LSTMs; the layers are mixed.
 
-    The tokens are those of `text.spelled_tokenizer`; each byte of a word gets the vector of the word. The vectors of
-    tokens are a `ScalarMix` of the embeddings, twice side by side, and of all layers, and a sequence's is the maximum
-    over its words, marks of sentences left out. Hidden states are the layers before they are mixed.
+    The tokens are those of `text.spelled_tokenizer`; each byte of a word gets the vector of the word. Token vectors are
+    a `ScalarMix` of the embeddings, duplicated to the full width, and of all layers. A sequence's vector is the maximum
+    over its words, excluding sentence marks. Hidden states are the layers before mixing.
     """
 
     def __init__(self, config: ElmoConfig) -> None:
@@ -96,7 +96,7 @@ class Elmo(Encoder):
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
     def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
-        """Return the state of each layer before a text, (sequences, 2, size + cell size)."""
+        """Return the initial state of each layer, (sequences, 2, size + cell size)."""
         width = self.config.hidden_size // 2 + self.config.intermediate_size
         dtype, device = self.word_embeddings.dtype, self.word_embeddings.device
         return tuple(torch.zeros(num_sequences, 2, width, dtype=dtype, device=device) for _ in self.layers)
@@ -104,10 +104,10 @@ class Elmo(Encoder):
     def encode_words(
         self, vectors: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None = None, *, is_reversed: bool = False
     ) -> list[Tensor]:
-        """Return the states of words below and after every layer, (words, hidden) each, of their vectors.
+        """Return the input of the first layer and the output of every layer, (words, hidden) each.
 
-        `vectors` (words, hidden) has the same twice, or with `is_reversed` on the right those of another text of the
-        same lengths, from right to left. `past` has the state of each layer and gets the next one.
+        Both halves of `vectors` (words, hidden) are the same word vectors; with `is_reversed`, the right half is of
+        another text of the same lengths, from right to left. `past` holds the state of each layer and is updated.
         """
         states = [vectors]
         for number, layer in enumerate(self.layers):
@@ -124,7 +124,7 @@ class Elmo(Encoder):
         keep_hidden_states: bool = False,
         past: Sequence[Kept] | None = None,
     ) -> EncoderOutput:
-        """Encode packed sequences as `Encoder` does; `past` has the states of each layer, empty before the first."""
+        """Encode packed sequences as `Encoder` does; `past` holds the state of each layer, empty at first."""
         self.check_packed(token_ids, segment_ids, layout)
         characters, places, words = self.spelled(token_ids, layout)
         vectors = self.embeddings(characters)
@@ -139,7 +139,7 @@ class Elmo(Encoder):
         )
 
     def _over_words(self, vectors: Tensor, characters: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the maximum over the words of each sequence, (sequences, hidden), without marks of sentences."""
+        """Return the maximum over the words of each sequence, (sequences, hidden), excluding sentence marks."""
         marks = torch.isin(characters[:, 1], characters.new_tensor([CONTINUES, CONTINUES + 1]))
         is_word = ~marks
         counts = np.add.reduceat([*is_word.cpu().numpy().astype(np.int64), 0], np.cumsum(layout.sizes) - layout.sizes)
@@ -149,7 +149,7 @@ class Elmo(Encoder):
     def spelled(self, token_ids: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor, SequenceLayout]:
         """Return the characters of words (words, characters), each token's word (tokens,), and the words' layout.
 
-        A word has a mark before and behind; of bytes that find no place between them the first ones count.
+        Every word has a begin and an end mark; a word that is too long keeps only the first bytes that fit between.
         """
         config, number = cast(ElmoConfig, self.config), layout.num_tokens
         starts = (token_ids < CONTINUES) | (token_ids >= BEGIN_SENTENCE)

@@ -16,17 +16,17 @@ ELMO_SIZES = {
     "medium": {"hidden_size": 512, "filters": _FILTERS, "num_highways": 1},
     "large": {"hidden_size": 1024, "filters": _FILTERS},
 }
-"""Small, medium and large are the published ones of 13.6, 28 and 93.6 million parameters (Peters et al. 2018)."""
+"""Small, medium and large are the published sizes: 13.6, 28 and 93.6 million parameters (Peters et al. 2018)."""
 SPELLING_SIZE = 515
-"""The number of ids of spelled words, `text.spelled_tokenizer` has them."""
+"""The number of token ids of `text.spelled_tokenizer`."""
 
 
 class ElmoConfig(ModelConfig):
-    """Sizes and constants of an ELMo, frozen; `hidden_size` is of both directions, `intermediate_size` of the cells.
+    """Sizes and constants of an ELMo, frozen; `hidden_size` is of both directions, `intermediate_size` of one cell.
 
-    `vocab_size` counts the words that it learns to predict; what it reads are words spelled in bytes. `filters` are
-    pairs of width and number. The layers after the first add their input where `adds_input`. `mix_dropout` falls on the
-    mix of layers, which may be normalised first by `mix_layer_norm`; with `bilstm` a bidirectional LSTM reads the mix.
+    `vocab_size` counts the words that it learns to predict; its inputs are words spelled in bytes. `filters` are pairs
+    of width and number. With `adds_input`, layers after the first add their input. `mix_layer_norm` normalises layers
+    before they are mixed, `mix_dropout` applies to the mix, and with `bilstm` a bidirectional LSTM reads the mix.
     """
 
     hidden_size: Width = 1024
@@ -64,11 +64,11 @@ class ElmoConfig(ModelConfig):
 
     @property
     def weights_of_layer(self) -> int:
-        """The number of weights that each word is multiplied with in a layer."""
+        """The number of weights in a layer that each word is multiplied by."""
         return 2 * self.intermediate_size * (8 + 1) * (self.hidden_size // 2)
 
     def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
-        """Return the configuration of a model for a vocabulary of words: it reads them spelled."""
+        """Return the configuration for a vocabulary of words, which the model reads spelled."""
         return self.model_copy(update={"source_vocab_size": SPELLING_SIZE})
 
     def as_published(self) -> dict[str, Any]:

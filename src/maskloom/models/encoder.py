@@ -1,4 +1,4 @@
-"""What every Transformer encoder here shares: packed sequences through embeddings, layers and pooler."""
+"""The base of all encoders: packed sequences through embeddings, layers and pooler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_RULES: InitialRules = {}
 
 @cache
 def make_exportable() -> None:
-    """Register `EncoderOutput` with torch.export; only when it is needed, because importing that takes seconds."""
+    """Register `EncoderOutput` with torch.export, only when needed, because that import takes seconds."""
     torch.export.register_dataclass(EncoderOutput, serialized_type_name="maskloom.EncoderOutput")
 
 
@@ -36,8 +36,8 @@ class EncoderOutput:
     """Token vectors and pooled vectors of a batch.
 
     `last_hidden_state` is (tokens, hidden) from a packed call and (batch, length, hidden), zero at padding, from a
-    padded one; `pooled` is (sequences, hidden). `hidden_states` holds the embeddings, then every layer's output, the
-    last one included; it is None unless it was asked for.
+    padded one; `pooled` is (sequences, hidden). `hidden_states` holds the embeddings, then the output of every
+    layer, including the last; it is None unless requested.
     """
 
     last_hidden_state: Tensor
@@ -46,11 +46,11 @@ class EncoderOutput:
 
 
 class Encoder(nn.Module):
-    """A stack of layers over packed tokens; no padding is ever computed by them.
+    """A stack of layers over packed tokens; padding is never computed.
 
-    A subclass makes `embeddings` (with a table `word`), `layers`, the `final_norm` and the `pooler`, and says in
-    `embedded` how ids become vectors. It may put a layer on `top`, called by `topped`. In one that `is_rotary`
-    attention turns queries and keys by their positions.
+    A subclass creates `embeddings` (with a table `word`), `layers`, `final_norm` and `pooler`, and maps ids to vectors
+    in `embedded`. It may put a layer on `top`, which `topped` calls. If it `is_rotary`, attention rotates queries and
+    keys by their positions.
     """
 
     is_rotary = False
@@ -68,7 +68,7 @@ class Encoder(nn.Module):
         self.top = None
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; in the encoder's own parts nothing is dropped where none of their weights learn."""
+        """Set the mode; direct submodules whose weights are all frozen stay in evaluation mode, without dropout."""
         super().train(mode)
         for part in self.children():
             if (weights := [*part.parameters()]) and not any(each.requires_grad for each in weights):
@@ -77,34 +77,34 @@ class Encoder(nn.Module):
 
     @property
     def word_embeddings(self) -> nn.Parameter:
-        """The word-embedding matrix (vocabulary, hidden), which a language-model head shares."""
+        """The word-embedding matrix (vocabulary, hidden), shared with language-model heads."""
         return cast(nn.Parameter, cast(nn.Embedding, self.embeddings.word).weight)
 
     def new_decoder(self) -> nn.Module:
-        """Return a decoder that attends to this encoder's output; raises ConfigError where there is none."""
+        """Return a decoder that attends to this encoder's output; raises ConfigError if the architecture has none."""
         raise ConfigError(f"a {type(self).__name__} has no decoder; a Transformer has")
 
     def freeze(self) -> None:
-        """Let nothing learn but what reads the layers: their mix, and the layer on top."""
+        """Freeze everything except the modules that read the layers: their mix and the layer on top."""
         for name, weights in self.named_parameters():
             weights.requires_grad_(name.startswith(("mix.", "top.")))
 
     def read_through_decoder(self) -> None:
-        """Prepare for heads none of which is a decoder; nothing here, as most encoders are read by them directly."""
+        """Prepare for heads without a decoder; does nothing here, since they read most encoders directly."""
 
     def topped(self, token_ids: Tensor, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return what the layer on top makes of tokens and their vectors, (tokens, hidden)."""
+        """Return the output of the layer on top for tokens and their vectors, (tokens, hidden)."""
         return cast(nn.Module, self.top)(hidden, layout)
 
     def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None) -> Tensor:
-        """Return the pooled vectors, (sequences, hidden), of those of tokens; `past` is what layers kept."""
+        """Pool token vectors to one vector per sequence, (sequences, hidden); `past` is the state that layers kept."""
         return self.pooler(hidden, layout)
 
     @staticmethod
     def transformer_layers(
         config: ModelConfig, *, pre_norm: bool = False, gated: bool = False, activation_dropout: float = 0.0
     ) -> nn.ModuleList:
-        """Return the `layers` of a configuration: self-attention, causal where that is, and feed-forward."""
+        """Return the `layers` of a configuration: self-attention, causal if the configuration is, and feed-forward."""
         block = GatedFeedForward if gated else FeedForward
         key_size = getattr(config, "key_size", None)
         attention = partial(NarrowSelfAttention, key_size=key_size) if key_size else SelfAttention
@@ -125,7 +125,7 @@ class Encoder(nn.Module):
         )
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
-        """Return the layout that the layers read: with the rotation of its positions in an encoder that has one."""
+        """Return the layout that the layers read: in a rotary encoder, with the rotation of its positions."""
         if not self.is_rotary:
             return layout
         positions = layout.filled_up(layout.position_ids.unsqueeze(1))
@@ -133,7 +133,7 @@ class Encoder(nn.Module):
         return replace(layout, rotation=rotation(positions, self.config.hidden_size // num_heads, num_heads))
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return what the first layer reads: (tokens, hidden)."""
+        """Return the input of the first layer: (tokens, hidden)."""
         raise NotImplementedError
 
     def encode_packed(
@@ -147,13 +147,13 @@ class Encoder(nn.Module):
     ) -> EncoderOutput:
         """Encode packed sequences: ids and segments (tokens,) to vectors (tokens, hidden) and (sequences, hidden).
 
-        `past` has what each layer kept of the tokens before these, such as keys and values; it gets that of these too.
-        Raises ValueError for a layout of another number of tokens or a sequence beyond max_position_embeddings.
+        `past` holds each layer's state of earlier tokens, such as keys and values, and is extended by these tokens.
+        Raises ValueError for a layout with a different number of tokens or a sequence beyond max_position_embeddings.
         """
         self.check_packed(token_ids, segment_ids, layout)
         layout = self.placed(layout)
         hidden = self.embedded(token_ids, segment_ids, layout)
-        dtype = self.word_embeddings.dtype  # embeddings and layers on a GPU may give half precision
+        dtype = self.word_embeddings.dtype  # on a GPU, embeddings and layers may return half precision
         states = [hidden.to(dtype)]
         if layout.num_tokens > 0:
             rows = layout.filled_up(hidden)
@@ -181,9 +181,9 @@ class Encoder(nn.Module):
     ) -> EncoderOutput:
         """Encode padded sequences: (batch, length) to (batch, length, hidden) and (batch, hidden).
 
-        `attention_mask` is 1 (or True) at real tokens, in any pattern; positions are columns. Padding is not computed:
-        its vectors are zero, and the pooled vector is of each row's first real token, zero for a row without any.
-        Raises ValueError for shapes that differ, a mask of other values, or a length beyond max_position_embeddings.
+        `attention_mask` is 1 (or True) at real tokens, in any pattern; a token's position is its column. Padding is
+        not computed: its vectors are zero, only real tokens are pooled, and a row without any pools to zeros. Raises
+        ValueError for mismatched shapes, other values in the mask, or a length beyond max_position_embeddings.
         """
         is_exporting, device = torch.compiler.is_exporting(), token_ids.device
         if not is_exporting:
@@ -192,7 +192,7 @@ class Encoder(nn.Module):
         ids = token_ids.flatten()
         segments = torch.zeros_like(ids) if segment_ids is None else segment_ids.flatten()
         is_real = index = None
-        if is_exporting:  # by operations whose sizes and branches do not depend on values
+        if is_exporting:  # only operations whose sizes and branches do not depend on values
             make_exportable()
             is_real = torch.ones_like(token_ids) != 0 if attention_mask is None else attention_mask != 0
             layout = SequenceLayout.of_padded(is_real)

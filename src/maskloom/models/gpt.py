@@ -15,9 +15,9 @@ from maskloom.models.gpt_config import GptConfig
 class Gpt(Encoder):
     """Word and position embeddings, causal layers, and the last token's vector for a sequence (equation 2).
 
-    Layers are post-norm, as GPT's are; with `pre_norm` a norm stands before each block and one after the last layer, as
-    in GPT-2. There are no segments. Weights start as `layers.initialization` says.
-    Differs from the published code: its embedding dropout falls on the table, and positions are logits as well.
+    Layers are post-norm, as in GPT; with `pre_norm` a norm comes before each block and one after the last layer, as in
+    GPT-2. There are no segments. `layers.initialization` sets the initial weights.
+    Differs from the published code, which applies embedding dropout to the table and computes logits for positions too.
     """
 
     def __init__(self, config: GptConfig) -> None:

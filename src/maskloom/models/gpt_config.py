@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import Fraction, ModelConfig
 
-# Our keys by those of the published files.
+# Published keys to our keys.
 _PUBLISHED = {
     "vocab_size": "vocab_size",
     "n_embd": "hidden_size",
@@ -25,15 +25,15 @@ _PUBLISHED = {
     "pad_token_id": "pad_token_id",
 }
 GPT_MODEL_TYPES = ("openai-gpt", "gpt2", "maskloom_openai-gpt_crf", "maskloom_gpt2_crf")
-# What the first GPT's files call its activations, by our names.
+# Our names of activations to the names in the first GPT's files.
 _FIRST_ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu", "silu": "silu"}
 
 
 class GptConfig(ModelConfig):
     """Sizes and constants of a GPT (Radford et al. 2018, 4.1), frozen; the defaults are those of openai-gpt.
 
-    One with `pre_norm` has the layout of GPT-2 (Radford et al. 2019, 2.3): a norm before each block and one at the end.
-    All classifiers have `classifier_dropout` or, without it, the hidden dropout; transformers has none for texts.
+    With `pre_norm` it has the layout of GPT-2 (Radford et al. 2019, 2.3): a norm before each block and one at the end.
+    All classifiers use `classifier_dropout`, or the hidden dropout if it is None; transformers uses none for texts.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 40_478
@@ -71,12 +71,12 @@ class GptConfig(ModelConfig):
 
     @property
     def is_causal(self) -> bool:
-        """A GPT is: a token attends to itself and those before it alone."""
+        """True: each token attends only to itself and earlier tokens."""
         return True
 
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a published mapping under the keys of this class; absent sizes are derived as published."""
+        """Return a published mapping under the keys of this class; absent sizes are derived as in published code."""
         own = {key: values[theirs] for theirs, key in _PUBLISHED.items() if values.get(theirs) is not None}
         own["pre_norm"] = "gpt2" in str(values.get("model_type"))
         if own["pre_norm"]:
@@ -91,11 +91,11 @@ class GptConfig(ModelConfig):
         return {"intermediate_size": 4 * hidden if isinstance(hidden, int) else 1, **own}
 
     def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json, model_type included."""
+        """Return the mapping that goes into config.json, including model_type."""
         own = self.model_dump()
         content = {theirs: own[key] for theirs, key in _PUBLISHED.items() if own[key] is not None}
         if self.pre_norm:
-            # transformers takes ids of its own where none are named
+            # without these keys, transformers uses its own ids
             marks = {"bos_token_id": None, "eos_token_id": None}
             return {"model_type": "gpt2", **content, "activation_function": self.hidden_act, **marks}
         del content["n_inner"]

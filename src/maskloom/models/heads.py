@@ -38,7 +38,7 @@ class MaskedLMHead(nn.Module):
         self.activation = activation(activation_name)
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """Return what the decoder is applied to: (predictions, hidden)."""
+        """Return the input of the decoder: (predictions, hidden)."""
         return self.layer_norm(self.activation(self.dense(hidden)))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class MaskedLMHead(nn.Module):
 
     @torch.no_grad()
     def resize(self, vocab_size: int) -> None:
-        """Keep the first values of the bias and start new ones at 0; the decoder is the encoder's to resize."""
+        """Resize the bias, with new values at 0; the encoder resizes the decoder."""
         bias = self.bias.new_zeros(vocab_size)
         num_kept = min(vocab_size, len(self.bias))
         bias[:num_kept] = self.bias[:num_kept]
@@ -84,14 +84,14 @@ class LanguageModelHead(Packable):
         return vocabulary_loss(hidden, self.decoder, None, labels, weights)
 
     def resize(self, vocab_size: int) -> None:
-        """Do nothing: the decoder is the encoder's to resize."""
+        """Do nothing: the encoder resizes the decoder."""
 
 
 class BidirectionalLMHead(nn.Module):
     """A softmax over words that both directions of a language model share (Peters et al. 2018, equation 1 and after).
 
-    It has the table `decoder` (vocabulary, size) and a bias. The loss is of either way's states (predictions, size);
-    the logits, of both side by side, (predictions, 2 size), are the sum of both directions' for the word between them.
+    It has the table `decoder` (vocabulary, size) and a bias. The loss takes the states of one direction, (predictions,
+    size). For both side by side, (predictions, 2 size), the directions' logits for the word between are summed.
     """
 
     def __init__(self, decoder: nn.Parameter) -> None:
@@ -100,12 +100,12 @@ class BidirectionalLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(len(decoder)))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return the vocabulary logits, of one way where `hidden` is as wide as the table."""
+        """Return the vocabulary logits; those of one direction if `hidden` is as wide as the table."""
         ways = hidden.unflatten(-1, (-1, self.decoder.shape[1]))
         return F.linear(ways.sum(-2), self.decoder, self.bias * ways.shape[-2])
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the summed cross-entropy of one way's predictions against labels (predictions,), in nats."""
+        """Return the summed cross-entropy of one direction's predictions against labels (predictions,), in nats."""
         return vocabulary_loss(hidden, self.decoder, self.bias, labels, weights)
 
     resize = MaskedLMHead.resize
@@ -115,7 +115,7 @@ class ClassificationHead(nn.Module):
     """Dropout, then dense: (rows, hidden) to (rows, num_labels) (paper 3.5).
 
     Rows are pooled sequences for classification and multiple choice, tokens for tagging.
-    Differs from the paper: it writes no bias; the published code has one.
+    Differs from the paper, which has no bias; the published code has one.
     """
 
     def __init__(self, hidden_size: int, num_labels: int, dropout: float = 0.0, *, bias: bool = True) -> None:
@@ -130,7 +130,7 @@ class ClassificationHead(nn.Module):
 
 
 class DeepClassificationHead(ClassificationHead):
-    """The same on tanh of another dense layer, with dropout before each, as BART's code has it."""
+    """The same on tanh of another dense layer, with dropout before each layer, as in BART's code."""
 
     def __init__(self, hidden_size: int, num_labels: int, dropout: float = 0.0) -> None:
         super().__init__(hidden_size, num_labels, dropout)
@@ -142,30 +142,30 @@ class DeepClassificationHead(ClassificationHead):
 
 
 class DenseHead(ClassificationHead):
-    """The same without dropout: is the second sequence the next one (0) or random (1) (paper 3.3.2)?
+    """The same without dropout: predicts whether the second sequence is the next one (0) or random (1) (paper 3.3.2).
 
-    For answers, its outputs on tokens are the scores of a start and of an end (4.2).
+    For answer spans, its outputs on each token are the start and end scores (4.2).
     """
 
 
 class TiedHead(Protocol):
-    """A head with the word embeddings of its encoder."""
+    """A head that shares the word embeddings of its encoder."""
 
     decoder: nn.Parameter
 
     def resize(self, vocab_size: int) -> None:
-        """Follow the word embeddings to another number of words."""
+        """Adapt to a new size of the word embeddings."""
         ...
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """What is known of a head.
+    """The description of a head.
 
-    `build` takes the encoder, the number of labels and the head's own options. A head reads the vectors of tokens, the
-    pooled vectors of sequences, those of the several sequences of a document, the vectors of all layers, the scores of
-    tags, or those of tokens as its memory. One that `is_labelled` has an output for each label; one that `is_tied` has
-    the word embeddings as its decoder.
+    `build` takes the encoder, the number of labels and the head's own options. `reads` is the head's input: the vectors
+    of tokens, the pooled vectors of sequences, the pooled vectors of the sequences of a document, the vectors of
+    layers, the scores of tags, or the vectors of tokens as a decoder's memory. A head that `is_labelled` has an output
+    for each label; a head that `is_tied` uses the word embeddings as its decoder.
     """
 
     build: Callable[[Encoder, int | None, Mapping[str, Any]], nn.Module]
@@ -223,4 +223,4 @@ HEADS: dict[str, HeadRow] = {
     "span": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "tokens"),
     "bilm": HeadRow(lambda encoder, *_: BidirectionalLMHead(encoder.word_embeddings), "tokens", is_tied=True),
 }
-"""The heads by name; a head is built, loaded, saved and exported by its row."""
+"""The heads by name; each is built, loaded, saved and exported according to its row."""

@@ -1,4 +1,4 @@
-"""The configuration of a Transformer as Marian's published models have it (Junczys-Dowmunt et al. 2018)."""
+"""The configuration of the Transformer of Marian's published models (Junczys-Dowmunt et al. 2018)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import Field, model_validator
 from maskloom.models.bart_config import BartConfig, TokenId
 
 MARIAN_MODEL_TYPES = ("marian", "maskloom_marian_crf")
-# What an absent key of a published file means where our own default is another.
+# Defaults of published files that differ from ours.
 _PUBLISHED = {"pad_token_id": 58_100, "decoder_start_token_id": 58_100, "scale_embedding": False}
 
 
 class MarianConfig(BartConfig):
     """The keys of a BART, for the original Transformer: scaled embeddings with sinusoids, and no norm after them.
 
-    In a sinusoid all sines come before the cosines. Everything else is as in BART, the keys in files too.
+    All sines of a position come before its cosines. Everything else is as in BART, including the keys in files.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 58_101
@@ -50,7 +50,7 @@ class MarianConfig(BartConfig):
         return super().own_keys({**_PUBLISHED, **values})
 
     def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json, model_type included."""
+        """Return the mapping that goes into config.json, including model_type."""
         return {**super().as_published(), "model_type": MARIAN_MODEL_TYPES[0], "decoder_vocab_size": self.vocab_size}
 
     @classmethod

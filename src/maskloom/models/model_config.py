@@ -1,4 +1,4 @@
-"""What the configurations of all encoders share: sizes by name, readable errors, published files."""
+"""The base of all encoder configurations: sizes by name, readable errors, published files."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
         ("large", 24, 1024, 16),
     )
 }
-"""The published sizes of BERT, which architectures have unless their rows say otherwise."""
+"""The published sizes of BERT, which architectures use unless their rows override them."""
 
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Width = Annotated[int, Field(ge=1, le=65_536)]
-# Keys that name Python code of the folder for other programs to run.
+# Keys that name Python code in the model folder for other programs to run.
 _CODE = ("auto_map", "custom_pipelines")
 
 
 class ModelSection(Section):
-    """Which architecture to build; `config` overrides single keys of the size with BERT's own names."""
+    """The architecture to build; `config` overrides individual keys of its size, under BERT's names."""
 
     architecture: Annotated[str, row_of("model.architecture")] = key(
         "bert",
@@ -62,9 +62,9 @@ class ModelSection(Section):
 
 
 class ModelConfig(BaseModel):
-    """Sizes and constants of a Transformer encoder, frozen, under the names of BERT's published config.json.
+    """Sizes and constants of an encoder, frozen, under the names of BERT's published config.json.
 
-    Raises ValueError (pydantic's) for a wrong value; `from_published` and `of_size` say it in one readable message.
+    Raises ValueError (pydantic's) for a wrong value; `from_published` and `of_size` raise it as one readable message.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -83,15 +83,15 @@ class ModelConfig(BaseModel):
     pad_token_id: Annotated[int, Field(ge=0)] | None = 0
     classifier_dropout: Fraction | None = None
 
-    # Published keys that change what is computed, with the values that mean what this encoder computes.
+    # Published keys that change the computation, with the values that match this encoder's computation.
     required_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # What errors of a published file call our keys.
+    # Names of our keys in errors about published files.
     published_names: ClassVar[Mapping[str, str]] = {}
 
     @field_validator("hidden_act")
     @classmethod
     def _activation_is_known(cls, value: str) -> str:
-        from maskloom.layers.activations import activation  # torch; so that wrong sizes are refused without it
+        from maskloom.layers.activations import activation  # needs torch; wrong sizes are refused without it
 
         activation(value)
         return value
@@ -112,38 +112,38 @@ class ModelConfig(BaseModel):
 
     @property
     def is_causal(self) -> bool:
-        """Whether a token attends to itself and those before it alone."""
+        """Whether each token attends only to itself and earlier tokens."""
         return False
 
     @property
     def own_start(self) -> int | None:
-        """The token that a decoder of this model reads before every target, None where that is open."""
+        """The token that a decoder of this model reads before every target; None if the model does not fix one."""
         return getattr(self, "decoder_start_token_id", None)
 
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
-        """Return the configuration of a model whose sources have a vocabulary of their own, with layers before others.
+        """Return a copy with a separate vocabulary for sources, read by `num_layers` extra encoder layers if supported.
 
-        Raises ConfigError where there is no place for it.
+        Raises ConfigError if the architecture does not support it.
         """
         raise ConfigError("sources with a vocabulary of their own: only a Transformer or a BART reads them")
 
     @property
     def num_segments(self) -> int:
-        """The number of segments with embeddings of their own."""
+        """The number of segments that have embeddings."""
         return 1
 
     @property
     def crf_model_type(self) -> str:
-        """What config.json calls a model with a conditional random field, so that no other program opens it."""
+        """The model_type in config.json of a model with a conditional random field: no other program opens it."""
         return f"maskloom_{self.as_published()['model_type'].removeprefix('maskloom_')}_crf"
 
     @property
     def head_dropout(self) -> float:
-        """Dropout before a classifier: `classifier_dropout`, or the hidden dropout where that is absent."""
+        """Dropout before a classifier: `classifier_dropout`, or the hidden dropout if that is None."""
         return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
 
     def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
-        """Return it with ids of special tokens in keys that were not given; None leaves a key as it is."""
+        """Return a copy with the ids of special tokens in keys that were not set; None leaves a key unchanged."""
         ids = {"pad_token_id": pad, "bos_token_id": begin, "forced_bos_token_id": begin}
         ids |= dict.fromkeys(("eos_token_id", "forced_eos_token_id", "decoder_start_token_id"), end)
         open_keys = type(self).model_fields.keys() - self.model_fields_set
@@ -153,7 +153,7 @@ class ModelConfig(BaseModel):
     def of_size(cls, name: SizeName, sizes: Mapping[str, Mapping[str, Any]] = SIZES, /, **overrides: Any) -> Self:
         """Return one of the `sizes`; `overrides` are keys of this class.
 
-        Without an `intermediate_size` it is four times the `hidden_size`. ConfigError names an unknown or wrong key.
+        `intermediate_size` defaults to four times `hidden_size`. Raises ConfigError for an unknown or wrong key.
         """
         if name not in sizes:
             raise ConfigError(f"unknown model size {name!r}; known: {', '.join(sizes)}")
@@ -170,8 +170,8 @@ class ModelConfig(BaseModel):
     def from_published(cls, values: dict[str, Any], source: str) -> Self:
         """Read the mapping of a published configuration; `source` names the file in errors.
 
-        Keys that other programs keep there and keys of old releases are ignored; an absent key has the published
-        default. Raises DataError, with the file and every wrong key, also for what this encoder does not compute.
+        Keys of other programs and of old releases are ignored; an absent key has the published default. Raises
+        DataError, naming the file and every wrong key, also for settings that this encoder does not support.
         """
         problems = [f"{source}: {problem}" for problem in cls._unsupported(values)]
         own = cls.own_keys(values)
@@ -191,7 +191,7 @@ class ModelConfig(BaseModel):
         return values
 
     def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json, model_type included."""
+        """Return the mapping that goes into config.json, including model_type."""
         raise NotImplementedError
 
     @classmethod

@@ -31,20 +31,20 @@ from maskloom.models.recurrent_config import RecurrentConfig
 def _fill(
     module: nn.Module, name: str, values: Tensor, generator: torch.Generator, *, forget_bias: float = 0.0
 ) -> None:
-    """Fill weights as torch does, biases with 0, and those of the gates that keep memory with a bias of their own."""
+    """Fill weights as torch does and biases with 0, but with `forget_bias` for the gates that keep memory."""
     size: int = module.hidden_size  # pyright: ignore[reportAssignmentType]
     if not name.startswith("bias"):
         values.uniform_(-1 / math.sqrt(size), 1 / math.sqrt(size), generator=generator)
         return
     values.zero_()
     if name.startswith("bias_ih"):
-        values[size : 2 * size] = forget_bias  # the second gate of an LSTM and of a GRU; Elman's cells have none
+        values[size : 2 * size] = forget_bias  # the second gate of LSTMs and GRUs; Elman's cells have none
 
 
 class AttentionPooling(nn.Module):
-    """What attention reads of the tokens of each sequence: (tokens, hidden) to (sequences, hidden).
+    """Pools the tokens of each sequence by attention: (tokens, hidden) to (sequences, hidden).
 
-    Its query is learned, or comes with each sequence. An empty sequence pools to zeros.
+    The query is learned, or passed in for each sequence. An empty sequence pools to zeros.
     """
 
     def __init__(self, energy: Energy, hidden_size: int, *, is_learned: bool) -> None:
@@ -53,7 +53,7 @@ class AttentionPooling(nn.Module):
         self.query = nn.Parameter(torch.empty(1, hidden_size)) if is_learned else None
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, queries: Tensor | None = None) -> Tensor:
-        """Return one vector per sequence, of `queries` (sequences, hidden) where there is no learned one."""
+        """Return one vector per sequence, for `queries` (sequences, hidden) or, if None, the learned query."""
         given = self.query if queries is None else queries
         queries = cast(Tensor, given).expand(layout.num_sequences, -1)
         single = SequenceLayout.from_lengths(np.ones(layout.num_sequences, dtype=np.int64), hidden.device)
@@ -63,8 +63,8 @@ class AttentionPooling(nn.Module):
 class Recurrent(Encoder):
     """Word embeddings and recurrent layers, each of which reads the states of the one below.
 
-    Dropout falls on what a layer reads, and on what the last one of a left-to-right network gives, by which the next
-    word is predicted (Zaremba et al. 2014, 3.1); other networks leave that to their heads.
+    Dropout applies to the input of each layer and, in a left-to-right network, to the output of the last layer, which
+    predicts the next word (Zaremba et al. 2014, 3.1); other networks leave the latter to their heads.
     """
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -96,13 +96,13 @@ class Recurrent(Encoder):
         keep_hidden_states: bool = False,
         past: Sequence[Kept] | None = None,
     ) -> EncoderOutput:
-        """Encode packed sequences as `Encoder` does; `past` has the states of each layer, empty before the first."""
+        """Encode packed sequences as `Encoder` does; `past` holds the state of each layer, empty at first."""
         if past is None and self._query == "c":
             past = [Kept(token_ids.new_empty(0)) for _ in self.layers]
         return super().encode_packed(token_ids, segment_ids, layout, keep_hidden_states=keep_hidden_states, past=past)
 
     def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None) -> Tensor:
-        """Return the pooled vectors, (sequences, hidden), of those of tokens; `past` is what layers kept."""
+        """Pool token vectors to one vector per sequence, (sequences, hidden); `past` is the state that layers kept."""
         if self._query == "h":
             return self.pooler(hidden, layout, self.last(hidden, layout))
         if self._query == "c":
@@ -112,7 +112,7 @@ class Recurrent(Encoder):
         return self.pooler(hidden, layout)
 
     def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
-        """Return the state of each layer before a text, (sequences, parts, hidden)."""
+        """Return the initial state of each layer, (sequences, parts, hidden)."""
         layer, word = cast(RecurrentLayer, self.layers[0]), self.word_embeddings
         shape = (num_sequences, *layer.state_shape)
         return tuple(torch.zeros(shape, dtype=word.dtype, device=word.device) for _ in self.layers)
@@ -135,9 +135,10 @@ def recurrent_layers(config: RecurrentConfig, *, bidirectional: bool) -> nn.Modu
 
 @dataclass(frozen=True)
 class SourceMemory:
-    """What all steps of decoding read: first states (sequences, parts, hidden) of each layer, and padded sources.
+    """The input of all decoding steps: the initial state of each layer, and padded sources.
 
-    `sources` is (sequences, source, hidden), `is_real` (sequences, source).
+    `first` has (sequences, parts, hidden) per layer, `sources` is (sequences, source, hidden), `is_real` (sequences,
+    source).
     """
 
     first: tuple[Tensor, ...]
@@ -145,17 +146,17 @@ class SourceMemory:
     is_real: Tensor
 
     def taken(self, rows: Tensor) -> SourceMemory:
-        """Return those sequences, in this order; one may come several times."""
+        """Return a copy with the sequences `rows`, in that order; rows may repeat."""
         first = tuple(state.index_select(0, rows) for state in self.first)
         return SourceMemory(first, self.sources.index_select(0, rows), self.is_real.index_select(0, rows))
 
 
 class RecurrentDecoder(TiedDecoder):
-    """Recurrent layers that start from the encoder's last state, with attention to its output or without.
+    """Recurrent layers that start from the encoder's last state, optionally with attention to its output.
 
-    Each layer starts from tanh(W s) of the state s at the ends of the source (Bahdanau et al. 2015, A.2.2). With
-    attention, what is read with h as the query is joined to it, and tanh(W [context; h]) predicts the next word (Luong
-    et al. 2015, equation 5); their input feeding is left out, so that training takes all tokens of a layer at once.
+    Each layer starts from tanh(W s), with s the state at the ends of the source (Bahdanau et al. 2015, A.2.2). With
+    attention, the state h queries the source, and tanh(W [context; h]) predicts the next word (Luong et al. 2015,
+    equation 5). Their input feeding is left out, so that training computes all tokens of a layer together.
     """
 
     def __init__(self, encoder: Recurrent) -> None:
@@ -184,7 +185,7 @@ class RecurrentDecoder(TiedDecoder):
             return self.dropout(rows)
 
     def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[SourceMemory]:
-        """Return what all steps of decoding read of sources, whose vectors are `hidden` (source tokens, hidden)."""
+        """Return the memory that all decoding steps read, from sources' vectors `hidden` (source tokens, hidden)."""
         is_real = torch.arange(layout.max_length, device=hidden.device) < layout.lengths.unsqueeze(1)
         return [SourceMemory(self._first(hidden, layout), layout.padded(hidden, layout.max_length), is_real)]
 
@@ -196,7 +197,7 @@ class RecurrentDecoder(TiedDecoder):
         past: Sequence[Kept],
         layers: Iterable[Callable[..., Tensor]],
     ) -> Tensor:
-        """Return the vectors of tokens after those in `past`, which gets them too: (tokens,) to (tokens, hidden)."""
+        """Return the vectors of tokens that follow `past`, and update it: (tokens,) to (tokens, hidden)."""
         (memory,), rows = memories, F.embedding(token_ids, self.decoder)
         for layer, kept, first in zip(layers, past, memory.first, strict=True):
             kept.kept = first if kept.is_empty else kept.kept

@@ -19,17 +19,17 @@ RECURRENT_SIZES = {
         ("large", 2, 1500),
     )
 }
-"""Medium and large are those of Zaremba et al. 2014."""
+"""Medium and large are the sizes of Zaremba et al. 2014."""
 
 
 class RecurrentConfig(ModelConfig):
     """Sizes and constants of a recurrent network, frozen.
 
-    It is bidirectional, each direction with half of the hidden size, or with `causal` reads from left to right. A
-    sequence's vector is by `pooling` the last state ("last", of both ends), the maximum, mean or sum of its tokens, or
-    what attention reads: by one of four energies, with the last h or c as query or a learned one. A decoder attends by
-    the energy `decoder_attention`, or with "none" has the last state of the encoder alone. Without layers it is a
-    feed-forward network: its head reads word vectors, pooled or one by one.
+    It is bidirectional, with half of the hidden size for each direction, or with `causal` reads from left to right. By
+    `pooling`, a sequence's vector is the last state ("last"; of each direction, if there are two), the maximum, mean or
+    sum of its tokens, or their context under attention: with one of four energies, and the last h, the last c or a
+    learned vector as query. A decoder attends with the energy `decoder_attention`; with "none" it sees only the
+    encoder's last state. Without layers it is a feed-forward network: its head reads word vectors, pooled or singly.
     """
 
     hidden_size: Annotated[int, Field(ge=1, le=65_536)] = 256
@@ -65,19 +65,19 @@ class RecurrentConfig(ModelConfig):
 
     @property
     def cell(self) -> str:
-        """The name of the cell, as `layers.recurrent.CELLS` has it."""
+        """The name of the cell in `layers.recurrent.CELLS`."""
         raise NotImplementedError
 
     @property
     def weights_of_layer(self) -> int:
-        """The number of weights that each token is multiplied with in a layer."""
+        """The number of weights in a layer that each token is multiplied by."""
         num_gates, num_ways = {"lstm": 4, "gru": 3, "gru_before": 3}.get(self.cell, 1), 1 if self.causal else 2
         width = self.hidden_size // num_ways
         return num_ways * num_gates * width * (self.hidden_size + width)
 
     @property
     def is_causal(self) -> bool:
-        """Whether it reads from left to right alone."""
+        """Whether it reads from left to right only."""
         return self.causal
 
     def as_published(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class RnnConfig(RecurrentConfig):
 
 
 class LstmConfig(RecurrentConfig):
-    """An LSTM. The bias of its forget gates starts at `forget_bias`, so that memory is kept at first."""
+    """An LSTM. Its forget-gate biases start at `forget_bias`, so that memory is kept at first."""
 
     forget_bias: GateBias = 1.0
 
@@ -114,9 +114,9 @@ class LstmConfig(RecurrentConfig):
 
 
 class GruConfig(RecurrentConfig):
-    """A GRU. Its reset gate acts "after" the product with the state, as torch's does, or "before" it, as Cho's.
+    """A GRU. Its reset gate acts "after" the product with the state, as in torch, or "before" it, as in Cho et al.
 
-    The bias of its update gates, which keep memory as an LSTM's forget gates do, starts at `forget_bias`.
+    The biases of its update gates, which keep memory like an LSTM's forget gates, start at `forget_bias`.
     """
 
     reset: Literal["after", "before"] = "after"

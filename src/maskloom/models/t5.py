@@ -1,4 +1,4 @@
-"""T5: an encoder, and a decoder that is a head on it (Raffel et al. 2019, 2.1)."""
+"""T5: an encoder, and a decoder as a head on top of it (Raffel et al. 2019, 2.1)."""
 
 from __future__ import annotations
 
@@ -46,15 +46,14 @@ class LastNorm(nn.RMSNorm):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normed vectors, thinned in training."""
+        """Return the normalised vectors, with dropout in training."""
         return self.dropout(super().forward(x))
 
 
 class T5(Encoder):
-    """The encoder: word embeddings, pre-norm layers whose scores have one table of relative biases, and a last norm.
+    """The encoder: word embeddings, pre-norm layers that share one table of relative position biases, and a last norm.
 
-    Norms are root mean squares (Zhang and Sennrich 2019), and there are no additive biases. The last token stands for a
-    sequence.
+    Norms are RMSNorm (Zhang and Sennrich 2019), and there are no additive biases. The last token represents a sequence.
     """
 
     def __init__(self, config: T5Config) -> None:
@@ -72,7 +71,7 @@ class T5(Encoder):
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
-        """Return the layout with the biases of the scores."""
+        """Return the layout with the relative biases of attention scores."""
         return self.relative_bias.within(layout)
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
@@ -85,9 +84,9 @@ class T5(Encoder):
 
 
 class T5Decoder(TransformerDecoder):
-    """The decoder, with the word embeddings of its encoder, and with relative biases in its self-attention alone.
+    """The decoder, with the word embeddings of its encoder, and relative position biases in self-attention only.
 
-    Where words are tied they predict as well, from vectors times d^-0.5; else `output` does (T5 1.1).
+    Tied word embeddings also produce the logits, from vectors scaled by d^-0.5; otherwise `output` does (T5 1.1).
     """
 
     def __init__(self, encoder: T5) -> None:
@@ -112,17 +111,17 @@ class T5Decoder(TransformerDecoder):
         self.output = None if config.tie_word_embeddings else Dense(config.hidden_size, config.vocab_size, bias=False)
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
-        """Return the layout with the biases of the scores."""
+        """Return the layout with the relative biases of attention scores."""
         if past is None or past.is_empty:
             return self.relative_bias.within(layout)
         return self.relative_bias.after(layout, past.past)
 
     def embedded(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return word embeddings; attention handles positions."""
+        """Return word embeddings; relative biases encode positions."""
         return self.dropout(F.embedding(token_ids, self.decoder))
 
     def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is multiplied to logits."""
+        """Return the vectors and the matrix whose product is the logits."""
         if self.output is None:
             return hidden * hidden.shape[1] ** -0.5, self.decoder
         return hidden, self.output.weight
@@ -132,7 +131,7 @@ class T5Decoder(TransformerDecoder):
         return super().logits(hidden * hidden.shape[1] ** -0.5) if self.output is None else self.output(hidden)
 
     def pack(self) -> None:
-        """Keep what predicts a second time."""
+        """Pack the word embeddings if they produce the logits."""
         if self.output is None:
             super().pack()
 
@@ -142,7 +141,7 @@ class T5Decoder(TransformerDecoder):
 
     @torch.no_grad()
     def resize(self, vocab_size: int) -> None:
-        """Keep the first rows of an output matrix; new ones are the mean of the old ones."""
+        """Resize an output matrix: keep its first rows, and fill new rows with the mean of the old ones."""
         if self.output is None:
             return
         old = self.output.weight
@@ -152,9 +151,9 @@ class T5Decoder(TransformerDecoder):
 
 
 def t5_rules(config: T5Config) -> InitialRules:
-    """Return how weights start: normal, of a width by what a matrix reads, and queries smaller in place of a scale.
+    """Return the initialisation rules: normal, scaled by fan-in, and smaller for queries, since scores are not scaled.
 
-    They are those of the published code, times `initializer_factor`.
+    They are the rules of the published code, times `initializer_factor`.
     """
     factor = config.initializer_factor
 
@@ -198,6 +197,6 @@ def _feed_forward(config: T5Config) -> FeedForward:
 
 
 def _place(config: T5Config) -> dict:
-    """Return how blocks stand in a layer."""
+    """Return the norm, dropout and pre-norm settings of a layer."""
     norm = partial(nn.RMSNorm, config.hidden_size, eps=config.layer_norm_eps)
     return {"norm": norm, "dropout": config.hidden_dropout_prob, "pre_norm": True}

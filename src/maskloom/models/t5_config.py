@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import SIZES, ModelConfig, Width
 
-# Our keys by those of the published files.
+# Published keys to our keys.
 _PUBLISHED = {
     "vocab_size": "vocab_size",
     "d_model": "hidden_size",
@@ -31,21 +31,21 @@ _PUBLISHED = {
     "decoder_start_token_id": "decoder_start_token_id",
 }
 T5_MODEL_TYPES = ("t5", "maskloom_t5", "maskloom_t5_crf")
-"""What other programs call a T5, and what one is called whose heads they do not know."""
+"""The model_type of a T5 in other programs, and those of a T5 with heads that they do not know."""
 T5_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "base", "large")},
     "small": {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8},
 }
-"""Small, base and large are the published ones."""
+"""Small, base and large are the published sizes."""
 
 
 class T5Config(ModelConfig):
     """Sizes and constants of a T5 (Raffel et al. 2019, 3.1.2), frozen; the defaults are those of t5-small.
 
-    A head has `head_size`, by default its share of the hidden size. The decoder has `num_decoder_layers`, or as many as
-    the encoder. With `gated` and without `tie_word_embeddings`, where the decoder has an output matrix of its own, it
-    is version 1.1. Nothing depends on a number of positions; max_position_embeddings bounds what is read. There is one
-    rate of dropout, that of `hidden_dropout_prob`.
+    Heads have size `head_size`, by default their share of the hidden size. The decoder has `num_decoder_layers`, by
+    default as many as the encoder. With `gated` and without `tie_word_embeddings`, in which case the decoder has its
+    own output matrix, it is T5 1.1. No weight depends on the number of positions; max_position_embeddings only bounds
+    the input. There is one dropout rate, `hidden_dropout_prob`.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 32_128
@@ -84,7 +84,7 @@ class T5Config(ModelConfig):
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
-        """Check what is special to T5, in which heads need not divide the hidden size."""
+        """Check the constraints specific to T5, whose heads need not divide the hidden size."""
         if self.relative_attention_max_distance <= (exact := self.relative_attention_num_buckets // 2):
             raise ValueError(
                 f"relative_attention_max_distance {self.relative_attention_max_distance} is not above {exact}, half of "
@@ -103,19 +103,19 @@ class T5Config(ModelConfig):
         return self
 
     def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
-        """Return it with ids of special tokens in keys that were not given; padding starts what a decoder reads."""
+        """Return a copy with the ids of special tokens in keys that were not set; padding starts decoder inputs."""
         is_open = pad is not None and "decoder_start_token_id" not in self.model_fields_set
         start = {"decoder_start_token_id": pad if is_open else self.decoder_start_token_id}
         return super().with_marks(pad, begin, end).model_copy(update=start)
 
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a published mapping under the keys of this class; absent ones have the published defaults."""
+        """Return a published mapping under the keys of this class; absent keys have the published defaults."""
         own = {key: values[theirs] for theirs, key in _PUBLISHED.items() if values.get(theirs) is not None}
         name = values.get("feed_forward_proj", "relu")
         own["gated"] = isinstance(name, str) and name.startswith("gated-")
         own["hidden_act"] = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-")) if own["gated"] else name
-        if values.get("scale_decoder_outputs") is False:  # how later files say that the words are not tied
+        if values.get("scale_decoder_outputs") is False:  # later files mark untied embeddings this way
             own["tie_word_embeddings"] = False
         return {"head_size": 64, "decoder_start_token_id": own.get("pad_token_id", 0), **own}
 
@@ -127,7 +127,7 @@ class T5Config(ModelConfig):
         return found
 
     def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json, model_type included."""
+        """Return the mapping that goes into config.json, including model_type."""
         own = self.model_dump()
         content = {theirs: own[key] for theirs, key in _PUBLISHED.items() if own[key] is not None}
         act = "gelu" if self.gated and self.hidden_act == "gelu_new" else self.hidden_act

@@ -1,4 +1,4 @@
-"""The original Transformer (Vaswani et al. 2017): its encoder, and the decoder that is a head on any encoder."""
+"""The original Transformer (Vaswani et al. 2017): its encoder, and its decoder as a head on top of an encoder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from maskloom.models.transformer_config import TransformerConfig
 
 
 def _uniform(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
-    """Fill by Glorot and Bengio's rule, of joint projections each by itself, so that they start as if apart."""
+    """Fill Glorot-uniformly; joint projections are filled separately, so that they start like independent ones."""
     if name == "bias":
         values.zero_()
         return
@@ -47,13 +47,13 @@ def _scaled(module: nn.Module, name: str, values: Tensor, generator: torch.Gener
 
 
 TRANSFORMER_RULES: InitialRules = {Dense: _uniform, nn.Embedding: _scaled}
-"""Initial weights: uniform by fan-in and fan-out, and embeddings of variance 1 / d, as the published code has them."""
+"""Initial weights: Glorot uniform, and embeddings of variance 1 / d, as in the published code."""
 
 
 class ScaledEmbeddings(nn.Module):
-    """Word embeddings times sqrt(d), plus sinusoids or learned positions, any norm, then dropout (3.4, 3.5).
+    """Word embeddings times sqrt(d), plus sinusoids or learned positions, an optional norm, then dropout (3.4, 3.5).
 
-    With `source_size` words are read in a vocabulary of their own, with a table `source`; `word` is for a decoder.
+    With `source_size`, inputs are in a separate vocabulary with its own table `source`; `word` is for a decoder.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ScaledEmbeddings(nn.Module):
         return self.of_vectors((self.word if self.source is None else self.source)(token_ids), layout)
 
     def of_vectors(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the sum for what stands in place of word embeddings: (tokens, hidden) to (tokens, hidden)."""
+        """Return the sum for vectors in place of word embeddings: (tokens, hidden) to (tokens, hidden)."""
         return self.dropout(self.layer_norm(self.positions.added(vectors, layout)))
 
 
@@ -104,19 +104,19 @@ class Positions(nn.Module):
             self.table = nn.Embedding.from_pretrained(torch.empty(num_positions + offset, hidden_size), freeze=False)
 
     def forward(self, position_ids: Tensor, last: int | None = None) -> Tensor:
-        """Return the vectors of positions, of which `last` is the largest, (tokens, hidden)."""
+        """Return the vectors of positions up to `last`, (tokens, hidden)."""
         if self.table is not None:
             return self.table(position_ids + self.offset)
         vectors = sinusoids(position_ids, self._size, last)
         return torch.cat([vectors[:, ::2], vectors[:, 1::2]], 1) if self._sines_first else vectors
 
     def added(self, vectors: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return vectors, times sqrt(d) unless told otherwise, plus those of the positions, (tokens, hidden)."""
+        """Return vectors, times sqrt(d) if `scales_words`, plus position vectors, (tokens, hidden)."""
         return torch.add(self(layout.position_ids, layout.max_position), vectors, alpha=self._scale)
 
 
 class Transformer(Encoder):
-    """The encoder: scaled embeddings with positions, layers, and with `pre_norm` a last norm."""
+    """The encoder: scaled embeddings with positions, layers and, with `pre_norm`, a last norm."""
 
     initial_rules = TRANSFORMER_RULES
 
@@ -137,7 +137,7 @@ class Transformer(Encoder):
         return self.embeddings(token_ids, layout)
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
-        """Return the layout that the layers read: of neighborhoods where attention is restricted to them."""
+        """Return the layout that the layers read: with neighborhoods if attention is restricted to them."""
         return layout.within(cast(TransformerConfig, self.config).attention_neighborhood)
 
     def new_decoder(self) -> TransformerDecoder:
@@ -146,9 +146,9 @@ class Transformer(Encoder):
 
 
 class TransformerDecoder(TiedDecoder):
-    """A decoder on the output of an encoder, with its word embeddings at both ends (3.1, 3.4).
+    """A decoder on the output of an encoder, with tied word embeddings at its input and output (3.1, 3.4).
 
-    It has the sizes of the encoder's configuration.
+    Its sizes come from the encoder's configuration.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -194,16 +194,16 @@ class TransformerDecoder(TiedDecoder):
             return self.final_norm(rows[: layout.num_tokens])
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
-        """Return the layout that the layers read, of tokens after those in `past`."""
+        """Return the layout that the layers read, for tokens that follow those in `past`."""
         return layout.within(self.neighborhood)
 
     def embedded(self, token_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return what the first layer reads, (tokens, hidden)."""
+        """Return the input of the first layer, (tokens, hidden)."""
         vectors = self.positions.added(F.embedding(token_ids, self.decoder), layout)
         return self.dropout(self.layer_norm(vectors))
 
     def memories(self, hidden: Tensor, layout: SequenceLayout) -> list[Any]:
-        """Return what each layer attends to in all steps of decoding, of sources' vectors (source tokens, hidden)."""
+        """Return the memory of each layer for all decoding steps, from the sources' vectors (source tokens, hidden)."""
         return [PaddedMemory.of(cast(CrossAttention, layer.cross_attention), hidden, layout) for layer in self.layers]
 
     def step(
@@ -214,9 +214,9 @@ class TransformerDecoder(TiedDecoder):
         past: Sequence[KeyValues],
         layers: Iterable[Callable[..., Tensor]],
     ) -> Tensor:
-        """Return the vectors of tokens after those in `past`, which gets them too: (tokens,) to (tokens, hidden).
+        """Return the vectors of tokens that follow `past`, and update it: (tokens,) to (tokens, hidden).
 
-        `memories`, `past` and `layers`, or what computes the same, have one for each layer.
+        `memories`, `past` and `layers` have one entry per layer; `layers` may be equivalent functions.
         """
         layout, rows = self.placed(layout, past[0]), self.embedded(token_ids, layout)
         for layer, memory, key_values in zip(layers, memories, past, strict=True):

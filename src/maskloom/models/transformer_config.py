@@ -24,15 +24,15 @@ TRANSFORMER_SIZES = {
 
 
 class TransformerConfig(ModelConfig):
-    """Sizes and constants of an encoder and a decoder, frozen; the defaults are the paper's base.
+    """Sizes and constants of an encoder and a decoder, frozen; the defaults are the paper's base model.
 
-    Both have `num_hidden_layers`, the decoder `num_decoder_layers` where that is given. A head has its share of the
-    hidden size; with a smaller `key_size`, the paper's d_k, that is for values alone. Norms stand after the blocks, as
-    in the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
-    max_position_embeddings rows. Sinusoids reach as far as texts do: with them that key bounds what is read, and a
-    trained model may be given more. With an `attention_neighborhood` of r, self-attention is restricted to r tokens on
-    either side, in the decoder to r before (section 4 of the paper); 0 is all. With `source_vocab_size` the encoder
-    reads another vocabulary than the decoder, with word embeddings of its own.
+    Each has `num_hidden_layers`, unless `num_decoder_layers` is given for the decoder. Heads divide the hidden size
+    evenly; a smaller `key_size`, the paper's d_k, applies to queries and keys only. Norms come after the blocks, as in
+    the paper, or before them with `pre_norm`, as in its later code. `learned_positions` are tables of
+    max_position_embeddings rows. Sinusoids have no limit of their own: that key only bounds the input, and may be
+    raised for a trained model. An `attention_neighborhood` of r restricts self-attention to r tokens on either side,
+    in the decoder to the r tokens before (section 4 of the paper); 0 means no restriction. With `source_vocab_size`
+    the encoder reads a different vocabulary from the decoder's, with its own word embeddings.
     """
 
     vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 37_000
@@ -66,7 +66,7 @@ class TransformerConfig(ModelConfig):
         return self
 
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
-        """Return this with a vocabulary of sources; ConfigError for layers, which only a BART has before its own."""
+        """Return a copy with a vocabulary for sources; raises ConfigError for extra layers, which only a BART has."""
         if num_layers is not None:
             raise ConfigError(f"seq2seq.source_layers = {num_layers}: only a BART (model.architecture=bart) has them")
         return self.model_copy(update={"source_vocab_size": vocab_size})

@@ -1,1 +1,1 @@
-"""A model and a batch give loss sums and counts."""
+"""Objectives: loss sums and counts from a model and a batch."""

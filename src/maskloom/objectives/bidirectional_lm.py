@@ -20,20 +20,20 @@ from maskloom.models.heads import BidirectionalLMHead
 from maskloom.objectives.carried_lm import CarriedLanguageModeling
 from maskloom.objectives.objective import model_device
 
-_ROWS = 1024  # whose logits are held at once
+_ROWS = 1024  # rows whose logits are held simultaneously
 _WAYS = ("forward", "backward")
 
 
 @dataclass(frozen=True)
 class BidirectionalLanguageModeling(CarriedLanguageModeling):
-    """Mean of the cross-entropies of the next word and of the one before; both share characters and softmax.
+    """Mean of the cross-entropies of the next and the previous word; both directions share characters and softmax.
 
-    The softmax is over the whole vocabulary, in blocks: exact, so that training and evaluation have one loss.
-    Differs from the paper: its code samples 8,192 of 793,471 words, which vocabularies of this size do not need.
+    The softmax is exact, over the whole vocabulary in blocks, so that training and evaluation compute the same loss.
+    Differs from the paper, whose code samples 8,192 of 793,471 words, which our smaller vocabularies do not need.
     """
 
     def target_counts(self, batch: Any) -> dict[str, float]:
-        """Return the number of predictions of both directions."""
+        """Return the number of predictions in both directions."""
         return {self.part: 2.0 * len(batch.mlm_labels)}
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
@@ -42,7 +42,7 @@ class BidirectionalLanguageModeling(CarriedLanguageModeling):
         return {self.part: _head(model).loss_sum(torch.cat(hidden), torch.cat(labels))}
 
     def evaluation_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, float]:
-        """Return loss sums of each way, correct predictions and the number of words."""
+        """Return the loss sum of each direction, the number of correct predictions and the number of words."""
         sums = dict.fromkeys([f"{way}_loss" for way in _WAYS], 0.0) | {"correct": 0.0, "count": len(batch.mlm_labels)}
         for way, hidden, labels in zip(_WAYS, *self._predictions(model, batch), strict=True):
             for rows, wanted in zip(hidden.split(_ROWS), labels.split(_ROWS), strict=True):
@@ -52,7 +52,7 @@ class BidirectionalLanguageModeling(CarriedLanguageModeling):
         return sums
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Return loss (nats), accuracy and perplexity, that of the mean of both losses, and of each way alone."""
+        """Return loss (nats), accuracy, and the perplexity of the mean of both losses and of each direction."""
         count = max(sums.get("count", 0.0), 1.0)
         ways = {way: sums.get(f"{way}_loss", 0.0) / count for way in _WAYS}
         loss = sum(ways.values()) / 2
@@ -61,7 +61,7 @@ class BidirectionalLanguageModeling(CarriedLanguageModeling):
         return {"loss": loss, **found, **{name: math.exp(min(value, 700.0)) for name, value in perplexities.items()}}
 
     def _predictions(self, model: EncoderWithHeads, batch: Any) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the states of each way, (words, size), and the words that are predicted from them."""
+        """Return the states of each direction, (words, size), and the words to predict from them."""
         encoder, device = cast(Elmo, model.encoder), model_device(model)
         distinct, places = np.unique(np.concatenate([batch.token_ids, batch.backward_ids]), return_inverse=True)
         ids, lengths = batch.spelling.spelled(distinct)

@@ -1,4 +1,4 @@
-"""Language modelling by truncated back-propagation: the state of a recurrent network goes on from batch to batch."""
+"""Language modelling with truncated back-propagation: a recurrent network's state is carried from batch to batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from maskloom.objectives.objective import encode_batch
 
 @dataclass(frozen=True)
 class CarriedLanguageModeling(MaskedLanguageModeling):
-    """Cross-entropy of every next token, where a row begins in the state that the row before it ended in.
+    """Cross-entropy of every next token; a row starts from the final state of the same row of the previous batch.
 
-    Gradients end where the row begins (Williams and Peng 1990; Mikolov et al. 2010). The encoder has a `first_state`.
+    Gradients stop at the start of a row (Williams and Peng 1990; Mikolov et al. 2010). The encoder has a `first_state`.
     """
 
     def first_carry(self, model: EncoderWithHeads, num_sequences: int) -> Carry:
-        """Return the states before a text, one of each layer."""
+        """Return the initial states, one per layer."""
         return cast(Recurrent, model.encoder).first_state(num_sequences)
 
     def _vectors(self, model: EncoderWithHeads, batch: Any) -> tuple[Tensor, Tensor]:

@@ -12,26 +12,26 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective
 
 Carry = tuple[Tensor, ...]
-"""What a batch leaves to the next one: tensors with a row for each of its sequences, never changed in place."""
+"""The state passed from one batch to the next: tensors with a row per sequence, never changed in place."""
 
 
 @runtime_checkable
 class Carrying(Objective, Protocol):
-    """An objective whose batches are `CarriedBatch`es: it reads their `carry` and leaves them what comes `after`.
+    """An objective whose batches are `CarriedBatch`es: it reads their `carry` and sets `after`, the next carry.
 
-    Row i of a batch goes on where row i of the batch before it ended. The training loop keeps the carry, with
-    micro-batches, ranks and checkpoints, and replaces it only by that of a step that was taken.
+    Row i of a batch continues row i of the previous batch. The training loop stores the carry across micro-batches,
+    ranks and checkpoints, and replaces it only after a step that was actually taken.
     """
 
     def first_carry(self, model: EncoderWithHeads, num_sequences: int) -> Carry:
-        """Return what sequences carry that begin anew."""
+        """Return the carry of sequences that start afresh."""
         ...
 
 
 class CarriedBatch:
-    """A batch with what its rows `carry`, and room for what they carry on `after` it; its fields are the batch's own.
+    """A batch with the `carry` of its rows, and their carry `after` it; other attributes are the batch's own.
 
-    A batch that has `begins` (sequences,) bool says of which rows the text does not go on where it ended before.
+    If the batch has `begins` (sequences,) bool, it is True for rows whose text does not continue the previous batch.
     """
 
     def __init__(self, batch: Any, carry: Carry) -> None:
@@ -43,7 +43,7 @@ class CarriedBatch:
         return getattr(self.batch, name)
 
     def split(self, num_sequences: int) -> list[CarriedBatch]:
-        """Cut in order into batches of `num_sequences`, each with its rows of the carry."""
+        """Split in order into batches of `num_sequences`, each with its rows of the carry."""
         first, self._parts = 0, []
         for part in self.batch.split(num_sequences):
             rows = slice(first, first + len(part.lengths))
@@ -52,12 +52,12 @@ class CarriedBatch:
         return self._parts
 
     def carried_on(self) -> Carry:
-        """Return what all rows carry on, once the loss of every part has been computed."""
+        """Return the carry of all rows, once the loss of every part has been computed."""
         return tuple(torch.cat(tensors).detach() for tensors in zip(*(part.after for part in self._parts), strict=True))
 
 
 def with_carry(batch: Any, objective: Objective, model: EncoderWithHeads, carry: Carry | None) -> Any:
-    """Return a batch with what its rows carry, if anything; raises ConfigError for another number of sequences."""
+    """Return a batch with the carry of its rows, if any; raises ConfigError for a different number of sequences."""
     if not isinstance(objective, Carrying):
         return batch
     number, begins = len(batch.lengths), getattr(batch, "begins", None)
@@ -79,5 +79,5 @@ def with_carry(batch: Any, objective: Objective, model: EncoderWithHeads, carry:
 
 
 def carried_on(batch: Any) -> Carry | None:
-    """Return what a batch leaves to the next one, or None where nothing is carried."""
+    """Return the carry from a batch to the next one, or None if nothing is carried."""
     return batch.carried_on() if isinstance(batch, CarriedBatch) else None

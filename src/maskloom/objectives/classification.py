@@ -1,4 +1,4 @@
-"""Losses of tasks: classes and scores of texts, choices, and spans of answers (BERT paper 3.5, 4.1, 4.2, 4.4)."""
+"""Losses of tasks: classes and scores of texts, choices, and answer spans (BERT paper 3.5, 4.1, 4.2, 4.4)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from maskloom.objectives.objective import NOT_SCORED, TaskObjective, label_tenso
 
 @dataclass(frozen=True)
 class SingleLabelClassification(TaskObjective):
-    """Cross-entropy over classes, in nats, weighted by class where weights are given.
+    """Cross-entropy over classes, in nats, weighted by class if weights are given.
 
-    The mean divides by the sum of the weights of the targets, so weights change what a class counts, not the scale.
+    The mean divides by the total weight of the targets, so class weights change relative importance, not the scale.
     """
 
     name: ClassVar[str] = "classification"
@@ -56,10 +56,10 @@ class Regression(TaskObjective):
 
 @dataclass(frozen=True)
 class MultiLabelClassification(TaskObjective):
-    """Binary cross-entropy of independent labels, in nats, averaged over sequences and labels alike.
+    """Binary cross-entropy of independent labels, in nats, averaged over sequences and labels.
 
-    `positive_weights`, one a label, say how much more a label that is there counts than one that is not; the mean still
-    divides by the number of decisions.
+    `positive_weights`, one per label, weigh present labels relative to absent ones; the mean still divides by the
+    number of decisions.
     """
 
     name: ClassVar[str] = "multi_label"
@@ -80,11 +80,11 @@ class MultiLabelClassification(TaskObjective):
 
 @dataclass(frozen=True)
 class DocumentClassification(MultiLabelClassification):
-    """Labels of documents of a title and sentences, with two regularisers of probabilities s (Dong et al. 2019).
+    """Labels of documents (a title and sentences), with two regularisers of probabilities s (Dong et al. 2019).
 
-    For each pair of `similar` labels (j, k, Sim), `similarity` weighs Sim (s_j - s_k)^2 in documents that have both.
+    For each of the `similar` pairs (j, k, Sim), `similarity` weighs Sim (s_j - s_k)^2 in documents with both labels.
     For each of the `implied` pairs (j, k), `implication` weighs s_j (1 - s_k) / 2 in every document: j implies k.
-    Differs from the paper: it rounds s in the second one, which then has no gradient.
+    Differs from the paper, which rounds s in the second regulariser; that would have no gradient.
     """
 
     head: ClassVar[str] = "document"
@@ -95,7 +95,7 @@ class DocumentClassification(MultiLabelClassification):
     implied: tuple[tuple[int, int], ...] = ()
 
     def head_logits(self, model: EncoderWithHeads, output: EncoderOutput, batch: ChoiceBatch) -> Tensor:
-        """Return the head's outputs, (documents, labels), for what the encoder gave for titles and sentences."""
+        """Return the head's outputs, (documents, labels), for the encoder's output for titles and sentences."""
         return cast(DocumentHead, model.heads[self.head])(output.pooled, batch.num_choices, self.uses).float()
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
@@ -113,7 +113,7 @@ class DocumentClassification(MultiLabelClassification):
 
 @dataclass(frozen=True)
 class MultipleChoice(TaskObjective):
-    """Cross-entropy over the scores of an example's choices, of any number; a score is a product with one vector."""
+    """Cross-entropy over the scores of an example's choices, however many; a score is a product with one vector."""
 
     name: ClassVar[str] = "choice"
     head: ClassVar[str] = "choice"
@@ -128,7 +128,7 @@ class MultipleChoice(TaskObjective):
 
 
 def _by_unit(logits: Tensor, counts: np.ndarray) -> Tensor:
-    """Return logits (rows, 1) as (units, most rows), -inf where a unit has fewer; `counts` says how many each has."""
+    """Return logits (rows, 1) as (units, most rows), padded with -inf; `counts` is the number of rows of each unit."""
     most = int(counts.max(initial=1))
     if (counts == most).all():
         return logits.reshape(-1, most)
@@ -138,11 +138,11 @@ def _by_unit(logits: Tensor, counts: np.ndarray) -> Tensor:
 
 @dataclass(frozen=True)
 class SpanPrediction(TaskObjective):
-    """Mean of the cross-entropies of start and end over all tokens of the window, the question's included.
+    """Mean of the cross-entropies of start and end over all tokens of the window, including the question.
 
-    Labels are (windows, 2) places of the first and last token of the answer in their window; an answer that is not in
-    it is at the token that stands for the whole window. Differs from the published code: its softmax also runs over
-    padding, of which there is none here.
+    Labels are (windows, 2) positions of the first and last token of the answer in its window; for an answer outside the
+    window, both are the position of the token that represents the whole window. Differs from the published code, whose
+    softmax also runs over padding; there is no padding here.
     """
 
     name: ClassVar[str] = "span"

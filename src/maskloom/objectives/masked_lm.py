@@ -22,18 +22,18 @@ from maskloom.objectives.objective import TaskObjective, check_ids, encode_batch
 
 @dataclass(frozen=True)
 class MaskedLanguageModeling:
-    """Sum of the masked-LM loss over predictions and of the next-sentence loss over sequences (paper 3.3.1, 3.3.2).
+    """The masked-LM loss over predictions plus the next-sentence loss over sequences (paper 3.3.1, 3.3.2).
 
     The training loss is mean MLM + mean NSP; without a `pair_part` the second term is left out. `part` and `pair_part`
-    name the terms and their metrics: the first is the loss of a causal language model where batches have the next token
-    to predict, the second that of sentence order where pairs are swapped.
+    name the terms and their metrics. Batches determine what they measure: with next tokens as labels, the first is a
+    causal language-model loss; with swapped pairs, the second is a sentence-order loss.
     """
 
     part: str = "mlm"
     pair_part: str | None = "nsp"
 
     def target_counts(self, batch: PretrainingBatch) -> dict[str, float]:
-        """Return the number of masked positions and, with next-sentence prediction, of sequences."""
+        """Return the number of masked positions and, with next-sentence prediction, the number of sequences."""
         counts = {self.part: float(len(batch.mlm_labels))}
         if self.pair_part:
             counts[self.pair_part] = float(batch.num_sequences)
@@ -63,7 +63,7 @@ class MaskedLanguageModeling:
         return sums
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
-        """Return loss (nats), accuracy and perplexity; every prediction of the evaluation weighs the same."""
+        """Return loss (nats), accuracy and perplexity; all predictions of the evaluation have equal weight."""
         metrics: dict[str, float] = {"loss": 0.0}
         for name in filter(None, (self.part, self.pair_part)):
             count = max(sums.get(f"{name}_count", 0.0), 1.0)
@@ -74,20 +74,20 @@ class MaskedLanguageModeling:
         return metrics
 
     def _vectors(self, model: EncoderWithHeads, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Return the vectors at the predictions, (predictions, hidden), and those of sequences, (sequences, hidden)."""
+        """Return the vectors at the predictions, (predictions, hidden), and of the sequences, (sequences, hidden)."""
         if self.pair_part and batch.nsp_labels is None:
             raise ValueError(f"{self.pair_part} needs a batch with labels of pairs; this batch has none")
         return vectors_at(batch.mlm_positions, encode_batch(model, batch))
 
 
 def vectors_at(positions: np.ndarray, output: EncoderOutput) -> tuple[Tensor, Tensor]:
-    """Return the vectors of tokens at some positions, (positions, hidden), and those of sequences."""
+    """Return the vectors of the tokens at some positions, (positions, hidden), and of the sequences."""
     hidden = output.last_hidden_state
     return hidden.index_select(0, to_device(positions, hidden.device)), output.pooled
 
 
 def required_vocabulary_head(model: EncoderWithHeads) -> MaskedLMHead | LanguageModelHead:
-    """Return the head whose logits are over the vocabulary; raises ConfigError for a model without one."""
+    """Return the head that returns logits over the vocabulary; raises ConfigError for a model without one."""
     if (head := model.vocabulary_head) is None:
         raise ConfigError(f"a language model needs a head over the vocabulary; this one has {', '.join(model.heads)}")
     return head
@@ -104,17 +104,17 @@ def _cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class WithLanguageModel:
-    """The loss of a task plus `weight` (the paper's lambda) times that of predicting every next token, in nats.
+    """The loss of a task plus `weight` (the paper's lambda) times the loss of predicting every next token, in nats.
 
-    The second is a mean over sequences of the mean over a sequence's tokens, the first one left out, as the published
-    code has it. It is for training alone, on tasks that read the pooled vectors of sequences.
+    The latter is the mean over sequences of the mean over a sequence's tokens except the first, as in the published
+    code. For training only, on tasks that read the pooled vectors of sequences.
     """
 
     objective: TaskObjective
     weight: float
 
     def target_counts(self, batch: Any) -> dict[str, float]:
-        """Return the counts of the task, and the number of sequences."""
+        """Return the counts of the task, and the number of sequences that have a next token."""
         return {**self.objective.target_counts(batch), "lm": float(max(1, np.count_nonzero(batch.lengths > 1)))}
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ class WithLanguageModel:
 
 
 def _next_tokens(batch: PackedBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return every place that has a next token, that token, and 1 over their number in its sequence."""
+    """Return every position that has a next token, that token, and 1 over the number of them in the sequence."""
     ends = np.cumsum(batch.lengths)
     has_next = np.ones(batch.num_tokens, dtype=bool)
     has_next[ends[batch.lengths > 0] - 1] = False

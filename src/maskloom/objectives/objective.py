@@ -1,6 +1,6 @@
-"""What every objective offers: sums and counts, so that accumulation and data parallelism equal one big batch.
+"""The interface of objectives: sums and counts, so that accumulation and data parallelism equal one big batch.
 
-That of a task offers more: the outputs that are scored and decoded, from the same pass.
+Objectives of tasks also return, from the same pass, the outputs that are scored and decoded.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from maskloom.models.encoder import EncoderOutput
 
 
 class Objective(Protocol):
-    """A stateless loss of a model on a batch, split into named sums and the counts that divide them."""
+    """A stateless loss of a model on a batch, as named sums and the counts to divide them by."""
 
     def target_counts(self, batch: Any) -> dict[str, float]:
-        """Return the number (or weight) of targets in a batch by name; known before any arithmetic."""
+        """Return the number (or weight) of targets in a batch by name; needs no computation with the model."""
         ...
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
-        """Return scalar sums of the loss over the targets of a batch, with the names of `target_counts`."""
+        """Return scalar sums of the loss over the targets of a batch, under the names of `target_counts`."""
         ...
 
 
 class SummedObjective(Objective, Protocol):
-    """An objective whose evaluation is a sum over batches too."""
+    """An objective whose evaluation is also a sum over batches."""
 
     def evaluation_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, float]:
-        """Return sums that add over batches to whatever `evaluation_metrics` needs."""
+        """Return sums that, added over batches, are the input of `evaluation_metrics`."""
         ...
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
@@ -51,7 +51,7 @@ class SummedObjective(Objective, Protocol):
 
 @dataclass(frozen=True)
 class WithMixPenalty:
-    """An objective plus `weight` times the sum of squares of the weights of mixes of layers, for training alone."""
+    """An objective plus `weight` times the sum of squares of layer-mix weights; for training only."""
 
     objective: Objective
     weight: float
@@ -61,7 +61,7 @@ class WithMixPenalty:
         return {**self.objective.target_counts(batch), "mix": float(len(batch.lengths))}
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
-        """Return the sums of the objective, and `mix` for each sequence; raises ConfigError where nothing is mixed."""
+        """Return the sums of the objective, and `mix` once per sequence; raises ConfigError if no layers are mixed."""
         weights = [part.weights for part in model.modules() if isinstance(part, ScalarMix)]
         if not weights:
             raise ConfigError(f"mix.l2 = {self.weight:g}: this model does not mix its layers")
@@ -75,7 +75,7 @@ def model_device(model: torch.nn.Module) -> torch.device:
 
 
 def check_ids(name: str, ids: np.ndarray, number: int) -> None:
-    """Raise ValueError for an id that is none of the model's, of which there are `number`; a GPU would not see it."""
+    """Raise ValueError for an id outside the model's 0 to `number` - 1, which a GPU would not detect."""
     if len(ids) and ((least := int(ids.min())) < 0 or int(ids.max()) >= number):
         raise ValueError(f"{name} id {least if least < 0 else int(ids.max())}: the model's are 0 to {number - 1:,}")
 
@@ -83,9 +83,9 @@ def check_ids(name: str, ids: np.ndarray, number: int) -> None:
 def encode_batch(
     model: EncoderWithHeads, batch: Any, *, keep_hidden_states: bool = False, past: Sequence[Kept] | None = None
 ) -> EncoderOutput:
-    """Run the encoder over the packed tokens of a batch; `past` has what its layers kept of the tokens before.
+    """Run the encoder over the packed tokens of a batch; `past` holds its layers' state of earlier tokens.
 
-    Raises ValueError for a token or segment that the model has no embedding of.
+    Raises ValueError for a token or segment that has no embedding.
     """
     if isinstance(embeddings := model.encoder.embeddings, TokenEmbeddings):
         check_ids("token", batch.token_ids, embeddings.word.num_embeddings)
@@ -102,14 +102,14 @@ def encode_batch(
 
 
 NOT_SCORED = -100
-"""The label of a token that has none; torch's cross-entropy ignores it."""
+"""The label of unlabelled tokens; torch's cross-entropy ignores it."""
 
 
 @dataclass(frozen=True)
 class BatchOutputs:
-    """What a head gave for a batch: `rows` (rows, width) in order, and the summed loss where the batch has labels.
+    """The outputs of a head for a batch: `rows` (rows, width) in order, and the summed loss if the batch has labels.
 
-    `counts` (units,) are the rows of each unit where they depend on what was given, else the objective knows them.
+    `counts` (units,) are the numbers of rows of the units if they depend on the outputs; otherwise, see `row_counts`.
     """
 
     rows: Tensor
@@ -120,9 +120,9 @@ class BatchOutputs:
 class TaskObjective(ABC):
     """A loss that is a function of a head's logits, so that scoring and loss share one pass.
 
-    A batch consists of units; each owns `row_counts` consecutive rows of the logits: one row for a sequence that is
-    classified, one a token for spans and tags, one a choice for multiple choice. `name` is the loss's name in reports,
-    `head` that of the head, which reads every token (`reads_tokens`) or the pooled first one of each sequence.
+    A batch consists of units; each owns `row_counts` consecutive rows of the logits: one row for a sequence to
+    classify, one per token for spans and tags, one per choice for multiple choice. `name` is the loss's name in
+    reports, `head` the name of the head, which reads every token (`reads_tokens`) or the pooled vectors of sequences.
     """
 
     name: ClassVar[str]
@@ -134,7 +134,7 @@ class TaskObjective(ABC):
         """Return the summed loss of logits (rows, width) against the labels of a batch."""
 
     def num_targets(self, labels: np.ndarray) -> float:
-        """Return the number (or weight) of the targets that labels stand for: by default one a label."""
+        """Return the number (or weight) of the targets in labels: by default one per label."""
         return len(labels)
 
     def target_counts(self, batch: Any) -> dict[str, float]:
@@ -146,7 +146,7 @@ class TaskObjective(ABC):
         return self.head_logits(model, encode_batch(model, batch), batch)
 
     def head_logits(self, model: EncoderWithHeads, output: EncoderOutput, batch: Any) -> Tensor:
-        """Return the head's outputs for what the encoder gave."""
+        """Return the head's outputs for the encoder's output."""
         vectors = output.last_hidden_state if self.reads_tokens else output.pooled
         if isinstance(batch, BothOrdersBatch):
             vectors = vectors.view(-1, 2, vectors.shape[1]).sum(1)
@@ -157,11 +157,11 @@ class TaskObjective(ABC):
         return batch.lengths if self.reads_tokens else np.ones(len(batch.indices), dtype=np.int64)
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
-        """Return the summed loss by name, as the training loop takes it."""
+        """Return the summed loss by name, as the training loop expects it."""
         return {self.name: self.loss_sum_of(self.logits(model, batch), batch)}
 
     def outputs(self, model: EncoderWithHeads, batch: Any) -> BatchOutputs:
-        """Return what is scored and decoded, with the loss where there are labels."""
+        """Return the outputs to score and decode, with the loss if there are labels."""
         logits = self.logits(model, batch)
         return BatchOutputs(logits, None if batch.labels is None else self.loss_sum_of(logits, batch))
 

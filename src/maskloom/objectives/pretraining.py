@@ -38,36 +38,36 @@ def sentences(corpus: Corpus, documents: np.ndarray | None, data: PretrainingDat
 
 
 def passages(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
-    """Return segments whose sentences are told apart."""
+    """Return segments with their sentence boundaries."""
     return Passages(corpus, documents, data, seed=seed)
 
 
 def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
-    """Return sentences where the tokenizer has the marks of BERT, else running text."""
+    """Return sentences if the tokenizer has BERT's marks, otherwise running text."""
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
 
 
 def contiguous(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, size: int) -> Stream:
-    """Return running text whose rows go on where those of the batch before ended."""
+    """Return running text in which each row continues the same row of the previous batch."""
     return Contiguous(corpus, documents, data, seed=seed, batch_size=size)
 
 
 def language_modeling(part: str, data: PretrainingData) -> SummedObjective:
-    """Return the loss over the vocabulary with what is told of pairs of texts, where they tell anything."""
+    """Return the loss over the vocabulary, with the loss of the pair task if the data has one."""
     from maskloom.objectives.masked_lm import MaskedLanguageModeling  # torch
 
     return MaskedLanguageModeling(part, data.pair_task)
 
 
 def carried(part: str, data: PretrainingData) -> SummedObjective:
-    """Return the loss over the vocabulary with state from batch to batch."""
+    """Return the loss over the vocabulary, with state carried from batch to batch."""
     from maskloom.objectives.carried_lm import CarriedLanguageModeling  # torch
 
     return CarriedLanguageModeling(part, None)
 
 
 def both_ways(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, size: int) -> Stream:
-    """Return sentences in random order, and the same reversed, which go on as in `contiguous`."""
+    """Return sentences in random order, and the same reversed; both continue across batches as in `contiguous`."""
     return SentencesBothWays(corpus, documents, data, seed=seed, batch_size=size)
 
 
@@ -79,35 +79,34 @@ def bidirectional(part: str, data: PretrainingData) -> SummedObjective:
 
 
 def restoring(part: str, data: PretrainingData) -> SummedObjective:
-    """Return the loss of a decoder that writes texts."""
+    """Return the loss of a decoder that restores texts."""
     from maskloom.objectives.sequence_to_sequence import Restoration  # torch
 
     return Restoration(part, None)
 
 
 def vocabulary_and_pairs(vocabulary_head: str, data: PretrainingData) -> tuple[str, ...]:
-    """Return the head over the vocabulary and, where something is told of pairs of texts, the one for that."""
+    """Return the head over the vocabulary and, if the data has a pair task, the head for it."""
     return (vocabulary_head, "nsp") if data.pair_task else (vocabulary_head,)
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """What is known of a pre-training objective.
+    """The description of a pre-training objective.
 
-    `part` is the name of its loss and metrics, of which PART_loss decides which checkpoint is best. `stream` makes the
-    stream of rows from a corpus, documents of it (None for all), settings, a seed and the batch size; `corruption`
-    makes, from a vocabulary, settings and a seed, what turns rows into batches. `objective` makes what is computed on
-    them from `part` and the settings, `heads` names the heads that it calls, by the architecture's vocabulary head and
-    the settings, and `reference` tells from `part`, a corpus and the training documents what can be known without a
-    model; it is None where there is nothing to compare with.
+    `part` is the prefix of its loss and metrics; PART_loss decides which checkpoint is best. `stream` creates the
+    stream of rows from a corpus, its documents (None for all), the settings, a seed and the batch size. `corruption`
+    creates, from a vocabulary, the settings and a seed, the function that turns rows into batches. `objective` creates
+    the loss on these batches from `part` and the settings. `heads` names the heads that the loss calls, given the
+    architecture's vocabulary head and the settings. `reference` creates a baseline without a model from `part`, a
+    corpus and the training documents; it is None if there is no such baseline.
 
-    The settings are an object of `data`, which has the keys of the recipe's section [data] and of `section`, the
-    recipe's section under the name of the objective. `defaults` are other defaults of keys of [data]; the keys `unread`
-    mean nothing here, and a recipe that sets one is refused. `needs` are roles of special tokens that a vocabulary must
-    have. One that `is_causal` trains left-to-right models, one that `has_decoder` encoders with their decoder, on
-    single texts, one that `has_state` recurrent networks, whose state goes on from batch to batch, and one that
-    `reads_spelling` encoders that read words by their characters. `names` are what people call its loss, and the tokens
-    that it is of.
+    The settings are an instance of `data`, which has the keys of the recipe's section [data] and of `section`, the
+    recipe's section with the name of the objective. `defaults` override defaults of [data]. The keys `unread` have no
+    effect here, and a recipe that sets one is refused. `needs` are the roles of special tokens that the vocabulary must
+    have. With `is_causal` it trains left-to-right models; with `has_decoder`, encoders and their decoders, on single
+    texts; with `has_state`, recurrent networks, whose state is carried from batch to batch; with `reads_spelling`,
+    encoders that read words as characters. `names` are display names of its loss and of the tokens predicted.
     """
 
     part: str
@@ -128,7 +127,7 @@ class Pretraining:
     names: tuple[str, str] = ("language-model", "Tokens")
 
     def reads_running_text(self, corpus: Corpus) -> bool:
-        """Tell whether rows of a corpus are running text, in which no sentence begins or ends a row."""
+        """Return whether rows of a corpus are running text, not aligned with sentences."""
         return self.stream in (contiguous, both_ways) or (
             self.stream is left_to_right and not corpus.tokenizer.has_segments
         )
@@ -143,7 +142,7 @@ class Pretraining:
         seed: int,
         rows: slice = slice(None),
     ) -> Loader:
-        """Return the batches of a corpus, of which the sequences `rows` are made."""
+        """Return the loader of a corpus's batches, which creates only the sequences `rows` of each."""
         stream = self.stream(corpus, documents, data, seed, batch_size)
         return Loader(stream, self.corruption(corpus.vocabulary, data, seed), batch_size=batch_size, rows=rows)
 
@@ -202,14 +201,14 @@ PRETRAINING = Rows(
         ),
     },
 )
-"""The pre-training objectives by the names of recipes."""
+"""The pre-training objectives by their names in recipes."""
 
 
 def row_of(metrics: Mapping[str, float]) -> Pretraining | None:
-    """Return the row whose loss metrics hold, or None."""
+    """Return the row whose loss is among the metrics, or None."""
     return next((row for row in PRETRAINING.values() if f"{row.part}_loss" in metrics), None)
 
 
 def unigram_of(metrics: Mapping[str, float]) -> float | None:
-    """Return the unigram cross-entropy in metrics, which early runs wrote as an entropy; None for none."""
+    """Return the unigram cross-entropy in metrics, which early runs called `unigram_entropy`; None if absent."""
     return metrics.get("unigram_cross_entropy", metrics.get("unigram_entropy"))

@@ -1,4 +1,4 @@
-"""What guesses score that need no model, on the very targets of an evaluation: what a loss is compared with."""
+"""Baselines that need no model, on the same targets as an evaluation, to compare a loss with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from maskloom.data.streams.sentence_pairs import pair_task_of
 
 
 class TokenFrequencies:
-    """Guesses each token by its frequency in the training documents, and of pairs the commonest answer.
+    """Predicts tokens by their frequencies in the training documents, and pairs by the most common answer.
 
-    As of an objective's evaluation, sums add up over batches and then become metrics; a subclass may make others. With
-    `tells_text` every token of a text is predicted: the loss is told in bits per character too, and running text
-    counts the end marks of documents.
+    As in an objective's evaluation, sums are added over batches and then turned into metrics; a subclass may compute
+    others. With `tells_text` every token of a text is predicted: the loss is also reported in bits per character, and
+    running text counts the end marks of documents.
     """
 
     def __init__(self, part: str, corpus: Corpus, documents: np.ndarray, *, tells_text: bool = False) -> None:
-        """Count the tokens of these documents; `part` names the loss."""
+        """Count the tokens of `documents`; `part` names the loss."""
         self._part, self._tells_text = part, tells_text
         self._num_characters = corpus.vocabulary.num_characters
         counts = np.ones(len(corpus.vocabulary))
@@ -33,7 +33,7 @@ class TokenFrequencies:
         self._log_frequencies = np.log(counts / counts.sum())
 
     def sums(self, batch: Any) -> dict[str, float]:
-        """Return the loss of the guesses on a batch, what they are of, and how many pairs are random ones."""
+        """Return the summed loss on a batch, and the numbers of targets, characters, random pairs and pairs."""
         pairs = np.empty(0) if batch.nsp_labels is None else batch.nsp_labels
         return {
             "nats": -float(self._log_frequencies[batch.mlm_labels].sum()),
@@ -44,9 +44,9 @@ class TokenFrequencies:
         }
 
     def metrics(self, sums: Mapping[str, float], found: Mapping[str, float]) -> dict[str, float]:
-        """Return the cross-entropy of the guesses in nats, how many they are, and the majority's part of pairs."""
+        """Return the cross-entropy in nats, the number of predictions, and the majority fraction of pairs."""
         targets, metrics = max(sums["targets"], 1), {}
-        if self._tells_text:  # of the predicted text, as the tokenizer normalises it
+        if self._tells_text:  # characters of the predicted text as the tokenizer normalises it
             nats = found[f"{self._part}_loss"] * targets
             metrics[f"{self._part}_bits_per_character"] = nats / max(sums["characters"], 1) / math.log(2)
         metrics |= {"unigram_cross_entropy": sums["nats"] / targets, "num_predictions": sums["targets"]}

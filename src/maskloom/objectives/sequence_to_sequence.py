@@ -19,18 +19,18 @@ from maskloom.models.transformer import TransformerDecoder
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.objective import BatchOutputs, TaskObjective, label_tensor, labels_of, model_device
 
-# Rows whose scores of the whole vocabulary are held at a time.
+# Rows whose logits over the vocabulary are held simultaneously.
 _ROWS_AT_ONCE = 1024
-# The encoder's packed vectors, with their layout.
+# The encoder's packed output vectors and their layout.
 _Memory = tuple[Tensor, SequenceLayout]
 
 
 @dataclass(frozen=True)
 class SequenceToSequence(TaskObjective):
-    """Cross-entropy of every token of a target given those before it and its source, in nats, labels smoothed.
+    """Label-smoothed cross-entropy of each target token given the earlier ones and the source, in nats.
 
-    What is scored and decoded is what a search finds: a row for each token, which counts a target's end. `loss` of an
-    evaluation is without smoothing.
+    The outputs to score and decode are generated texts: one row per token, including a target's end token. The `loss`
+    of an evaluation has no label smoothing.
     """
 
     name: ClassVar[str] = "seq2seq"
@@ -45,12 +45,12 @@ class SequenceToSequence(TaskObjective):
         return torch.nn.functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
 
     def loss_sums(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> dict[str, Tensor]:
-        """Return the summed loss by name, as the training loop takes it."""
+        """Return the summed loss by name, as the training loop expects it."""
         return {self.name: self._loss(model, batch, _encoded(model, batch), self.label_smoothing)}
 
     @torch.no_grad()
     def outputs(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> BatchOutputs:
-        """Return the tokens that a search finds, (tokens, 1), and the loss where there are labels."""
+        """Return the generated tokens, (tokens, 1), and the loss if there are labels."""
         memory = _encoded(model, batch)
         loss = None if batch.labels is None else self._loss(model, batch, memory, 0.0)
         texts, end = self._found(model, batch, memory), int(batch.marks[0, -1])
@@ -62,7 +62,7 @@ class SequenceToSequence(TaskObjective):
     def found(
         self, model: EncoderWithHeads, batch: SourceTargetBatch, steps: list[DecodingStep] | None = None
     ) -> list[Continuation]:
-        """Return the text for each source; draws are keyed by the indices of a batch. `steps` is for a single one."""
+        """Return the text for each source, with draws keyed by `batch.indices`; `steps` is for a single source."""
         return self._found(model, batch, _encoded(model, batch), steps)
 
     def _found(
@@ -82,7 +82,7 @@ class SequenceToSequence(TaskObjective):
 
 @dataclass(frozen=True)
 class Restoration(MaskedLanguageModeling):
-    """Cross-entropy of every token of a text given those before it and its noised form (Lewis et al. 2019, 2.2)."""
+    """Cross-entropy of each token of a text given the earlier ones and its noised form (Lewis et al. 2019, 2.2)."""
 
     def target_counts(self, batch: SourceTargetBatch) -> dict[str, float]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the number of target tokens."""
@@ -94,7 +94,7 @@ class Restoration(MaskedLanguageModeling):
         return {self.part: head.loss_sum(vectors, label_tensor(batch, vectors))}
 
     def evaluation_sums(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> dict[str, float]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return loss sum, correct predictions and their number."""
+        """Return the loss sum, the number of correct predictions and the number of labels."""
         head, vectors = _decoded(model, batch, _encoded(model, batch))
         labels = label_tensor(batch, vectors)
         pieces = zip(vectors.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True)

@@ -1,4 +1,4 @@
-"""Losses of a tag for each word, on its first token: alone, as a chain, and on frozen vectors (BERT paper 5.3)."""
+"""Losses of one tag per word, on its first token: independent, as a chain, on frozen vectors (BERT paper 5.3)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FORBIDDEN = -1e4
 
 @dataclass(frozen=True)
 class Tagging(SingleLabelClassification):
-    """Cross-entropy over tags at the tokens that have a label; the others, labelled -100, take no part."""
+    """Cross-entropy over tags at the tokens that have a label; the others, labelled -100, are ignored."""
 
     name: ClassVar[str] = "tagging"
     head: ClassVar[str] = "tagger"
@@ -45,12 +45,12 @@ class Tagging(SingleLabelClassification):
 class CrfTagging(TaskObjective):
     """Negative log likelihood of the tags of each chain: a conditional random field (a row of the paper's Table 3).
 
-    A chain is the words of a sentence, on their first pieces. The weight of a batch is its number of tags, so that
-    losses compare with those of `Tagging`. What is scored and decoded are rows of twice the number of tags: log
-    probabilities of each tag with all else summed out, then 0 for the tag on the best path and -30 for the others, so
-    that rows of several models can be averaged like any logits. Tokens outside chains have zeros. `forbidden` are pairs
-    of tags that the best path never takes one after the other; -1 stands for the start as the first and for the end as
-    the second. Training and probabilities do not know of it.
+    A chain is the words of a sentence, at their first pieces. The weight of a batch is its number of tags, so that
+    losses are comparable with those of `Tagging`. The outputs to score and decode are rows of twice the number of tags:
+    the marginal log probability of each tag, then 0 for the tag on the best path and -30 for the others, so that rows
+    of several models can be averaged like any logits. Tokens outside chains have zeros. `forbidden` are pairs of
+    consecutive tags that the best path must not contain; -1 is the start as the first tag and the end as the second.
+    Training and probabilities ignore `forbidden`.
     """
 
     forbidden: tuple[tuple[int, int], ...] = ()
@@ -68,12 +68,12 @@ class CrfTagging(TaskObjective):
         return {self.name: self._loss_sum(model, self.logits(model, batch), batch)}
 
     def loss_sum_of(self, logits: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the summed negative log probability of each tag by itself; that of a chain needs the model."""
+        """Return the summed negative marginal log probability of the tags; that of a chain needs the model."""
         alone = logits[:, : logits.shape[1] // 2]
         return F.cross_entropy(alone, label_tensor(batch, logits), ignore_index=NOT_SCORED, reduction="sum")
 
     def outputs(self, model: EncoderWithHeads, batch: TokenBatch) -> BatchOutputs:
-        """Return log probabilities and best paths, with the loss where there are labels."""
+        """Return log probabilities and best paths, with the loss if there are labels."""
         crf, logits, (where, lengths) = _crf(model), self.logits(model, batch), _chains(batch)
         emissions = logits[where]
         best = F.one_hot(crf.best_tags(emissions, lengths, self._penalties(crf)), crf.num_tags)
@@ -96,10 +96,10 @@ class CrfTagging(TaskObjective):
 
 
 class _OnFrozenVectors(TaskObjective):
-    """The head "bilstm_tagger" on words of chains (Table 7); frozen vectors come with the batch or from the encoder."""
+    """The head "bilstm_tagger" on words of chains (Table 7); frozen vectors are in the batch or from the encoder."""
 
     def logits(self, model: EncoderWithHeads, batch: TokenBatch) -> Tensor:
-        """Return one score a tag for every token, (tokens, tags); zeros outside chains."""
+        """Return a score per tag for every token, (tokens, tags); zeros outside chains."""
         head, (where, lengths) = cast(BiLSTMTagger, model.heads["bilstm_tagger"]), _chains(batch)
         device = model_device(model)
         if isinstance(batch, FeatureBatch):
@@ -113,19 +113,19 @@ class _OnFrozenVectors(TaskObjective):
 
 @dataclass(frozen=True)
 class FeatureTagging(_OnFrozenVectors, Tagging):
-    """`Tagging` on the vectors of an encoder that does not learn."""
+    """`Tagging` on the vectors of a frozen encoder."""
 
 
 @dataclass(frozen=True)
 class FeatureCrfTagging(_OnFrozenVectors, CrfTagging):
-    """`CrfTagging` on the vectors of an encoder that does not learn."""
+    """`CrfTagging` on the vectors of a frozen encoder."""
 
 
 @torch.no_grad()
 def frozen_vectors(
     model: EncoderWithHeads, batch: PackedBatch, positions: np.ndarray, combination: LayerCombination
 ) -> Tensor:
-    """Return the vectors of the tokens at those positions of a batch, (positions, vectors, width), without dropout."""
+    """Return the vectors of the tokens at `positions` of a batch, (positions, vectors, width), without dropout."""
     model.encoder.eval()
     states = encode_batch(model, batch, keep_hidden_states=True).hidden_states
     assert states is not None
@@ -137,7 +137,7 @@ def _crf(model: EncoderWithHeads) -> LinearChainCRF:
 
 
 def _chains(batch: TokenBatch, chosen: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions of the tokens of chains (or of those chosen), and how many of them each chain has."""
+    """Return the positions of the tokens of chains (or of the `chosen` tokens), and their number in each chain."""
     if batch.chains is None:
         raise ValueError("the batch does not say which tokens form a chain; this tagger needs that")
     where = np.flatnonzero(batch.chains >= 0 if chosen is None else chosen)
