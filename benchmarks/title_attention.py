@@ -29,9 +29,14 @@ SEEDS = (0, 1, 2)
 _PARTS = ("train", "dev", "test")
 # Score of `maskloom evaluate`, its name on the page; the papers' "accuracy" of a document is its Jaccard index.
 _SCORES = {
-    **{"f1_macro": "macro F1", "f1_micro": "micro F1", "jaccard": "Jaccard"},
-    **{"precision_samples": "precision", "recall_samples": "recall", "f1_of_means": "F1 of the two"},
-    **{"hamming_loss": "wrong decisions", "hamming_by_label": "wrong decisions by true labels"},
+    "f1_macro": "macro F1",
+    "f1_micro": "micro F1",
+    "jaccard": "Jaccard",
+    "precision_samples": "precision",
+    "recall_samples": "recall",
+    "f1_of_means": "F1 of the two",
+    "hamming_loss": "wrong decisions",
+    "hamming_by_label": "wrong decisions by true labels",
 }
 _SHARED = ("data.max_length=64", "tune_on_dev=true", "training.batch_size=32", "training.num_threads=1")
 _RECURRENT = (
