@@ -55,7 +55,7 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
             file.seek(0)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns about storages that old files name
-                values = torch.load(file, map_location="cpu", weights_only=True)  # could run code, but not after _check
+                values = torch.load(file, map_location="cpu", weights_only=True)  # may run code: not after _check
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except _RefusedError as problem:

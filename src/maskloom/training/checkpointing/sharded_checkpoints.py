@@ -195,7 +195,7 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-class _HarmlessUnpickler(pickle.Unpickler):  # pickles may run code: only listed names are allowed
+class _HarmlessUnpickler(pickle.Unpickler):  # may run code: only listed names are allowed
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
