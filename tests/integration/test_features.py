@@ -93,7 +93,7 @@ def run(model_folder, data, tmp_path_factory):
 
 
 def hidden_states(model_folder, words):
-    """Return a sentence's hidden states (layers, tokens, hidden), padded call; its first pieces and encoding."""
+    """Return hidden states (layers, tokens, hidden) of a sentence from a padded call, its first pieces and encoding."""
     model, _ = load_model(model_folder, heads=())
     encoding = Tokenizer.load(model_folder).encode(" ".join(words))
     with torch.inference_mode():

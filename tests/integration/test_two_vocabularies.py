@@ -37,7 +37,7 @@ def invoke(*arguments):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Return a folder of German numbers, the English ones reversed, a vocabulary of each, and a corpus of the English."""
+    """Return a folder of German numbers, English ones in reverse order, a vocabulary of each, and an English corpus."""
     folder, draw = tmp_path_factory.mktemp("numbers"), random.Random(0)
     for name, size in (("train", 600), ("dev", 30)):
         texts = [draw.choices([*WORDS], k=draw.randint(2, 4)) for _ in range(size)]
