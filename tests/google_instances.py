@@ -1,8 +1,8 @@
-"""The static pre-training instances of Google's released generator, from the same stream of random numbers.
+"""Static pre-training instances as Google's released generator makes them, from the same random number stream.
 
-Tokens are strings, one `random.Random` serves every draw, and the order of draws is part of the contract. Instances
-equal those of the PyPI package bert-tensorflow 1.0.4 one for one; whole-word masking follows the later release of the
-generator. Tests hold `maskloom.data.streams.sentence_pairs`, whose draws are its own, to the same statistics.
+Tokens are strings, one `random.Random` makes every draw, and the order of draws is part of the contract. Each instance
+equals that of the PyPI package bert-tensorflow 1.0.4; whole-word masking follows the generator's later release. Tests
+require the same statistics of `maskloom.data.streams.sentence_pairs`, which draws differently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MASK_SHARE = 0.8
 
 @dataclass(frozen=True)
 class GoogleInstance:
-    """One masked instance: tokens with segments, where they were masked, and what stood there, by position."""
+    """One masked instance: tokens and segments, the masked positions in order, and the original tokens there."""
 
     tokens: list[str]
     segment_ids: list[int]
@@ -32,7 +32,7 @@ class GoogleInstance:
 
 @dataclass(frozen=True)
 class _Generator:
-    """Settings and the stream of random numbers, shared by all steps."""
+    """The settings and the random number stream, shared by all steps."""
 
     documents: list[list[Sentence]]
     vocabulary_tokens: Sequence[str]
@@ -44,7 +44,7 @@ class _Generator:
     whole_word_masking: bool
 
     def document_instances(self, place: int) -> Iterator[GoogleInstance]:
-        """Walk one document once; the target length is drawn once for the whole walk."""
+        """Yield the instances of one pass over a document; the target length is drawn once per pass."""
         document = self.documents[place]
         target = self.num_text_tokens
         if self.rng.random() < self.short_seq_prob:
@@ -58,11 +58,11 @@ class _Generator:
             num_sentences = last - first
             middle = first + (self.rng.randint(1, num_sentences - 1) if num_sentences > 1 else 1)
             text_a = [token for sentence in document[first:middle] for token in sentence]
-            # A chunk of one sentence has no next text of its own, and draws nothing to find that out.
+            # A chunk of one sentence has no next text of its own, so no number is drawn.
             is_random_next = num_sentences == 1 or self.rng.random() < 0.5
             if is_random_next:
                 text_b = self._text_of_another(place, target - len(text_a))
-                # The sentences after A were not used: the next chunk begins with them.
+                # The sentences after A were not used, so the next chunk starts with them.
                 first = middle
             else:
                 text_b = [token for sentence in document[middle:last] for token in sentence]
@@ -71,9 +71,9 @@ class _Generator:
             yield self._masked(text_a, text_b, is_random_next)
 
     def _text_of_another(self, place: int, goal: int) -> list[str]:
-        """Return sentences of another document up to `goal` tokens, at least one sentence.
+        """Return sentences of another document, at least one, until they have `goal` tokens or it ends.
 
-        After 10 draws of the same document that document serves.
+        If 10 draws all give the same document, its own sentences are used.
         """
         other = place
         for _ in range(_NUM_DOCUMENT_DRAWS):
@@ -89,7 +89,7 @@ class _Generator:
         return text
 
     def _truncate(self, text_a: list[str], text_b: list[str]) -> None:
-        """Take tokens off the longer text (B at a tie), at its front or back by a coin toss each, until both fit."""
+        """Remove tokens from the longer text (B at a tie), each from a random end, until both fit."""
         while len(text_a) + len(text_b) > self.num_text_tokens:
             longer = text_a if len(text_a) > len(text_b) else text_b
             longer.pop(0 if self.rng.random() < 0.5 else -1)
@@ -121,7 +121,7 @@ class _Generator:
     def _maskable(self, tokens: list[str]) -> list[list[int]]:
         """Return groups of positions that are masked together.
 
-        As in the released generator a `##` piece right after [SEP] joins the word before the [SEP].
+        As in the released generator, a `##` piece right after [SEP] joins the word before the [SEP].
         """
         groups: list[list[int]] = []
         for position, token in enumerate(tokens):
@@ -155,9 +155,9 @@ def google_instances(
 ) -> list[GoogleInstance]:
     """Return all instances of `dupe_factor` passes over tokenised documents, in the generator's final order.
 
-    Documents are lists of sentences of tokens, in the order of the files; empty ones are dropped. Random replacements
-    are drawn by place in `vocabulary_tokens`, so that its order matters. Raises ConfigError for a
-    length below 5 or no pass at all.
+    Documents are lists of tokenised sentences, in the order of the files; empty ones are dropped. Random replacements
+    are drawn by index into `vocabulary_tokens`, so its order matters. Raises ConfigError if `max_length` is below 5
+    or `dupe_factor` below 1.
     """
     if max_length < 5 or dupe_factor < 1:
         raise ConfigError(f"max_length is {max_length} and dupe_factor {dupe_factor}; they must be at least 5 and 1")

@@ -1,4 +1,4 @@
-"""TensorFlow 1 checkpoints written by hand, after the format's description and with nothing of the program's own."""
+"""TensorFlow 1 checkpoints written by hand from the format's description, without any code of maskloom."""
 
 import struct
 from pathlib import Path
@@ -58,7 +58,7 @@ def table(entries, *, compress=False, entries_a_block=7):
     out, index = bytearray(), []
 
     def put(content):
-        content += bytes([compress])  # 1 says Snappy
+        content += bytes([compress])  # 1 means Snappy
         handle = varint(len(out)) + varint(len(content) - 1)
         out.extend(content + struct.pack("<I", masked_crc(content)))
         return handle

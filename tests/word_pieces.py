@@ -1,4 +1,4 @@
-"""Words as the strings of their pieces."""
+"""WordPiece pieces of a word, as strings."""
 
 from maskloom.text.vocabulary import MAX_WORD_LENGTH, Vocabulary, wordpiece_spans
 

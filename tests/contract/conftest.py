@@ -1,4 +1,4 @@
-"""A corpus of fifty short sentences, for everything that is added from outside."""
+"""A corpus of fifty short sentences, for tests of extensions from outside the package."""
 
 import pytest
 

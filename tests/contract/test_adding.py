@@ -1,6 +1,6 @@
-"""An architecture, a pre-training objective and a kind of task from outside of the package, by rows of its tables.
+"""An architecture, a pre-training objective and a kind of task added from outside the package, as table rows.
 
-docs/ADDING.md follows these lines.
+docs/ADDING.md follows this file.
 """
 
 import json
@@ -56,18 +56,18 @@ from maskloom.tasks.kinds import KINDS, classification_kind
 from maskloom.tasks.settings import ClassificationSettings
 from maskloom.text.tokenizer import Tokenizer
 
-# --- an architecture: the mean of a token and those around it, through a dense layer
+# --- an architecture: each layer adds the mean of the sequence, passed through a dense layer
 
 
 class BagConfig(ModelConfig):
-    """The configuration: the keys that all encoders share, and what config.json calls the model."""
+    """The configuration: the keys shared by all encoders, and the `model_type` in config.json."""
 
     def as_published(self):
         return {"model_type": "bag", **self.model_dump()}
 
 
 class RootNorm(nn.Module):
-    """x over its root mean square, times learned weights."""
+    """x divided by its root mean square, times learned weights."""
 
     def __init__(self, size):
         super().__init__()
@@ -93,7 +93,7 @@ class MixingLayer(nn.Module):
 
 
 class Bag(Encoder):
-    """The encoder: embeddings, layers, pooler, and how ids become vectors."""
+    """The encoder: embeddings, layers, final norm, pooler, and how ids are embedded."""
 
     def __init__(self, config):
         super().__init__()
@@ -112,7 +112,7 @@ class Bag(Encoder):
 
 
 def bag_rows(config, heads, *, has_pooler=True):
-    """Every parameter has the name of ours, without a second one in other programs."""
+    """Return rows in which each parameter is stored under our own name; other programs have no name for it."""
     names = ["encoder.embeddings.word.weight", "encoder.embeddings.position.weight"]
     names += [f"encoder.layers.{n}.dense.{end}" for n in range(config.num_hidden_layers) for end in ("weight", "bias")]
     names.append("encoder.final_norm.weight")
@@ -146,17 +146,17 @@ BAG_FORMAT = PublishedFormat(
     canonical=lambda name, rows: (name, False),
 )
 
-# --- a pre-training objective: say every token again
+# --- a pre-training objective: repeat every token
 
 
 class SayAgain(Corruption):
-    """The model sees the ids as they are, and predicts each of them."""
+    """The model sees the unchanged ids and predicts each of them."""
 
     def __call__(self, texts):
         return texts.predicting(texts.token_ids, np.arange(texts.num_tokens), texts.token_ids)
 
 
-# --- with a section of its own, and a stream: one sentence of every document
+# --- its own recipe section, and a stream of one sentence per document
 
 
 class CopyingSection(Section):
@@ -168,7 +168,7 @@ class CopyingSection(Section):
 
 
 class CopyingData(CopyingSection, PretrainingData):
-    """Those keys, and the ones of [data]."""
+    """The keys of [copying] and [data]."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Chosen(Columns):
 
 
 class SentenceStream:
-    """A sentence of every document, in the order of the corpus."""
+    """A stream of one sentence per document, in corpus order."""
 
     def __init__(self, corpus, documents, data, seed, batch_size):
         self.corpus, self.length = corpus, data.max_length
@@ -209,12 +209,12 @@ COPYING = Pretraining(
     "copy", SayAgain, SentenceStream, section=CopyingSection, data=CopyingData, names=("copying", "Tokens")
 )
 
-# --- another, with an objective of its own that carries state from batch to batch
+# --- another one, whose objective carries state from batch to batch
 
 
 @dataclass(frozen=True)
 class RememberingRow(Remembering):
-    """What each row remembers of the text before; the part is that of its metrics."""
+    """Carries each row's state across batches; `part` is the prefix of its metrics."""
 
     part: str = "remembered"
 
@@ -223,7 +223,7 @@ class RememberingRow(Remembering):
 
 
 def contiguous(corpus, documents, data, seed, batch_size):
-    """Rows that go on where those of the batch before ended."""
+    """Return a stream whose rows continue where those of the last batch ended."""
     return Contiguous(corpus, documents, data, seed=seed, batch_size=batch_size)
 
 
@@ -232,7 +232,7 @@ REMEMBERING = Pretraining(
     NextTokens,
     contiguous,
     objective=lambda part, data: RememberingRow(16, part),
-    heads=lambda vocabulary_head, data: (vocabulary_head, "span"),  # a second one, though nothing calls it
+    heads=lambda vocabulary_head, data: (vocabulary_head, "span"),  # a second head, although nothing calls it
     reference=None,
     defaults={"next_sentence": False},
     unread=("static_masks",),
@@ -248,12 +248,12 @@ class SmoothedSection(Section):
 
 
 class SmoothedSettings(SmoothedSection, ClassificationSettings):
-    """Those keys, and the ones of every task on one text."""
+    """The keys of [smoothed], and those of every classification task."""
 
 
 @dataclass(frozen=True)
 class Smoothed(TaskObjective):
-    """Cross-entropy whose targets have a part of their weight on all classes alike."""
+    """Cross-entropy with label smoothing: part of the target weight is spread evenly over all classes."""
 
     amount: float
 
@@ -280,7 +280,7 @@ SMOOTHED = replace(
 
 @pytest.fixture
 def rows(monkeypatch):
-    """Add a line to each table, for one test."""
+    """Add a row to each table for one test."""
     monkeypatch.setitem(ARCHITECTURES, "bag", BAG)
     monkeypatch.setitem(FORMATS, "bag", BAG_FORMAT)
     monkeypatch.setitem(PRETRAINING, "copying", COPYING)
@@ -412,7 +412,7 @@ def test_what_an_objective_does_not_read_and_what_it_needs_are_refused(monkeypat
 
 
 class HalvesData(PretrainingData):
-    """Pairs of the halves of a text, of which half are swapped: a task of its own on the same pairs."""
+    """Pairs of the two halves of a text, half of them swapped: another task on sentence pairs."""
 
     pairs: ClassVar[str] = "halves"
 

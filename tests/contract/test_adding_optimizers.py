@@ -1,4 +1,4 @@
-"""An optimiser and a schedule from outside of the package, by rows of their tables."""
+"""An optimiser and a learning-rate schedule added from outside the package, as table rows."""
 
 import json
 import shutil
@@ -12,12 +12,12 @@ from maskloom.training.optimizers import OPTIMIZERS, SCHEDULES
 
 
 def stairs(step, *, warmup_steps, steps):
-    """Half the rate after half of the steps."""
+    """Return the factor of the learning rate: 1.0 for the first half of the steps, then 0.5."""
     return 1.0 if step < steps / 2 else 0.5
 
 
 class Counting(torch.optim.Optimizer):
-    """Gradient descent whose state is a plain int and a tensor with one number for each row of a matrix."""
+    """Gradient descent whose state is a plain int, and a tensor with one number per row of a matrix."""
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -31,7 +31,7 @@ class Counting(torch.optim.Optimizer):
                 parameter -= rate * parameter.grad / (state["sizes"].sqrt() + 1e-6)
 
 
-# Their state: a step and a tensor; a tensor alone; a further number; rows and columns; a plain int and rows.
+# Their state: a step and a tensor; only a tensor; one more number; rows and columns; a plain int and rows.
 OTHER_OPTIMIZERS = {
     "adagrad": lambda groups, _: torch.optim.Adagrad(groups, lr=0.01),
     "sgd": lambda groups, _: torch.optim.SGD(groups, lr=0.01, momentum=0.9),

@@ -1,4 +1,4 @@
-"""What every architecture of the table must do."""
+"""The contract of every architecture in the table."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""What holds on every device that torch finds, and between any two of them: here the processor, elsewhere GPUs too."""
+"""What must hold on every device that torch finds and between any two of them: the CPU, and GPUs if present."""
 
 from itertools import islice, product
 from pathlib import Path

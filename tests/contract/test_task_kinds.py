@@ -1,4 +1,4 @@
-"""What every kind of task of the table must do, from files on disk to predictions of a saved model."""
+"""The contract of every kind of task in the table, from files on disk to predictions of a saved model."""
 
 import json
 from functools import partial
@@ -87,12 +87,12 @@ def save_gpt(folder, tokenizer, **keys):
 
 
 def save_first_gpt(folder):
-    """Byte pairs of words, with the marks of tasks in the vocabulary."""
+    """Write a first GPT: word-level byte pairs, with the special tokens of tasks in the vocabulary."""
     save_gpt(folder, train_vocabulary(WORDS * 2, VocabularySettings(size=80, model="bpe"))[0])
 
 
 def save_gpt2(folder):
-    """Byte pairs of bytes, without any mark but that of an end; fine-tuning adds the others."""
+    """Write a GPT-2: byte-level BPE with only an end token; fine-tuning adds the other special tokens."""
     merges = (("Ġ", "t"), ("h", "e"), ("Ġt", "he"), ("n", "n"), ("Ġ", "A"), ("ĠA", "nn"), ("ĠAnn", "a"))
     tokens = [*sorted(ByteLevel.alphabet()), *map("".join, merges), "<|endoftext|>"]
     special = SpecialTokens(begin="<|endoftext|>", end="<|endoftext|>")
@@ -107,7 +107,7 @@ def save_transformer(folder):
 
 
 def save_of_bytes(folder, architecture):
-    """A published kind of encoder and decoder, on byte pairs of bytes."""
+    """Write a published encoder-decoder architecture with byte-level BPE."""
     options = {"model": "byte-bpe", "lowercase": False}
     tokenizer = train_vocabulary([" ".join(WORDS)] * 2, VocabularySettings(size=300, **options))[0]
     sizes = CONFIG.model_dump(include={"num_hidden_layers", "intermediate_size", "hidden_dropout_prob"})
@@ -205,7 +205,7 @@ FILES = {
 
 
 def pytest_generate_tests(metafunc):
-    """Run tests on every kind, and on every model that is for it: only one with a decoder writes texts."""
+    """Run tests on every kind of task and every model that fits it; seq2seq needs a model with a decoder."""
     marks = metafunc.definition.iter_markers("parametrize")
     kinds = next((mark.args[1] for mark in marks if mark.args[0] == "name"), None)
     if "model_folder" not in metafunc.fixturenames:
@@ -213,7 +213,7 @@ def pytest_generate_tests(metafunc):
             metafunc.parametrize("name", list(KINDS), indirect=True)
     elif kinds is None:
         is_whole = metafunc.function is test_from_training_to_predictions
-        models = [model for model in MODELS if is_whole or model not in ("marian", "t5")]  # which have much of others
+        models = [model for model in MODELS if is_whole or model not in ("marian", "t5")]  # they share much with others
         pairs = [(kind, model) for kind in KINDS for model in models if kind != "seq2seq" or model in WITH_DECODERS]
         metafunc.parametrize(("name", "model_folder"), pairs, indirect=True)
     else:
@@ -258,7 +258,7 @@ def files(name, tmp_path):
 
 @pytest.fixture
 def prepared(name, recipe, model_folder, files):
-    """The task, an untrained model for it, its tokenizer, and the dev file as read."""
+    """Return the task, an untrained model for it, its tokenizer, and the dev data."""
     kind, settings = KINDS[name], recipe.task_settings(KINDS[name].settings)
     train = kind.read(files[0], ReadingOptions(), settings)
     task = kind.make(kind.label_names(train, ReadingOptions(), settings), None, settings)
@@ -302,7 +302,7 @@ def test_outputs_do_not_depend_on_batches(prepared):
 
 
 def test_outputs_in_half_precision_are_finite_and_near(prepared, monkeypatch):
-    """As on CUDA, by the processor's own bf16."""
+    """Run bf16 autocast on the CPU, in place of CUDA's."""
     task, model, tokenizer, dev = prepared
     encoded = task.encode(dev, tokenizer, MAX_LENGTH)
     plain, asked = model_outputs(model, task.objective, encoded), []
@@ -311,7 +311,7 @@ def test_outputs_in_half_precision_are_finite_and_near(prepared, monkeypatch):
     half = model_outputs(model, task.objective, encoded, precision="bf16")
     assert set(asked) == {("bf16", torch.device("cpu"))}
     assert half.loss_sum == pytest.approx(plain.loss_sum, rel=0.05)
-    for one, other in zip(half.rows, plain.rows, strict=True) if task.kind != "seq2seq" else ():  # whose rows are ids
+    for one, other in zip(half.rows, plain.rows, strict=True) if task.kind != "seq2seq" else ():  # its rows are ids
         np.testing.assert_allclose(one, other, rtol=0, atol=0.2)
     evaluate_task(model, task, encoded, "fp32")
     assert asked[-1][0] == "fp32"
@@ -366,7 +366,7 @@ INPUTS = {
 
 
 def fits(value, hint):
-    """Tell whether a plain value is of a type; keys of a TypedDict may be absent."""
+    """Tell whether a plain value has the hinted type; keys of a TypedDict may be absent."""
     if is_typeddict(hint):
         hints = get_type_hints(hint)
         return value.keys() <= hints.keys() and all(fits(item, hints[key]) for key, item in value.items())
@@ -430,10 +430,10 @@ def test_a_left_to_right_encoder_is_fine_tuned_alike(recipe, files, tmp_path):
 
 
 def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_path):
-    """The kept model scores on dev what training said; a run made again gives the same weights."""
+    """The saved model has the dev scores that training reported; a second run gives the same weights."""
     train, dev = files
     result = finetune(recipe, model=model_folder, train=train, dev=dev, out=tmp_path / "run")
-    # an epoch is a pass over all units: windows, where questions have several
+    # an epoch is a pass over all units, which are windows where questions have several
     assert 1.6 < result["last"]["epoch"] <= 2.0
     scored = evaluate(tmp_path / "run", dev)
     for score, value in result["best"]["scores"].items():

@@ -1,4 +1,4 @@
-"""What every tokenizer does, whatever its pieces: a new one is a line in `TOKENIZERS`."""
+"""The contract of every tokenizer, whatever its pieces: a new one is added as a line in `TOKENIZERS`."""
 
 import pickle
 from collections.abc import Callable

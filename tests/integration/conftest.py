@@ -1,4 +1,4 @@
-"""What tests of killed, stopped and broken runs share, those of an installed wheel, and those of commands."""
+"""Fixtures for tests of killed, stopped and broken runs, of an installed wheel, and of commands."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def server():
     """Start runs as forks of one process that has imported everything."""
-    from tools.soak.processes import ForkServer  # here, so that other tests do without
+    from tools.soak.processes import ForkServer  # imported here so that other tests do not need it
 
     with ForkServer() as running:
         yield running
@@ -24,7 +24,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def budget(tmp_path_factory):
-    """Give trials a folder and the draws of seed 0, without a limit of time."""
+    """Return a budget for trials with a folder, the draws of seed 0 and no time limit."""
     from tools.soak.rows import Budget
 
     return Budget(0, tmp_path_factory.mktemp("trials"))
@@ -32,7 +32,7 @@ def budget(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> Path:
-    """Build the source archive from this checkout and return the wheel that is built from that."""
+    """Build a source archive from this checkout, and return a wheel built from that archive."""
     pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("distribution")
     for target, source in (("sdist", ROOT), ("wheel", None)):
@@ -48,9 +48,9 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel, tmp_path_factory) -> Path:
-    """Return a virtual environment with the wheel; all but maskloom it finds in the environment of the tests.
+    """Return a virtual environment with the wheel; all other packages come from the test environment.
 
-    The paths of that one come last, so that a maskloom which is installed there from the checkout stays unseen.
+    The paths of the test environment come last, so a maskloom installed there from the checkout is not used.
     """
     folder = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(folder, symlinks=True)
@@ -66,14 +66,14 @@ def installed(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def environment_of_wheel(installed) -> dict[str, str]:
-    """Return environment variables in which `python` and `maskloom` are those of the wheel and no checkout is seen."""
+    """Return environment variables that select the wheel's `python` and `maskloom` and hide the checkout."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     return {**others, "PATH": f"{installed / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
-    """Run a command line in this process, and return its exit code and what it said on both streams."""
+    """Return a function that runs a command line in this process and returns the exit code and all output."""
     from maskloom.cli import main
 
     def run(*arguments: object) -> tuple[int, str]:
@@ -89,7 +89,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
 
 @pytest.fixture
 def run(command):
-    """Run a command line in this process that ends with a code, 0 by default, and return what it said."""
+    """Return a function that runs a command line, checks its exit code (0 by default) and returns all output."""
 
     def said_by(*arguments: object, code: int = 0) -> str:
         found, said = command(*arguments)

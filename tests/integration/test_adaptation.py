@@ -1,4 +1,4 @@
-"""Pre-training that goes on from a model folder: what it did before the first step stands beside what it does after."""
+"""Pre-training continued from a model folder, with its scores before the first step reported next to those after."""
 
 import json
 import shutil
@@ -77,7 +77,7 @@ def starts(out: Path) -> list[dict[str, Any]]:
 
 def test_the_initial_weights_are_evaluated_before_step_1_and_stand_beside_the_end(corpus: Path, tmp_path: Path) -> None:
     init = model_folder(tmp_path / "init", ("mlm", "nsp"))
-    # a rate of 0 trains nothing, so that before and after are the same weights on the same instances
+    # a rate this small trains nothing, so the same weights are evaluated on the same instances before and after
     result, said = run(corpus, tmp_path / "still", init, "training.learning_rate=1e-30")
     after = {key: value for key, value in result.items() if key != "before"}
     assert result["before"] == pytest.approx(after)
@@ -123,6 +123,6 @@ def test_pieces_of_another_vocabulary_of_the_same_size_are_refused(corpus: Path,
     tokens = [*WORDS[:7], "other", *WORDS[8:]]
     with pytest.raises(ConfigError, match=r"vocabulary of 35 pieces is not that of 35 of the corpus, from id 12 on"):
         run(corpus, tmp_path / "run", model_folder(tmp_path / "init", ("mlm", "nsp"), tokens=tokens))
-    # rows that no piece names do no harm: published models have them
+    # embedding rows without a piece are accepted: published models have them
     result, _ = run(corpus, tmp_path / "run2", model_folder(tmp_path / "wide", ("mlm", "nsp"), num_rows=5))
     assert result["before"]

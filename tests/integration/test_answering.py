@@ -42,7 +42,7 @@ def start(tmp_path_factory):
 
 
 def squad_file(path, num_paragraphs, seed, *, v2):
-    """Contexts whose one color is the answer; in v2 some contexts have none. Most are longer than a window."""
+    """Write contexts whose only color is the answer; in v2 some have none. Most are longer than a window."""
     draw, paragraphs = random.Random(seed), []
     for number in range(num_paragraphs):
         words = [draw.choice([*FILLERS, *THINGS]) for _ in range(draw.choice([5, 12, 25]))]
@@ -93,7 +93,7 @@ def test_answers_are_learnt_and_scored_officially(trained, tmp_path):
 
 
 def test_an_epoch_is_a_pass_over_all_windows(trained):
-    """It once counted questions while batches held windows, so that 10 epochs were 5."""
+    """Regression: epochs counted questions while batches contained windows, so 10 epochs were only 5."""
     run, _, result, _ = trained
     windows = result["data"]["train"]["num_windows"]
     assert windows > 200 > result["data"]["train"]["num_kept"] == 150

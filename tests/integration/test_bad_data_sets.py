@@ -1,4 +1,4 @@
-"""Bad data sets of more than forty kinds: each is handled as stated, or refused with the file and the line."""
+"""More than forty kinds of bad data sets: each is handled as stated, or refused with file and line."""
 
 import pytest
 

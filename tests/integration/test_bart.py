@@ -1,4 +1,4 @@
-"""A BART is fine-tuned to write and to classify, by its own marks, and transformers reads what comes of it."""
+"""Fine-tuning BART to generate and to classify with its own special tokens; transformers opens the results."""
 
 import json
 
@@ -18,7 +18,7 @@ PAIRS = [(f"{one} {other}", f"{other} {one}") for one in WORDS for other in WORD
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder as transformers writes it, with random weights."""
+    """Return a folder as transformers writes it, with random weights."""
     folder = tmp_path_factory.mktemp("bart") / "model"
     folder.mkdir()
     library = ByteLevelBPETokenizer()

@@ -1,4 +1,4 @@
-"""A BART from raw text alone: byte pairs of bytes, a corpus, denoising, a fine-tuned task; and a GPT on bytes."""
+"""BART from raw text only: byte-level BPE, corpus, denoising and a fine-tuned task; and GPT-2 on the same bytes."""
 
 import json
 import random
@@ -20,7 +20,7 @@ ANIMALS = ["Anna's cat", "the DOG", "Zoë", "東京 🙂"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Text, and the vocabulary and corpus that the commands make of it."""
+    """Return a folder with text, and the vocabulary and corpus that the commands build from it."""
     from typer.testing import CliRunner
 
     from maskloom.cli import app
@@ -58,7 +58,7 @@ def test_from_text_to_a_model_that_writes_as_transformers_does(folder, tmp_path,
     run("finetune", "--task", "seq2seq", "--model", tmp_path / "run", *files, *more)
     sources = [row["source"] for row in rows]
     found = [answer["text"] for answer in maskloom.load(tmp_path / "tuned").predict(sources)]
-    assert sum(answer == row["target"] for answer, row in zip(found, rows, strict=True)) > 4  # a constant answer has 1
+    assert sum(answer == row["target"] for answer, row in zip(found, rows, strict=True)) > 4  # a constant answer: 1
     assert f"{found[2]}\n" in run("generate", "--model", tmp_path / "tuned", "--prompt", sources[2], "--beam", 1)
 
     model = tmp_path / "tuned" / "model"

@@ -1,4 +1,4 @@
-"""The commands on byte pairs: vocabulary, corpus, pre-training, fine-tuning, and what they refuse."""
+"""Commands with a byte-pair vocabulary: vocab, corpus, pre-training, fine-tuning, and what they refuse."""
 
 import json
 import random
@@ -33,7 +33,7 @@ def recipe(**changes) -> PretrainRecipe:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts, a byte-pair vocabulary of them, and a corpus."""
+    """Return a folder with texts, and a byte-pair vocabulary and a corpus built from them."""
     folder = tmp_path_factory.mktemp("byte-pairs")
     rng = random.Random(1)
     texts = ["\n".join(" ".join(rng.choices(WORDS, k=9)) for _ in range(4)) for _ in range(80)]

@@ -1,4 +1,4 @@
-"""State carried from batch to batch by several processes: each has its rows, and any number of them goes on."""
+"""State carried across batches by several processes: each has its rows, and any number of processes can resume."""
 
 import os
 import socket

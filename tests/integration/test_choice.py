@@ -41,7 +41,7 @@ def model_folder(tmp_path_factory):
 
 
 def write_swag(path, num_rows, seed, *, has_labels=True):
-    """Rows in SWAG's form whose right ending is the only good one."""
+    """Write rows in SWAG's format; the right ending is the only one with a good word."""
     draw = random.Random(seed)
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -147,7 +147,7 @@ def test_from_the_command_line_with_the_recipe_of_swag(run, model_folder, tmp_pa
 
 
 def write_arc(path, num_rows, seed):
-    """ARC's own form: labelled choices, three to five of them; labels are letters or numbers."""
+    """Write questions in ARC's format, with three to five choices labelled by letters or digits."""
     draw, lines = random.Random(seed), []
     for number in range(num_rows):
         labels = ["ABCDE", "12345"][number % 2][: 3 + number % 3]
@@ -198,7 +198,7 @@ def test_dev_may_have_other_numbers_of_choices_than_train(run, tmp_path):
 
 
 def write_race(folder, num_articles, seed):
-    """RACE's own form: a file an article, those of high schools and of middle schools in folders of their own."""
+    """Write articles in RACE's format: one file each, in a folder for high schools and one for middle schools."""
     draw = random.Random(seed)
     for number in range(num_articles):
         level = ("high", "middle")[number % 2]

@@ -1,4 +1,4 @@
-"""A Transformer from nothing learns to copy, to reverse and to sort ten digits."""
+"""A Transformer trained from scratch learns to copy, reverse and sort ten digits."""
 
 import json
 import random

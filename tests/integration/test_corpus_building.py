@@ -1,4 +1,4 @@
-"""Corpus building as a person meets it: killed, continued, without room on the disk, with wrong input."""
+"""Corpus building from the command line: killed, continued, on a full disk, and with wrong input."""
 
 import json
 import os
@@ -29,7 +29,7 @@ NUM_ATTEMPTS = 20
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A vocabulary, a text of several shards, and the corpus made of it by one process."""
+    """Return a folder with a vocabulary, a text of several shards, and its corpus as built by one process."""
     folder = tmp_path_factory.mktemp("texts")
     WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS])).save(folder / "vocab")
     rng = random.Random(0)
@@ -61,7 +61,7 @@ def start(folder: Path, out: Path) -> subprocess.Popen:
 
 
 def wait_until(is_so: Callable[[], bool], process: subprocess.Popen) -> bool:
-    """Wait for a moment of a build; False when the build ended before."""
+    """Wait until `is_so` holds during a build; return False if the build ends first."""
     deadline = time.monotonic() + TIMEOUT
     while not is_so():
         assert time.monotonic() < deadline, "waited too long"
@@ -81,11 +81,11 @@ def num_shards(out: Path) -> int:
 
 
 def processes(*, group: int) -> dict[int, bool]:
-    """The living processes of a group by number, and whether each was started for encoding."""
+    """Return the running processes of a group by id, and whether each was started for encoding."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # after the name, which stands in brackets, come the state, the parent and the group
+            # the name in brackets is followed by the state, the parent and the group
             state, _, own_group = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:3]
             is_worker = b"maskloom.system.worker_processes" in (folder / "cmdline").read_bytes()
         except (OSError, ValueError):
@@ -103,7 +103,7 @@ def assert_all_end(group: int) -> None:
 
 
 def kill_at(moment: str, folder: Path, out: Path) -> None:
-    """Build, and kill all processes of the build without warning at a moment that is seen in the folder."""
+    """Build, and kill all processes of the build with SIGKILL when the folder shows that `moment` has come."""
     moments: dict[str, Callable[[], bool]] = {
         "folder made": lambda: (out / "building").exists(),
         "tokenizer half written": lambda: (out / "vocab.txt").exists(),
@@ -119,7 +119,7 @@ def kill_at(moment: str, folder: Path, out: Path) -> None:
             shutil.copytree(out, before)
         if was_killed_at(moments[moment], folder, out):
             return
-        # the build ended before the moment was seen: go back to where it started, and look again
+        # the build ended before the moment was seen: restore the starting point and try again
         shutil.rmtree(out)
         if before.exists():
             shutil.copytree(before, out)
@@ -127,7 +127,7 @@ def kill_at(moment: str, folder: Path, out: Path) -> None:
 
 
 def was_killed_at(is_so: Callable[[], bool], folder: Path, out: Path) -> bool:
-    """Build and kill the whole group when `is_so`; False when the build ended by itself."""
+    """Build, and kill the whole group once `is_so` holds; return False if the build ends first."""
     process = start(folder, out)
     try:
         wait_until(is_so, process)
@@ -152,7 +152,7 @@ def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, 
         "several shards",
         "lengths being joined",
     ):
-        # each time the build goes on from where the last one was killed
+        # each build continues from where the last one was killed
         kill_at(moment, folder, out)
         if not (out / "manifest.json").exists():
             with pytest.raises(DataError, match=r"not finished|no manifest\.json|no such folder"):
@@ -172,14 +172,14 @@ def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, 
 
 @pytest.fixture
 def half_done(folder: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """A build whose first process was stopped in the middle of it, and its folder."""
+    """Yield a half-finished build whose main process is stopped, and its folder."""
     for attempt in range(5):
         out = tmp_path / f"out_{attempt}"
         process = start(folder, out)
         try:
             wait_until(lambda out=out: num_shards(out) >= 1, process)
             process.send_signal(signal.SIGSTOP)
-            # a busy machine may come too late with the signal
+            # on a busy machine the signal may come too late
             if process.poll() is None and 1 <= num_shards(out) <= 8:
                 yield process, out
                 return
@@ -260,7 +260,7 @@ def test_a_folder_below_a_file_is_answered_with_a_message(folder: Path) -> None:
 
 def test_a_full_disk_is_answered_with_a_message_and_can_be_continued(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    # a limit on the size of files stands for a disk without room; the signal that comes with it is ignored by Python
+    # a file size limit stands in for a full disk; Python ignores the signal that comes with it (SIGXFSZ)
     limited = ["bash", "-c", 'ulimit -f 400; exec "$@"', "bash", *command(folder, out)]
     done = subprocess.run(limited, capture_output=True, text=True, timeout=TIMEOUT)
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""The fast part of the soak's R4, R7b and R13: vocabularies and corpora are built to the same bytes through trouble."""
+"""The fast part of R4, R7b and R13 of the soak: interrupted builds of vocabularies and corpora give the same bytes."""
 
 import shutil
 from importlib.util import find_spec
@@ -57,7 +57,7 @@ def test_an_earlier_vocabulary_is_refused_and_a_killed_training_begins_anew(serv
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'maskloom[ray]'")
 def test_ray_builds_the_same_bytes_though_a_worker_is_killed(server, budget, tmp_path):
-    """The sockets of Ray are those of its own processes, and bound to 127.0.0.1."""
+    """Ray's own processes open its sockets, which are bound to 127.0.0.1."""
     build = prepare(server, tmp_path / "left-alone", megabytes=12)[2]
     trial = try_worker(on_ray(build), kill, "", budget.draw("ray"), tmp_path / "on-ray")
     assert trial.passed, f"{trial.name}: {trial.detail}"

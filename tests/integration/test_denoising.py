@@ -1,4 +1,4 @@
-"""Denoising and missing spans from raw text to a decoder that restores texts, and to a fine-tuned task."""
+"""Denoising and span corruption, from raw text to a decoder that restores texts and to a fine-tuned task."""
 
 import json
 import shutil
@@ -37,7 +37,7 @@ def invoke(*arguments):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A corpus with sentinels, and one without."""
+    """Return a folder with a corpus that has sentinels and one that has none."""
     folder = tmp_path_factory.mktemp("denoising")
     documents = [
         f"the {a} {v} the {b}. then the {b} runs to the {a}. now the {a} is happy."
@@ -78,7 +78,7 @@ def test_a_run_resumes_and_its_model_is_fine_tuned(folder, tmp_path, objective, 
     assert again[f"{part}_loss"] == pytest.approx(whole[f"{part}_loss"], rel=1e-4)
     weights = load_file(tmp_path / "whole" / "model" / "model.safetensors")
     last = tmp_path / "whole" / "checkpoints" / "phase-1" / "step-00000020"
-    shutil.rmtree(last)  # so that it goes on from step 15
+    shutil.rmtree(last)  # so that it resumes from step 15
     (tmp_path / "whole" / "metrics.json").unlink()
     invoke(*say, *more, "--steps", 20, "--out", tmp_path / "whole", "--resume")
     assert (last / "manifest.json").exists()
@@ -110,7 +110,7 @@ NOISES = {
 
 
 def restored(corpus, out, noise, **training):
-    """Documents that a tiny model has learned to restore, as it writes them and as they are."""
+    """Train a tiny model to restore documents; return its output and the targets."""
     objective = "denoising" if NOISES[noise] is not None else "span_corruption"
     quiet = {"permute_sentences": 0.0, "infill_rate": 0.0, "random_rate": 0.0}
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128, "hidden_dropout_prob": 0.0}
@@ -140,7 +140,7 @@ def restored(corpus, out, noise, **training):
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
-    """Greedy decoding of the sources of training gives the documents back."""
+    """Greedy decoding of the training sources returns the documents."""
     found, targets = restored(folder / "few", tmp_path / "run", noise, steps=100, batch_size=9, learning_rate=5e-3)
     assert len(targets) == 9
     assert found == targets
@@ -148,7 +148,7 @@ def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
 
 @pytest.fixture(scope="module")
 def hundred(folder):
-    """A corpus of 100 documents of three sentences of random words."""
+    """Return a corpus of 100 documents, each of three sentences of random words."""
     draw = np.random.default_rng(0)
     words = [f"{first}{vowel}{last}" for first in "bdfgklmnprst" for vowel in "aeiou" for last in "nrst"]
     texts = [" ".join(draw.choice(words, draw.integers(4, 8))) + "." for _ in range(300)]

@@ -1,4 +1,4 @@
-"""What a command says of its device, and what it refuses for the device's sake before any work."""
+"""What commands report about their device, and what they refuse up front because of it."""
 
 import contextlib
 import json

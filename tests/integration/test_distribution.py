@@ -1,4 +1,4 @@
-"""What a person installs without a checkout: the source archive, and the wheel that is built from it."""
+"""Installation without a checkout: the source archive, and the wheel built from it."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ def test_the_wheel_holds_every_file_of_the_package(wheel):
     assert Path("reproduce/report.html") in held
     assert "Requires-Python: >=3.11\n" in metadata
     versions = re.findall(r"Classifier: Programming Language :: Python :: (\S+)", metadata)
-    assert versions == ["3.11", "3.12", "3.13", "3.14"]  # those that the tests were run on
+    assert versions == ["3.11", "3.12", "3.13", "3.14"]  # the versions that the tests were run on
     assert f"**Python** {versions[0]} to {versions[-1]}, " in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "Project-URL: BERT paper, https://arxiv.org/abs/1810.04805" in metadata
 
@@ -37,7 +37,7 @@ def test_commands_run_in_an_empty_folder(environment_of_wheel, tmp_path):
     done = run("maskloom --version")
     assert (done.returncode, done.stdout) == (0, "maskloom 0.1.0\n"), done.stderr
     assert "* data.max_length = 384 " in run("maskloom recipes show squad-v1").stdout
-    # a shipped recipe is found by its name: it is the model that is refused
+    # the shipped recipe is found by name: only the model is refused
     done = run("maskloom finetune --recipe squad-v1 --model bert --train train.json --dev dev.json --out run")
     assert (done.returncode, done.stderr.partition(";")[0]) == (3, "error: bert: there is no such folder")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Documents from files to predictions: a title that chooses the sentence that counts."""
+"""Documents from files to predictions: the title selects the sentence that matters."""
 
 import json
 import random
@@ -30,7 +30,7 @@ BERT["model.config"] = {"hidden_size": 24, "num_hidden_layers": 1, "num_attentio
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Each sentence gives an animal a colour; the labels are that of the title's animal, and "warm" but for blue."""
+    """Write documents on animals; labels are the colour of the title's animal, and "warm" unless it is blue."""
     folder, draw = tmp_path_factory.mktemp("documents"), random.Random(0)
     for part, size in (("train", 1200), ("dev", 100)):
         rows = []

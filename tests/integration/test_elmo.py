@@ -1,4 +1,4 @@
-"""ELMo from raw text to features and tasks, by commands."""
+"""ELMo from raw text to features and tasks, on the command line."""
 
 import json
 import shutil

@@ -34,7 +34,7 @@ LABELS = {"tagging": TAGS, "span": (), "choice": ()}
 
 
 def write_model(folder, kind, seed, settings=None, max_length=24):
-    """A model with drawn weights for a kind of task; seeds give the members of an ensemble."""
+    """Write a model with random weights for a kind of task; each seed gives another member of an ensemble."""
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, ".", "##s"])
     config = BertConfig(
         vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
@@ -91,7 +91,7 @@ def scores_of(result):
 
 
 def flat(value):
-    """Every number and every other value of predictions, apart."""
+    """Return all floats of a prediction, and all its other values, as two flat lists."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
@@ -120,7 +120,7 @@ def test_a_model_with_itself_is_that_model(tmp_path, kind, average):
             assert found == pytest.approx(numbers, abs=1e-4)
     expected = scores_of(evaluate(folder, path))
     found = scores_of(evaluate([folder, folder], path, average=average))
-    # a member's loss is that of its plain outputs, and with chains that of whole paths
+    # alone, a model's loss ignores the temperature, and with a CRF it is that of whole tag paths
     for name in {"loss", "calibration_error_untuned"} & set(expected if settings else ()):
         expected.pop(name)
         found.pop(name, None)
@@ -129,7 +129,7 @@ def test_a_model_with_itself_is_that_model(tmp_path, kind, average):
 
 @pytest.mark.parametrize("average", ["probabilities", "logits"])
 def test_votes_of_chains_weigh_equally_whatever_the_temperatures(tmp_path, average):
-    """Two members of temperatures far apart outvote a third one, and a temperature never changes a vote."""
+    """Any two members outvote the third, however far apart their temperatures; a temperature changes no vote."""
     path = data_of(tmp_path, "tagging")
     data, votes, decided = read("tagging", path), [], []
     for temperatures in ([1.0, 1.0, 1.0], [0.2, 5.0, 1.0], [5.0, 1.0, 0.2]):
@@ -165,7 +165,7 @@ def test_order_does_not_matter_and_members_do(tmp_path, kind):
 
 
 def test_seven_models_of_answers(tmp_path):
-    """Start and end are averaged over the tokens of each window, and the answer is found in that average."""
+    """Start and end distributions over the tokens of a window are averaged, and the answer is read from the average."""
     folders = [write_model(tmp_path / f"seed-{seed}", "span", seed) for seed in range(7)]
     path = data_of(tmp_path, "span")
     data = read("span", path)
@@ -231,7 +231,7 @@ def test_all_members_need_one_tokenizer(tmp_path, kind):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of three seeds that kept them all, its data, and what it said."""
+    """Return a run that kept all of its three seeds, its dev data, and its result."""
     folder = tmp_path_factory.mktemp("ensemble")
     source = write_model(folder / "source", "choice", 0)
     draw, lines = random.Random(1), []

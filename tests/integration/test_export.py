@@ -1,4 +1,4 @@
-"""Model folders of checkpoints: runs that were ended early and are used."""
+"""Model folders exported from the checkpoints of runs that ended early."""
 
 import shutil
 from dataclasses import replace
@@ -32,14 +32,14 @@ def _ended_early(server, subject, folder, rule):
 
 @pytest.fixture(scope="module")
 def pretrained(server, data, tmp_path_factory):
-    """A pre-training run of 21 steps that saves every 5, killed when all but its model is written."""
+    """Return a pre-training run of 21 steps, saved every 5, killed just before it writes its model."""
     subject = pretraining(data, steps=21, save_every=5, evaluate_every=10)
     return subject, _ended_early(server, subject, tmp_path_factory.mktemp("pretrain") / "a", "kill@model.write#1")
 
 
 @pytest.fixture(scope="module")
 def finetuned(server, data, tmp_path_factory):
-    """A fine-tuning run from two seeds, killed in the second one's third epoch; 5 steps make an epoch."""
+    """Return a fine-tuning run of two seeds, killed in the third epoch of the second; an epoch is 5 steps."""
     subject = finetuning(data, epochs=3)
     subject = replace(subject, arguments=(*subject.arguments, "--set", "training.save_every=5"))
     return subject, _ended_early(server, subject, tmp_path_factory.mktemp("finetune") / "a", "kill@training.step#28")
@@ -100,7 +100,7 @@ def test_a_finished_run_gives_its_model(server, pretrained, tmp_path):
 def test_fine_tuning_ended_early_predicts_and_is_scored(server, data, finetuned, tmp_path):
     subject, run = finetuned
     newest = export(run, tmp_path / "newest")
-    # the save of step 5 is over when that of step 10 begins, which the kill may have met
+    # the save of step 5 ends before the save of step 10 begins, which the kill may have interrupted
     assert (newest["stage"], newest["step"]) in (("seed-1", 5), ("seed-1", 10))
     first = export(run, tmp_path / "first", stage="seed-0")
     assert first["stage"] == "seed-0"

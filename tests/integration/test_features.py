@@ -93,7 +93,7 @@ def run(model_folder, data, tmp_path_factory):
 
 
 def hidden_states(model_folder, words):
-    """The hidden states of a sentence alone, from the model's padded call: (layers, tokens, hidden)."""
+    """Return hidden states (layers, tokens, hidden) of a sentence from a padded call, its first pieces and encoding."""
     model, _ = load_model(model_folder, heads=())
     encoding = Tokenizer.load(model_folder).encode(" ".join(words))
     with torch.inference_mode():

@@ -121,7 +121,7 @@ def test_batches_of_like_length_are_there_for_the_asking(model_folder, data, tmp
     for is_grouped in (False, True):
         training = {"steps": 16, "group_by_length": is_grouped}
         finetune(recipe(training=training), model=model_folder, train=train, dev=dev, out=tmp_path / str(is_grouped))
-    assert np.std(sizes[16:]) > 2 * np.std(sizes[:16])  # few tokens in a batch of short texts, many in one of long
+    assert np.std(sizes[16:]) > 2 * np.std(sizes[:16])  # batches of like lengths vary more in tokens
     assert sum(sizes[16:]) == sum(sizes[:16])
 
 
@@ -190,7 +190,7 @@ def test_the_folder_opens_in_transformers(model_folder, data, tmp_path):
 
 
 class _Stop(Progress):
-    """Breaks off a run at one step, as a crash would."""
+    """Interrupts a run at a given step, as a crash would."""
 
     def __init__(self, stage, step):
         self._stage, self._step, self._current = stage, step, ""
@@ -221,7 +221,7 @@ def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage,
              if event["event"] == "evaluation"]  # fmt: skip
     assert steps == [(f"seed-{seed}", step) for seed in (0, 1) for step in (8, 16, 24)]
     best = tmp_path / "cut" / "restarts" / "seed-0" / "best"
-    best.mkdir()  # as a stop leaves it that comes before the removal of what is no longer needed
+    best.mkdir()  # as after a stop just before the removal of files no longer needed
     assert finetune(settings, **inputs, out=tmp_path / "cut", resume=True) == resumed
     assert not best.exists()
 
@@ -369,7 +369,7 @@ def test_weights_that_could_not_act_are_refused(task, more, message):
 
 
 def test_class_lists(model_folder, data, tmp_path):
-    """One label cannot be told from others; a label that only dev has needs a list; what train lacks is said."""
+    """A single label is refused; a label only in dev needs a label list; labels missing from train are reported."""
     train, dev = data("single", 24)
     inputs = {"model": model_folder, "train": train, "dev": dev}
     classes, settings = tmp_path / "labels.txt", recipe(training={"epochs": 1.0})
@@ -421,7 +421,7 @@ def test_what_is_read_cut_and_shared_is_told(model_folder, data, tmp_path):
 
 
 def test_a_slip_in_a_label_is_told(model_folder, data, tmp_path):
-    """In training data as a note; in a file to evaluate as an error, which names no option that only training has."""
+    """A note for training data; for evaluation data an error, which names no option of training."""
     train, dev = data("single", 40)
     train.write_text(train.read_text() + '{"id": 99, "text": "very film", "label": "godo"}\n')
     out = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""Fine-tuning that is extended, shortened, or bound by the clock."""
+"""Fine-tuning that is extended, shortened or limited by time."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 class Stop(Progress):
-    """Breaks off a seed at one step, as a crash would."""
+    """Interrupts a seed at a given step, as a crash would."""
 
     def __init__(self, seed: int, step: int) -> None:
         self._seed, self._step, self._is_here = seed, step, False
@@ -70,7 +70,7 @@ class Stop(Progress):
 
 
 class Terminate(Stop):
-    """Asks for a stop at one step of a seed, as a signal does."""
+    """Sends SIGTERM to the process at a given step of a seed."""
 
     def advance(self, done, **figures):
         if self._is_here and done == self._step:
@@ -79,7 +79,7 @@ class Terminate(Stop):
 
 @pytest.fixture
 def single(tmp_path):
-    """A recipe in epochs, of 5 steps each, and its files."""
+    """Return a recipe for one epoch of 5 steps, and its files."""
     recipe, files = finetuning("single", tmp_path)
     return with_training(recipe, steps=None, epochs=1.0, evaluate_every=None), files
 
@@ -249,7 +249,7 @@ def test_a_finished_run_is_extended_by_the_command(run, single, tmp_path):
     recipe, files = single
     out = tmp_path / "run"
     finetune(recipe, **files, out=out)
-    said = run("finetune", "--out", out, "--resume", "--epochs", 2)  # the run knows its files and its model
+    said = run("finetune", "--out", out, "--resume", "--epochs", 2)  # the run has recorded its files and its model
     assert "extended: planned for 5 steps, 10 from step 5 on; the learning rate moves at once to that of a" in said
     assert len(losses(out)) == 10
     assert f"{out} is complete" in run("finetune", "--out", out, "--resume", "--train", files["train"])
@@ -288,7 +288,7 @@ def test_a_kill_while_a_finished_run_is_opened_again_costs_nothing(single, tmp_p
 
 @pytest.fixture
 def kept(single, tmp_path):
-    """A finished run that keeps the models of both seeds, and what extends it."""
+    """Return a finished run with both seeds' models kept, the worse seed's folder, and a call that extends the run."""
     recipe, files = single
     recipe = recipe.model_copy(update={"restarts": 2, "keep_restarts": True})
     out = tmp_path / "run"
@@ -354,7 +354,7 @@ def test_the_mean_of_the_last_checkpoints_is_the_model_and_survives_a_stop(singl
     recipe, files = single
     recipe = with_training(recipe, epochs=3.0, average_checkpoints=2, keep_checkpoints=1)
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    with pytest.raises(Interrupted):  # which saves a step that is none of those that are averaged
+    with pytest.raises(Interrupted):  # which saves a step that is not one of those averaged
         finetune(recipe, **files, out=cut, progress=Terminate(0, 12))
     finetune(recipe, **files, out=cut, resume=True)
     kept = step_folders(cut / "restarts" / "seed-0" / "checkpoints")

@@ -1,4 +1,4 @@
-"""Evaluation and prediction take as much memory for many examples as for few."""
+"""Evaluation and prediction need no more memory for many examples than for few."""
 
 import json
 import random
@@ -51,7 +51,7 @@ def write_rows(path, kind, num_examples):
 
 
 def peak_of(action):
-    """The most bytes that Python and numpy held at once beyond what they held before."""
+    """Return the peak number of bytes that Python and NumPy allocate during `action`."""
     tracemalloc.start()
     try:
         action()
@@ -62,7 +62,7 @@ def peak_of(action):
 
 @pytest.fixture
 def _peaks_are_of_pieces(monkeypatch):
-    """Leave out what would hide a piece: the peak of opening a model, and blocks of a file of many pieces."""
+    """Exclude what would mask the peak of a piece: loading the model, and file blocks larger than a piece."""
     monkeypatch.setattr(tables, "_BLOCK", 1 << 12)
     load = evaluate_run.open_models
 
@@ -80,9 +80,9 @@ def test_the_peak_is_that_of_a_piece(tmp_path, monkeypatch, kind):
     folder = write_model(tmp_path / "model", kind)
     few, many = (write_rows(tmp_path / f"{number}.tsv", kind, number) for number in (500, 4000))
     monkeypatch.setattr(evaluate_run, "_PIECE", 250)
-    evaluate(folder, few)  # what is made once is made here
+    evaluate(folder, few)  # one-time allocations happen here
     small, large = (peak_of(lambda path=path: evaluate(folder, path)) for path in (few, many))
-    # a score needs its 16 bytes an example, and copies of them while ranks are made
+    # scores of regression need 16 bytes per example, and copies of them to compute ranks
     allowed = 150 * 4000 if kind == "regression" else 0
     assert large < 1.2 * small + allowed
     monkeypatch.setattr(evaluate_run, "_PIECE", 4000)
@@ -124,5 +124,5 @@ def test_a_hundred_thousand_examples_take_what_ten_thousand_take(tmp_path):
         assert num_examples == number
         peaks.append(kilobytes / 1024)
     print(f"peak resident memory: {peaks[0]:.1f} MiB for 10,000 examples, {peaks[1]:.1f} MiB for 100,000")
-    # more pieces reach a slightly higher peak; the examples, had they been kept, would take some 30 MiB
+    # more pieces give a slightly higher peak; keeping all examples would take about 30 MiB
     assert peaks[1] - peaks[0] < 10.0

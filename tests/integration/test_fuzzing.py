@@ -1,4 +1,4 @@
-"""A few of the malformed files that `benchmarks/fuzz.py` makes by the thousand, and that its judge can find fault."""
+"""A few of the malformed files that `benchmarks/fuzz.py` generates by the thousand, and a check of its judge."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Settings of `maskloom generate` against those that a decoder was fine-tuned with."""
+"""Options of `maskloom generate` that override the settings a decoder was fine-tuned with."""
 
 import json
 
@@ -13,12 +13,12 @@ TEXT = " ".join(["one two three four five six seven eight"] * 4)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Write a Transformer that knows eight words and five marks."""
+    """Write a Transformer with a vocabulary of eight words and five special tokens."""
     return generator_folder(tmp_path_factory.mktemp("model"), "transformer")
 
 
 def store(model, **settings):
-    """Store the settings of its fine-tuning beside the model."""
+    """Store fine-tuning settings next to the model."""
     stored = {"kind": "seq2seq", "settings": {**OWN, **settings}}
     (model / "maskloom.json").write_text(json.dumps(stored), encoding="utf-8")
 
@@ -49,7 +49,7 @@ def test_usual_values_change_those_of_the_model(model, generated):
     assert generated("--min-tokens", 64, "--max-tokens", 64)["num_tokens"] == 64
     assert generated("--min-tokens", 0)["num_tokens"] < 70
     store(model, min_tokens=0)
-    assert generated()["num_tokens"] <= 13  # no token twice
+    assert generated()["num_tokens"] <= 13  # no token occurs twice
     assert generated("--no-repeat-ngram", 0, "--min-tokens", 40)["num_tokens"] >= 40
     store(model, no_repeat_ngram=0, min_tokens=10)
     (text,) = maskloom.load(model).generate([TEXT], min_tokens=0, max_tokens=4)

@@ -1,4 +1,4 @@
-"""All of GLUE on crafted files in the distributed form, with a model of one small layer."""
+"""All of GLUE on crafted files in the distributed format, with a small one-layer model."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def recipe(**values):
 
 
 def rows(folder, kind, num_rows, seed):
-    """Return the lines of one file of a task in its distributed form; `kind` is train, dev or test."""
+    """Return the lines of a task's file in the distributed format; `kind` is the file's name without .tsv."""
     draw, lines = random.Random(f"{folder}{kind}{seed}"), []
     is_test = kind.startswith("test") or kind == "diagnostic"
     for index in range(num_rows):
@@ -121,7 +121,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def small_submission(monkeypatch):
-    """Let a submission have the lengths of the crafted test files."""
+    """Set the expected submission lengths to those of the crafted test files."""
     files = tuple(
         SubmissionFile(file.column, file.task, NUM_TEST.get(file.column, 6), file.labels) for file in SUBMISSION
     )

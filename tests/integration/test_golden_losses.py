@@ -1,4 +1,4 @@
-"""20 steps of pre-training and of every kind of task give the losses that were stored when they were right."""
+"""20 steps of pre-training and of each kind of task reproduce the stored losses of a known good version."""
 
 import json
 

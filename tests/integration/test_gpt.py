@@ -1,4 +1,4 @@
-"""GPT from raw text to continuations and fine-tuned tasks, by commands."""
+"""GPT from raw text to continuations and fine-tuned tasks, on the command line."""
 
 import json
 import shutil
@@ -75,7 +75,7 @@ def test_epochs_are_of_the_running_text(corpus):
         }
     )
     opened = Corpus.open(corpus)
-    num_tokens = opened.num_tokens + opened.num_documents  # with the mark after each text
+    num_tokens = opened.num_tokens + opened.num_documents  # with the end token after each text
     assert with_epochs(recipe, 2.0, None, corpus).training.steps == 2 * ((num_tokens - 1) // 24)
 
 
@@ -266,7 +266,7 @@ def test_it_is_fine_tuned_with_a_language_model_beside_the_task(run, tmp_path, t
 
 
 def fine_tuned_on_tokens(run, folder, task, write, suffix):
-    """Fine-tune on a task that reads tokens, export, and return the scores and the exported model."""
+    """Fine-tune on a token-level task, export, and return the scores and the exported model."""
     write(folder)
     files = ("--train", folder / f"train{suffix}", "--dev", folder / f"dev{suffix}")
     how = ("--epochs", 12, "--batch-size", 8, "--max-length", 24, "--learning-rate", "3e-3")
@@ -284,7 +284,7 @@ def fine_tuned_on_tokens(run, folder, task, write, suffix):
 
 
 def test_answers_are_found_and_missed_where_there_are_none(run, tmp_path):
-    """No answer is read at the last token, because the first one sees neither question nor context."""
+    """The last token stands for no answer, because the first sees neither question nor context."""
     scores, model = fine_tuned_on_tokens(run, tmp_path, "span", answers, ".json")
     assert scores["exact_match"] > 90
     context = "The RED  cat sees the blue dog."

@@ -1,4 +1,4 @@
-"""What `make gpu-check` runs on a GPU, tried on the processor with tiny models."""
+"""The parts of `make gpu-check`, run on the CPU with tiny models."""
 
 import json
 import subprocess

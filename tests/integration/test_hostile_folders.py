@@ -1,4 +1,4 @@
-"""Nothing that lies in a folder can run, lead out of it, be waited for, or fill memory."""
+"""No file in a folder can run code, lead out of the folder, block, or exhaust memory."""
 
 import resource
 import signal
@@ -51,7 +51,7 @@ def test_no_pickle_is_opened_wherever_it_lies(tmp_path):
             mark.rmdir()
             wrong.append(f"{name}: ran")
     assert len(names) > 100
-    # one pickle is plain text, and a check of a submission gives back what it finds
+    # one pickle is also plain text, and the check of a submission reports faults as its result
     assert set(wrong) <= {"in place of t.txt (text): accepted", "in place of s.zip (submission): accepted"}
 
 

@@ -1,4 +1,4 @@
-"""A pipe in place of any file that a run is continued or repeated from is refused; nothing waits for its other end."""
+"""A pipe in place of any file that resuming or repeating a run reads is refused; nothing blocks on it."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from tools.soak.subjects import RUN, finetuning, grid_search, prepare, pretraini
 
 @pytest.fixture(scope="module")
 def finished(server, tmp_path_factory):
-    """Return the finished folder of a command by its name, each run once."""
+    """Return, by the name of each command, its subject and the folder of its finished run."""
     data = prepare(server, tmp_path_factory.mktemp("data"), num_topics=25)
     subjects = (
         pretraining(data, steps=4, save_every=2, evaluate_every=4),

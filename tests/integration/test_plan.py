@@ -1,4 +1,4 @@
-"""`maskloom plan`: what a run would take, beside what it then takes, and the size that minutes favour."""
+"""`maskloom plan`: estimates compared with what the run then takes, and the best size for a time budget."""
 
 import json
 import random
@@ -63,7 +63,7 @@ def test_a_plan_says_what_the_run_then_does(corpus, tmp_path):
 def test_work_is_counted_by_weights_and_tokens(corpus, more, num_projections):
     chosen = recipe("model.size=tiny", "training.steps=1", "training.batch_size=1", "data.next_sentence=false", *more)
     once = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
-    # without vocabulary and attention, which are little at this length: 6 FLOPs a token and weight of the blocks
+    # without vocabulary and attention, small at this length: 6 FLOPs per token and block weight
     blocks = 2 * (4 * 128**2 + num_projections * 128 * 512)
     assert once["flops"] == pytest.approx(6 * blocks * once["tokens"], rel=0.12)
     assert once["flops"] > 6 * blocks * once["tokens"]
@@ -86,7 +86,7 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert [result["favoured"] for result in found.values()] == ["mini", "tiny"]
     rows = found[1]["sizes"]
     assert (rows[0]["reference_loss"], rows[0]["is_beyond"]) == (4.0, True)
-    assert 5.0 < rows[1]["reference_loss"] < 5.5  # between its two points, however fast this machine is
+    assert 5.0 < rows[1]["reference_loss"] < 5.5  # interpolated, whatever the speed of this machine
     assert rows[2]["reference_loss"] is None
     said = "\n".join(plan_lines(found[1]))
     assert "<4.00" in said
@@ -119,7 +119,7 @@ def test_a_decoder_is_planned_as_it_is_trained(corpus, architecture):
     train, _ = split_documents(opened, 0.2, seed=recipe().seed)
     loader = PRETRAINING["denoising"].loader(opened, train, plan.data_for(config), batch_size=4, seed=0)
     account = loader.account()
-    # BART reads a token of its own before targets, and predicts both marks of a text instead of one
+    # BART puts its own start token before targets, and predicts both special tokens of a text instead of one
     predicted = account.tokens_per_instance - (1 if architecture == "transformer" else 0)
     assert account.predictions_per_instance == pytest.approx(predicted)
     flops = 2 * 4 * module._flops(config, account, has_decoder=True)

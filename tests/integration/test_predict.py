@@ -208,7 +208,7 @@ def test_a_csv_holds_questions_with_differing_columns(tmp_path):
     with (tmp_path / "out.csv").open(newline="") as file:
         header, *rows = csv.reader(file)
     probabilities = [f"probability_{number}" for number in range(4)]
-    texts = ["context", "choice0", "choice1", "id", "stem", "choice2", "choice3"]  # in the order of their coming
+    texts = ["context", "choice0", "choice1", "id", "stem", "choice2", "choice3"]  # in the order of first occurrence
     assert header == ["index", "line", *texts, "choice", "choice_text", *probabilities]
     expected = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     for row, other in zip(rows, expected, strict=True):

@@ -1,4 +1,4 @@
-"""What prediction reads: no labels, every line in order, and a bounded amount of text at a time."""
+"""Prediction ignores labels, reads every line in order, and holds a bounded amount of text in memory."""
 
 import json
 
@@ -29,7 +29,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Return a model folder by kind, made once."""
+    """Return a function that returns the model folder of a kind, creating it on first use."""
     made = {}
 
     def get(kind):

@@ -1,4 +1,4 @@
-"""Real commands in real processes: text to a pre-trained model, killed and resumed."""
+"""Commands in separate processes, from text to a pre-trained model, killed and resumed."""
 
 import hashlib
 import json
@@ -37,12 +37,12 @@ def _environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of the language reference that the standard library carries."""
+    """Return a corpus of the language reference that the standard library contains."""
     from pydoc_data.topics import topics
 
     folder = tmp_path_factory.mktemp("corpus")
     text = folder / "topics.txt"
-    # a blank line ends a document, so each topic is folded into one paragraph
+    # a blank line ends a document, so each topic becomes one paragraph
     text.write_text("\n\n".join(" ".join(topic.split()) for _, topic in sorted(topics.items())), encoding="utf-8")
     run("vocab", "train", text, "--size", 600, "--out", folder / "vocab")
     run("corpus", "build", text, "--vocab", folder / "vocab", "--out", folder / "corpus")
@@ -116,7 +116,7 @@ def test_a_run_asked_to_stop_saves_and_resumes_to_the_bit(corpus: Path, left_alo
     code = _kill_after_step(_pretrain(corpus, out), out, 10, signal.SIGINT)
     assert code == 130
     assert list((out / "checkpoints" / "phase-1").glob("step-*"))
-    result = run("pretrain", "--out", out, "--resume")  # the run knows its corpus
+    result = run("pretrain", "--out", out, "--resume")  # the run has recorded its corpus
     assert "continuing at" in result.stderr
     assert _digest(out) == _digest(left_alone)
 
@@ -135,7 +135,7 @@ main()
 
 
 def _signal_during_save(arguments: list, checkpoints: Path, file: str, signal_number: int) -> tuple[int, str]:
-    """Start a run that writes checkpoints slowly, send the signal once a later one holds a file; say which one."""
+    """Start a run, signal it while a later, slowly written checkpoint has `file`; return the exit code and its step."""
     command = [sys.executable, "-c", SLOW_SAVES, *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
     deadline = time.monotonic() + 120
@@ -227,7 +227,7 @@ def test_two_phases_carry_the_weights_over(corpus: Path, tmp_path: Path) -> None
     first = load_file(out / "checkpoints/phase-1/step-00000006/model.safetensors")
     last = load_file(out / "checkpoints/phase-2/step-00000003/model.safetensors")
     name = next(name for name in first if "embeddings.position" in name)
-    # rows past the first phase's length get no gradient in it: they only decay, all by the same factor
+    # rows beyond the second phase's length get no gradient: they only decay, all by the same factor
     moved = abs(last[name] - first[name]).max(axis=1)
     assert moved[:32].min() > 1e-5
     assert moved[32:].max() < 1e-5

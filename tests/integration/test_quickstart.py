@@ -1,4 +1,4 @@
-"""The quick start as a whole, on part of the documentation and with few steps, stopped in the middle and taken up."""
+"""The whole quick start, on part of the documentation and with few steps, interrupted and resumed."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The report command on real runs whose texts, labels and names try to break out of the page."""
+"""The report command on real runs whose texts, labels and names try to inject markup into the page."""
 
 import json
 import subprocess
@@ -40,7 +40,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
-    """Where a tiny model, data of hostile texts and labels, and a fine-tuned run lie."""
+    """Return a folder with a tiny model, data with hostile texts and labels, and a fine-tuned run."""
     folder = tmp_path_factory.mktemp("report")
     vocabulary = Vocabulary([*SPECIAL_TOKENS, "good", "bad", "script", "alert", "<", ">"])
     config = BertConfig(

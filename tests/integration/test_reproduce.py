@@ -1,4 +1,4 @@
-"""The paper's experiments as a command, on models of a few numbers: all runs are made, kept, and told of in a table."""
+"""The paper's experiments as a command, on tiny models: all runs are made, kept and reported in a table."""
 
 import json
 import random
@@ -45,7 +45,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory):
-    """A folder with SST-2, RTE, SQuAD and CoNLL-2003 in their own forms."""
+    """Return a folder with tiny SST-2, RTE, SQuAD and CoNLL-2003 data in their own formats."""
     folder, draw = tmp_path_factory.mktemp("tasks"), random.Random(0)
     words = ["class", "object", "value", "name", "method"]
     for name in ("SST-2", "RTE", "squad", "conll2003"):
@@ -71,7 +71,7 @@ def tasks(tmp_path_factory):
 
 
 class StopsAt(Progress):
-    """Raises when a line says so much."""
+    """Raises KeyboardInterrupt when a line contains the given words."""
 
     def __init__(self, words: str) -> None:
         self.words, self.said = words, []
@@ -156,7 +156,7 @@ def test_figure_4_reads_checkpoints_of_one_run(tmp_path, corpus, tasks):
     assert len(result["scores"]) == 12
     page = (tmp_path / "report.html").read_text()
     assert page.count("<polyline") == 2
-    assert " --corpus CORPUS --tasks TASKS --" in page  # no folders of this machine
+    assert " --corpus CORPUS --tasks TASKS --" in page  # no paths of this machine
     assert str(tasks) not in page + (tmp_path / "table.md").read_text()
 
 
@@ -188,7 +188,7 @@ def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(
     assert changed["big"].model.config["num_attention_heads"] == 8
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| parameters, millions (the paper) |" in table
-    assert not re.search(r"<title>[^<]*%", (tmp_path / "out" / "report.html").read_text())  # BLEU is no percentage
+    assert not re.search(r"<title>[^<]*%", (tmp_path / "out" / "report.html").read_text())  # BLEU is not a percentage
     assert re.search(r"\| one head \| \d.* \| \d\.\d\d \(65\) \| h 1 24.9 \|", table)
     assert result["parameters"]["half the key size"] < result["parameters"]["the model"]
     model, _ = load_model(tmp_path / "out" / "finetuned" / "the-model-0-multi30k" / "model")

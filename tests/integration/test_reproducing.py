@@ -1,4 +1,4 @@
-"""A run shows that it resumes to the bit, is repeated from its folder, and outlives damage and a full disk."""
+"""Runs resume bit for bit, are repeated from their folder, and survive damage and a full disk."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was left alone."""
+    """Return a run that was never interrupted."""
     out = tmp_path_factory.mktemp("alone") / "run"
     pretrain(load_recipe(PretrainRecipe, None, SETTINGS), corpus=corpus, out=out)
     return out
@@ -49,7 +49,7 @@ def alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run_folder(alone: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """Return a copy of that run, for the test to damage."""
     return Path(shutil.copytree(alone, tmp_path / "run"))
 
 
@@ -249,7 +249,7 @@ def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path
     code, said = command(*start, "--resume", "--verify")
     assert code == 0
     assert "--verify is for runs under way, `maskloom rerun` repeats a whole run" in said
-    monkeypatch.chdir(alone)  # where the file of labels is not to be found by its name
+    monkeypatch.chdir(alone)  # from where the relative name of the label file does not resolve
     code, said = command("rerun", tmp_path / "run", "--out", tmp_path / "again")
     assert code == 0, said
     assert _model(tmp_path / "again") == _model(tmp_path / "run")

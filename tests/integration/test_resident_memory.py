@@ -1,4 +1,4 @@
-"""Commands stay within their stated memory whatever the shape of the text; all their processes are counted."""
+"""Commands stay within their stated memory for text of any shape; all their processes are counted."""
 
 import gzip
 import subprocess
@@ -22,7 +22,7 @@ SHAPES = {
 
 
 def _peak(command: list[str]) -> int:
-    """Run a command to its end and return the most memory that its processes held together, shared pages once."""
+    """Run a command, and return the peak memory of all its processes together, counting shared pages once."""
     with subprocess.Popen([sys.executable, "-m", "maskloom", *command], start_new_session=True) as process:
         peak = 0
         while process.poll() is None:

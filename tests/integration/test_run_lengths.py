@@ -1,4 +1,4 @@
-"""Runs that are extended, shortened, bound by the clock, or ended early because dev got no better."""
+"""Runs that are extended, shortened, limited by time, or stopped early because dev did not improve."""
 
 import json
 import random
@@ -31,7 +31,7 @@ SETTINGS = [
 
 
 class Stop(Progress):
-    """Breaks off a phase at one step, as a crash would."""
+    """Interrupts a phase at a given step, as a crash would."""
 
     def __init__(self, phase: str, step: int) -> None:
         self._phase, self._step, self._is_here = phase, step, False

@@ -1,4 +1,4 @@
-"""The search as a person runs it: a table, a trial that cannot work, and commands that a shell repeats."""
+"""The search command: its table, a trial that cannot work, and commands that a shell can repeat."""
 
 import json
 import os
@@ -27,7 +27,7 @@ WORDS = ["film", "book", "song", "so", "very", "fine", "great", "awful", "poor"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder whose name a shell would take apart, with a model and data."""
+    """Return a folder whose name needs quoting in a shell, with a model and data."""
     folder = tmp_path_factory.mktemp("it's a $place; really")
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
     config = BertConfig(

@@ -1,4 +1,4 @@
-"""Texts from texts: trained from nothing on a vocabulary, killed and resumed, evaluated, predicted."""
+"""Sequence-to-sequence: trained from scratch on a vocabulary, killed and resumed, evaluated, predicted."""
 
 import csv
 import json
@@ -24,7 +24,7 @@ LONGEST = {"seq2seq.max_target_length": 16, "seq2seq.label_smoothing": 0.0}
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Sentences and their words backwards."""
+    """Return a folder with sentences, and targets with the same words reversed."""
     folder, draw = tmp_path_factory.mktemp("backwards"), random.Random(0)
     (folder / "words.txt").write_text("\n".join(WORDS * 20), encoding="utf-8")
     for name, size in (("train", 1500), ("dev", 60)):
@@ -73,7 +73,7 @@ def test_words_are_turned_round(model, data, tmp_path, run):
 
 
 def test_a_beam_finds_texts_of_higher_scores_than_the_greedy_search(model):
-    """After sources longer than all in training, of which the model is unsure; a beam may still lose a text."""
+    """Sources are longer than any in training, so that the model is unsure; beam search may still lose on one."""
     out, _ = model
     draw, predictor = random.Random(5), maskloom.load(out)
     sources = [" ".join(draw.choices(WORDS, k=8)) for _ in range(40)]
@@ -105,7 +105,7 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text(encoding="utf-8").splitlines()]
     predicted = maskloom.load(out).predict([row["source"] for row in rows])
     assert [row["text"] for row in rows] == [one["text"] for one in predicted]
-    short = run("generate", "--model", out, "--prompt", "one two three", "--max-tokens", 2)  # searches all the same
+    short = run("generate", "--model", out, "--prompt", "one two three", "--max-tokens", 2)  # still uses the search
     assert short.split("\n")[-3] == "three two"
     assert short.endswith(", cut at the limit of tokens\n")
     assert "num_best 5: give a beam" in run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
@@ -162,7 +162,7 @@ def test_cut_targets_are_counted_and_told(model, data, tmp_path, run):
     rows = [{"source": "one two", "target": " ".join(["two one"] * times)} for times in (1, 8, 9)]
     (tmp_path / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     account = json.loads(run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl", "--json").splitlines()[0])
-    assert account["data"]["num_truncated_targets"] == 2  # of 18 and 20 tokens, of which 16 are read
+    assert account["data"]["num_truncated_targets"] == 2  # of 18 and 20 tokens, 16 of which are read
     assert account["data"]["num_truncated_target_tokens"] == 2 + 4
     assert "; 2 targets cut" in run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl")
 
@@ -184,7 +184,7 @@ def test_several_targets_are_pairs_to_learn_from_and_references_to_score_against
     files = (out, tmp_path / "several.jsonl", tmp_path / "several.jsonl", tmp_path / "more")
     result = maskloom.finetune(*files, task="seq2seq", recipe=recipe, epochs=2, max_length=16, progress=False)
     assert result["best"]["step"] <= 2
-    assert result["last"]["step"] == 2  # six pairs an epoch
+    assert result["last"]["step"] == 2  # an epoch has six pairs
     assert result["data"]["train"]["num_kept"] == 3
     run("report", tmp_path / "more", "--out", tmp_path / "page.html")
     assert "six one | six six | one six" in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -260,7 +260,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
 
 
 def test_an_lstm_writes_many_tokens_from_one(data, tmp_path):
-    """One to many: the words up to the one that is the source, from the encoder's last state alone."""
+    """One to many: the target is all words up to the source word, generated from the encoder's last state only."""
     rows = [(word, " ".join(WORDS[: place + 1])) for place, word in enumerate(WORDS)]
     for name, times in (("train.csv", 30), ("dev.csv", 1)):
         lines = [f"{source},{target}" for source, target in rows * times]

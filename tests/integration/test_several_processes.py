@@ -1,4 +1,4 @@
-"""One run by several processes: the same losses, checkpoints that any number of them can continue, and clear ends."""
+"""One run on several processes: equal losses, checkpoints that any number can resume, and clear failures."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from tools.soak.subjects import prepare, pretraining
 
 STEPS = 50
 FSDP = ("--set", "training.parallel=fsdp")
-MICRO = ("--set", "training.micro_batch_size=2")  # of a batch of 8
+MICRO = ("--set", "training.micro_batch_size=2")  # the batch size is 8
 NO_DROPOUT = (
     *("--set", "model.config.hidden_dropout_prob=0.0"),
     *("--set", "model.config.attention_probs_dropout_prob=0.0"),
@@ -49,7 +49,7 @@ def alone(fleet: Fleet, command: list[str], tmp_path_factory: pytest.TempPathFac
 
 
 def _run(fleet: Fleet, size: int, command: list[str], folder: Path, code: int = 0, **first: str) -> Path:
-    """Run a job to its end and return its run folder; one process is started without any word of others."""
+    """Run a job to its end and return its run folder; a single process gets no distributed settings."""
     folder.mkdir(exist_ok=True)
     if size == 1:
         running = fleet.first.start(command, folder, folder / "output-0.txt", **first)
@@ -81,7 +81,7 @@ def _assert_same(run: Path, alone: Path, *, to_the_bit: bool = False) -> None:
 def test_two_processes_train_as_one_does(
     fleet: Fleet, command: list[str], alone: Path, tmp_path: Path, more: tuple
 ) -> None:
-    """Dropout is on: its draws belong to rows, not to processes or micro-batches."""
+    """Dropout is on: its draws depend on the row, not on the process or micro-batch."""
     _assert_same(_run(fleet, 2, [*command, *more], tmp_path), alone)
 
 
@@ -172,7 +172,7 @@ def _ended(ended: list[Ended], rank: int, pattern: str, code: int = 1) -> None:
 
 
 def test_a_killed_process_ends_the_others_with_its_number(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
-    """Torchrun asks the others to stop as soon as one is gone; that is not why they end."""
+    """Torchrun sends SIGTERM to the others when one dies; they still name the lost rank as the reason."""
     job = fleet.start(2, command, tmp_path, own={1: {"MASKLOOM_FAULTS": "kill@training.step#7"}})
     assert job[1].wait() == -signal.SIGKILL
     job[0].send(signal.SIGTERM)
@@ -180,7 +180,7 @@ def test_a_killed_process_ends_the_others_with_its_number(fleet: Fleet, command:
 
 
 def _torchrun(command: list[str], folder: Path, of_rank_1: str) -> subprocess.CompletedProcess[str]:
-    """Run two processes under torchrun; the second one does something before."""
+    """Run two processes under torchrun; rank 1 first runs the shell command `of_rank_1`."""
     job = f'[ "$RANK" = 1 ] && {of_rank_1}; exec {shlex.join([sys.executable, "-m", "maskloom", *command])}'
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     line = [*torchrun, "--no-python", "bash", "-c", job]
@@ -214,7 +214,7 @@ def test_the_first_process_killed_in_the_start_is_named_though_it_keeps_the_stor
 
 @pytest.mark.slow
 def test_a_process_that_comes_late_is_waited_for(command: list[str], alone: Path, tmp_path: Path) -> None:
-    """Longer than the time without a sign of life after which it would be lost."""
+    """It comes after 12 s; a rank that has joined counts as lost after 5 s (`rank_timeout` / 3) of silence."""
     done = _torchrun([*command, "--set", "training.rank_timeout=15"], tmp_path, "sleep 12")
     assert done.returncode == 0, done.stderr
     _assert_same(tmp_path / "run", alone)
@@ -259,7 +259,7 @@ def test_a_number_of_processes_that_does_not_divide_is_refused(
 def test_torchrun_starts_all_again_when_the_first_rank_is_killed(
     command: list[str], alone: Path, tmp_path: Path
 ) -> None:
-    """torchrun keeps its store: the ranks of the second start must not call at the addresses of the first."""
+    """torchrun keeps its store: after the restart, ranks must not use the first start's addresses."""
     fault = '[ "$RANK$TORCHELASTIC_RESTART_COUNT" = 00 ] && export MASKLOOM_FAULTS=kill@training.step#23; '
     job = f"{fault}exec {shlex.join([sys.executable, '-m', 'maskloom', *command])}"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -1,4 +1,4 @@
-"""What each command imports: a command pays for what it does, and for nothing else."""
+"""What each command imports: only what it needs."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ main()
 """
 NEVER = {"transformers", "sentence_transformers", "onnxruntime", "datasets", "matplotlib"}
 HEAVY = {"torch", "sklearn", "scipy", "pandas", "pyarrow", "safetensors"}
-# torch's compiler and computer algebra, which some of its plain functions import when they are called on meta tensors
+# torch's compiler and computer algebra, which some ordinary torch functions import when called on meta tensors
 OF_TORCH = {"torch._dynamo", "torch._inductor", "sympy"}
 FOR_METRICS = {"sklearn", "scipy", "pandas"}
 
@@ -146,14 +146,14 @@ def test_commands_that_use_a_model_import_no_compiler_and_no_metrics(minilm_fold
 
 
 def test_hardly_anything_is_imported_before_ctrl_c_is_answered() -> None:
-    # what comes before is a moment in which Ctrl-C prints a traceback
+    # during the imports before that, Ctrl-C prints a traceback
     counts = "import os, sys; before = set(sys.modules); import maskloom; print(*sorted(set(sys.modules) - before))"
     result = subprocess.run([sys.executable, "-c", counts], capture_output=True, text=True, timeout=60, check=True)
     expected = {"__future__", "math", "maskloom", "maskloom.system", "maskloom.system.resources"}
     assert set(result.stdout.split()) <= expected
 
 
-# The dot comes from within `main`, once it listens: a signal before that meets Python's own start, which is not ours.
+# The dot is written in `main` once its handler is installed; an earlier signal would hit Python's own start-up.
 STARTS = """
 import os, signal, maskloom.__main__
 listen = signal.signal
@@ -186,13 +186,13 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_one_line(command: tuple[str, .
             process.send_signal(signal.SIGINT)
             _, said = process.communicate(timeout=120)
         found[milliseconds] = (process.returncode, said)
-    # a command that has failed by then is on its way out with its own code, or dies of the signal without a word
+    # a command that has already failed exits with its own code, or dies of the signal silently
     assert {code for code, _ in found.values()} <= {130, 3, -signal.SIGINT}
     assert found[100] == (130, "stopped\n")
     assert [said for _, said in found.values() if said.count("\n") > 1] == []
 
 
-# Ctrl-C arrives while the last line of a command is written.
+# Ctrl-C arrives just before a command writes its last line.
 ENDS = """
 import os, signal, typer, maskloom.__main__
 echo = typer.echo

@@ -1,4 +1,4 @@
-"""The fast part of the soak's R8: real signals to real runs, which save, say how to go on, and go on to the bit."""
+"""The fast part of R8 of the soak: runs that get a signal save, say how to resume, and resume bit for bit."""
 
 import pytest
 

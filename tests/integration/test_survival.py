@@ -1,4 +1,4 @@
-"""The fast part of R1, R3 and R7 of the soak: runs that are killed or out of disk go on to the bits of others."""
+"""The fast part of R1, R3 and R7 of the soak: killed runs and runs on a full disk resume to the same bits."""
 
 import shutil
 
@@ -46,7 +46,7 @@ def test_finetuning_goes_on_to_the_bit_after_a_kill(server, finetuned_alone, bud
 
 def test_finetuning_killed_after_the_last_step_of_a_seed_leaves_nothing_behind(server, finetuned_alone, budget):
     last = finetuned_alone.passes.count("files.rename")
-    for number in range(last - 13, last - 9):  # the last save, checkpoints that go, result.json; then the model folder
+    for number in range(last - 13, last - 9):  # last save, dropped checkpoints, result.json, model folder
         trial = try_kill(server, finetuned_alone, Kill("save", f"kill@files.rename#{number}"), budget.work / "killed")
         assert trial.passed, f"{trial.name}: {trial.detail}"
 

@@ -1,4 +1,4 @@
-"""A T5 of our own: trained from nothing on pairs of texts, and its blanks filled by command."""
+"""Our T5: trained from scratch on pairs of texts, and filling blanks on the command line."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def filling(tokenizer, tmp_path_factory):
-    """A folder with a model that has learned what to say for one text."""
+    """Return the folder of a model that has memorised the fillings of one text."""
     ids = tokenizer.vocabulary.ids
     source = ["[CLS]", "thank", "you", "<extra_id_0>", "me", "to", "<extra_id_1>", "week", "[SEP]"]
     target = ["[CLS]", "<extra_id_0>", "cat", "sat", "<extra_id_1>", "mat", "[SEP]"]
@@ -140,7 +140,7 @@ def test_pre_trained_on_missing_spans_it_fills_them(tmp_path, run, kind):
     result = maskloom.pretrain(tmp_path / "c", tmp_path / "run", recipe=recipe, **how)
     model = maskloom.load(tmp_path / "run")
     config, vocabulary = model.model.config, model.tokenizer.vocabulary
-    end = vocabulary.cls_id if kind == "bpe" else vocabulary.sep_id  # of a GPT's "start A extract"
+    end = vocabulary.cls_id if kind == "bpe" else vocabulary.sep_id  # as in the template "start A extract" of a GPT
     assert (config.eos_token_id, config.decoder_start_token_id) == (end, vocabulary.pad_id)
     assert model.tokenizer.template.end == (end,)
     assert next(value for name, value in result.items() if name.endswith("perplexity")) < 4

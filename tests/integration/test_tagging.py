@@ -45,7 +45,7 @@ def model_folder(tmp_path_factory):
 
 
 def sentences(num_sentences, seed, most=8):
-    """Persons with two names, and places; a possessive makes a word of two pieces."""
+    """Return sentences with two-word names of persons, and places; a possessive makes a word of two pieces."""
     draw, found = random.Random(seed), []
     for _ in range(num_sentences):
         rows = []
@@ -122,7 +122,7 @@ def test_columns_in_columns_out(run, tmp_path):
     given = dev.read_text().splitlines()
     assert [line.rsplit(" ", 1)[0] for line in written if line] == [line for line in given if line]
     assert len(written) == len(given)
-    # what stands in the file is what evaluation scored
+    # the file contains the tags that evaluation scored
     fields = [line.split(" ") for line in written]
     true = [s.tags for s in TAGGING.read(tmp_path / "out.conll", ReadingOptions(label_column="3")).examples]
     predicted, current = [], []
@@ -176,7 +176,7 @@ def test_long_sentences_lose_no_word(run, tmp_path):
     scores = evaluate(folder, long)
     assert scores["data"]["num_words"] == num_words
     assert scores["data"]["num_split_sentences"] >= 3
-    # one token behind another is enough here, so windows cost next to nothing
+    # the previous token is enough context here, so windows cost almost nothing
     assert scores["f1"] > 0.9
     predict(folder, long, tmp_path / "out.jsonl")
     assert sum(len(row["tags"]) for row in rows_of(tmp_path / "out.jsonl")) == num_words
@@ -197,7 +197,7 @@ def test_the_model_folder_says_what_it_is(run):
 
 
 def test_sentences_as_columns_as_lines_and_as_text_get_the_same_tags(run, tmp_path):
-    """Lines were once cut at every mark, which the words of training are not: other tags for the same sentences."""
+    """Regression: lines were split at punctuation, unlike the training words, so the same sentences got other tags."""
     folder, _, dev = run
     words = [list(sentence.words) for sentence in TAGGING.read(dev).examples]
     (tmp_path / "lines.txt").write_text("".join(f"{' '.join(line)}\n" for line in words))
@@ -258,7 +258,7 @@ def test_document_context(model_folder, tmp_path, crf, monkeypatch):
     predict(tmp_path / "run", dev, tmp_path / "out.jsonl")
     for module in (evaluate_run, predict_run):
         monkeypatch.setattr(module, "_PIECE" if module is evaluate_run else "_WINDOW", 3)
-    # files are read in pieces, and documents of four sentences are not cut by it
+    # files are read in pieces, which must not split documents of four sentences
     assert evaluate(tmp_path / "run", dev)["data"]["num_windows"] == result["data"]["dev"]["num_windows"]
     predict(tmp_path / "run", dev, tmp_path / "pieces.jsonl")
     assert [row["tags"] for row in rows_of(tmp_path / "pieces.jsonl")] == [
@@ -320,7 +320,7 @@ PARTS = {**dict.fromkeys([*FIRST, *LAST, *PLACES], "NNP"), "saw": "VBD", "town":
 
 
 def write_parts_of_speech(path, seed, num_sentences=100):
-    """Entities stand in the last column, parts of speech in the second."""
+    """Write columns with parts of speech in the second column and entities in the last."""
     draw, lines = random.Random(seed), []
     for _ in range(num_sentences):
         words = draw.choices([*PARTS, "the", "in", "and"], k=draw.randint(1, 8))
@@ -338,7 +338,7 @@ def test_parts_of_speech(model_folder, tmp_path, crf):
     assert result["metric"] == "accuracy"
     assert result["data"]["labels"] == sorted({*PARTS.values(), "IN"})
     assert result["best"]["scores"]["accuracy"] > 0.95
-    scores = evaluate(run, dev)  # columns as in fine-tuning
+    scores = evaluate(run, dev)  # reads the same columns as fine-tuning
     assert scores["accuracy"] == pytest.approx(result["best"]["scores"]["accuracy"])
     assert 0.3 < scores["reference"] < 0.6
     assert scores["degenerate"] is None

@@ -1,4 +1,4 @@
-"""`maskloom.pretrain` and `maskloom.finetune`: the commands' work and results, called from Python."""
+"""`maskloom.pretrain` and `maskloom.finetune`: the same work and results as the commands, from Python."""
 
 import csv
 import json

@@ -31,7 +31,7 @@ LABELS = {"single": ["x", "y", "z"], "multilabel": ["x", "y", "z"], "regression"
 
 
 def model_folder(folder, kind, num_outputs=3, bias=0.0):
-    """A model with drawn weights; the bias of the classifier moves all labels together."""
+    """Write a model with random weights; `bias` shifts the logits of all labels."""
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
     config = BertConfig(
         vocab_size=len(vocabulary), hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
@@ -148,7 +148,7 @@ def test_fine_tuning_ends_with_tuning(tmp_path):
     kept = [run / "restarts" / f"seed-{seed}" / "model" for seed in (0, 1)]
     assert settings_of(kept[result["best_seed"]]) == tuned["settings"]
     assert settings_of(kept[0]) != settings_of(kept[1])
-    # a run that ended after its models were written, and before its result was, goes on to the same
+    # a run that ended after writing its models and before its result resumes to the same result
     for seed, model in enumerate(kept):
         shutil.copytree(model, run / "restarts" / f"seed-{seed}" / "best")
     (run / "metrics.json").unlink()

@@ -1,4 +1,4 @@
-"""Every command of docs/TUTORIAL.md, run in an empty folder by the maskloom of a wheel."""
+"""Every command of docs/TUTORIAL.md, run in an empty folder with maskloom from a wheel."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "TUTORIAL.md"
-# What makes the same commands take seconds: every one of these stands in the page.
+# Replacements that make the commands take seconds; every key must occur in the page.
 SMALLER = {
     "--steps 1000": "--steps 6",
     "--epochs 5": "--epochs 0.1",

@@ -1,4 +1,4 @@
-"""Sources in a vocabulary of their own: a Transformer from nothing, and a BART's translation in two steps."""
+"""Separate source vocabularies: a Transformer from scratch, and BART trained to translate in two steps."""
 
 import json
 import random
@@ -37,7 +37,7 @@ def invoke(*arguments):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """German numbers and the English ones, last first, with a vocabulary of each and one corpus of the English."""
+    """Return a folder of German numbers, English ones in reverse order, a vocabulary of each, and an English corpus."""
     folder, draw = tmp_path_factory.mktemp("numbers"), random.Random(0)
     for name, size in (("train", 600), ("dev", 30)):
         texts = [draw.choices([*WORDS], k=draw.randint(2, 4)) for _ in range(size)]
@@ -96,7 +96,7 @@ def test_runs_are_repeated_resumed_and_go_on_with_both_vocabularies(transformer,
     assert "identical" in run("rerun", short, "--out", tmp_path / "again")
     run("export", short, "--stage", "seed-0", "--out", tmp_path / "last")
     assert maskloom.load(tmp_path / "last").predict(["fünf"]) == maskloom.load(short).predict(["fünf"])
-    train(data, short, data / "en", recipe=SIZE, steps=6, resume=True)  # by the vocabulary of its start
+    train(data, short, data / "en", recipe=SIZE, steps=6, resume=True)  # with the recorded source vocabulary
     train(data, tmp_path / "more", transformer[0], steps=2)
     for model in (short, tmp_path / "more", tmp_path / "last"):
         folder = model / "model" if (model / "model").exists() else model
@@ -105,7 +105,7 @@ def test_runs_are_repeated_resumed_and_go_on_with_both_vocabularies(transformer,
 
 @pytest.fixture(scope="module")
 def bart(data, tmp_path_factory):
-    """A BART that has learned to restore English numbers."""
+    """Return a run of a BART that has learned to restore English numbers."""
     out = tmp_path_factory.mktemp("bart") / "run"
     size = [part for key, value in SIZE["model.config"].items() for part in ("--set", f"model.config.{key}={value}")]
     invoke(
@@ -157,7 +157,7 @@ def test_sources_of_a_bart_pass_both_encoders(bart, data, tmp_path):
         once = model.encoder(ids).last_hidden_state
         model.encoder.source.layers[1].feed_forward.down.bias += 1.0 + torch.arange(32)
         moved = model.encoder(ids).last_hidden_state
-        model.encoder.embeddings.word.weight.zero_()  # the decoder's alone
+        model.encoder.embeddings.word.weight.zero_()  # used only by the decoder
         assert torch.equal(model.encoder(ids).last_hidden_state, moved)
     assert (once - moved).abs().max() > 1e-3
     assert model.heads["decoder"].decoder is model.encoder.embeddings.word.weight

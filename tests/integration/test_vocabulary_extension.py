@@ -1,4 +1,4 @@
-"""A model's vocabulary grown by pieces of a domain: what was there stays, what is new starts as a mean."""
+"""A model's vocabulary extended by domain pieces: old rows stay, new rows start as a mean of old ones."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     letters = [chr(code) for code in range(ord("a"), ord("z") + 1)]
     words = ["the", "heart", "and", "of", "card", "##io", "##my", "##path"]
     tokens = ["[PAD]", *SPECIAL_TOKENS[1:], *".,;", *letters, *(f"##{letter}" for letter in letters), *words]
-    # two rows more than the vocabulary names, as published models have it
+    # two embedding rows more than the vocabulary has pieces, as in published models
     config = BertConfig(
         vocab_size=len(tokens) + 2,
         hidden_size=16,
@@ -127,7 +127,7 @@ def test_what_belongs_to_the_model_goes_along_and_a_second_run_replaces_the_firs
 ) -> None:
     out = tmp_path / "grown"
     extend_vocabulary([text], 1, model=model, out=out)
-    # one piece fits into the rows that the model has
+    # one piece fits into the existing rows
     assert load_model(out)[0].config.vocab_size == load_model(model)[0].config.vocab_size
     assert json.loads((out / "maskloom.json").read_text()) == {"max_length": 48}
     report = extend_vocabulary([text], 500, model=model, out=out, work=Work(2))

@@ -1,4 +1,4 @@
-"""From files to a vocabulary folder: the same bytes for the same text, honest figures, and errors that say where."""
+"""From files to a vocabulary folder: equal bytes for equal text, correct figures, and errors with their location."""
 
 import gzip
 import hashlib
@@ -54,7 +54,7 @@ def test_vocab_txt_is_the_same_byte_for_byte(texts: Path, tmp_path: Path, score:
         paths = [texts / name for name in names]
         train(paths, tmp_path / f"order{number}", score=score, num_workers=1 + number % 2)
         assert (tmp_path / f"order{number}" / "vocab.txt").read_bytes() == expected
-    # how the text is spread over files, rows and archives does not matter either
+    # nor does it matter how the text is divided into files, rows and archives
     joined = tmp_path / "joined.jsonl.gz"
     rows = [json.dumps({"text": PARTS[name]}) for name in ("c.txt", "a.txt", "b.txt")]
     joined.write_bytes(gzip.compress("\n".join(rows).encode()))
@@ -99,7 +99,7 @@ def test_the_report_is_what_a_person_counts(tmp_path: Path) -> None:
     report = train([tmp_path / "text.txt"], tmp_path / "out", size=11, alphabet_limit=3)
     # characters by frequency: a and b (6 each), then the comma, z and ☃ (once each, so by code point)
     tokens = (tmp_path / "out" / "vocab.txt").read_text(encoding="utf-8").split()
-    # "a ##b" occurs in abab and three times in ab, every other pair once
+    # "a ##b" occurs once in abab and three times in ab, every other pair once
     assert tokens == [*SPECIAL_TOKENS, ",", "a", "##a", "##b", "ab"]
     expected = {
         "requested_size": 11,
@@ -143,14 +143,14 @@ def test_inspection_counts_the_vocabulary_and_its_cover_of_other_text(tmp_path: 
     (tmp_path / "run").mkdir()
     (tmp_path / "vocab.txt").replace(tmp_path / "run" / "vocab.txt")
     (tmp_path / "run").rename(tmp_path / "model")
-    assert inspect_vocabulary(tmp_path)["size"] == 12  # a run holds its vocabulary in model/
+    assert inspect_vocabulary(tmp_path)["size"] == 12  # a run has its vocabulary in model/
     with pytest.raises(DataError, match="rnu: no such folder; a vocabulary, model, corpus or run folder is expected"):
         inspect_vocabulary(tmp_path / "rnu")
     with pytest.raises(DataError, match="absent"):
         inspect_vocabulary(tmp_path, [tmp_path / "absent.txt"])
 
 
-# Wrong input: the error says what and where, and nothing is written
+# Wrong input: the error says what is wrong and where, and nothing is written
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_missing_and_unknown_files_are_named(texts: Path, tmp_path: Path) -> Non
             train([texts / "a.txt", path], tmp_path / "out")
     with pytest.raises(DataError, match="no text files were given"):
         train([], tmp_path / "out")
-    # inside a folder it is skipped, and the report says so
+    # in a folder it is skipped, and the report lists it
     report = train([texts], tmp_path / "out")
     assert report["reading"]["ignored_files"] == [str(texts / "picture.png")]
 

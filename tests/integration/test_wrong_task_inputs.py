@@ -1,4 +1,4 @@
-"""Every wrong input to fine-tuning and to the uses of a model is refused with its value, rule, file and line."""
+"""Wrong input to fine-tuning or to any use of a model is refused with its value, the rule, file and line."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Model folders that tests of prediction share."""
+"""Model folders shared by tests of prediction."""
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.models.assembled import build_model
@@ -11,7 +11,7 @@ WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
 
 def model_folder(folder, heads=("classifier",), num_labels=3, settings=None, **extra):
-    """Write a model of two layers with weights drawn from a seed; `settings` go beside it, `extra` into its config."""
+    """Write a two-layer model with random weights; `settings` go into maskloom.json, `extra` into config.json."""
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
     config = BertConfig(
         vocab_size=len(vocabulary), hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,

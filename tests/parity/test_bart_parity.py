@@ -1,4 +1,4 @@
-"""BART against transformers: every class that both have, weights in both directions, and decoding."""
+"""BART compared with transformers: every class that both have, weights in both directions, and decoding."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def peer_of(folder, name):
 
 
 def padded(lengths=(20, 7, 2)):
-    """Texts that begin and end as BART's do, with padding behind."""
+    """Return texts with BART's begin and end tokens and right padding, and their mask."""
     ids = torch.randint(4, 99, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(0))
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     ids[:, 0] = BEGIN
@@ -191,7 +191,7 @@ def test_a_model_for_generation_becomes_a_classifier_and_back(tmp_path):
     ("bos", "more"),
     [
         (None, {}),
-        (None, {"length_penalty": None}),  # ours is the mean of a text's tokens, theirs has the exponent 1
+        (None, {"length_penalty": None}),  # ours averages over a text's tokens, theirs has the exponent 1
         (BEGIN, {"min_tokens": 6}),
         (None, {"no_repeat_ngram": 2}),
     ],
@@ -221,4 +221,4 @@ def test_decoding_gives_the_same_tokens(bos, more, tmp_path):
         assert bos is None or set(theirs[:, 1].tolist()) == {bos}
         for text, tokens in zip(found, theirs[:, num_begin:].tolist(), strict=True):
             assert text.token_ids == tokens[: tokens.index(END)]
-            assert text.is_forced == (len(text.token_ids) == 17)  # all that the last step left
+            assert text.is_forced == (len(text.token_ids) == 17)  # the end is forced only at the last step

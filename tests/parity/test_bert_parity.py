@@ -1,4 +1,4 @@
-"""The encoder against transformers: real weights and random models of odd sizes, every layer."""
+"""The encoder compared with transformers: real weights and random models of odd sizes, every layer."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def test_real_weights_packed_without_any_padding(real):
 @torch.no_grad()
 @pytest.mark.parametrize("change", ["segments", "mask", "epsilon", "tanh-gelu"])
 def test_the_comparison_would_catch_each_trap(real, change):
-    # A threshold means something only if the known mistakes lie far above it.
+    # A threshold is meaningful only if the errors of known mistakes are far above it.
     ours, peer, inputs = real
     ids, segments, mask = inputs["input_ids"], inputs["token_type_ids"], inputs["attention_mask"]
     expected = peer(**inputs).last_hidden_state
@@ -103,7 +103,7 @@ def random_peer(tmp_path, **overrides):
         "intermediate_size": 37,
         "max_position_embeddings": 41,
         "type_vocab_size": 7,
-        # Ten times the usual spread: the nonlinear parts must show.
+        # Ten times the usual spread, so that the nonlinear parts matter.
         "initializer_range": 0.2,
     }
     peer = BertModel(PeerConfig(**(values | overrides)), add_pooling_layer=True).eval()
@@ -152,7 +152,7 @@ def test_masks_with_holes_and_left_padding(tmp_path):
     expected = peer(ids, mask)
     output = ours(ids, attention_mask=mask)
     assert largest_difference(output.last_hidden_state, expected.last_hidden_state, mask) <= 2e-5
-    # The first column is real in all rows but the left-padded one, whose first real token is column 6.
+    # Column 0 is a real token in all rows except the left-padded one, whose first real token is in column 6.
     assert (output.pooled[1:] - expected.pooler_output[1:]).abs().max() <= 1e-5
     pooled = torch.tanh(peer.pooler.dense(expected.last_hidden_state[0, 6]))
     assert (output.pooled[0] - pooled).abs().max() <= 1e-5

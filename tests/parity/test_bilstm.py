@@ -1,4 +1,4 @@
-"""The BiLSTM on packed tokens against torch's on padded batches, and tagger folders against transformers."""
+"""The BiLSTM on packed tokens compared with torch's, and tagger folders compared with transformers."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_outputs_and_gradients_equal_those_of_torch(lengths, num_layers):
     vectors = torch.randn(sum(lengths), 5, requires_grad=True)
     copy = vectors.detach().clone().requires_grad_()
     outputs = ours(vectors, SequenceLayout.from_lengths(lengths))
-    # one sequence at a time: nothing is packed or padded on this side
+    # torch's runs on one sequence at a time, without packing or padding
     expected = torch.cat([peer(part[None])[0][0] for part in copy.split(lengths)])
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-6)
     weights = torch.randn_like(outputs)

@@ -1,4 +1,4 @@
-"""Byte-pair ids against transformers: folders of ours in its classes, and published layouts in ours."""
+"""Byte-pair ids compared with transformers: our folders opened by its classes, and published layouts by ours."""
 
 import json
 from itertools import pairwise
@@ -32,7 +32,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in GPT-2's layout, trained and written by the library."""
+    """Return a folder in GPT-2's layout, trained and written by the tokenizers library."""
     folder = tmp_path_factory.mktemp("bpe") / "gpt2"
     folder.mkdir()
     library = ByteLevelBPETokenizer()
@@ -64,7 +64,7 @@ def test_folders_of_bart_give_the_same_ids_and_marks(gpt2: Path, tmp_path: Path,
 
 @pytest.fixture(scope="module")
 def bart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level folder that we trained, in the layout of BART, beside a configuration of one."""
+    """Return our own trained byte-level tokenizer in BART's layout, with a config.json of a BART."""
     folder = tmp_path_factory.mktemp("bpe") / "bart"
     settings = VocabularySettings(size=340, model="byte-bpe", lowercase=False, sentinels=3)
     train_vocabulary(TEXTS, settings)[0].save(folder)
@@ -96,7 +96,7 @@ def test_our_bytes_open_in_transformers_with_the_same_ids_and_roles(bart: Path, 
 
 
 def published(folder: Path, out: Path) -> Path:
-    """The two files that GPT was published with, and no special tokens but the unknown one."""
+    """Write the two files that GPT was published with, without special tokens except the unknown one."""
     out.mkdir()
     (out / "merges.txt").write_bytes((folder / "merges.txt").read_bytes())
     tokens = [token for token in json.loads((folder / "vocab.json").read_text()) if token not in GPT_TOKENS.tokens]

@@ -1,4 +1,4 @@
-"""What we save opens in transformers with equal logits, and what it saves opens here, to the bit."""
+"""Our folders open in transformers with equal logits, and its folders open here, bit for bit."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Multiple choice from file to scores against transformers: its tokenizer, its padding, its BertForMultipleChoice."""
+"""Multiple choice from file to scores compared with transformers: tokenizer, padding, BertForMultipleChoice."""
 
 import csv
 import json
@@ -56,7 +56,7 @@ def data(rows, tmp_path):
 
 
 def peer_scores(peer, folder, rows):
-    """Scores and loss as transformers' own example computes them: contexts repeated, everything padded."""
+    """Return scores and loss as transformers' own example computes them: contexts repeated, everything padded."""
     first = [row["sent1"] for row in rows for _ in ENDINGS]
     second = [f"{row['sent2']} {row[name]}" for row in rows for name in ENDINGS]
     peer_tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -1,4 +1,4 @@
-"""First pieces of words and token classification against transformers, on CoNLL-2003 and on hard words."""
+"""First pieces of words and token classification compared with transformers, on CoNLL-2003 and hard words."""
 
 import json
 
@@ -35,7 +35,7 @@ def sentence(words, tags):
 
 
 def their_alignment(tokenizer, words, tags):
-    """The usual recipe: the first piece of each word carries its tag, all others -100."""
+    """Return ids and labels by the usual recipe: the first piece of a word has its tag, all others -100."""
     encoding = tokenizer(list(words), is_split_into_words=True)
     seen, labels = set(), []
     for word in encoding.word_ids():
@@ -98,14 +98,14 @@ def test_token_classification_has_equal_logits_and_loss(tmp_path):
 
 
 def take_for_a_tagger(folder):
-    """Give a folder with a conditional random field the names that it had in early releases."""
+    """Give a folder with a CRF the model type and class name that early releases wrote."""
     config = json.loads((folder / "config.json").read_text())
     named = {"model_type": "bert", "architectures": ["BertForTokenClassification"]}
     (folder / "config.json").write_text(json.dumps(config | named))
 
 
 def test_transformers_refuses_a_conditional_random_field_and_says_which(tmp_path):
-    """It once opened such folders and gave the likeliest tag of each word by itself, other entities than ours."""
+    """It once opened such folders and took the best tag of each word separately, so its entities differed from ours."""
     config = BertConfig(
         vocab_size=40, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=32,

@@ -1,4 +1,4 @@
-"""Entity scores against seqeval (its default is conlleval's rule) on random tags, well-formed and not."""
+"""Entity scores compared with seqeval (by default conlleval's rule) on random tags, well-formed or not."""
 
 import numpy as np
 import pytest

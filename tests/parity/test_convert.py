@@ -1,4 +1,4 @@
-"""Published layouts of one random BERT of transformers, made into model folders that give its logits."""
+"""Published layouts of a random BERT of transformers, converted to model folders with the same logits."""
 
 import json
 import pickle
@@ -30,7 +30,7 @@ CONFIG = BertConfig(
     max_position_embeddings=16,
     initializer_range=0.3,
 )
-# What no other program's tables have a say in: the published code's own names.
+# Names of the published code, written out here so that no other program's tables are involved.
 TENSORFLOW = [
     ("bert.embeddings.word_embeddings.weight", "bert/embeddings/word_embeddings"),
     ("bert.embeddings.token_type_embeddings.weight", "bert/embeddings/token_type_embeddings"),

@@ -1,4 +1,4 @@
-"""Dropout acts where it does in transformers and as much: outputs at equal weights have the same mean and spread."""
+"""Dropout has the same places and rates as in transformers: outputs at equal weights have equal mean and spread."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ SIZES = {
 }  # fmt: skip
 RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
 NUM_DRAWS = 8192
-# Each spread is known to 1 / sqrt(2 n); four standard errors of the ratio of two of them.
+# The relative standard error of a spread is 1 / sqrt(2 n), of a ratio of two 1 / sqrt(n); four of the latter.
 BOUND = 4 * NUM_DRAWS**-0.5
 
 

@@ -1,4 +1,4 @@
-"""Two published biLMs give what bilm-tf and AllenNLP computed, with state from sentence to sentence."""
+"""Two published biLMs give what bilm-tf and AllenNLP computed, with state carried across sentences."""
 
 import json
 from pathlib import Path
@@ -31,9 +31,9 @@ def folder(request: pytest.FixtureRequest, data_folder: Path) -> Path:
 
 @torch.no_grad()
 def largest_error(folder: Path, *, carries: bool = True) -> float:
-    """Return the largest |x - y| / (1 + |y|) of the top layer, both ways, over all sentences of a fixture.
+    """Return the largest |x - y| / (1 + |y|) of the top layer, both directions, over all sentences of a fixture.
 
-    In exact arithmetic the absolute one is 1.14e-6 for AllenNLP's file, whose numbers are of fp32.
+    In exact arithmetic the largest |x - y| is 1.14e-6 for AllenNLP's file, whose numbers are fp32.
     """
     encoder = published_elmo(folder)[0].encoder.eval()
     rows = json.loads((folder / SENTENCES[folder.name]).read_text(encoding="utf-8"))

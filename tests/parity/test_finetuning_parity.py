@@ -1,4 +1,4 @@
-"""Fine-tuning step by step beside transformers: with the same batches and no dropout, the same numbers."""
+"""Fine-tuning compared with transformers step by step: equal numbers for equal batches without dropout."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ PROBLEMS = {"pair": "single_label", "multilabel": "multi_label", "regression": "
 
 
 def both(minilm_folder, folder, kind):
-    """Return our model and theirs with the same weights, classifier included, and no dropout."""
+    """Return our model, theirs with the same weights (classifier included) and no dropout, and their tokenizer."""
     transformers = pytest.importorskip("transformers")
     start, _ = load_model(minilm_folder, heads=("classifier",), num_labels=OUTPUTS[kind], seed=1)
     names = [str(number) for number in range(OUTPUTS[kind])]

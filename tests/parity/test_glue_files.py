@@ -1,4 +1,4 @@
-"""GLUE's files against Google's own processors (CoLA, MRPC, MNLI), and against positions of columns for all tasks."""
+"""GLUE's files compared with Google's own processors (CoLA, MRPC, MNLI), and for all tasks with fixed columns."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from maskloom.tasks.tables import ReadingOptions
 
 pytestmark = pytest.mark.parity
 
-# The processors import TensorFlow for flags and files only; a stand-in lets them run alone.
+# The processors import TensorFlow only for flags and files; a stand-in lets them run without it.
 _ORACLE = """
 import json, sys
 from unittest.mock import MagicMock
@@ -36,7 +36,7 @@ ids = {label: number for number, label in enumerate(processor.get_labels())}
 is_test = split == "test"
 print(json.dumps([[e.text_a, e.text_b, None if is_test else ids[e.label]] for e in examples]))
 """
-# Text, second text and label of each task, counted from 0; train and dev, then test. -1 is the last column.
+# Columns, from 0, of text, second text and label: of train and dev, then of test. -1 is the last column.
 POSITIONS = {
     "cola": ((3, None, 1), (1, None)),
     "sst-2": ((0, None, 1), (1, None)),
@@ -64,7 +64,7 @@ def ours(name, path, *, is_test=False):
 
 
 def by_position(name, path, *, is_test=False):
-    """Split every line at tabs and take the columns where they stand; no quoting, no header in CoLA's train and dev."""
+    """Return columns by position in lines split at tabs; no quoting, and CoLA's train and dev have no header."""
     lines = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n").removesuffix("\n").split("\n")
     text, pair, *label = POSITIONS[name][is_test]
     found = []
@@ -91,7 +91,7 @@ def google(name, folder, split):
 
 @pytest.fixture
 def trapped(tmp_path):
-    """Files with stray quotes, annotators' labels that disagree, and labels in no order."""
+    """Write files with stray quotes, disagreeing annotators' labels, and labels in no particular order."""
     (tmp_path / "cola.tsv").write_text('g\t1\t\tHe said "so.\ng\t0\t*\t"Odd\ng\t1\t\tFine " and "\n')
     names = "\t".join([*MNLI_COLUMNS, *(f"label{number}" for number in range(1, 6)), "gold_label"])
     others = ["neutral", "entailment", "contradiction", "neutral", "neutral"]

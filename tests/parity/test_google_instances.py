@@ -1,4 +1,4 @@
-"""Static instances against Google's own generator, bert-tensorflow 1.0.4, on the same random numbers."""
+"""Static instances compared with Google's own generator, bert-tensorflow 1.0.4, on the same random numbers."""
 
 import json
 import random
@@ -15,7 +15,7 @@ from maskloom.text.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.parity
 
-# The generator imports TensorFlow, absl and six for flags, files, logging and Python 2; stand-ins let it run alone.
+# The generator imports TensorFlow, absl and six for flags, files, logging and Python 2; stand-ins replace them.
 _ORACLE = """
 import json, random, sys, types
 names = ("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "absl", "absl.flags", "six")
@@ -102,7 +102,7 @@ def _case(paths: list[Path], seed: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """English prose of the language reference, one line a sentence, with rare shapes of documents added."""
+    """Return files of English prose from the language reference, a sentence per line, and of unusual documents."""
     from pydoc_data.topics import topics
 
     folder = tmp_path_factory.mktemp("texts")

@@ -1,4 +1,4 @@
-"""GPT against transformers: both layouts, every head, weights in both directions, and continuations."""
+"""GPT compared with transformers: both layouts, every head, weights in both directions, and continuations."""
 
 import json
 
@@ -75,7 +75,7 @@ def test_choices_are_scored_beside_the_language_model(pre_norm, tmp_path):
     save_model(model, tmp_path)
     peer = peer_of(tmp_path, pre_norm, "DoubleHeadsModel")
     ids, mask = padded((20, 7))
-    found = peer(ids[None], mc_token_ids=mask.sum(1)[None] - 1)  # padding is behind, where no token looks
+    found = peer(ids[None], mc_token_ids=mask.sum(1)[None] - 1)  # right padding, which no token attends to
     output = model.encoder(ids, attention_mask=mask)
     assert (model.heads["choice"](output.pooled).T - found.mc_logits).abs().max() < 1e-5
     assert (model.heads["lm"](output.last_hidden_state) - found.logits[0])[mask].abs().max() < 1e-5
@@ -84,7 +84,7 @@ def test_choices_are_scored_beside_the_language_model(pre_norm, tmp_path):
 @pytest.mark.parametrize(("head", "name"), [("tagger", "ForTokenClassification"), ("span", "ForQuestionAnswering")])
 @torch.no_grad()
 def test_heads_on_tokens(head, name, tmp_path):
-    """Of GPT-2's layout: transformers has no such classes for the first GPT."""
+    """Only for GPT-2's layout: transformers has no such classes for the first GPT."""
     model = our_model(True, head)
     save_model(model, tmp_path)
     peer, report = getattr(transformers, f"GPT2{name}").from_pretrained(tmp_path, output_loading_info=True)

@@ -1,4 +1,4 @@
-"""Heads, losses and gradients against transformers' models, which score every position of a padded batch."""
+"""Heads, losses and gradients compared with transformers, which scores every position of a padded batch."""
 
 import json
 
@@ -94,7 +94,7 @@ def padded_batch(lengths, seed=0):
 
 
 def add_our_gradients(model, ids, segments, mask, labels, next_labels):
-    """Return the loss of the training loop: packed, with the vocabulary head on the predicted positions only."""
+    """Add gradients as the training loop does, packed and with logits only at predicted positions; return the loss."""
     packed_labels = labels[mask].numpy()
     positions = np.flatnonzero(packed_labels != -100)
     batch = PretrainingBatch(
@@ -125,7 +125,7 @@ LENGTHS = [[37, 13, 2, 99], [2, 512, 128], [64, 64, 64], [2], [7, 7, 8, 6, 30, 3
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_losses_and_gradients_equal_the_padded_model_that_scores_all_positions(tmp_path, lengths, seed):
-    # In double precision, where each parameter's own gradient stands far above rounding.
+    # In double precision, where every parameter's gradient is far above rounding error.
     ours, theirs = gradients_of_both(tmp_path, padded_batch(lengths, seed), torch.float64)
     for name, expected in theirs.items():
         error = (ours[name] - expected).norm() / expected.norm().clamp_min(1e-6)
@@ -150,7 +150,7 @@ def gradients_of_both(folder, batch, dtype):
     expected.loss.backward()
     found = published_gradients(ours)
     wanted = {name: parameter.grad for name, parameter in peer.named_parameters()}
-    # transformers blocks the input gradient of the padding token; ours trains it like any other.
+    # transformers gives the padding embedding no gradient; ours trains it like any other.
     for gradients in (found, wanted):
         gradients[WORD_EMBEDDINGS] = gradients[WORD_EMBEDDINGS][1:]
     return found, wanted
@@ -194,7 +194,7 @@ def packed(ids, segments, mask):
 
 
 def saved_pair(peer_type, folder, heads, num_labels=None):
-    """Our model of random weights, and what transformers opens from our folder."""
+    """Return our model with random weights, and the model that transformers opens from our folder."""
     config = BertConfig(**{**SIZES, "initializer_range": 0.3})
     ours = build_model(config, heads, num_labels, seed=1).eval()
     save_model(ours, folder)
@@ -206,7 +206,7 @@ def saved_pair(peer_type, folder, heads, num_labels=None):
 @torch.no_grad()
 def test_spans_of_answers(tmp_path):
     ours, peer = saved_pair(BertForQuestionAnswering, tmp_path, ("span",))
-    lengths = [37, 37, 37]  # without padding, over which the peer's loss runs too
+    lengths = [37, 37, 37]  # without padding, which the peer's loss would include
     ids, segments, mask, _, _ = padded_batch(lengths)
     labels = torch.tensor([[3, 9], [0, 0], [36, 36]])
     expected = peer(ids, mask.long(), segments, start_positions=labels[:, 0], end_positions=labels[:, 1])
@@ -250,7 +250,7 @@ def test_scores_of_choices(tmp_path):
 
 
 def test_next_sentence_class_zero_means_next(tmp_path):
-    # transformers documents label 0 as "B continues A"; an imported head must keep that order.
+    # transformers documents label 0 as "B continues A"; an imported head must preserve that order.
     ours, peer = pair_of_models(BertForPreTraining, tmp_path)
     with torch.no_grad():
         peer.cls.seq_relationship.bias.copy_(torch.tensor([5.0, -5.0]))

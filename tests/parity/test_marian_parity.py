@@ -1,4 +1,4 @@
-"""A Marian, which is the original Transformer, against transformers: weights in both directions, and decoding."""
+"""Marian, which is the original Transformer, compared with transformers: weights in both directions, and decoding."""
 
 import json
 
@@ -23,7 +23,7 @@ SIZES |= {"num_hidden_layers": 3, "num_decoder_layers": 2, "max_position_embeddi
 
 
 def texts(lengths, seed):
-    """Texts that end as Marian's do, with padding behind."""
+    """Return texts with Marian's end token and right padding, and their mask."""
     ids = torch.randint(1, PAD, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(seed))
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     ids[torch.arange(len(lengths)), torch.tensor(lengths) - 1] = END

@@ -1,4 +1,4 @@
-"""Scores against formulas written out by hand and against scikit-learn and scipy, on random cases."""
+"""Scores compared with formulas written out by hand, scikit-learn and SciPy, on random cases."""
 
 import warnings
 
@@ -91,7 +91,7 @@ def test_scores_by_document_are_those_of_scikit_learn():
     for _ in range(NUM_CASES):
         size, num_labels = int(rng.integers(1, 30)), int(rng.integers(2, 9))
         targets, predictions = (rng.random((2, size, num_labels)) < rng.random((2, size, 1))).astype(int)
-        targets[0], predictions[-1] = rng.integers(2), rng.integers(2)  # every label or none
+        targets[0], predictions[-1] = rng.integers(2), rng.integers(2)  # all labels or none
         metric = MultiLabelMetric(num_labels)
         metric.update(predictions[:3], targets[:3])
         metric.update(predictions[3:], targets[3:])

@@ -1,4 +1,4 @@
-"""onnxruntime gives what the model gives, for every head, batch and length."""
+"""ONNX Runtime gives the outputs of the model, for every head, batch size and length."""
 
 import logging
 
@@ -24,7 +24,7 @@ OPTIONS = {"layers": "last", "lstm_size": 8}
 
 pytestmark = [
     pytest.mark.parity,
-    pytest.mark.filterwarnings("ignore"),  # of the exporter, which is torch's
+    pytest.mark.filterwarnings("ignore"),  # from torch's exporter
 ]
 
 
@@ -37,7 +37,7 @@ def _model(heads, options):
 
 @pytest.fixture(autouse=True)
 def _quietly(caplog):
-    with caplog.at_level(logging.ERROR):  # pytest would write down each step of the exporter
+    with caplog.at_level(logging.ERROR):  # pytest would record each step of the exporter
         yield
 
 
@@ -69,7 +69,7 @@ def test_every_head_gives_the_same_for_any_batch_and_length(heads, options, tmp_
                 read = output.last_hidden_state if of_tokens else output.pooled
                 expected["logits" if name not in ("mlm", "nsp") else name] = model.heads[name](read)
         for name, wanted in expected.items():
-            real = mask[..., None].numpy() if wanted.ndim == 3 else 1  # what stands at padding means nothing
+            real = mask[..., None].numpy() if wanted.ndim == 3 else 1  # outputs at padding are meaningless
             np.testing.assert_allclose(found[name] * real, wanted.numpy() * real, atol=1e-5, rtol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Recurrent layers on packed tokens against torch's modules and float64 loops, with all gradients."""
+"""Recurrent layers on packed tokens compared with torch's modules and float64 loops, with all gradients."""
 
 import numpy as np
 import pytest

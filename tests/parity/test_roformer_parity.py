@@ -1,4 +1,4 @@
-"""A BERT with rotary positions is transformers' RoFormer, to 1e-5, in both directions."""
+"""BERT with rotary positions equals transformers' RoFormer to 1e-5, in both directions."""
 
 import json
 
@@ -27,7 +27,7 @@ INPUTS = {"input_ids": IDS, "token_type_ids": SEGMENTS, "attention_mask": MASK}
 
 
 def ours(model):
-    """Return the states (26, hidden), zero at padding, of the inputs."""
+    """Return the hidden states (26, hidden) of the inputs, zero at padding."""
     with torch.no_grad():
         return model.eval().encoder(IDS, SEGMENTS, MASK).last_hidden_state.flatten(0, 1)
 
@@ -51,7 +51,7 @@ def test_a_rotary_bert_opens_as_a_roformer(tmp_path, head, kind):
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["model_type"] == "roformer"
     peer, report = kind.from_pretrained(tmp_path, output_loading_info=True)
-    assert all("embed_positions" in name for name in report["missing_keys"])  # sines, which it makes itself
+    assert all("embed_positions" in name for name in report["missing_keys"])  # sinusoids, which it computes itself
     assert all("pooler" in name or "seq_relationship" in name for name in report["unexpected_keys"])
     real = MASK.flatten() == 1
     with torch.no_grad():

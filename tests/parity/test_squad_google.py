@@ -1,4 +1,4 @@
-"""Windows, labels and answers of questions against Google's own run_squad.py, from bert-tensorflow 1.0.4."""
+"""Windows, labels and answers of questions compared with Google's own run_squad.py, from bert-tensorflow 1.0.4."""
 
 import json
 import random
@@ -19,8 +19,8 @@ from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 pytestmark = pytest.mark.parity
 
-# The script imports TensorFlow for flags, files and logging, and parts of the package that need it; stand-ins let the
-# three functions run alone. Logits come from the same seeded draws on both sides; padding gets the lowest of all.
+# The script imports TensorFlow for flags, files and logging, and modules that need it; with stand-ins, the three
+# functions run without it. Logits come from the same seeded draws on both sides; padding gets the lowest logit.
 _ORACLE = """
 import io, json, sys, types
 import numpy as np
@@ -107,7 +107,7 @@ def _context(draw, num_words):
 
 
 def _data(draw, *, v2, num_words, num_questions):
-    """Random contexts with answers cut at random places, words or not, without blanks around."""
+    """Return random contexts with answers cut at any character, not only at words, without surrounding blanks."""
     paragraphs, number = [], 0
     for _ in range(3):
         context, questions = _context(draw, draw.randint(1, num_words)), []
@@ -157,7 +157,7 @@ def vocabulary(minilm_folder):
 
 @pytest.fixture(scope="module")
 def pairs(vocabulary, tmp_path_factory):
-    """Every case with what the script says, and our own encoding of it for training and for prediction."""
+    """Return every case with the script's answer and our own encodings for training and for prediction."""
     cases, found = _cases(), []
     folder = tmp_path_factory.mktemp("squad")
     words = Vocabulary.load(vocabulary.parent)

@@ -1,4 +1,4 @@
-"""T5 against transformers: weights in both directions, every layer, logits, losses, gradients, and decoding."""
+"""T5 compared with transformers: weights in both directions, every layer, logits, losses, gradients and decoding."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The tokenizer against Google's own code (the `bert` package of bert-tensorflow) and against transformers."""
+"""The tokenizer compared with Google's own code (the `bert` package of bert-tensorflow) and with transformers."""
 
 import random
 from pathlib import Path
@@ -79,14 +79,14 @@ SHORT_TEXT = st.lists(st.sampled_from(["the", "dog", "unaffable", "[SEP]", "中"
 
 @pytest.fixture(scope="module")
 def google() -> SimpleNamespace:
-    """Google's modules, imported with stand-ins for TensorFlow, which they need for flags, files and networks."""
+    """Return Google's modules, with stand-ins for TensorFlow, which they use for flags, files and networks."""
     pytest.importorskip("bert", reason="the oracle package bert-tensorflow is not installed")
     return google_modules()
 
 
 @pytest.fixture(scope="module")
 def small_vocabulary() -> Vocabulary:
-    """Cased, many scripts, with the special tokens at unusual places."""
+    """Return a cased vocabulary of many scripts, with the special tokens at unusual positions."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEHTIéèïåÅİßẞ\u0301\u0327αοδσςΣΟΔдомשלום"
     letters += "\u0939\u093fكﾊ中文한\u1112\u1161\u11abひか🙂👩"
     symbols = "".join(map(chr, (*range(33, 65), *range(91, 97), *range(123, 127)))) + "“”—"
@@ -105,7 +105,7 @@ def small_folder(small_vocabulary: Vocabulary, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="module", params=["small cased", "small uncased", "published uncased", "published cased"])
 def both(request: pytest.FixtureRequest, google: SimpleNamespace, small_folder: Path, minilm_folder: Path) -> Any:
-    """Our tokenizer and Google's on the same vocabulary with the same setting of case."""
+    """Return our tokenizer and Google's, with the same vocabulary and the same case setting."""
     vocabulary, case = request.param.split()
     folder = small_folder if vocabulary == "small" else minilm_folder
     ours = WordPieceTokenizer(Vocabulary.load(folder), lowercase=case == "uncased")
@@ -178,14 +178,14 @@ def test_bytes_are_read_as_google_reads_them(both: Any) -> None:
         assert ours.token_ids(text) == google_ids(theirs, text)
 
 
-# The traps of tokenisation, one by one
+# Pitfalls of tokenisation, one by one
 
 
 def test_trap_accents_are_kept_in_cased_text(google: SimpleNamespace, small_folder: Path) -> None:
     ours = Tokenizer.load(small_folder)
     assert not ours.lowercase
     assert ours.tokens("Héllo") == ["Héllo"]
-    # no normalisation either: a letter and its mark are not one character
+    # nor are texts normalised: a letter and its combining mark stay two characters
     assert ours.tokens("He\u0301llo") == ["H", "##e", "##\u0301", "##llo"]
     theirs = google.tokenization.FullTokenizer(str(small_folder / "vocab.txt"), do_lower_case=False)
     assert ours.token_ids("Héllo He\u0301llo") == google_ids(theirs, "Héllo He\u0301llo")
@@ -244,7 +244,7 @@ def test_pairs_segments_and_truncation_are_those_of_google(
     features = google_features(google, theirs, text, pair, length)
     encoding = ours.encode(text, pair, max_length=length)
     num_padding = length - len(encoding.ids)
-    # Google writes 0 for padding whatever the id of [PAD]
+    # Google pads with 0, whatever the id of [PAD]
     assert features.input_ids == encoding.ids + [0] * num_padding
     assert features.segment_ids == encoding.segments + [0] * num_padding
     assert features.input_mask == [1] * len(encoding.ids) + [0] * num_padding
@@ -256,7 +256,7 @@ def test_pairs_segments_and_truncation_are_those_of_google(
 
 @pytest.fixture(scope="module")
 def published(minilm_folder: Path) -> Any:
-    """A published folder, opened by us with the rules of transformers, and by transformers."""
+    """Return a published folder as opened by us with the rules of transformers, and by transformers."""
     return Tokenizer.load(minilm_folder, compatibility="hf"), AutoTokenizer.from_pretrained(minilm_folder)
 
 
@@ -282,7 +282,7 @@ def test_a_published_folder_gives_the_ids_of_transformers(published: Any, text: 
 def saved(
     request: pytest.FixtureRequest, small_folder: Path, minilm_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
-    """A tokenizer, and the one that transformers opens in the folder that ours saved."""
+    """Return our tokenizer, and the one that transformers opens from the folder that ours saved."""
     vocabulary, case = request.param.split()
     folder = tmp_path_factory.mktemp("saved")
     source = Vocabulary.load(small_folder if vocabulary == "small" else minilm_folder)
@@ -328,7 +328,7 @@ def test_special_tokens_in_a_text_are_read_as_transformers_reads_them(saved: Any
 @pytest.mark.parametrize("length", [5, 8, 9, 13, 30])
 def test_truncation_is_that_of_transformers_where_one_side_is_cut(saved: Any, num_second: int, length: int) -> None:
     ours, theirs = saved
-    # with both sides over half of the room, transformers leaves the odd token to the second text, Google to the first
+    # if both texts exceed half of an odd room, transformers gives the odd token to the second text, Google to the first
     for num_first in range(25):
         room = length - 3
         if num_second and min(num_first, num_second) > room // 2 and room % 2 and num_first <= num_second:

@@ -1,4 +1,4 @@
-"""The Transformer beside torch's own layers, with the same weights."""
+"""The Transformer compared with torch's own layers at the same weights."""
 
 import numpy as np
 import pytest

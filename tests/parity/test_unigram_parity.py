@@ -1,4 +1,4 @@
-"""Unigram pieces against transformers: ids, marks, texts, and a T5's folder trained further, searched and filled."""
+"""Unigram pieces compared with transformers: ids, special tokens, texts, fine-tuning of a T5 folder, and blanks."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ TEXT = st.text() | st.lists(st.sampled_from([*" \t\n'.,é東🙂", "the", "Low",
 
 @pytest.fixture(scope="module", params=["inside", "behind"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer in the layout of T5, with its sentinels among the pieces or behind them."""
+    """Return a tokenizer in T5's layout, with its sentinels among the pieces or after them."""
     space = {"replacement": "▁", "prepend_scheme": "always"}
     library = tokenizers.Tokenizer(models.Unigram())
     library.normalizer = normalizers.NFKC()

@@ -1,4 +1,4 @@
-"""Files and scores of word vectors against gensim, where it is installed (it comes with the extra `bench`)."""
+"""Files and scores of word vectors compared with gensim, if installed (it comes with the extra `bench`)."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_similarity_scores_are_equal(theirs: object, tmp_path: Path) -> None:
     (tmp_path / "p.tsv").write_text("".join(f"{a}\t{b}\t{score}\n" for a, b, score in pairs))
     ours = similarity_scores(WordVectors(WORDS, MATRIX), read_pairs(tmp_path / "p.tsv"))
     pearson, spearman, unknown = theirs.evaluate_word_pairs(str(tmp_path / "p.tsv"))  # type: ignore[attr-defined]
-    assert ours["pearson"] == pytest.approx(pearson.statistic, abs=1e-7)  # of cosines in fp32 there
+    assert ours["pearson"] == pytest.approx(pearson.statistic, abs=1e-7)  # gensim computes cosines in fp32
     assert ours["spearman"] == pytest.approx(spearman.statistic, abs=1e-9)
     assert ours["unknown"] / ours["pairs"] * 100 == pytest.approx(unknown)
 
