@@ -31,10 +31,12 @@ class CardSection(Section):
     """Facts for the model card that only a person knows, in the terms that model hubs use."""
 
     license: str | None = key(None, "Licence of the model, such as apache-2.0.", pattern=r"^[a-z0-9][a-z0-9.+-]{0,60}$")
-    language: _Language | list[_Language] | None = key(None, "Language of the text as a code such as en, or several.")
+    language: _Language | list[_Language] | None = key(
+        None, "Language code of the text, such as en, or a list of codes."
+    )
     base_model: str | None = key(
         None,
-        "Published name of the model that training starts from; absent, what its files say.",
+        "Published name of the model that training starts from; defaults to the name in its files.",
         pattern=r"^[\w.-]+(/[\w.-]+)?$",
     )
 
@@ -43,13 +45,13 @@ class PretrainRecipe(Section):
     """A pre-training run: model, data, training and, optionally, phases with their own sequence lengths."""
 
     kind: Literal["pretrain"] = key("pretrain", "Kind of run.")
-    seed: int = key(0, "Seed of weights, sampling, masks and dropout.", ge=0, lt=2**32)
+    seed: int = key(0, "Random seed for weights, sampling, masks and dropout.", ge=0, lt=2**32)
     objective: Annotated[str, row_of("objective")] = key(
         "masked_lm",
-        "What is predicted: masked_lm, masked tokens; causal_lm, each token from those before it; carried_lm, the same "
-        "by a recurrent network whose state goes on from batch to batch; bidirectional_lm, each word from those before "
-        "and, apart, from those after it (ELMo); by a decoder denoising, the text of a noised one (BART); "
-        "span_corruption, its missing spans (T5).",
+        "What to predict. masked_lm: masked tokens. causal_lm: each token from the tokens before it. carried_lm: the "
+        "same, with a recurrent network whose state carries over between batches. bidirectional_lm: each word from the "
+        "words before it and, separately, from the words after it (ELMo). denoising, with a decoder: the original of "
+        "a noised text (BART). span_corruption, with a decoder: the missing spans of a text (T5).",
     )
     model: ModelSection = ModelSection()
     data: PretrainingData = PretrainingData()
@@ -100,8 +102,8 @@ class FinetuneRecipe(Section):
     """
 
     kind: Literal["finetune"] = key("finetune", "Kind of run.")
-    seed: int = key(0, "Seed of the new head, data order and dropout.", ge=0, lt=2**32)
-    restarts: int = key(1, "Runs with seeds seed, seed + 1 ...; the best on dev is kept.", ge=1, le=10_000)
+    seed: int = key(0, "Random seed for the new head, data order and dropout.", ge=0, lt=2**32)
+    restarts: int = key(1, "Number of runs, with seeds seed, seed + 1, ...; the best on dev is kept.", ge=1, le=10_000)
     keep_restarts: bool = key(False, "Keep the best model of every seed, for an ensemble.")
     tune_on_dev: bool = key(False, "Fit temperature and thresholds on the dev set at the end.")
     task: Annotated[str, row_of("task")] = key(
@@ -112,15 +114,15 @@ class FinetuneRecipe(Section):
     )
     auxiliary_lm: float = key(
         0.0,
-        "Weight of a language-model loss beside the task's (lambda of GPT); for left-to-right models.",
+        "Weight of an auxiliary language-model loss (GPT's lambda); only for left-to-right models.",
         ge=0.0,
         le=100.0,
     )
     from_scratch: bool = key(False, "Start from random weights instead of the model's.")
     bilstm: bool = key(
-        False, "Put a BiLSTM with random weights between a BERT or an ELMo and its head (Table 5 of the paper)."
+        False, "Add a randomly initialised BiLSTM between a BERT or an ELMo and its head (Table 5 of the paper)."
     )
-    frozen: bool = key(False, "Keep the encoder's weights fixed: only the new head, a BiLSTM and an ELMo's mix learn.")
+    frozen: bool = key(False, "Freeze the encoder: train only the new head, a BiLSTM and an ELMo's mix.")
     model: ModelSection | None = None
     data: FinetuningData = FinetuningData()
     training: FinetuneTraining = FinetuneTraining()

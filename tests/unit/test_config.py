@@ -72,7 +72,9 @@ def test_messages_are_free_of_pydantics_own_terms() -> None:
     assert reason_of({"msg": "Value error, it is odd"}) == "it is odd"
     with pytest.raises(ConfigError, match=r"phases\.0 = 3: it must be a table$"):
         load_recipe(PretrainRecipe, None, ["phases=[3]"])
-    with pytest.raises(ConfigError, match=r"training\.device = 'gpu': not a value of this key: What computes: auto"):
+    with pytest.raises(
+        ConfigError, match=r"training\.device = 'gpu': not a value of this key: Device to train on: auto"
+    ):
         load_recipe(PretrainRecipe, None, ["training.device=gpu"])
 
 

@@ -31,9 +31,9 @@ MADE_AT_ONCE = ("figure1", "transformer-table1", "rnn-gradients", "rnn-attention
 """Experiments that write nothing before their final page."""
 _SEEDS, _MINUTES = 3, 60.0
 _training_option: Any = partial(
-    typer.Option, rich_help_panel="Not of figure1, transformer-table1, rnn-gradients and rnn-attention"
+    typer.Option, rich_help_panel="Not for figure1, transformer-table1, rnn-gradients and rnn-attention"
 )
-_budget_option: Any = partial(typer.Option, rich_help_panel="Of budget")
+_budget_option: Any = partial(typer.Option, rich_help_panel="For budget")
 _NOT_OF_RANDOM_WEIGHTS = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
 
 
@@ -43,33 +43,33 @@ def reproduce(
     *,
     scale: Annotated[
         Literal["tiny", "one-gpu", "paper"],
-        _training_option(help="Two cores and minutes, one GPU, or the paper's."),
+        _training_option(help="Minutes on two cores, one GPU, or the paper's scale."),
     ] = "tiny",
     seeds: Annotated[
-        int, _training_option(min=1, max=100, help="Runs of everything, each with its own seed.")
+        int, _training_option(min=1, max=100, help="Repetitions of every run, each with its own seed.")
     ] = _SEEDS,
     corpus: Annotated[
-        Path | None, _training_option(help="A corpus folder; by default the documentation on this machine.")
+        Path | None, _training_option(help="A corpus folder; by default, the documentation on this machine.")
     ] = None,
     tasks: Annotated[Path | None, _training_option(help="Labelled data: GLUE's folders, squad/, conll2003/.")] = None,
     overrides: Annotated[
         list[str] | None,
-        _training_option("--set", help="A key of every recipe: pretrain.training.steps=100, finetune.KEY=VALUE."),
+        _training_option("--set", help="Override a recipe key: pretrain.training.steps=100, finetune.KEY=VALUE."),
     ] = None,
     minutes: Annotated[
-        float | None, _budget_option(min=0.01, help="What each recipe has for pre-training; by default 60.")
+        float | None, _budget_option(min=0.01, help="Minutes of pre-training per recipe; 60 by default.")
     ] = None,
     beside: Annotated[
-        list[str] | None, _budget_option(help="NAME=FOLDER, a model of the same vocabulary made elsewhere.")
+        list[str] | None, _budget_option(help="NAME=FOLDER: a model trained elsewhere, with the same vocabulary.")
     ] = None,
     jobs: Annotated[
         int | None,
-        _training_option(min=1, max=256, help="Runs at once, by one thread each. At tiny one a core, else one."),
+        _training_option(min=1, max=256, help="Parallel runs, one thread each; at tiny one per core, else one."),
     ] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Reproduce an experiment of the BERT or the Transformer paper at a given scale and report which trends hold.
+    """Reproduce an experiment from the BERT or Transformer paper at a given scale and report which trends hold.
 
     `budget` compares recipes at equal training time: ours, a smaller version of the paper's, and models from elsewhere.
     `rnn-gradients` and `rnn-attention` show what recurrent networks forget.
@@ -140,13 +140,13 @@ def plan(
     corpus: Annotated[Path, typer.Option(help="A corpus folder.")],
     flags: Any,
     recipe: Recipe = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time to measure each size.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Time to spend on measuring each size.")] = 4.0,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Estimate the cost of pre-training on this machine and the best model size for a time budget.
 
-    Unless a size is given, it compares tiny, mini, small, medium and base.
+    Unless a size is given, tiny, mini, small, medium and base are compared.
     """
     from maskloom.config import PretrainRecipe
     from maskloom.data.corpus.manifest import read_manifest

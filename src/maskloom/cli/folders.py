@@ -17,12 +17,13 @@ def convert(
         Path,
         typer.Argument(
             help="A folder with Google's BERT (bert_config.json, vocab.txt, bert_model.ckpt.*), pytorch_model.bin or "
-            "safetensors; or one checkpoint in it, such as uncased/bert_model.ckpt."
+            "safetensors; or a single checkpoint in it, such as uncased/bert_model.ckpt."
         ),
     ],
     out: Out,
     uncased: Annotated[
-        bool | None, typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default as the files say.")
+        bool | None,
+        typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default, as the files say."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -34,21 +35,24 @@ def convert(
 
 
 def export(
-    run: Annotated[
-        Path, typer.Argument(help="The folder of a run, still running or ended, of a finished search, or of a model.")
-    ],
+    run: Annotated[Path, typer.Argument(help="The folder of a run (running or ended), a finished search, or a model.")],
     out: Out,
     step: Annotated[
-        int | None, typer.Option(min=0, help="A step; by default the finished model, or the newest checkpoint.")
+        int | None, typer.Option(min=0, help="Step to export; by default, the finished model or the newest checkpoint.")
     ] = None,
     stage: Annotated[
         str | None, typer.Option(help="A phase of pre-training (phase-1) or a seed of fine-tuning (seed-0).")
     ] = None,
     for_vectors: Annotated[
-        PoolingMode | None, typer.Option(help="Write the files that sentence-transformers reads, with this pooling.")
+        PoolingMode | None,
+        typer.Option(help="Also write the files that sentence-transformers reads, with this pooling."),
     ] = None,
-    normalize: Annotated[bool, typer.Option("--normalize", help="With --for-vectors: vectors of length 1.")] = False,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Add model.onnx (pip install 'maskloom\\[onnx]').")] = False,
+    normalize: Annotated[
+        bool, typer.Option("--normalize", help="With --for-vectors: scale vectors to length 1.")
+    ] = False,
+    onnx: Annotated[
+        bool, typer.Option("--onnx", help="Also write model.onnx (pip install 'maskloom\\[onnx]').")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Create a model folder from a checkpoint, even if the run is still running or ended early."""
@@ -68,8 +72,8 @@ def export(
 
 
 def rerun(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning or search.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; RUN-rerun next to the run by default.")] = None,
+    run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning or search run.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write; by default, RUN-rerun next to the run.")] = None,
     allow_version_change: Annotated[
         bool, typer.Option("--allow-version-change", help="Repeat the run even if versions have changed.")
     ] = False,
@@ -97,7 +101,8 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders: pre-training, fine-tuning, search or GLUE.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; report.html by default.")] = None,
     examples: Annotated[
-        int, typer.Option(min=0, help="Dev examples to predict for the lists of right and wrong ones; 0: none.")
+        int,
+        typer.Option(min=0, help="Dev examples to predict for the lists of correct and wrong predictions; 0: none."),
     ] = 500,
     as_json: AsJson = False,
 ) -> None:
@@ -118,7 +123,7 @@ def info(
 
 
 def doctor(
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time for all speed checks together.")] = 10.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Total time for the speed checks.")] = 10.0,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:

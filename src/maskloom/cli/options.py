@@ -32,7 +32,7 @@ Out = Annotated[Path, typer.Option(help="Folder to write.")]
 Model = Annotated[Path, typer.Option(help="A model folder in Hugging Face layout, or a run folder.")]
 Models = Annotated[list[Path] | None, typer.Option(help="A model or run folder. Repeat it for an ensemble.")]
 EnsembleOf = Annotated[
-    Path | None, typer.Option(help="A run made with --keep-restarts, as an ensemble of its restarts.")
+    Path | None, typer.Option(help="A run made with --keep-restarts, whose restarts form the ensemble.")
 ]
 Averaged = Annotated[Literal["probabilities", "logits"], typer.Option(help="What an ensemble averages.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
@@ -50,13 +50,17 @@ def complete_recipe(incomplete: str) -> list[str]:
 
 Recipe = Annotated[
     Path | None,
-    typer.Option(help="A TOML recipe, or the name of a shipped one: maskloom recipes.", autocompletion=complete_recipe),
+    typer.Option(
+        help="A TOML recipe, or the name of a shipped one (see maskloom recipes).", autocompletion=complete_recipe
+    ),
 ]
 Workers = Annotated[int, typer.Option(min=1, max=1024, help="Number of processes.")]
 BadText = Annotated[Literal["error", "skip"], typer.Option(help="What to do with bytes that are not UTF-8.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its newest whole checkpoint.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Continue the run in --out from its newest complete checkpoint.")
+]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="With --resume: first check that repeating the last steps gives the same bits.")
+    bool, typer.Option("--verify", help="With --resume: first check that repeating the last steps is bit-identical.")
 ]
 
 
@@ -79,26 +83,26 @@ def _known_task(name: str | None) -> str | None:
 
 Device = Annotated[
     str | None,
-    typer.Option(help="What computes: auto (a GPU where there is one), cpu, cuda, cuda:N, mps.", callback=_take_device),
+    typer.Option(help="Device to use: auto (a GPU if there is one), cpu, cuda, cuda:N or mps.", callback=_take_device),
 ]
 MaxLength = Annotated[
     int | None, typer.Option(min=3, help="Maximum tokens; longer sequences are truncated and counted.")
 ]
 _READING: dict[str, Any] = {
-    "text_column": Annotated[str | None, typer.Option(help="Column of the text: its name or number from 1.")],
+    "text_column": Annotated[str | None, typer.Option(help="Column of the text, by name or by number from 1.")],
     "pair_column": Annotated[str | None, typer.Option(help="Column of the second text.")],
     "label_column": Annotated[str | None, typer.Option(help="Column of the label or score.")],
     "format": Annotated[
         str | None,
         typer.Option(
-            help="A data set's file as distributed: cola, sst-2 … (GLUE), goemotions, conll2003, swag, hellaswag, "
+            help="A data set's files as distributed: cola, sst-2 … (GLUE), goemotions, conll2003, swag, hellaswag, "
             "codah, cosmosqa, arc, commonsenseqa, copa, race."
         ),
     ],
     "labels": Annotated[Path | None, typer.Option(help="A file with one label name per line.")],
     "target_suffix": Annotated[
         str | None,
-        typer.Option(help="Suffix of the file of targets beside a file of sources, of a seq2seq task: en."),
+        typer.Option(help="For a seq2seq task: suffix of the target file next to a source file, such as en."),
     ],
     "on_bad_rows": Annotated[
         Literal["error", "skip"], typer.Option(help="Stop at an invalid row, or skip and count such rows.")
@@ -146,22 +150,22 @@ def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
 
 _GENERATION: dict[str, Any] = {
-    "max_tokens": Annotated[int | None, typer.Option(help="Most tokens to add; else 64, or as fine-tuned.")],
+    "max_tokens": Annotated[int | None, typer.Option(help="Maximum new tokens; by default 64, or as fine-tuned.")],
     "temperature": Annotated[
-        float | None, typer.Option(help="Draw; below 1 likelier tokens come more often; 0 takes the likeliest.")
+        float | None, typer.Option(help="Sampling temperature; below 1 favours likely tokens, 0 takes the most likely.")
     ],
-    "top_k": Annotated[int | None, typer.Option(help="Draw among this many of the likeliest tokens.")],
+    "top_k": Annotated[int | None, typer.Option(help="Sample from this many of the most likely tokens.")],
     "top_p": Annotated[
-        float | None, typer.Option(help="Draw among the fewest tokens that have this probability together.")
+        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")
     ],
-    "beam": Annotated[int | None, typer.Option(help="Search with this many candidates instead of drawing.")],
+    "beam": Annotated[int | None, typer.Option(help="Beam search with this many candidates instead of sampling.")],
     "length_penalty": Annotated[
-        float | None, typer.Option(help="Of a search: scores are divided by ((5 + length) / 6) to this power.")
+        float | None, typer.Option(help="Beam search: divide scores by ((5 + length) / 6) to this power.")
     ],
-    "num_best": Annotated[int | None, typer.Option(help="Texts of a search to show, best first.")],
-    "min_tokens": Annotated[int | None, typer.Option(help="Tokens that a text has at least.")],
-    "no_repeat_ngram": Annotated[int | None, typer.Option(help="Repeat no run of so many tokens; 0 allows all.")],
-    "seed": Annotated[int | None, typer.Option(help="Seed of the draws.")],
+    "num_best": Annotated[int | None, typer.Option(help="Beam search: number of texts to show, best first.")],
+    "min_tokens": Annotated[int | None, typer.Option(help="Minimum tokens per text.")],
+    "no_repeat_ngram": Annotated[int | None, typer.Option(help="Never repeat an n-gram of this length; 0 allows all.")],
+    "seed": Annotated[int | None, typer.Option(help="Random seed for sampling.")],
 }
 draws = with_options(
     "given", _GENERATION, lambda **given: {name: value for name, value in given.items() if value is not None}
@@ -277,7 +281,7 @@ def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     return [f"{key}={choice}" for choice in choices if str(choice).startswith(value)]
 
 
-Size = Annotated[SizeName | None, typer.Option(help="Published size of the model; the recipe's by default.")]
+Size = Annotated[SizeName | None, typer.Option(help="Published size of the model; by default, the recipe's.")]
 Task = Annotated[
     str | None,
     typer.Option(
@@ -307,7 +311,7 @@ _FLAGS: dict[str, Any] = {
     "epochs": Annotated[float | None, typer.Option(help="Passes over the training data.")],
     "steps": Annotated[
         int | None,
-        typer.Option(min=1, help="Optimiser steps; with --resume, another number extends or shortens the run."),
+        typer.Option(min=1, help="Optimiser steps; with --resume, a different number extends or shortens the run."),
     ],
     "minutes": Annotated[
         float | None, typer.Option(help="Minutes to train, instead of steps or epochs; the schedule follows the clock.")
@@ -320,7 +324,7 @@ _FLAGS: dict[str, Any] = {
     "keep_restarts": Annotated[
         bool | None, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
     ],
-    "restarts": Annotated[int | None, typer.Option(min=1, help="Runs with different seeds, of a search per trial.")],
+    "restarts": Annotated[int | None, typer.Option(min=1, help="Runs with different seeds; in a search, per trial.")],
 }
 
 

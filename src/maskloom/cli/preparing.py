@@ -24,7 +24,7 @@ _ENGINES = {
         Literal["local", "ray"], typer.Option(help="Where the work runs: local processes, or a Ray cluster.")
     ],
     "ray_address": Annotated[
-        str | None, typer.Option(help="A running Ray cluster; by default a local one is started.")
+        str | None, typer.Option(help="Address of a running Ray cluster; by default, a local one is started.")
     ],
 }
 _works = with_options("work", _ENGINES, _work, workers=1, engine="local")
@@ -51,20 +51,22 @@ def vocab_train(
     score: Annotated[
         Literal["frequency", "likelihood", "pmi"],
         typer.Option(
-            help="Which pair is merged: the most frequent, the one that adds most to the likelihood of the text, or "
-            "the one of highest mutual information (wants a --min-frequency of 100 or more)."
+            help="Which pair to merge: the most frequent, the one that adds most to the likelihood of the text, or "
+            "the one with the highest mutual information (use a --min-frequency of 100 or more)."
         ),
     ] = "frequency",
-    min_frequency: Annotated[int, typer.Option(min=1, help="Lowest frequency to merge.")] = 2,
+    min_frequency: Annotated[
+        int, typer.Option(min=1, help="Minimum frequency of a merged pair, or of a whole word.")
+    ] = 2,
     max_distinct_words: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Distinct words held in memory, about 150 bytes each; beyond it, the rarest are dropped and counted.",
+            help="Distinct words in memory, about 150 bytes each; beyond that, the rarest are dropped and counted.",
         ),
     ] = 2_000_000,
     sentinels: Annotated[
-        int, typer.Option(min=0, help="Pieces that stand for missing spans, for objective = span_corruption; T5: 100.")
+        int, typer.Option(min=0, help="Sentinel pieces for missing spans, for objective = span_corruption; T5 has 100.")
     ] = 0,
     work: Any,
     on_bad_text: BadText = "error",
@@ -86,7 +88,7 @@ def vocab_extend(
     model: Model,
     add: Annotated[int, typer.Option(min=1, help="Number of new pieces.")],
     out: Out,
-    min_frequency: Annotated[int, typer.Option(min=1, help="Lowest frequency to add.")] = 5,
+    min_frequency: Annotated[int, typer.Option(min=1, help="Minimum frequency of a new piece.")] = 5,
     workers: Workers = 1,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,
@@ -131,10 +133,10 @@ def corpus_build(
     ] = "split",
     documents: Annotated[
         Literal["blank-line", "file"],
-        typer.Option(help="What ends a document of a .txt file: a blank line, or the end of the file."),
+        typer.Option(help="What ends a document in a .txt file: a blank line, or the end of the file."),
     ] = "blank-line",
     language: Annotated[
-        str | None, typer.Option(help="Language whose rules find sentences: en (default), de, fr … (ISO 639).")
+        str | None, typer.Option(help="Language for sentence splitting: en (default), de, fr … (ISO 639).")
     ] = None,
     on_bad_text: BadText = "error",
     as_json: AsJson = False,

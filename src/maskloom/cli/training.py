@@ -36,7 +36,7 @@ from maskloom.runs.display import terminal_progress
 @trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
 def pretrain(
     *,
-    corpus: Annotated[Path | None, typer.Option(help="A corpus folder (of a new run).")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="A corpus folder (for a new run).")] = None,
     out: Out,
     flags: Any,
     recipe: Recipe = None,
@@ -124,16 +124,16 @@ def _begin(
 
 StartModel = Annotated[Path | None, typer.Option(help="A model or run folder in Hugging Face layout to start from.")]
 StartVocab = Annotated[
-    Path | None, typer.Option(help="Train a new model, which \\[model] describes, on the vocabulary of a folder.")
+    Path | None, typer.Option(help="Folder with a vocabulary on which to train a new model, as described by \\[model].")
 ]
 SourceVocab = Annotated[
-    Path | None, typer.Option(help="Read sources of seq2seq in a vocabulary of their own, with new embeddings.")
+    Path | None, typer.Option(help="Folder with a separate vocabulary for seq2seq sources, with new embeddings.")
 ]
 StartTrain = Annotated[
-    Path | None, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json (of a new run).")
+    Path | None, typer.Option(help="Labelled examples: .csv, .tsv, .jsonl; CoNLL columns; SQuAD .json (for a new run).")
 ]
 StartDev = Annotated[
-    Path | None, typer.Option(help="Labelled examples to choose the best weights or trial by (of a new run).")
+    Path | None, typer.Option(help="Labelled examples for choosing the best weights or trial (for a new run).")
 ]
 starts = with_options("start", {"model": StartModel, "vocab": StartVocab, "train": StartTrain, "dev": StartDev})
 """Adds the options for starting points and data to a command, which receives them by name in `start`."""
@@ -187,14 +187,14 @@ def search(
         Literal["grid", "optuna"] | None,
         typer.Option(help="Try every combination (default), or let optuna propose settings."),
     ] = None,
-    trials: Annotated[int | None, typer.Option(min=1, help="Number of trials, for optuna.")] = None,
+    trials: Annotated[int | None, typer.Option(min=1, help="Number of trials for optuna.")] = None,
     metric: Metric = None,
     reading: Any,
     resume: Resume = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fine-tune with many settings and rank the settings by their best dev score."""
+    """Fine-tune with many settings and rank them by their best dev score."""
     chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe is rejected first
     from maskloom.runs.search import Trials
@@ -213,7 +213,7 @@ def search(
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder to write; rerun to continue.")] = Path("quickstart"),
+    out: Annotated[Path, typer.Option(help="Folder to write; run again to continue.")] = Path("quickstart"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     device: Device = None,
     as_json: AsJson = False,
@@ -239,7 +239,7 @@ def run_glue(
     out: Out,
     *,
     tasks: Annotated[
-        str | None, typer.Option(help="Tasks joined by commas, such as cola,mrpc; by default all in --data.")
+        str | None, typer.Option(help="Comma-separated tasks, such as cola,mrpc; by default, all in --data.")
     ] = None,
     flags: Any,
     recipe: Recipe = None,

@@ -91,7 +91,7 @@ def embed(
     pooling: Annotated[
         PoolingMode | None,
         typer.Option(
-            help="How token vectors become one: their mean, the first one (cls) and so on. Without it as a "
+            help="How token vectors become one: their mean, the first one (cls) or their maximum. By default, as a "
             "sentence-transformers folder says, else the mean."
         ),
     ] = None,
@@ -99,7 +99,7 @@ def embed(
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="Scale every vector to length 1. Without it as a sentence-transformers folder says, else not.",
+            help="Scale every vector to length 1. By default, as a sentence-transformers folder says, else not.",
         ),
     ] = None,
     int8: Annotated[
@@ -131,7 +131,7 @@ def answer(
     average: Averaged = "probabilities",
     top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per question.")] = 1,
     null_threshold: Annotated[
-        float | None, typer.Option(help="Give no answer if its score leads by more than this.")
+        float | None, typer.Option(help="Give no answer if its score exceeds the best answer's by more than this.")
     ] = None,
     max_length: MaxLength = None,
     device: Device = None,
@@ -151,9 +151,9 @@ def answer(
 
 def score_answers(
     data: Annotated[Path, typer.Option(help="Questions with answers: SQuAD's .json, or .jsonl, .csv, .tsv.")],
-    predictions: Annotated[Path, typer.Option(help="A .json with texts by id, as predict writes one.")],
+    predictions: Annotated[Path, typer.Option(help="A .json file of answers by id, as written by predict.")],
     null_odds: Annotated[
-        Path | None, typer.Option(help="A .json with the null odds by id: how far no answer leads.")
+        Path | None, typer.Option(help="A .json file of null odds by id: the lead of no answer over the best one.")
     ] = None,
     null_threshold: Annotated[
         float | None, typer.Option(help="Count an answer as empty if its null odds exceed this.")
@@ -177,8 +177,8 @@ def features(
     layers: Annotated[
         str | None,
         typer.Option(
-            help="embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, all, or numbers of "
-            "layers joined by commas: -1 is the last, 0 the embeddings. By default the last four, or all of fewer."
+            help="embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, all, or comma-separated "
+            "layer numbers: -1 is the last, 0 the embeddings. By default the last four, or all if there are fewer."
         ),
     ] = None,
     units: Annotated[
@@ -237,9 +237,9 @@ def generate(
     output: Annotated[Path | None, typer.Option(help="File to write: .jsonl.")] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help="Page to write, .html: how the first texts are made (attention, search, masks, positions)."),
+        typer.Option(help=".html page to write: how the first texts are made (attention, search, masks, positions)."),
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Texts at once.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts per batch.")] = None,
     given: Any,
     reading: Any,
     device: Device = None,
@@ -247,7 +247,7 @@ def generate(
 ) -> None:
     """Continue texts with a left-to-right model, or generate targets with an encoder-decoder model.
 
-    A model with a decoder uses the settings of its fine-tuning unless flags override them.
+    An encoder-decoder model uses its fine-tuning settings unless flags override them.
     """
     _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading, report)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
@@ -280,11 +280,11 @@ def fill_spans(
         Path | None, typer.Option("--input", help="Texts with blanks: .txt with one per line, .csv, .tsv, .jsonl.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="File to write: .jsonl.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of all fillings of a text.")] = 64,
-    temperature: Annotated[float, typer.Option(help="Above 0 tokens are drawn; 0 takes the likeliest.")] = 0.0,
-    beam: Annotated[int | None, typer.Option(help="Search with this many candidates instead of drawing.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Texts at once.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens for all fillings of a text together.")] = 64,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 takes the most likely tokens.")] = 0.0,
+    beam: Annotated[int | None, typer.Option(help="Beam search with this many candidates instead of sampling.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Texts per batch.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling.")] = 0,
     reading: Any,
     device: Device = None,
     as_json: AsJson = False,

@@ -17,33 +17,37 @@ _KEYS: dict[str, tuple[Any, Any, str]] = {
     "model": (
         Literal["skipgram", "cbow"],
         "skipgram",
-        "skipgram: each word of a window predicts its centre; cbow: all together do.",
+        "skipgram: each word of a window predicts its centre; cbow: all of them together do.",
     ),
     "loss": (
         Literal["negative", "hierarchical", "softmax"],
         "negative",
-        "Against noise words, along a Huffman code, or over all words.",
+        "Negative sampling, softmax along a Huffman code, or softmax over all words.",
     ),
-    "size": (int, 100, "Numbers of a vector."),
-    "window": (int, 5, "Most words on each side; each window draws its own width up to this."),
-    "negative": (int, 5, "Noise words for each prediction."),
-    "noise_exponent": (float, 0.75, "Noise words are drawn by their counts to this power."),
-    "sample": (float, 1e-3, "Words of a higher fraction of the text are subsampled; 0: none."),
-    "context": (Literal["mean", "sum"], "mean", "What cbow makes of the vectors of a window."),
-    "divided_gradient": (bool, False, "Divide what a cbow window learns by its words; word2vec gives each all of it."),
+    "size": (int, 100, "Dimension of the vectors."),
+    "window": (int, 5, "Maximum words on each side; the width of each window is drawn up to this."),
+    "negative": (int, 5, "Noise words per prediction."),
+    "noise_exponent": (float, 0.75, "Noise words are drawn in proportion to their counts to this power."),
+    "sample": (float, 1e-3, "Subsample words that make up more than this fraction of the text; 0: none."),
+    "context": (Literal["mean", "sum"], "mean", "How cbow combines the vectors of a window."),
+    "divided_gradient": (
+        bool,
+        False,
+        "Divide the gradient of a cbow window by its words; word2vec gives each all of it.",
+    ),
     "epochs": (int, 5, "Passes over the text."),
     "learning_rate": (float, None, "Peak learning rate; by default 0.025 for skipgram, 0.05 for cbow."),
-    "min_count": (int, 5, "Words that occur less often are left out."),
+    "min_count": (int, 5, "Leave out words that occur less often."),
     "tokenize": (
         Literal["words", "spaces"],
         "words",
-        "words: lower-cased, without punctuation; spaces: as they stand between blanks.",
+        "words: lower-cased, without punctuation; spaces: split at white space, otherwise unchanged.",
     ),
     "cased": (bool, False, "Keep case with --tokenize words."),
     "phrases": (int, 0, "Passes that join pairs of words into phrases, such as new_york."),
-    "phrase_threshold": (float, 100.0, "Score from which a pair is a phrase."),
-    "workers": (int, 1, "Threads that train."),
-    "deterministic": (bool, False, "Have several workers give the same vectors every time; slower."),
+    "phrase_threshold": (float, 100.0, "Minimum score of a phrase."),
+    "workers": (int, 1, "Number of training threads."),
+    "deterministic": (bool, False, "Give the same vectors every time with several workers; slower."),
     "seed": (int, 0, "Random seed."),
 }
 _FLAGS = {
@@ -57,7 +61,7 @@ def _sets(parameter: str, *names: str) -> Any:
     return with_options(parameter, {name: _FLAGS[name] for name in names}, **{name: _KEYS[name][1] for name in names})
 
 
-Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's form.")]
+Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's format.")]
 Number = Annotated[int, typer.Option("--number", "-n", min=1, help="Words to show.")]
 
 
@@ -71,7 +75,7 @@ def train(
     what: Any,
     out: Out,
     how: Any,
-    form: Annotated[Literal["binary", "text"], typer.Option(help="Which of word2vec's forms to write.")] = "binary",
+    form: Annotated[Literal["binary", "text"], typer.Option(help="Which of word2vec's formats to write.")] = "binary",
     resume: Resume = False,
     threads: Any,
     on_bad_text: BadText = "error",
@@ -102,7 +106,7 @@ def pairs(
     how: Any,
     as_json: AsJson = False,
 ) -> None:
-    """Show the training pairs of sentences with full windows, before window widths and subsampling are drawn."""
+    """Show the training pairs of sentences with full windows, without random window widths or subsampling."""
     from maskloom.recipe_files import load_recipe
     from maskloom.runs.recipes import shown_flag
     from maskloom.words.settings import WordsRecipe
@@ -142,7 +146,7 @@ def _lines(near: list[tuple[str, float]]) -> list[str]:
 @words_app.command("analogies")
 def analogies(
     vectors: Vectors,
-    words: Annotated[list[str], typer.Argument(help="Three words: A is to B as C is to what is looked for.")],
+    words: Annotated[list[str], typer.Argument(help="Three words A, B and C: A is to B as C is to the answer.")],
     number: Number = 10,
     as_json: AsJson = False,
 ) -> None:
@@ -166,9 +170,9 @@ def evaluate(
     ] = None,
     analogies: Annotated[
         list[Path] | None,
-        typer.Option(help="Questions of four words in word2vec's form (questions-words.txt), or a .csv. Repeatable."),
+        typer.Option(help="Questions of four words in word2vec's format (questions-words.txt), or a .csv. Repeatable."),
     ] = None,
-    most: Annotated[int, typer.Option(min=2, help="Analogies: look among so many of the first words.")] = 30_000,
+    most: Annotated[int, typer.Option(min=2, help="Analogies: search only this many of the first words.")] = 30_000,
     as_json: AsJson = False,
 ) -> None:
     """Score vectors on human similarity judgements (Spearman) and analogies (accuracy)."""
@@ -182,10 +186,12 @@ def plot(
     vectors: Vectors,
     words: Annotated[list[str], typer.Argument(help="Words.")],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")],
-    near: Annotated[int, typer.Option("--neighbours", help="Neighbours of each word to draw as well, up to 50.")] = 0,
+    near: Annotated[
+        int, typer.Option("--neighbours", help="Also draw this many neighbours of each word, up to 50.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Plot words on the first two principal components of their vectors in a self-contained page."""
+    """Plot words on the first two principal components of their vectors, in a self-contained page."""
     from maskloom.runs.words import plot_words
 
     show(plot_words(vectors, words, out, near), as_json)

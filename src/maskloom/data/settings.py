@@ -13,19 +13,19 @@ class PretrainingData(Section):
     """Sampling and masking of pre-training instances (paper 3.3.1, 3.3.2)."""
 
     max_length: Length = key(128, "Maximum tokens per sequence, special ones included.", ge=5)
-    short_seq_prob: Rate = key(0.1, "Fraction of documents that are cut to a random shorter length.")
+    short_seq_prob: Rate = key(0.1, "Fraction of documents cut into sequences of a random shorter length.")
     next_sentence: bool = key(True, "Train next-sentence prediction on pairs of texts; false uses single segments.")
-    next_sentence_loss: bool = key(True, "Learn whether B follows A; false reads such pairs and predicts only tokens.")
+    next_sentence_loss: bool = key(True, "Learn whether B follows A; false still reads pairs but predicts only tokens.")
     sentence_order: bool = key(
-        False, "Of a pair, tell swapped texts apart (ALBERT) instead of random ones; needs next_sentence."
+        False, "Detect pairs in swapped order (ALBERT) instead of random pairs; requires next_sentence."
     )
     masked_lm_prob: float = key(0.15, "Fraction of a sequence's tokens that are predicted.", gt=0.0, lt=1.0)
     max_predictions_per_seq: Count | None = key(
-        None, "Most predictions per max_length tokens; absent, masked_lm_prob alone decides."
+        None, "Maximum predictions per sequence, at length max_length; by default, only masked_lm_prob decides."
     )
     mask_prob: Rate = key(0.8, "Fraction of predicted tokens that become [MASK].")
-    keep_prob: Rate = key(0.1, "Fraction of predicted tokens that stay; the rest become random tokens.")
-    whole_word_masking: bool = key(False, "Predict either all pieces of a word or none.")
+    keep_prob: Rate = key(0.1, "Fraction of predicted tokens that stay unchanged; the rest become random tokens.")
+    whole_word_masking: bool = key(False, "Predict all pieces of a word or none.")
     static_masks: bool = key(False, "Use the same instances and masks in every epoch.")
     held_out_fraction: float = key(
         0.02, "Fraction of documents held out from training to measure the loss.", ge=0.0, lt=1.0
@@ -68,14 +68,14 @@ class RestoringData(PretrainingData):
 class DenoisingSection(Section):
     """Noise in texts that are to be restored (Lewis et al. 2019, 2.2); the defaults are those of the released BART."""
 
-    permute_sentences: Rate = key(1.0, "Fraction of a sequence's sentences that are put into random order.")
+    permute_sentences: Rate = key(1.0, "Fraction of a sequence's sentences that are shuffled.")
     mask_rate: Rate = key(0.0, "Fraction of tokens that become [MASK].")
     delete_rate: Rate = key(0.0, "Fraction of tokens that are deleted.")
-    infill_rate: Rate = key(0.3, "Fraction of tokens in spans of random length, each of which becomes one [MASK].")
-    span_length: float = key(3.5, "Mean length of these spans (Poisson's lambda); the paper has 3.", ge=1.0, le=50.0)
-    random_rate: Rate = key(0.1, "Fraction of all these [MASK] that become a random token instead.")
-    insert_rate: Rate = key(0.0, "Number of [MASK] that are inserted, as a fraction of the tokens.")
-    rotate_rate: Rate = key(0.0, "Probability that a sequence is rotated to begin at a random token.")
+    infill_rate: Rate = key(0.3, "Fraction of tokens in spans of random length, each replaced by one [MASK].")
+    span_length: float = key(3.5, "Mean length of these spans (Poisson's lambda); the paper uses 3.", ge=1.0, le=50.0)
+    random_rate: Rate = key(0.1, "Fraction of all [MASK] tokens that become a random token instead.")
+    insert_rate: Rate = key(0.0, "Number of [MASK] tokens inserted, as a fraction of the tokens.")
+    rotate_rate: Rate = key(0.0, "Probability of rotating a sequence to begin at a random token.")
 
     @model_validator(mode="after")
     def _rates_fit(self) -> Self:
@@ -91,8 +91,8 @@ class DenoisingData(DenoisingSection, RestoringData):
 class SpanCorruptionSection(Section):
     """Spans that are removed from a text and are to be generated (Raffel et al. 2020, 3.1.4 and 3.3.4)."""
 
-    noise_density: float = key(0.15, "Fraction of tokens that are missing.", gt=0.0, lt=1.0)
-    mean_span_length: float = key(3.0, "Mean number of tokens of a missing span.", ge=1.0, le=1000.0)
+    noise_density: float = key(0.15, "Fraction of tokens removed in spans.", gt=0.0, lt=1.0)
+    mean_span_length: float = key(3.0, "Mean length of a missing span in tokens.", ge=1.0, le=1000.0)
 
 
 class SpanCorruptionData(SpanCorruptionSection, RestoringData):

@@ -37,22 +37,21 @@ class ModelSection(Section):
 
     architecture: Annotated[str, row_of("model.architecture")] = key(
         "bert",
-        "Kind of encoder: bert or gpt; with a decoder transformer, marian, bart or t5; recurrent networks rnn, lstm, "
-        "gru or elmo.",
+        "Kind of model: bert or gpt; encoder-decoder transformer, marian, bart, t5; recurrent rnn, lstm, gru, elmo.",
     )
-    size: SizeName = key("mini", "Published size: layers, hidden size, heads.")
+    size: SizeName = key("mini", "Published size, which sets layers, hidden size and heads.")
     config: dict[str, Any] = key(
         {},
-        "Overrides of single config keys under BERT's own names, such as num_hidden_layers = 3. Off by default are "
-        "pre_norm, norms before the blocks, and a BERT's gated, feed-forward blocks with a gate (GEGLU), and rotary, "
-        "rotary positions.",
+        "Overrides of single config keys under BERT's own names, such as num_hidden_layers = 3. Off by default: "
+        "pre_norm (norms before the blocks) and, in a BERT, gated (feed-forward blocks with a gate, GEGLU) and rotary "
+        "(rotary positions).",
     )
     word_vectors: str | None = key(
         None,
-        "Word vectors from which the embeddings of a new model start: the folder of `words train`, or a file in "
-        "word2vec's form. Their width is the hidden size.",
+        "Word vectors that initialise a new model's embeddings: a `words train` folder or a file in word2vec's format. "
+        "Their width must equal that of the embeddings.",
     )
-    freeze_word_vectors: bool = key(False, "Leave the embeddings as they are, those of words without a vector too.")
+    freeze_word_vectors: bool = key(False, "Freeze the embeddings, including those of words without a vector.")
 
     @model_validator(mode="after")
     def _vectors_are_named(self) -> Self:

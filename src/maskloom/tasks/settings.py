@@ -12,17 +12,20 @@ from maskloom.sections import Count, Length, Positive, Rate, Section, key
 class FinetuningData(Section):
     """How examples of a task are encoded."""
 
-    max_length: Length = key(128, "Maximum tokens; longer texts are truncated, contexts and sentences windowed.", ge=3)
+    max_length: Length = key(
+        128, "Maximum tokens; longer texts are truncated, contexts and sentences split into windows.", ge=3
+    )
 
 
 class MixSection(Section):
     """How a learned mix of layers is computed, in an ELMo or in [features] (Peters et al. 2018, 3.2)."""
 
     layer_norm: bool = key(
-        False, "Bring each layer to mean 0 and variance 1 over a batch before mixing; answers then depend on the batch."
+        False,
+        "Normalise each layer to mean 0 and variance 1 over a batch before mixing; results then depend on the batch.",
     )
-    l2: float = key(0.0, "Weight of the sum of squares of the mix's weights in the loss.", ge=0.0, le=1e6)
-    dropout: float = key(0.0, "Dropout of an ELMo's mix; [features] has its own.", ge=0.0, lt=1.0)
+    l2: float = key(0.0, "Weight of an L2 penalty on the mix's weights: the sum of their squares.", ge=0.0, le=1e6)
+    dropout: float = key(0.0, "Dropout on an ELMo's mix; [features] has its own.", ge=0.0, lt=1.0)
 
     @property
     def of_encoder(self) -> dict[str, Any]:
@@ -34,21 +37,27 @@ class PairSection(Section):
     """Pairs of texts, with one label or a score."""
 
     both_orders: bool = key(
-        False, "Read A B and B A and add their vectors, as GPT does where neither text comes first."
+        False, "Read both A B and B A and add their vectors, as GPT does where the order has no meaning."
     )
 
 
 class DocumentSection(Section):
     """Labels of documents by title-guided attention (Dong et al. 2019): the inputs and the two regularisers."""
 
-    max_sentences: Count = key(10, "Sentences of a document that are read; those left out are counted.")
-    language: str = key("en", "Language code of the rules by which texts are cut into sentences.")
-    title: bool = key(True, "The document's vector has that of the title.")
-    guided: bool = key(True, "It has what the title, as the query, reads of the sentences.")
-    own: bool = key(True, "It has what a learned query reads of the sentences.")
-    similarity: float = key(0.0, "Weight of like probabilities for labels that stand together in train.", ge=0, le=1e6)
-    implication: float = key(0.0, "Weight of the rule that a label's document has the labels it implies.", ge=0, le=1e6)
-    implied_from: float = key(0.8, "A label implies a commoner one that this share of its documents has.", gt=0, le=1)
+    max_sentences: Count = key(10, "Maximum sentences read per document; those left out are counted.")
+    language: str = key("en", "Language code for splitting texts into sentences.")
+    title: bool = key(True, "Include the title's vector in the document's.")
+    guided: bool = key(True, "Include attention over the sentences with the title as the query.")
+    own: bool = key(True, "Include attention over the sentences with a learned query.")
+    similarity: float = key(
+        0.0, "Weight of the penalty on unequal probabilities of labels that co-occur in train.", ge=0, le=1e6
+    )
+    implication: float = key(
+        0.0, "Weight of the penalty on labels predicted without the labels they imply.", ge=0, le=1e6
+    )
+    implied_from: float = key(
+        0.8, "A label implies a more common one that at least this share of its documents has.", gt=0, le=1
+    )
 
 
 class KindSettings(Section):
@@ -60,7 +69,7 @@ class KindSettings(Section):
     model_config = ConfigDict(extra="ignore")
 
     # fp32 logits divided by less may become infinite, and their probabilities NaN
-    temperature: float = key(1.0, "What logits are divided by before they become probabilities.", ge=1e-6, le=1e6)
+    temperature: float = key(1.0, "Divisor of the logits before they become probabilities.", ge=1e-6, le=1e6)
 
     def as_stored(self) -> dict[str, Any]:
         """Return the settings that were set explicitly, as plain values."""

@@ -37,63 +37,65 @@ class TrainingSection(Section):
     steps: Count = key(10_000, "Optimiser steps.")
     batch_size: BatchSize = key(32, "Sequences per step, over all processes.")
     micro_batch_size: Count | Literal["auto"] | None = key(
-        None, "Sequences computed at once, accumulating gradients; auto: as many as fit into memory."
+        None, "Sequences per forward and backward pass, accumulating gradients; auto: as many as fit into memory."
     )
     learning_rate: Positive = key(1e-4, "Peak learning rate.")
-    head_learning_rate: Positive | None = key(None, "Peak learning rate of the heads; absent, learning_rate.")
-    warmup_ratio: Rate = key(0.1, "Fraction of the steps in which the learning rate rises from 0.")
+    head_learning_rate: Positive | None = key(None, "Peak learning rate of the heads; defaults to learning_rate.")
+    warmup_ratio: Rate = key(0.1, "Fraction of the steps over which the learning rate rises from 0.")
     warmup_steps: CountOrNone | None = key(None, "Number of warm-up steps; overrides warmup_ratio.")
     schedule: Annotated[str, row_of("training.schedule")] = key(
         "linear",
-        "Learning rate after its peak: linear or cosine to 0, google as in BERT's published code, inverse_sqrt of "
-        "the step, constant.",
+        "Learning rate after warm-up: linear or cosine decay to 0, google as in BERT's published code, inverse_sqrt "
+        "of the step, or constant.",
     )
     optimizer: Annotated[str, row_of("training.optimizer")] = key(
-        "adamw", "adamw, with bias correction, or bert_adam, the published code's without it."
+        "adamw", "adamw, with bias correction; or bert_adam, as in BERT's published code, without it."
     )
-    adam_beta1: float = key(0.9, "Decay rate of the mean of gradients.", ge=0.0, lt=1.0)
-    adam_beta2: float = key(0.999, "Decay rate of the mean of squared gradients.", ge=0.0, lt=1.0)
-    adam_epsilon: Positive = key(1e-6, "Added to the square root of the mean of squared gradients.")
-    weight_decay: NotNegative = key(0.01, "Decoupled weight decay; biases and norms have none.")
+    adam_beta1: float = key(0.9, "Decay rate of the running mean of gradients.", ge=0.0, lt=1.0)
+    adam_beta2: float = key(0.999, "Decay rate of the running mean of squared gradients.", ge=0.0, lt=1.0)
+    adam_epsilon: Positive = key(1e-6, "Added to the square root of the running mean of squared gradients.")
+    weight_decay: NotNegative = key(0.01, "Decoupled weight decay; not applied to biases and norms.")
     max_grad_norm: Positive | None = key(1.0, "Maximum global L2 norm of the gradient.")
-    on_nonfinite: Literal["stop", "skip", "rewind"] = key(
-        "stop", "What to do after a loss or gradient that is not finite."
-    )
-    max_skips: Count = key(3, "Batches skipped in a row, or rewinds in all, before the run ends.")
+    on_nonfinite: Literal["stop", "skip", "rewind"] = key("stop", "What to do after a non-finite loss or gradient.")
+    max_skips: Count = key(3, "Maximum batches skipped in a row, or rewinds in total; beyond that, the run ends.")
     save_every: Count | None = key(
-        None, "Steps between checkpoints; absent, ten per phase, or at each evaluation of fine-tuning."
+        None, "Steps between checkpoints; defaults to ten checkpoints per phase, or one per evaluation in fine-tuning."
     )
     evaluate_every: Count | None = key(
-        None, "Steps between evaluations; absent, ten per phase, or once per epoch of fine-tuning."
+        None, "Steps between evaluations; defaults to ten evaluations per phase, or one per epoch in fine-tuning."
     )
-    log_every: Count = key(10, "Steps between lines of events.jsonl.")
+    log_every: Count = key(10, "Steps between log lines in events.jsonl.")
     log_to: list[Literal["tensorboard"]] = key(
-        [], "Other logs of steps and evaluations: RUN/tensorboard (extra tensorboard)."
+        [],
+        "Additional logs of steps and evaluations: tensorboard writes RUN/tensorboard (needs the tensorboard extra).",
     )
-    keep_checkpoints: Count = key(2, "Number of newest checkpoints to keep.")
-    keep_best: bool = key(False, "Keep the checkpoint that is best on held-out text, and write best-model/.")
-    max_evaluation_instances: Count | None = key(None, "Maximum held-out sequences per evaluation; absent, all.")
-    num_threads: int | None = key(None, "Threads per process; absent, torch's choice.", ge=1, le=1024)
+    keep_checkpoints: Count = key(2, "Number of most recent checkpoints to keep.")
+    keep_best: bool = key(False, "Also keep the checkpoint that is best on held-out text, and write best-model/.")
+    max_evaluation_instances: Count | None = key(None, "Maximum held-out sequences per evaluation; defaults to all.")
+    num_threads: int | None = key(None, "Threads per process; defaults to PyTorch's choice.", ge=1, le=1024)
     device: str = key(
-        "auto", "What computes: auto (a GPU if there is one), cpu, cuda, cuda:N, mps.", pattern=f"^({DEVICE_NAMES})$"
+        "auto",
+        "Device to train on: auto (a GPU if there is one), cpu, cuda, cuda:N or mps.",
+        pattern=f"^({DEVICE_NAMES})$",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16", "fastest"] = key(
         "auto",
-        "Of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that has it, else fp32. "
-        "fastest: on a CPU too, if a measurement at the start says so.",
+        "Precision of matrix products; weights and losses stay fp32. auto: bf16 on a GPU that supports it, else fp32. "
+        "fastest: the same, but bf16 on a CPU too if it measures faster at the start.",
     )
     activation_checkpointing: bool = key(
-        False, "Compute blocks again in the backward pass: less memory, about a third more time."
+        False, "Recompute blocks in the backward pass: less memory, about a third more time."
     )
-    compile: bool = key(False, "Compile blocks with torch.compile; needs a C compiler.")
+    compile: bool = key(False, "Compile blocks with torch.compile; requires a C compiler.")
     parallel: Literal["ddp", "fsdp", "hsdp"] = key(
-        "ddp", "With several processes: each holds the whole model, a shard, or a shard of its machine's copy."
+        "ddp", "What each of several processes holds: the whole model, a shard, or a shard of its machine's copy."
     )
     rank_timeout: float = key(
-        30.0, "Seconds after which a process that keeps the others waiting ends the run.", ge=3.0, le=86_400.0
+        30.0, "Seconds that one process may keep the others waiting before the run ends.", ge=3.0, le=86_400.0
     )
     minutes: Minutes | None = key(
-        None, "Minutes to train, in place of steps or epochs, divided among phases or seeds; the schedule follows."
+        None,
+        "Minutes to train instead of steps or epochs, divided among phases or seeds; the schedule follows the clock.",
     )
     extensions: list[Extension] = Field(default_factory=list)
 
@@ -136,10 +138,10 @@ class Phase(Section):
     """One phase of pre-training at one sequence length; absent keys come from [data] and [training]."""
 
     max_length: Length = Field(ge=5, description="Maximum sequence length of the phase in tokens.")
-    steps: Count = Field(description="Steps of the phase.")
-    batch_size: BatchSize | None = key(None, "Sequences per step; absent, training.batch_size.")
-    learning_rate: Positive | None = key(None, "Peak learning rate; absent, training.learning_rate.")
-    warmup_steps: CountOrNone | None = key(None, "Number of warm-up steps; absent, as in [training].")
+    steps: Count = Field(description="Number of steps in the phase.")
+    batch_size: BatchSize | None = key(None, "Sequences per step; defaults to training.batch_size.")
+    learning_rate: Positive | None = key(None, "Peak learning rate; defaults to training.learning_rate.")
+    warmup_steps: CountOrNone | None = key(None, "Number of warm-up steps; defaults to the warm-up of [training].")
 
 
 class FinetuneTraining(TrainingSection):
@@ -148,15 +150,15 @@ class FinetuneTraining(TrainingSection):
     `group_by_length` batches examples of similar length; as padding is never computed, it gains little speed.
     """
 
-    steps: Count | None = key(None, "Optimiser steps; absent, epochs decide.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    steps: Count | None = key(None, "Optimiser steps; by default, epochs decide.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     epochs: float = key(3.0, "Passes over the training data.", gt=0.0, le=1e6)
     learning_rate: Positive = key(5e-5, "Peak learning rate.")
     group_by_length: bool = key(False, "Group examples of similar length into batches.")
     patience: Count | None = key(
-        None, "Evaluations without a better dev score that end a seed; absent, no early stopping."
+        None, "Stop a seed after this many evaluations without a better dev score; by default, no early stopping."
     )
     average_checkpoints: int = key(
-        0, "Number of last checkpoints whose mean is the model; 0: the model is the best on dev.", ge=0, le=1000
+        0, "Average this many of the last checkpoints into the model; 0 uses the best on dev.", ge=0, le=1000
     )
 
     def with_steps(self, num_examples: int) -> TrainingSection:

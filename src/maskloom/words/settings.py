@@ -17,31 +17,35 @@ class WordsRecipe(Section):
     )
     loss: Literal["negative", "hierarchical", "softmax"] = key(
         "negative",
-        "negative: against noise words; hierarchical: along a Huffman code; softmax: against the whole vocabulary.",
+        "negative: negative sampling; hierarchical: softmax along a Huffman code; softmax: over the whole vocabulary.",
     )
-    size: int = key(100, "Numbers of a vector.", ge=1, le=10_000)
-    window: int = key(5, "Most words on each side; each window draws its own width from 1 to this.", ge=1, le=1000)
-    negative: int = key(5, "Noise words for each prediction of loss = negative.", ge=1, le=1000)
-    noise_exponent: float = key(0.75, "Noise words are drawn by their counts to this power.", ge=-10.0, le=10.0)
-    sample: float = key(1e-3, "Words of a higher fraction of the text are subsampled; 0: none.", ge=0.0, le=1.0)
-    context: Literal["mean", "sum"] = key("mean", "What cbow makes of the vectors of a window.")
+    size: int = key(100, "Dimension of the vectors.", ge=1, le=10_000)
+    window: int = key(5, "Maximum words on each side; the width of each window is drawn from 1 to this.", ge=1, le=1000)
+    negative: int = key(5, "Noise words per prediction with loss = negative.", ge=1, le=1000)
+    noise_exponent: float = key(
+        0.75, "Noise words are drawn in proportion to their counts to this power.", ge=-10.0, le=10.0
+    )
+    sample: float = key(
+        1e-3, "Subsample words that make up more than this fraction of the text; 0: none.", ge=0.0, le=1.0
+    )
+    context: Literal["mean", "sum"] = key("mean", "How cbow combines the vectors of a window.")
     divided_gradient: bool = key(
-        False, "Divide what the words of a cbow window learn by their number; word2vec gives each the whole."
+        False, "Divide the gradient of a cbow window by its number of words; word2vec gives each word all of it."
     )
     epochs: int = key(5, "Passes over the text.", ge=1, le=100_000)
     learning_rate: Positive | None = key(
-        None, "Peak learning rate, which falls linearly to 1/10,000 of it; absent: 0.025 for skipgram, 0.05 for cbow."
+        None, "Peak learning rate, decayed linearly to 1/10,000 of it; defaults to 0.025 for skipgram, 0.05 for cbow."
     )
-    min_count: int = key(5, "Words that occur less often are left out.", ge=1, le=2**31)
+    min_count: int = key(5, "Leave out words that occur less often.", ge=1, le=2**31)
     tokenize: Literal["words", "spaces"] = key(
-        "words", "words: lower-cased, without punctuation; spaces: what stands between white space, as it is."
+        "words", "words: lower-cased, without punctuation; spaces: split at white space, otherwise unchanged."
     )
     cased: bool = key(False, "Keep case with tokenize = words.")
     phrases: int = key(0, "Passes that join pairs of words into phrases, as word2phrase does.", ge=0, le=10)
-    phrase_threshold: Positive = key(100.0, "Score from which a pair is a phrase; higher: fewer phrases.")
-    workers: int = key(1, "Threads that train.", ge=1, le=256)
-    deterministic: bool = key(False, "Have several threads give the same vectors every time; slower.")
-    seed: int = key(0, "Seed of weights, windows, subsampling and noise.", ge=0, lt=2**32)
+    phrase_threshold: Positive = key(100.0, "Minimum score of a phrase; higher values give fewer phrases.")
+    workers: int = key(1, "Number of training threads.", ge=1, le=256)
+    deterministic: bool = key(False, "Give the same vectors every time with several threads; slower.")
+    seed: int = key(0, "Random seed for weights, windows, subsampling and noise.", ge=0, lt=2**32)
 
     @property
     def peak_rate(self) -> float:

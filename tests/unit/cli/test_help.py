@@ -61,7 +61,7 @@ def test_no_name_of_an_option_is_cut_on_a_narrow_screen(name: str, monkeypatch) 
 def test_reproduce_says_which_options_an_experiment_does_not_take(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = CliRunner().invoke(app, ["reproduce", "--help"]).output
-    refused = shown.partition(" Not of figure1, transformer-table1, rnn-gradients and rnn-attention ")[2]
+    refused = shown.partition(" Not for figure1, transformer-table1, rnn-gradients and rnn-attention ")[2]
     assert [
         name for name in ("--corpus", "--tasks", "--set", "--jobs", "--scale", "--seeds") if name not in refused
     ] == []

@@ -16,24 +16,28 @@ SUFFIX = r"^[\w-]+$"
 class Seq2SeqSection(Section):
     """Generating targets from sources."""
 
-    max_target_length: Length = key(128, "Maximum tokens of a target; longer ones are cut, and counted.", ge=3)
-    label_smoothing: float = key(0.1, "Share of the target distribution on all words alike.", ge=0.0, lt=1.0)
-    beam: int = key(4, "Texts that a search keeps at each step; 1 is greedy.", ge=1, le=1000)
-    length_penalty: float = key(
-        0.6, "Log-probabilities are divided by ((5 + length) / 6) to this power.", ge=0.0, le=100.0
+    max_target_length: Length = key(128, "Maximum tokens per target; longer ones are truncated and counted.", ge=3)
+    label_smoothing: float = key(
+        0.1, "Share of the target distribution spread evenly over the vocabulary.", ge=0.0, lt=1.0
     )
-    min_tokens: int = key(0, "Tokens that a text has at least.", ge=0, le=100_000)
-    no_repeat_ngram: int = key(0, "No run of so many tokens occurs twice in a text; 0 allows all.", ge=0, le=100)
+    beam: int = key(4, "Beam size; 1 is greedy search.", ge=1, le=1000)
+    length_penalty: float = key(
+        0.6, "Beam search divides log-probabilities by ((5 + length) / 6) to this power.", ge=0.0, le=100.0
+    )
+    min_tokens: int = key(0, "Minimum tokens per generated text.", ge=0, le=100_000)
+    no_repeat_ngram: int = key(
+        0, "Never generate an n-gram of this length twice in a text; 0 allows all.", ge=0, le=100
+    )
     source_layers: int | None = key(
-        None, "Layers of the encoder that reads sources in a vocabulary of their own before a BART; absent, 6.", ge=1
+        None, "Layers of the new encoder in front of a BART for sources with their own vocabulary; defaults to 6.", ge=1
     )
     source_first: bool = key(
         False,
-        "Train only a BART's new source encoder, its positions and its first self-attention's input matrix: the first "
-        "of two steps of translation.",
+        "Train only a BART's new source encoder, its position embeddings and the input projection of its first "
+        "self-attention: the first of two training steps for translation.",
     )
     target_suffix: Annotated[str, Field(pattern=SUFFIX)] | None = key(
-        None, 'Suffix of the file of targets beside a file of sources, line by line: "en" for train.de and train.en.'
+        None, 'Suffix of the target file that matches a source file line by line: "en" for train.de and train.en.'
     )
 
     @model_validator(mode="after")

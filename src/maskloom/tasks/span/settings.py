@@ -13,11 +13,13 @@ class SpanSection(Section):
     scores more than `null_threshold` above the best span.
     """
 
-    stride: Count = key(128, "Tokens from the start of one window of a context to the next.")
-    max_question_length: Count = key(64, "Tokens after which a question is truncated.")
+    stride: Count = key(128, "Tokens between the starts of successive windows of a context.")
+    max_question_length: Count = key(64, "Maximum question length in tokens; longer ones are truncated.")
     max_answer_length: Count = key(30, "Maximum answer length in tokens.")
     num_best: Count = key(20, "Candidate answers kept per question.")
-    null_threshold: float = key(0.0, "Margin by which no answer must score above the best answer.")
+    null_threshold: float = key(
+        0.0, "The answer is empty if the null answer outscores the best answer by more than this."
+    )
 
 
 class SpanSettings(SpanSection, KindSettings):

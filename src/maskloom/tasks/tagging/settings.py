@@ -18,9 +18,9 @@ class TaggingSection(Section):
     """
 
     scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"] = key(
-        "auto", "How tags mark entities; auto detects it, plain is for tags of single words."
+        "auto", "How tags mark entities; auto detects the scheme, plain is for tags of single words."
     )
-    context: Context = key("sentence", "What a word attends to: its sentence, or also the sentences around it.")
+    context: Context = key("sentence", "What each word attends to: its sentence, or also the surrounding sentences.")
     crf: bool = key(False, "Add a linear-chain conditional random field.")
 
 
@@ -47,8 +47,8 @@ class FeaturesSection(Section):
     precision: Literal["float32", "float16"] = key("float32", "Number format of the vectors on disk.")
     word_vectors: str | None = key(
         None,
-        "Word vectors that are joined to those of the encoder, which are then an ELMo's as in its paper: the folder of "
-        "`words train`, or a file in word2vec's form.",
+        "Word vectors to concatenate with the encoder's, as in the ELMo paper: a `words train` folder or a file in "
+        "word2vec's format.",
     )
 
 
