@@ -149,7 +149,7 @@ def train_with_transformers(
 def decay_groups(
     model: torch.nn.Module, weight_decay: float, head_learning_rate: float | None = None
 ) -> list[dict[str, Any]]:
-    """Split parameters like the Trainer: no decay for biases and LayerNorm; a new head may have its own learning rate."""
+    """Group parameters like the Trainer: no decay for biases and LayerNorm; a new head may have its own rate."""
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = "bias" not in name and "LayerNorm" not in name

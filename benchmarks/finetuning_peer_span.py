@@ -105,7 +105,7 @@ def best_texts(questions: list[dict[str, Any]], encoded: Any, logits: list[tuple
 
 
 def _positions(offsets: list[tuple[int, int]], sides: list[int | None], first: int, last: int) -> tuple[int, int]:
-    """Return the first and last token of the characters first..last, or (0, 0) when the window does not contain them."""
+    """Return the first and last token of the characters first..last, or (0, 0) when the window lacks them."""
     tokens = [token for token, side in enumerate(sides) if side == 1]
     start, end = tokens[0], tokens[-1]
     if offsets[start][0] > first or offsets[end][1] < last:

@@ -66,8 +66,8 @@ Made by `{command}`; do not edit.
 class Job:
     """Rates of one job on one data set: examples per second and processor seconds per example, one entry per round.
 
-    `flops_per_token` counts useful work; `peaks` is the measured rate of matrix products in FLOP/s; `slots_per_token` is
-    the number of positions that each side computes per real token.
+    `flops_per_token` counts useful work; `peaks` is the measured rate of matrix products in FLOP/s; `slots_per_token`
+    is the number of positions that each side computes per real token.
     """
 
     name: str

@@ -103,7 +103,7 @@ class Peer:
 
     @torch.inference_mode()
     def loss_and_logits(self, indices: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the mean loss and the logits of some rows without dropout, one row at a time, hence without padding."""
+        """Return the mean loss and the logits of some rows without dropout, row by row and thus without padding."""
         self.model.eval()
         losses, logits = [], []
         for index in indices:

@@ -18,8 +18,8 @@ from typing import Any
 class ParityTask:
     """One task: its kind, the primary score, the selected rows and its changes to the recipe.
 
-    `source` and `dev_source` are relative to the data folder; `num_dev` None means all rows. `columns` and `label_column`
-    are column indices, counted from 0, for the peer's table reader; `format` is for maskloom's.
+    `source` and `dev_source` are relative to the data folder; `num_dev` None means all rows. `columns` and
+    `label_column` are column indices, counted from 0, for the peer's table reader; `format` is for maskloom's.
     """
 
     kind: str

@@ -198,8 +198,8 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, comma
 def conclusions(found: dict[str, dict[str, Any]]) -> list[str]:
     """Return the conclusions in words: the effect of pre-training at lambda 0, and the effect of lambda on the score.
 
-    A gain of more than `GAIN` points is shown or denied by the rule of `maskloom reproduce`: runs are paired by seed, and
-    the mean difference must lie more than two standard errors above or below.
+    A gain of more than `GAIN` points is shown or denied by the rule of `maskloom reproduce`: runs are paired by seed,
+    and the mean difference must lie more than two standard errors above or below.
     """
     from maskloom.reproduce.experiments import Trend
     from maskloom.reproduce.results import verdict_text

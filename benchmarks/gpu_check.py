@@ -1,4 +1,4 @@
-"""Checks on a GPU: its tests, BERT steps against transformers' fastest setup, embedding, bf16 and fp32, several devices.
+"""GPU checks: tests, BERT steps against transformers' fastest setup, embedding, bf16 against fp32, several devices.
 
 `make gpu-check` runs it and writes gpu.md and gpu.json. Steps are those of the training loop, on random tokens. The
 peer is BertForPreTraining with sdpa and its head on the predicted positions, eager and compiled, under the same
@@ -285,7 +285,7 @@ def curve(device: torch.device, precision: str, size: str, num_steps: int) -> li
 def measure_ranks(device: torch.device, extent: Extent) -> dict[str, Any]:
     """Train with one rank per device, with DDP and FSDP, and return the rate and the last loss of each.
 
-    A trial without GPUs uses two processes. Each kind runs in new processes, since a process can join a group only once.
+    A trial without GPUs uses two processes. Each kind runs in new processes, since a process joins a group only once.
     """
     num_ranks = torch.cuda.device_count() if device.type == "cuda" else 2
     if num_ranks < 2:
