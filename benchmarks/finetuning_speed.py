@@ -80,7 +80,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> tuple[list[
     train, dev = data_files(name, options.data, folder)
     ours = Ours(name, minilm_folder(), train, data=options.data, **setting.size)
     ours.save(folder / "start")
-    by_mkl = Ours(name, minilm_folder(), train, data=options.data, **setting.size)  # it draws the same batches
+    by_mkl = Ours(name, minilm_folder(), train, data=options.data, **setting.size)  # its own loop over the same batches
     peer = Peer(name, folder / "start", train, **setting.size)
     if len(peer.features) != len(ours.data) or not all(
         is_same(ours, index, row) for index, row in enumerate(peer.features)

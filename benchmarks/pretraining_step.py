@@ -230,7 +230,7 @@ def useful_flops(config: BertConfig, batches: list[PretrainingBatch]) -> float:
 
 
 def compare(ours: Ours, peer: Peer, batch: PretrainingBatch, mix: Mix, folder: Path) -> tuple[float, float]:
-    """Return the difference in loss and the largest relative difference in a gradient; raises SystemExit if too large."""
+    """Return the difference in loss and the largest relative one in a gradient; raises SystemExit if too large."""
     loss, gradients = ours.loss_and_gradients(batch, folder / "gradients")
     peer_loss, peer_gradients = peer.loss_and_gradients(padded(batch, mix))
     scale = torch.stack([gradient.norm() for gradient in peer_gradients.values()]).norm()

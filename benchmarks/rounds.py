@@ -24,7 +24,7 @@ def in_turn(sides: Sequence[Side], number: int) -> list[Side]:
 def quiet_load() -> float:
     """Return the load average once it is low, after waiting up to ten minutes for that.
 
-    Raises SystemExit when other programs keep running; MASKLOOM_BENCH_BUSY=1 measures regardless, and the page shows it.
+    Raises SystemExit when other programs keep running; MASKLOOM_BENCH_BUSY=1 measures anyway, and the page shows it.
     """
     until = time.monotonic() + _PATIENCE
     while (load := os.getloadavg()[0]) > _HIGHEST_LOAD and not os.environ.get("MASKLOOM_BENCH_BUSY"):

@@ -1,4 +1,4 @@
-"""Train with the approach of transformers' run_mlm for some minutes, for `maskloom reproduce budget --beside run_mlm=OUT`.
+"""Train like transformers' run_mlm for some minutes, for `maskloom reproduce budget --beside run_mlm=OUT`.
 
     python benchmarks/run_mlm_route.py --corpus CORPUS --minutes 60 --out OUT [--learning-rate 1e-3 --batch-size 32]
 

@@ -26,7 +26,7 @@ def data_folder() -> Path:
 
 
 def write_real_text(path: Path, num_bytes: int) -> str:
-    """Write at most `num_bytes` of real English, an empty line after each document; return a description of the text."""
+    """Write whole lines of real English, at most `num_bytes`, a blank one after each document; describe the text."""
     wikipedia = data_folder() / "corpus" / "enwiki_part.txt.gz"
     if wikipedia.exists():
         with gzip.open(wikipedia, "rb") as file:

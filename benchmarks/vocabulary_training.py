@@ -101,7 +101,7 @@ def contestants() -> list[Contestant]:
 
 
 def compared(found: list[Contestant]) -> list[dict[str, Any]]:
-    """Return our time divided by the peer's, with equal numbers of processes and threads: wall-clock and processor time."""
+    """Return our wall-clock and processor time divided by the peer's, with as many threads as we have processes."""
     rows = []
     sides = {(each.side, each.score, each.workers, each.megabytes): each.runs for each in found}
     for megabytes in (SMALL, LARGE):
