@@ -29,7 +29,7 @@ RECIPE = {
         "max_evaluation_instances": 1024,
     },
 }
-# The standard deviation of the initial weights and the peak learning rate.
+# The standard deviation of the initial weights, and the peak learning rate, which is lower for wider models.
 OF_SIZE = {"tiny": (0.1, 1.5e-3), "mini": (0.1, 1e-3), "small": (0.1, 1e-3)}
 
 

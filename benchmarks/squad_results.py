@@ -153,7 +153,7 @@ def trained(options: argparse.Namespace, name: str, model: Path, train: Path, de
 
 
 def score(options: argparse.Namespace, name: str, path: Path) -> dict[str, Any]:
-    """Evaluate a model on a dev set, or on its first --dev-rows questions in random order."""
+    """Evaluate a model on a dev set, or on a random subset of --dev-rows questions."""
     from maskloom.runs.evaluate import evaluate
 
     if options.dev_rows:
@@ -198,7 +198,7 @@ def train_on_covid(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def covid_content(options: argparse.Namespace) -> dict[str, Any]:
-    """Return COVID-QA; strips answers that begin with a space, whose start is one character too late."""
+    """Return COVID-QA; strips answers that begin with a space, whose offsets are off by one."""
     content = read(options.data / "qa" / "covid-qa.json")
     for article in content["data"]:
         for paragraph in article["paragraphs"]:

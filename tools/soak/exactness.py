@@ -162,7 +162,7 @@ def problem_of_decoding(tokenizer: Any, texts: list[str], cuts: list[_Cut]) -> s
 
 
 def _anew(tokenizer: Any) -> Any:
-    """Return an equal tokenizer with empty caches."""
+    """Return an equal tokenizer that has not built anything yet."""
     return type(tokenizer)(
         type(tokenizer.vocabulary)(tokenizer.vocabulary.tokens),
         lowercase=tokenizer.lowercase,

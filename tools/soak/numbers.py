@@ -238,7 +238,7 @@ def loss_warnings(budget: Budget) -> Iterator[Trial]:
 
 
 def hungry_run(folder: Path, *, most: int | None, from_step: int = 1) -> tuple[list[float], list[str], int]:
-    """Train 12 steps without dropout and with memory for `most` sequences; return losses, messages, micro-batch size."""
+    """Train 12 steps without dropout, with memory for `most` sequences; return losses, messages, micro-batch size."""
     from tests.unit.training.tiny_sessions import VOCABULARY, tiny_session
 
     from maskloom.models.assembled import build_model

@@ -55,7 +55,7 @@ class Running(ABC):
         self.kill()
 
     def wait_until(self, happened: Callable[[], Any], seconds: float = 120) -> Any:
-        """Return the first true result of `happened`; raises TimeoutError, or RuntimeError if the process ends before."""
+        """Return the first true result of `happened`; raises TimeoutError, and RuntimeError if the process ends."""
         end = time.monotonic() + seconds
         while not (found := happened()):
             if self.has_ended():

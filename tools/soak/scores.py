@@ -188,7 +188,7 @@ def answers_v1(draw: Any, shape: str) -> Case:
 
 
 def answers_v2(draw: Any, shape: str) -> Case:
-    """The scores of SQuAD v2.0 with null odds and, in half of the cases, a threshold, by its official script's rules."""
+    """The scores of SQuAD v2.0 with null odds and, in half of the cases, a threshold, by the rules of its script."""
     from maskloom.metrics.answers import AnswerMetric
     from tools.soak.squad_rules import scores_v2
 
