@@ -1,7 +1,7 @@
-"""What training and embedding keep of their rate beside other work: busy loops, and more runs of their own.
+"""How much of their rate training and embedding keep next to other work: busy loops, and copies of themselves.
 
-A side's fair share beside others is what equal time for every runnable thread would leave it. Each side is a process of
-its own with the threads that it takes by itself; it is timed while the others run, sides and loads by turns.
+The fair share of a side is the rate that equal time for every runnable thread would leave it. Each side is a separate
+process with the number of threads that it chooses itself. It is timed while the others run; sides and loads alternate.
 
     python benchmarks/busy.py [--jobs tiny mini base embed] [--rounds 5]
 """
@@ -40,9 +40,9 @@ while os.getppid() == parent:  # a loop ends with this script, however that ends
 
 
 def main() -> None:
-    """Measure, and write the page; jobs that are not named keep their figures of this processor.
+    """Measure and write the page; jobs that are not selected keep their figures if these are from the same processor.
 
-    `--report` writes the page again from the figures that are there.
+    `--report` only rewrites the page from the stored figures.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="only write the page from busy.json")
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def measured(job: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return the rates of a job by side and load, one for each round; of several runs the mean of all."""
+    """Return the rates of a job by side and load, one per round; with several runs, the rate is their mean."""
     found: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
     loads = [("loops", number) for number in LOOPS] + [("runs", number) for number in RUNS]
     for number in range(rounds):
@@ -79,10 +79,10 @@ def measured(job: str, rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def beside(side: str, job: str, kind: str, count: int) -> float:
-    """Return the rate of a side while others run: loops, or more runs of the same."""
+    """Return the rate of a side while other processes run: busy loops, or more runs of the same side and job."""
     command = [sys.executable, __file__, "--side", side, "--jobs", job]
     runs = [_started(command) for _ in range(1 + (count if kind == "runs" else 0))]
-    for run in runs:  # each is ready before any is timed
+    for run in runs:  # all are ready before any is timed
         run.stdout.readline()
     loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(count if kind == "loops" else 0)]
     try:
@@ -102,7 +102,7 @@ def _started(command: list[str]) -> Any:
 
 
 def work(side: str, job: str) -> None:
-    """Say when ready, wait for the word, and print the rate of so many seconds: steps, or texts for embedding."""
+    """Report readiness, wait for the start signal, and print the rate: tokens, or texts for embedding, per second."""
     step, size = _embedding(side) if job == "embed" else _training(side, job)
     for _ in range(2):
         step()
@@ -126,7 +126,7 @@ def _training(side: str, size: str) -> tuple[Callable[[], Any], int]:
     from maskloom.system.devices import chosen_device
 
     config = BertConfig.of_size(size, vocab_size=VOCABULARY)
-    device = chosen_device("cpu") if side == "maskloom" else torch.device("cpu")  # ours as a run chooses it
+    device = chosen_device("cpu") if side == "maskloom" else torch.device("cpu")  # ours is configured as in a run
     batches = [full_rows(BATCH_SIZES[size], seed=seed) for seed in range(4)]
     if side == "maskloom":
         return Ours(config, device, batches, "fp32").step, batches[0].num_tokens
@@ -149,7 +149,7 @@ def _embedding(side: str) -> tuple[Callable[[], Any], int]:
 
 
 def fair_share(load: str, cores: int) -> float:
-    """Return what equal time for every thread leaves of the rate alone; a run takes a thread for each core."""
+    """Return the share of the solo rate that equal time per thread would leave; a run uses one thread per core."""
     count, kind = load.split()
     if kind == "runs":
         return 1.0 / (1 + int(count))
@@ -157,13 +157,13 @@ def fair_share(load: str, cores: int) -> float:
 
 
 def kept_shares(figures: dict[str, Any], job: str, side: str, load: str) -> list[float]:
-    """Return the rates beside a load over the fair share of the rate alone, sorted, one for each round."""
+    """Return the rates under a load divided by the fair share of the solo rate, one per round, sorted."""
     found, share = figures["jobs"][job][side], fair_share(load, figures["cores"])
     return sorted(rate / (share * alone) for rate, alone in zip(found[load], found["0 loops"], strict=True))
 
 
 def summary(figures: dict[str, Any]) -> list[dict[str, str]]:
-    """Return the README's row: what the training runs keep beside another and beside three."""
+    """Return the README's row: the shares that training keeps next to one and next to three other runs."""
     sizes, loads = [job for job in figures["jobs"] if job != "embed"], ("1 runs", "3 runs")
     medians = {
         side: ", ".join(
@@ -177,7 +177,7 @@ def summary(figures: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def page(figures: dict[str, Any]) -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     lines = [
         "# Beside other work",
         "",

@@ -1,4 +1,4 @@
-"""Running one side of a comparison as a process of its own, or several ranks of it."""
+"""Run one side of a comparison, or several ranks of it, in child processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Measured:
-    """What a command cost from its start to its end, and what it printed.
+    """The cost of a command from start to end, and its output.
 
-    `processor` is the processor time of all its processes; `peak` the highest sum of their resident memory in bytes,
-    looked up in /proc again and again; pages that they share count for each.
+    `processor` is the processor time of all its processes. `peak` is the highest sum of their resident memory in bytes,
+    sampled from /proc; shared pages are counted once per process.
     """
 
     seconds: float
@@ -28,7 +28,7 @@ class Measured:
 
 
 def measured(command: list[str], environment: dict[str, str] | None = None) -> Measured:
-    """Run a command in a session of its own; raises SystemExit with what it said when it fails."""
+    """Run a command in its own session; raises SystemExit with the command's output when it fails."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
     process = subprocess.Popen(
@@ -53,7 +53,7 @@ def measured(command: list[str], environment: dict[str, str] | None = None) -> M
 
 
 def first_of_ranks(command: list[str], *, num_ranks: int, threads: int) -> str:
-    """Start a command once for each rank, to meet over the loopback device, and return what the first one printed."""
+    """Start a command once per rank, with rendezvous over the loopback device, and return the output of rank 0."""
     common = {"OMP_NUM_THREADS": str(threads)}
     if num_ranks > 1:
         with socket.socket() as listener:
@@ -73,14 +73,14 @@ def first_of_ranks(command: list[str], *, num_ranks: int, threads: int) -> str:
 
 
 def resident_memory(session: int) -> int:
-    """Return the resident memory of all processes of a session in bytes; pages that they share count for each."""
+    """Return the resident memory of all processes of a session in bytes; shared pages are counted once per process."""
     num_pages = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
-        # counted from the field after the name: the session is the fourth, the resident pages are the 22nd
+        # indices count from the field after the name: 3 is the session, 21 the number of resident pages
         if int(fields[3]) == session:
             num_pages += int(fields[21])
     return num_pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,7 @@
-"""What ranks send each other beside what they compute: the table for every size, and a check of it with two processes.
+"""Communication between ranks compared with computation: a table for every size, checked with two processes.
 
-`python benchmarks/communication.py` writes communication.md and .json. The check starts two processes that train by
-gloo over the loopback device, and compares the bytes that went over it, and the seconds, with what the table predicts.
+`python benchmarks/communication.py` writes communication.md and .json. The check trains with two processes that
+communicate by gloo over the loopback device, and compares the bytes sent and the seconds with the table's prediction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STEPS, _ROUNDS = 4, MIN_ROUNDS
 
 
 def main() -> None:
-    """Measure, and write the page; `--report` writes it again from the figures that are there."""
+    """Measure and write the page; `--report` only rewrites it from the stored figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", action="store_true", help="only write the page from communication.json")
     parser.add_argument("--rank", choices=_MODES, help=argparse.SUPPRESS)
@@ -46,13 +46,13 @@ def main() -> None:
 
 
 def _two_processes(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
-    """Return the first rank's figures of both ranks' steps."""
+    """Return the figures of steps by two ranks, as reported by rank 0."""
     command = [sys.executable, __file__, "--rank", mode, "--sizes", *sizes]
     return json.loads(first_of_ranks(command, num_ranks=2, threads=1).splitlines()[-1])
 
 
 def _rank(mode: str, sizes: list[str]) -> list[dict[str, Any]]:
-    """Train as one of two ranks, and return what the steps of each size sent and took."""
+    """Train as one of two ranks, and return the bytes sent and the seconds per step for each size."""
     from maskloom.training.ranks.ranks import joined_ranks
 
     with joined_ranks(mode, limit=600.0) as ranks:
@@ -80,7 +80,7 @@ def _measured(size: str, mode: str, ranks: Any) -> dict[str, Any]:
 
     step(ranks=ranks)
     if mode == "ddp":
-        step()  # the same work on one process, which sends nothing; with shares of the weights it cannot be done
+        step()  # the same work by one process alone, which sends nothing; impossible with sharded weights
     alone, together, sent = [], [], 0.0
     for number in range(_ROUNDS):
         for is_alone in in_turn((True, False), number):
@@ -116,7 +116,7 @@ def _seconds(work: Any) -> float:
 
 
 def _loopback_bytes() -> int:
-    """Return the bytes that the loopback device has sent so far, by any process."""
+    """Return the number of bytes that all processes have sent over the loopback device so far."""
     for line in Path("/proc/net/dev").read_text(encoding="utf-8").splitlines():
         name, _, values = line.partition(":")
         if name.strip() == "lo":

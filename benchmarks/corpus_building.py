@@ -1,9 +1,9 @@
-"""Time the building of a corpus from real text, in turn with google-research/bert's generator and with datasets.map.
+"""Time building a corpus from real text, in turn with google-research/bert's generator and with `datasets.map`.
 
-All sides read the same file, one sentence a line and a blank line between documents, with the same uncased vocabulary
-of 30,522 tokens; that ours and Google's find the same ids is checked first. `corpus_sides.py` says what each side does.
-Each run is a process of its own, timed inside after its imports; memory is the peak of all its processes together.
-Ours is then run alone on 20 and 200 MB, whose ratios say how time and memory grow.
+All sides read the same file, with one sentence per line and a blank line between documents, and use the same uncased
+vocabulary of 30,522 tokens. A first check ensures that our ids are those of Google's tokenizer. `corpus_sides.py`
+describes each side. Each run is a separate process that times itself after its imports; memory is the peak of all its
+processes together. Ours then also runs on 20 and 200 MB to show how time and memory grow.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ CHECKED_BYTES = 500_000
 DUPLICATES, DUPLICATED_BYTES = 10, 4_000_000
 PACKAGES = ("bert-tensorflow", "datasets", "transformers", "tokenizers", "numpy")
 AIMS = {"google": (10, 20, 30), "datasets": (2.5, 4, 6)}
-# memory that ten times the text takes, as a multiple: floor, target, stretch
+# ratio of memory for ten times the text: floor, target, stretch
 GROWTH_AIMS = (1.5, 1.2, 1.0)
 
 Key = tuple[str, int, int]
 
 
 def write_sentences(folder: Path, megabytes: int) -> tuple[Path, str]:
-    """Write text, one sentence a line; say what text it is."""
+    """Write text, one sentence per line; return the file and a description of the text."""
     raw, path = folder / "raw.txt", folder / f"text-{megabytes}.txt"
     name = write_mixed_text(raw, megabytes * 1_000_000)
     with path.open("w", encoding="utf-8") as file:
@@ -53,7 +53,7 @@ def write_sentences(folder: Path, megabytes: int) -> tuple[Path, str]:
 
 
 def shortened(text: Path, num_bytes: int) -> Path:
-    """Write the first documents of a text."""
+    """Write the first documents of a text to a new file."""
     short = text.with_name(f"part-{num_bytes}.txt")
     content = text.read_text(encoding="utf-8")
     short.write_text(content[: content.index("\n\n", num_bytes) + 1], encoding="utf-8")
@@ -61,7 +61,7 @@ def shortened(text: Path, num_bytes: int) -> Path:
 
 
 def check(text: Path) -> None:
-    """Compare the ids of ours and Google's on the first part of a text."""
+    """Check that our ids are those of Google's tokenizer on the first part of a text."""
     short = shortened(text, CHECKED_BYTES)
     tokenizer = google_modules()[1]
     lines = short.read_text(encoding="utf-8").split("\n")
@@ -75,7 +75,7 @@ def check(text: Path) -> None:
 
 
 def run(side: str, workers: int, text: Path, *options: str) -> dict[str, Any]:
-    """Run a side once; return what it printed, with its peak of memory."""
+    """Run a side once; return the figures that it printed and its peak memory."""
     with tempfile.TemporaryDirectory(dir=text.parent) as folder:
         command = [sys.executable, str(Path(__file__).with_name("corpus_sides.py")), side, str(text)]
         done = measured([*command, "--out", f"{folder}/out", "--workers", str(workers), *options])
@@ -85,12 +85,12 @@ def run(side: str, workers: int, text: Path, *options: str) -> dict[str, Any]:
 
 
 def seconds(found: dict[str, Any], *, with_drawing: bool = False, kind: str = "seconds") -> float:
-    """Return the seconds of building, or of building and drawing."""
+    """Return the seconds of building, or of building and drawing an epoch."""
     return found["build"][kind] + (found["draw"][kind] if with_drawing else 0.0)
 
 
 def measure(texts: dict[int, Path], megabytes: int, num_rounds: int) -> dict[Key, list[dict[str, Any]]]:
-    """Run all sides in turn on the text of the peers, and ours on the small and the large one."""
+    """Run all sides in turn on the comparison text, and ours on the small and the large text."""
     found: dict[Key, list[dict[str, Any]]] = {}
     for number in range(num_rounds):
         print(f"round {number + 1} of {num_rounds}", flush=True)
@@ -101,7 +101,7 @@ def measure(texts: dict[int, Path], megabytes: int, num_rounds: int) -> dict[Key
             found.setdefault(key, []).append(run(side, workers, texts[megabytes], *options))
         for size in in_turn((SMALL, LARGE), number):
             for workers in in_turn((1, 2), number):
-                # the text of the peers, drawn too, is a run of its own
+                # a separate run even where the text is the peers', because those runs also draw an epoch
                 found.setdefault(("grown", workers, size), []).append(run("ours", workers, texts[size]))
     checksums = {
         (size, each["checksum"]) for (side, _, size), runs in found.items() if side == "grown" for each in runs
@@ -111,12 +111,12 @@ def measure(texts: dict[int, Path], megabytes: int, num_rounds: int) -> dict[Key
 
 
 def ratios(peer: list[dict[str, Any]], own: list[dict[str, Any]], **options: Any) -> list[float]:
-    """Return the peer's seconds over ours, round by round."""
+    """Return the peer's seconds divided by ours, round by round."""
     return [seconds(each, **options) / seconds(mine, **options) for each, mine in zip(peer, own, strict=True)]
 
 
 def compared(found: dict[Key, list[dict[str, Any]]], megabytes: int) -> list[dict[str, Any]]:
-    """Return each comparison with a peer: processes of both, ratios by the clock and by processor time."""
+    """Return every comparison with a peer: processes on both sides, ratios of wall-clock and of processor time."""
     rows = []
     for side, peer_workers, own_workers, drawn in (
         ("google", 1, 1, False),
@@ -145,7 +145,7 @@ def compared(found: dict[Key, list[dict[str, Any]]], megabytes: int) -> list[dic
 
 
 def summarised(found: dict[Key, list[dict[str, Any]]], num_tokens: dict[int, int]) -> list[dict[str, Any]]:
-    """Return medians of each side."""
+    """Return the medians of each side."""
     rows = []
     for (side, workers, size), runs in found.items():
         median = statistics.median(seconds(each) for each in runs)
@@ -165,7 +165,7 @@ def summarised(found: dict[Key, list[dict[str, Any]]], num_tokens: dict[int, int
 
 
 def growth(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return how ours grows from the small to the large text, by number of processes."""
+    """Return how time and memory of ours grow from the small to the large text, by number of processes."""
     grown = []
     for workers in (1, 2):
         small, large = (
@@ -234,7 +234,7 @@ def report(result: dict[str, Any]) -> str:
 
 
 def tables(result: dict[str, Any]) -> list[str]:
-    """Return the ratios, the seconds and the growth as Markdown tables."""
+    """Return the Markdown tables of ratios, seconds and growth."""
     lines = [
         f"## Ratios on {result['megabytes']} MB",
         "",

@@ -1,10 +1,10 @@
-"""The sides of `corpus_building.py`, each run as a process of its own; prints what it took as JSON.
+"""The sides of `corpus_building.py`; runs one of them in this process and prints its time as JSON.
 
-- `ours`: `build_corpus` into a new folder, every file forced to disk; then one epoch of masked instances, drawn.
-- `google`: `create_training_instances` of google-research/bert as the package bert-tensorflow holds it: reading,
+- `ours`: `build_corpus` into a new folder, with fsync on every file; then drawing one epoch of masked instances.
+- `google`: `create_training_instances` of google-research/bert, from the package bert-tensorflow: reading,
   `FullTokenizer`, instances in memory. Writing TFRecord files is left out, since TensorFlow is not installed.
-- `datasets`: the route of transformers' run_mlm.py: `datasets.map` with the fast tokenizer, `datasets.map` that joins
-  the ids into rows of 128; then every row through the collator that masks.
+- `datasets`: the approach of transformers' run_mlm.py: `datasets.map` with the fast tokenizer, `datasets.map` to
+  join the ids into rows of 128; then every row through the masking collator.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LENGTH, MAX_PREDICTIONS, BATCH_SIZE, SEED = 128, 20, 256, 0
 
 
 class Stopwatch:
-    """Seconds on the clock, and processor seconds of this process and of those that it started and that ended."""
+    """Measures wall-clock seconds, and processor seconds of this process and its terminated children."""
 
     def __init__(self) -> None:
         self._start = self._now()
 
     def lap(self) -> dict[str, float]:
-        """Return what passed since the last lap, and start anew."""
+        """Return the time since the last lap, and start a new lap."""
         start, self._start = self._start, self._now()
         return {"seconds": self._start[0] - start[0], "processor": self._start[1] - start[1]}
 
@@ -43,7 +43,7 @@ class Stopwatch:
 
 
 def google_modules() -> tuple[Any, Any]:
-    """Import the generator and its tokenizer with stand-ins for TensorFlow, which serves options, files and logging."""
+    """Import the generator and its tokenizer with stubs for TensorFlow, which provides options, files and logging."""
     names = ("tensorflow", "tensorflow.compat", "tensorflow.compat.v1", "absl", "absl.flags", "six")
     modules = {name: types.ModuleType(name) for name in names}
 
@@ -71,7 +71,7 @@ def google_modules() -> tuple[Any, Any]:
 
 
 def google(text: Path, num_duplicates: int) -> dict[str, Any]:
-    """Make the instances of a text, in memory."""
+    """Create the training instances of a text in memory."""
     generator, tokenizer = google_modules()
     watch = Stopwatch()
     instances = generator.create_training_instances(
@@ -82,7 +82,7 @@ def google(text: Path, num_duplicates: int) -> dict[str, Any]:
 
 
 def ours(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, Any]:
-    """Build a corpus, and draw an epoch."""
+    """Build a corpus and, with `draws`, draw an epoch of masked instances."""
     from maskloom.data.corpus.building import CorpusSettings, build_corpus
     from maskloom.system.worker_processes import Work
     from maskloom.text.tokenizer import Tokenizer
@@ -116,7 +116,7 @@ def _drawn(folder: Path) -> dict[str, float]:
 
 
 def mapped(text: Path, out: Path, num_workers: int, *, draws: bool) -> dict[str, Any]:
-    """Tokenise and join with `datasets.map`, and collate an epoch."""
+    """Tokenise and join with `datasets.map` and, with `draws`, collate an epoch."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(out), "TOKENIZERS_PARALLELISM": "false"}
     import datasets
     from transformers import AutoTokenizer

@@ -1,9 +1,9 @@
-"""BART's noises compared at equal steps (Lewis et al. 2019, section 4), by tasks that its decoder reads or writes.
+"""Compare BART's noising schemes at equal steps (Lewis et al. 2019, section 4) on classification and summarisation.
 
-A BART of two layers, 128 wide, is pre-trained with each noise on English Wikipedia, from the same seeds and for the
-same steps, and fine-tuned as one with random weights is: on 2,000 film reviews of MR, scored by accuracy, and on 700
-dialogues of SAMSum, scored by perplexity and ROUGE-L of their summaries. All scores are of texts held out from choosing
-weights. Every run is a command in a process of one thread; what is finished lies under --out and is not made again.
+A BART of two layers, 128 wide, is pre-trained with each noise on English Wikipedia, with the same seeds and number of
+steps. Each is fine-tuned, as is one with random weights: on 2,000 film reviews of MR, scored by accuracy, and on 700
+dialogues of SAMSum, scored by perplexity and ROUGE-L of their summaries. Test texts are not used to select weights.
+Every run is a command in a process of one thread. Finished runs are stored under --out and are not repeated.
 
     python benchmarks/denoising.py --out ~/denoising --results results/denoising
 """
@@ -37,12 +37,12 @@ _NOISES: dict[str, dict[str, float] | None] = {
     "infilling and permutation": {"infill_rate": 0.3, "permute_sentences": 1.0},
 }
 _SEQ2SEQ = ("seq2seq.max_target_length=64", "seq2seq.beam=1", "seq2seq.length_penalty=0")
-# Each task: its kind and score, the epochs, the longest source in tokens and further settings.
+# Each task: its kind, its score, the epochs, the longest source in tokens, and further settings.
 _TASKS: dict[str, tuple[str, str, float, int, Sequence[str]]] = {
     "MR": ("single", "accuracy", 3.0, 64, ()),
     "SAMSum": ("seq2seq", "rougeL", 4.0, 256, _SEQ2SEQ),
 }
-# Columns of the page: the task, its score, and whether more is better.
+# Columns of the page: the task, its score, and whether higher is better.
 _COLUMNS = {
     "MR accuracy": ("MR", "accuracy", True),
     "SAMSum perplexity": ("SAMSum", "perplexity", False),
@@ -52,7 +52,7 @@ _MODEL = {"hidden_dropout_prob": 0.0, "num_attention_heads": 4, "max_position_em
 
 
 def _trends() -> list[Trend]:
-    """Return what the paper says of its Table 1, of each of our tasks."""
+    """Return the claims of the paper's Table 1, for each column of the page."""
     claims = (
         ("pre-training with text infilling helps", "text infilling", "none"),
         ("token masking is better than rotation alone", "token masking", "document rotation"),
@@ -68,7 +68,7 @@ def _trends() -> list[Trend]:
 
 
 def main() -> None:
-    """Make what is not made yet, and write the page."""
+    """Run whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def prepare(options: argparse.Namespace) -> str:
-    """Write the text, the corpus and the examples; say what the text is."""
+    """Write the text, the corpus and the examples; return a description of the text."""
     out, said = options.out, options.out / "text.json"
     if said.exists():
         return json.loads(said.read_text(encoding="utf-8"))
@@ -118,14 +118,14 @@ def prepare(options: argparse.Namespace) -> str:
 
 
 def write_parts(options: argparse.Namespace, task: str, *parts: list[dict[str, str]]) -> None:
-    """Write the examples of a task to learn from, to choose by and to score."""
+    """Write the training, dev and test examples of a task."""
     for name, rows in zip(("train", "dev", "test"), parts, strict=True):
         lines = (json.dumps(row) + "\n" for row in rows[: options.examples])
         (options.out / f"{task}-{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """Return what a file holds, or make it and keep it there."""
+    """Return the content of a JSON file, computing and storing it first when the file does not exist."""
     if not path.exists():
         made = make()
         path.parent.mkdir(exist_ok=True)
@@ -135,7 +135,7 @@ def kept(path: Path, make: Callable[[], Any]) -> Any:
 
 
 def settings(*values: str) -> list[str]:
-    """Return options that set keys of a recipe, among them the one thread of a run."""
+    """Return options that set recipe keys, including a single thread per run."""
     return [part for value in (*values, "training.num_threads=1") for part in ("--set", value)]
 
 
@@ -145,12 +145,12 @@ def run_folder(options: argparse.Namespace, noise: str, seed: int, task: str = "
 
 
 def resumed(folder: Path) -> list[str]:
-    """Return the option with which a run goes on, where there is one."""
+    """Return the option that resumes a run, or nothing if the run has not started."""
     return ["--resume"] if (folder / "recipe.toml").exists() else []
 
 
 def pretrained(options: argparse.Namespace, noise: str, seed: int) -> float | None:
-    """Pre-train with a noise, and return the seconds; None for random weights and for a run that was stopped once."""
+    """Pre-train with a noise and return the seconds; None for random weights and for a run that was resumed."""
     own, folder = _NOISES[noise], run_folder(options, noise, seed)
     if own is None:
         return None
@@ -169,7 +169,7 @@ def pretrained(options: argparse.Namespace, noise: str, seed: int) -> float | No
 
 
 def fine_tuned(options: argparse.Namespace, noise: str, seed: int, task: str) -> dict[str, float]:
-    """Fine-tune on a task and return the scores of its test."""
+    """Fine-tune on a task and return the test scores."""
     kind, metric, epochs, longest, more = _TASKS[task]
     folder, starts_anew = run_folder(options, noise, seed, f"{task} "), _NOISES[noise] is None
     start = run_folder(options, "text infilling" if starts_anew else noise, seed)
@@ -192,7 +192,7 @@ def write_page(
     seconds: dict[tuple[str, int], float | None],
     scores: dict[tuple[str, int, str], dict[str, float]],
 ) -> None:
-    """Write the results as JSON and as a page."""
+    """Write the results as JSON and as a Markdown page."""
     by_arm = {
         noise: {
             column: [scores[noise, seed, task][score] for seed in range(options.seeds)]

@@ -1,11 +1,11 @@
-"""BERT's pre-training, fine-tuning and embedding beside those of an earlier commit, by the commands of both.
+"""Compare BERT's pre-training, fine-tuning and embedding with an earlier commit, by running the commands of both.
 
     git clone . ../before && git -C ../before checkout a4a0852
     python benchmarks/earlier_commit.py --before ../before
 
-Each side makes its own vocabulary and corpus of the same text, and its own models. A rate is that of the steps in
-events.jsonl, the first interval left out; of embedding it is texts by the seconds of the command, less those of the
-same command with one text. The page is earlier_commit.md.
+Each side builds its own vocabulary and corpus from the same text, and its own models. Training rates are read from the
+steps in events.jsonl, without the first two. For embedding, the rate is the number of texts divided by the
+seconds of the command, minus the seconds of the same command with one text. The page is earlier_commit.md.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from surroundings import processor, write_real_text
 
 SIDES = ("now", "before")
 SIZES = ("tiny", "base")
-# Steps of a run, and steps between two rates.
+# Steps of a run, and steps between two logged rates.
 _STEPS = {"pretrain tiny": (60, 10), "pretrain base": (9, 3), "finetune tiny": (90, 15), "finetune base": (9, 3)}
 _ROWS = {"tiny": 64, "base": 8}
 _TEXTS = {"tiny": 12_000, "base": 300}
@@ -68,7 +68,7 @@ def _jobs() -> list[str]:
 
 
 def _maskloom(place: Path, *arguments: str | Path) -> float:
-    """Run a command of a checkout; return its seconds."""
+    """Run a command from a checkout; return its seconds."""
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, "-m", "maskloom", *map(str, arguments)],
@@ -83,7 +83,7 @@ def _maskloom(place: Path, *arguments: str | Path) -> float:
 
 
 def _write_texts(folder: Path) -> str:
-    """Write what both sides read: running text, labelled lines and lines to embed."""
+    """Write the input of both sides: running text, labelled lines and lines to embed; return the text's description."""
     name = write_real_text(folder / "text.txt", 4_000_000)
     lines = [line[:400] for line in (folder / "text.txt").read_text(encoding="utf-8").splitlines() if len(line) > 80]
     rows = "".join(f"{line.replace(chr(9), ' ')}\t{'even' if len(line) % 2 == 0 else 'odd'}\n" for line in lines)
@@ -99,7 +99,7 @@ def _write_texts(folder: Path) -> str:
 
 
 def _prepare(place: Path, folder: Path, side: str) -> None:
-    """Make vocabulary, corpus, and a model of each size of a side."""
+    """Build the vocabulary, the corpus, and a model of each size for a side."""
     vocab, corpus = folder / f"{side}-vocab", folder / f"{side}-corpus"
     _maskloom(place, "vocab", "train", folder / "text.txt", "--size", "8000", "--out", vocab)
     _maskloom(place, "corpus", "build", folder / "text.txt", "--vocab", vocab, "--out", corpus)
@@ -111,7 +111,7 @@ def _prepare(place: Path, folder: Path, side: str) -> None:
 
 
 def _rate(place: Path, folder: Path, side: str, job: str) -> float:
-    """Return tokens a second of training, texts a second of embedding."""
+    """Return tokens per second of training, or texts per second of embedding."""
     kind, size = job.split(" ")
     out, model = folder / "run", folder / f"{side}-model-{size}"
     if kind == "embed":
@@ -127,7 +127,7 @@ def _rate(place: Path, folder: Path, side: str, job: str) -> float:
     settings = ("--set", "training.num_threads=2", "--set", f"training.log_every={between}")
     if kind == "pretrain":
         data = ("--corpus", folder / f"{side}-corpus", "--size", size, "--max-length", "128", "--steps", str(steps))
-        once = ("evaluate_every", "save_every")  # at the end, and short
+        once = ("evaluate_every", "save_every")  # only at the end, and with few instances
         for key, number in (*((key, steps) for key in once), ("max_evaluation_instances", 8)):
             settings += ("--set", f"training.{key}={number}")
     else:

@@ -1,8 +1,8 @@
-"""Training of a bidirectional language model on characters, against a plain loop of torch over the same weights.
+"""Training of a character-based bidirectional language model, compared with a plain torch loop over the same weights.
 
-The plain side steps through each way by itself with torch's own operations and lets autograd keep them, computes the
-characters of every word as often as it comes, and the loss from all logits; the product of inputs and weights is one
-for all steps on both sides. Losses and gradients of both are compared before. The page is benchmarks/elmo_speed.md.
+The plain side steps through each direction separately with torch's own operations and lets autograd store them. It
+computes the characters of every occurrence of a word, and the loss from all logits. Both sides multiply the inputs of
+all steps in one product. Their losses and gradients are compared first. The page is benchmarks/elmo_speed.md.
 
     python benchmarks/elmo_speed.py --results benchmarks/elmo_speed
 """
@@ -57,7 +57,7 @@ gradients to {gradient:.0e} of the largest. "Whole" is what training computes.
 
 
 def plain_layer(layer: ProjectedLSTMs, hidden: Tensor, rows: int) -> Tensor:
-    """Return what a layer gives for rows of equal length, (rows * steps, 2 size), both ways as they stand."""
+    """Return a layer's output for rows of equal length, (rows * steps, 2 size); the backward input is not reversed."""
     sides = []
     for way, vectors in enumerate(hidden.view(rows, -1, 2, layer.size).unbind(2)):
         by_input, by_h = layer.weight[way].chunk(2, 1)
@@ -75,7 +75,7 @@ def plain_layer(layer: ProjectedLSTMs, hidden: Tensor, rows: int) -> Tensor:
 
 
 def plain_loss(model: EncoderWithHeads, batch: BothWaysBatch) -> Tensor:
-    """Return the loss of a batch, the plain way."""
+    """Return the loss of a batch, computed by the plain loop."""
     encoder, sides = model.encoder, []
     for words in (batch.token_ids, batch.backward_ids):
         ids, lengths = batch.spelling.spelled(words)
@@ -89,19 +89,19 @@ def plain_loss(model: EncoderWithHeads, batch: BothWaysBatch) -> Tensor:
 
 
 def our_loss(model: EncoderWithHeads, batch: BothWaysBatch) -> Tensor:
-    """Return the loss of a batch as training computes it."""
+    """Return the loss of a batch, computed as in training."""
     return OBJECTIVE.loss_sums(model, with_carry(batch, OBJECTIVE, model, None))["bilm"]
 
 
 def our_layers(model: EncoderWithHeads, hidden: Tensor, rows: int) -> Tensor:
-    """Return a number made of what the recurrent layers give."""
+    """Return a scalar to differentiate: the sum of the recurrent layers' last output."""
     layout = SequenceLayout.from_lengths(np.full(rows, len(hidden) // rows))
     past = [Kept(state) for state in model.encoder.first_state(rows)]
     return model.encoder.encode_words(hidden, layout, past, is_reversed=True)[-1].sum()
 
 
 def plain_layers(model: EncoderWithHeads, hidden: Tensor, rows: int) -> Tensor:
-    """Return the same by the plain loop."""
+    """Return the same sum, computed by the plain loop."""
     for layer in model.encoder.layers:
         hidden = plain_layer(layer, hidden, rows)
     return hidden.sum()
@@ -122,7 +122,7 @@ def some_batch(rows: int) -> BothWaysBatch:
 
 
 def seconds(model: EncoderWithHeads, loss: Callable[..., Tensor], *inputs: Any, least: float) -> float:
-    """Return the seconds of one forward and backward pass, the mean over as long as `least`."""
+    """Return the mean seconds of one forward and backward pass, repeated for at least `least` seconds."""
     started, number = time.perf_counter(), 0
     while time.perf_counter() - started < least:
         model.zero_grad()
@@ -132,7 +132,7 @@ def seconds(model: EncoderWithHeads, loss: Callable[..., Tensor], *inputs: Any, 
 
 
 def gradients(model: EncoderWithHeads, loss: Callable[..., Tensor], *inputs: Any) -> tuple[float, Tensor]:
-    """Return the loss and all gradients."""
+    """Return the loss and all gradients, concatenated."""
     model.zero_grad()
     value = loss(model, *inputs)
     value.backward()
@@ -166,7 +166,7 @@ def main() -> None:
                     ("recurrent layers", (hidden, rows), (our_layers, plain_layers)),
                 ):
                     rates: dict[str, list[float]] = {side.__name__: [] for side in sides}
-                    quiet_load()  # before the first: the rounds themselves are a load
+                    quiet_load()  # before the first round: the rounds themselves raise the load
                     for number in range(options.rounds):
                         for side in in_turn(sides, number):
                             with kept_memory():  # as in training

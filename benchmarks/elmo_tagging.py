@@ -1,7 +1,7 @@
-"""Names in CoNLL-2003 by a BiLSTM with a CRF: on frozen vectors of words alone, and on those of a frozen ELMo.
+"""Names in CoNLL-2003 by a BiLSTM with a CRF: on frozen word vectors, and on the features of a frozen ELMo.
 
-The word vectors (skip-gram) and the ELMo learn from the same part of Wikipedia. Each row is the recipe `features` with
-its layers, on a fixed part of CoNLL-2003. Finished runs in --out are not run again. The page is results/elmo.md.
+The word vectors (skip-gram) and the ELMo are trained on the same part of Wikipedia. Each row is the recipe `features`
+with its layers, on a fixed part of CoNLL-2003. Finished runs in --out are not repeated. The page is results/elmo.md.
 
     python benchmarks/elmo_tagging.py --out ~/elmo --results results/elmo
 """
@@ -42,11 +42,11 @@ CHANGES = [
     "tagging.crf=true",
 ]
 _DISCOUNT = 0.75
-# Settings of single rows; {words} is where the word vectors lie.
+# Settings of individual rows; {words} is the folder of the word vectors.
 _MORE = {"normed": ("mix.layer_norm=true",), "joined": ("features.word_vectors={words}",)}
-# The directions of the language model, and what each predicts.
+# The directions of the language model, and the batch field that holds the targets of each.
 _WAYS = {"forward": "mlm_labels", "backward": "backward_labels"}
-# Name, model, layers, what it is.
+# Name, model, layers, description.
 ROWS = (
     ("vectors", "vectors", "embeddings", "word vectors alone"),
     ("characters", "elmo", "embeddings", "ELMo's characters alone, layer 0"),
@@ -80,7 +80,7 @@ of them, and {top:+.1f} ahead of the top layer. {machine}.
 
 
 def main() -> None:
-    """Run what is not done yet and write the page."""
+    """Run whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def _text(path: Path, num_bytes: int) -> str:
-    """Write the text, and once more with its words between blanks, as CoNLL's are; return what it is."""
+    """Write the text, and a copy with words separated by spaces, as in CoNLL; return a description of the text."""
     told = path.with_suffix(".told")
     if not told.exists():
         name = write_real_text(path, num_bytes)
@@ -129,7 +129,7 @@ def _text(path: Path, num_bytes: int) -> str:
 
 
 def _vectors(out: Path) -> Path:
-    """Return a folder whose embeddings are word vectors; its layer has random weights and is not read."""
+    """Return a model folder whose embeddings are word vectors; its LSTM layer has random weights and is not used."""
     folder = out / "vectors-model"
     if not (folder / "config.json").exists():
         recipe = WordsRecipe(tokenize="spaces", cased=True, workers=1)
@@ -148,7 +148,7 @@ def _vectors(out: Path) -> Path:
 
 
 def _elmo(out: Path, options: argparse.Namespace) -> Path:
-    """Return the run of the bidirectional language model."""
+    """Return the run folder of the bidirectional language model."""
     words, corpus, run = (out / name for name in ("vocabulary", "corpus", "elmo"))
     if not (run / "metrics.json").exists():
         if not words.exists():
@@ -164,7 +164,7 @@ def _elmo(out: Path, options: argparse.Namespace) -> Path:
 
 
 def _streams(corpus: Path, way: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the words that one direction of the language model learns, and those held out, with marks of sentences."""
+    """Return the training and the held-out target words of one direction, including sentence boundaries."""
     opened, row = Corpus.open(corpus), PRETRAINING["bidirectional_lm"]
     data = PretrainingData(next_sentence=False, max_length=512)
     found = []
@@ -177,13 +177,13 @@ def _streams(corpus: Path, way: str) -> tuple[np.ndarray, np.ndarray]:
 def trigram_perplexity(train: np.ndarray, held_out: np.ndarray) -> float:
     """Return the perplexity of words by a trigram with interpolated Kneser-Ney smoothing (Chen and Goodman 1999, 2.7).
 
-    A context that was not seen leaves it to the shorter one, and the shortest interpolates with equal probabilities.
+    An unseen context backs off to the shorter one, and the shortest context interpolates with a uniform distribution.
     """
     base = int(max(train.max(), held_out.max())) + 1
     probability = np.full(len(held_out) - 2, 1.0 / base)
     ngrams, times = np.unique(_grams(train, base), return_counts=True)
     levels = [(ngrams, times)]
-    for _ in range(2):  # below the trigram a gram counts once for each word that it follows
+    for _ in range(2):  # below the trigram, an n-gram counts once per distinct preceding word
         ngrams, times = np.unique(ngrams % base ** (3 - len(levels)), return_counts=True)
         levels.append((ngrams, times))
     wanted = _grams(held_out, base)
@@ -204,7 +204,7 @@ def _grams(words: np.ndarray, base: int) -> np.ndarray:
 
 
 def _looked_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the values of keys, 0 for those that there are not; `keys` ascend."""
+    """Return the values of the wanted keys, 0 where a key is missing; `keys` are in ascending order."""
     places = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     return np.where(keys[places] == wanted, values[places], 0).astype(np.float64)
 

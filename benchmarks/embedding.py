@@ -1,7 +1,7 @@
-"""Embed sentences with MiniLM in turn with sentence-transformers and onnxruntime, in fp32 and in eight bits.
+"""Embed sentences with MiniLM in turn with sentence-transformers and onnxruntime, in fp32 and in int8.
 
-All sides get the same real sentences, in their given order, as Python strings, and return one vector of length 1 each.
-Before timing, every fp32 side must give the vectors of transformers, and the quality of the eight-bit ones is measured.
+All sides get the same real sentences, in the given order, as Python strings, and return one unit vector per sentence.
+Before timing, every fp32 side must match the vectors of transformers, and the quality of the int8 sides is measured.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Embed = Callable[[list[str]], np.ndarray]
 
 
 def main() -> None:
-    """Read the options, measure, and write the page and its figures."""
+    """Parse the options, measure, and write the page and its figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sentences", type=int, default=2000, help="sentences a round")
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         row = {"tokens": sum(lengths), "squares": sum(n * n for n in lengths), "peak": gemm_peak(), "sides": {}}
         for name in in_turn(list(SIDES), number):
             row["sides"][name] = timed(sides[name], texts)
-        if number:  # the first round warms up
+        if number:  # the first round is a warm-up
             figures["rounds"].append(row)
             print(
                 f"round {number}:",
@@ -104,7 +104,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def real_sentences(number: int) -> list[str]:
-    """Return the first sentences of the part of Wikipedia, in its order."""
+    """Return the first sentences of the Wikipedia excerpt, in order."""
     found: list[str] = []
     with gzip.open(data_folder() / "corpus" / "enwiki_part.txt.gz", "rt", encoding="utf-8") as file:
         for line in file:
@@ -115,7 +115,7 @@ def real_sentences(number: int) -> list[str]:
 
 
 def export(folder: Path) -> None:
-    """Write MiniLM as model.onnx, and quantised dynamically, weights by channel, as model-int8.onnx."""
+    """Write MiniLM as model.onnx, and with dynamic per-channel weight quantisation as model-int8.onnx."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from transformers import BertModel
 
@@ -149,7 +149,7 @@ class _LastHiddenState(torch.nn.Module):
 
 
 def make_side(name: str, folder: Path, num_threads: int) -> Embed:
-    """Return the function of a side: sentences to vectors of length 1."""
+    """Return the function of a side that maps sentences to unit vectors."""
     if name.startswith("ours"):
         predictor = Predictor.load(minilm_folder(), max_length=MAX_LENGTH, int8=name == "ours_int8")
         return lambda texts: predictor.encode(texts, normalize=True)
@@ -164,7 +164,7 @@ def make_side(name: str, folder: Path, num_threads: int) -> Embed:
 
 
 def onnxruntime_side(path: Path, num_threads: int, *, is_sorted: bool) -> Embed:
-    """Return onnxruntime behind the tokenizers library, in batches of 32 padded to their longest."""
+    """Return a function that tokenises with the tokenizers library and runs onnxruntime on padded batches of 32."""
     import onnxruntime
     from tokenizers import Tokenizer
 
@@ -193,7 +193,7 @@ def onnxruntime_side(path: Path, num_threads: int, *, is_sorted: bool) -> Embed:
 
 
 def transformers_side() -> Embed:
-    """Return transformers' BertModel behind its tokenizer, the whole list in one batch."""
+    """Return a function that runs transformers' tokenizer and BertModel on the whole list as one batch."""
     from transformers import AutoTokenizer, BertModel
 
     model = BertModel.from_pretrained(minilm_folder(), add_pooling_layer=False).eval()
@@ -210,7 +210,7 @@ def transformers_side() -> Embed:
 
 
 def compare(sides: dict[str, Embed], texts: list[str]) -> dict[str, float]:
-    """Return the largest difference of an fp32 side's value from transformers'; stop where it is not noise."""
+    """Return the largest deviation of each fp32 side from transformers; raises SystemExit when one is above 1e-5."""
     expected = np.concatenate([transformers_side()(texts[first : first + 8]) for first in range(0, len(texts), 8)])
     found = {name: float(np.abs(run(texts) - expected).max()) for name, run in sides.items() if "int8" not in name}
     if max(found.values()) > 1e-5:
@@ -219,7 +219,7 @@ def compare(sides: dict[str, Embed], texts: list[str]) -> dict[str, float]:
 
 
 def quality(sides: dict[str, Embed], texts: list[str]) -> dict[str, dict[str, float]]:
-    """Return, for ours and the eight-bit sides, cosines to our fp32 vectors and STS-B's correlations, in points."""
+    """Return, for ours and the int8 sides, cosines to our fp32 vectors and the correlations on STS-B in percent."""
     from scipy.stats import pearsonr, spearmanr
 
     rows = [line.split("\t") for line in (data_folder() / "glue/STS-B/dev.tsv").read_text("utf-8").splitlines()[1:]]
@@ -240,18 +240,18 @@ def quality(sides: dict[str, Embed], texts: list[str]) -> dict[str, dict[str, fl
 
 
 def timed(run: Embed, texts: list[str]) -> tuple[float, float]:
-    """Return the seconds of a pass and the processor seconds of all its threads."""
+    """Return the wall-clock seconds of a pass and the processor seconds of all its threads."""
     started, busy = time.perf_counter(), time.process_time()
     run(texts)
     return time.perf_counter() - started, time.process_time() - busy
 
 
 def latency(sides: dict[str, Embed], texts: list[str]) -> dict[str, list[float]]:
-    """Return the 50th and 95th percentile of milliseconds for one sentence, all sides in turn on each sentence."""
+    """Return the 50th and 95th percentile of milliseconds per sentence; all sides take turns on each sentence."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number, text in enumerate(texts):
         for name, run in sides.items():
-            for _ in range(2):  # the first call takes the thread pool over from the side before
+            for _ in range(2):  # the first call takes over the cores from the previous side's thread pool
                 taken = timed(run, [text])[0]
             if number >= 5:
                 seconds[name].append(taken)
@@ -259,7 +259,7 @@ def latency(sides: dict[str, Embed], texts: list[str]) -> dict[str, list[float]]
 
 
 def bulk_child(side: str, texts: list[str], folder: Path, num_threads: int) -> dict[str, Any]:
-    """Embed a file in a process of its own; return its seconds and its peak resident memory."""
+    """Embed a file in a child process; return its seconds and its peak resident memory."""
     path = folder / "texts.txt"
     path.write_text("\n".join(texts) + "\n", encoding="utf-8")
     command = [sys.executable, __file__, "--threads", str(num_threads), "--bulk-of", side, path, folder]
@@ -270,7 +270,7 @@ def bulk_child(side: str, texts: list[str], folder: Path, num_threads: int) -> d
 
 
 def bulk_pass(side: str, path: Path, folder: Path, num_threads: int) -> dict[str, float]:
-    """Do the work of `bulk_child`: ours streams file to file, a peer holds its texts and vectors."""
+    """Do the work of `bulk_child`: ours streams from file to file, a peer holds all texts and vectors in memory."""
     started = time.perf_counter()
     if side.startswith("ours"):
         embed(
@@ -288,7 +288,7 @@ def bulk_pass(side: str, path: Path, folder: Path, num_threads: int) -> dict[str
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what is compared."""
+    """Return the versions of the compared packages."""
     from importlib.metadata import version
 
     names = ("torch", "sentence-transformers", "transformers", "onnxruntime", "tokenizers")

@@ -1,4 +1,4 @@
-"""The page of `embedding.py`, made from its figures."""
+"""The page of `embedding.py`, built from its figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIDES = {
     "onnxruntime_sorted": "onnxruntime fp32, sorted",
     "onnxruntime_int8": "onnxruntime int8, sorted",
 }
-# Ours, the peer, then floor, target and stretch of the ratio of speeds.
+# Ours, the peer, then floor, target and stretch of the speed ratio.
 AIMS = (
     ("ours", "sentence_transformers", (1.1, 1.3, 1.5)),
     ("ours", "onnxruntime_sorted", (0.9, 1.05, 1.2)),
@@ -24,7 +24,7 @@ AIMS = (
     ("ours_int8", "onnxruntime_int8", (0.7, 0.9, 1.05)),
     ("ours_int8", "ours", None),
 )
-# Ours, the peer, then floor, target and stretch of our milliseconds over the peer's.
+# Ours, the peer, then floor, target and stretch of our milliseconds divided by the peer's.
 LATENCY_AIMS = (
     ("ours", "transformers", (0.8, 0.6, 0.4)),
     ("ours_int8", "onnxruntime_int8", (2.5, 1.5, 1.1)),

@@ -1,8 +1,8 @@
-"""Time the WordPiece encoding of a corpus, ours against `encode_batch` of tokenizers with two threads, in turn.
+"""Time WordPiece encoding of a corpus in turn with `encode_batch` of tokenizers, which uses two threads.
 
-Ours is the `SentenceEncoder` of corpus building, in one thread, new in every round: it encodes each distinct word once.
-The peer gets lines a thousand at a time, the ids of which are read as lists. That both give the same ids is checked
-first. Pairs of rounds alternate in one process.
+Ours is the `SentenceEncoder` of corpus building, in one thread. It is new in every round and encodes each distinct word
+once. The peer receives a thousand lines at a time, and its ids are read as lists. A first check ensures that both
+produce the same ids. The sides alternate in one process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def encode_peer(encode: Callable[..., list[Any]], lines: list[str]) -> int:
 
 
 def check(tokenizer: Tokenizer, library: tokenizers.Tokenizer, lines: list[str]) -> int:
-    """Compare ids line by line; return how many lines differ, all with characters that the two tell apart by design."""
+    """Compare ids line by line; return how many lines differ, which all hold characters that differ by design."""
     texts = [line for line in lines[:CHECKED_LINES] if line.strip()]
     encoded = SentenceEncoder(tokenizer, sentences="lines").encode(texts)
     ends = np.cumsum(encoded.sentence_lengths)[:-1]
@@ -71,7 +71,7 @@ def check(tokenizer: Tokenizer, library: tokenizers.Tokenizer, lines: list[str])
 
 
 def measure(sides: dict[str, Callable[[], int]], num_rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Run all sides in turn; return seconds on the clock and of processors, and tokens."""
+    """Run all sides in turn; return wall-clock seconds, processor seconds and numbers of tokens."""
     found: dict[str, dict[str, list[float]]] = {name: {"seconds": [], "processor": [], "tokens": []} for name in sides}
     for number in range(num_rounds):
         for name, run in in_turn(list(sides.items()), number):
@@ -85,7 +85,7 @@ def measure(sides: dict[str, Callable[[], int]], num_rounds: int) -> dict[str, d
 
 
 def summarised(found: dict[str, dict[str, list[float]]], megabytes: float) -> list[dict[str, Any]]:
-    """Return medians of each side and the ratios of its rounds to ours."""
+    """Return the medians of each side and the ratios of its rounds to ours."""
     ours, rows = found["maskloom"], []
     for name, costs in found.items():
         row: dict[str, Any] = {

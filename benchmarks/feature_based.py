@@ -1,7 +1,7 @@
-"""The rows of Table 7 of the BERT paper, at small size: which layers of a frozen encoder suit a BiLSTM best.
+"""The rows of Table 7 of the BERT paper at small scale: which layers of a frozen encoder suit a BiLSTM best.
 
-Each row is the recipe features with its layers, a smaller BiLSTM and fewer epochs, on a fixed part of CoNLL-2003; the
-last row fine-tunes. Finished runs in --out are not run again. The page is results/feature_based.md.
+Each row is the recipe `features` with its layers, a smaller BiLSTM and fewer epochs, on a fixed part of CoNLL-2003; the
+last row is fine-tuning. Finished runs in --out are not repeated. The page is results/feature_based.md.
 
     python benchmarks/feature_based.py --out ~/feature-based --results results/feature_based
 """
@@ -24,7 +24,7 @@ from maskloom.runs.finetune import LabelledFiles, finetune
 NUM_TRAIN, NUM_DEV = 1000, 600
 CHANGES = ["features.lstm_size=256", "training.epochs=10.0"]
 FINETUNING = ["training.learning_rate=2e-4", "training.epochs=3.0", 'tagging.context="sentence"', "data.max_length=128"]
-# The layers of each row, or the recipe that fine-tunes; what the paper calls it; its dev F1 there (base, on all).
+# The layers of each row, or the fine-tuning recipe; the paper's name; the paper's dev F1 (base, on all sentences).
 ROWS = (
     ("embeddings", "embeddings", "91.0"),
     ("last", "last hidden layer", "94.9"),
@@ -62,7 +62,7 @@ with, no target.
 
 
 def main() -> None:
-    """Run the rows that are not done yet and write the page."""
+    """Run whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def some_sentences(source: Path, target: Path, number: int) -> Path:
-    """Write sentences drawn from a file of CoNLL columns, once."""
+    """Write randomly drawn sentences of a CoNLL file, unless `target` exists."""
     if not target.exists():
         blocks = source.read_text(encoding="utf-8").strip().split("\n\n")
         sentences = [block.strip("\n") for block in blocks if block.strip() and not block.startswith("-DOCSTART-")]

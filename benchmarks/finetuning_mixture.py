@@ -1,6 +1,6 @@
-"""A task with widely mixed lengths: single texts of several data sets, drawn so that lengths are log-normal.
+"""A classification task with widely varying lengths: single texts of several data sets, with log-normal lengths.
 
-What a text is to be told by is the data set that it comes from. Lengths are in tokens of the uncased vocabulary.
+The label of a text is the data set that it comes from. Lengths are in tokens of the uncased vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from maskloom.text.tokenizer import Tokenizer
 
 NAME = "Wide mix"
 MEDIAN, SIGMA, SHORTEST, LONGEST = 30, 0.75, 4, 128
-# Tables: file below the data folder, column of the text, whether the first line is a header.
+# Tables: file under the data folder, column of the text, whether the first line is a header.
 _TABLES = {
     "cola": ("glue/CoLA/train.tsv", 3, False),
     "sst": ("glue/SST-2/train.tsv", 0, True),
@@ -35,7 +35,7 @@ TASK = ParityTask("single", "accuracy", "", "", 0, columns=(0,), label_column=1,
 
 
 def write_mixture(data: Path, folder: Path, num_train: int, num_dev: int) -> tuple[Path, Path]:
-    """Write the table of train and that of dev, each with a header."""
+    """Write the train and dev tables, each with a header."""
     texts = [(text, label) for label in LABELS for text in _texts(label, data)]
     random.Random(0).shuffle(texts)
     encoded = Tokenizer.load(minilm_folder()).encode_batch([(text, None) for text, _ in texts], max_length=LONGEST)
@@ -57,7 +57,7 @@ def write_mixture(data: Path, folder: Path, num_train: int, num_dev: int) -> tup
 
 
 def _texts(label: str, data: Path) -> list[str]:
-    """Return texts of a data set that a plain table can hold."""
+    """Return texts of a data set that fit into a plain table."""
     found = list(dict.fromkeys(" ".join(text.split()) for text in _all_texts(label, data)))
     found = [text for text in found if text and '"' not in text and len(text) <= _MOST_CHARACTERS]
     random.Random(0).shuffle(found)

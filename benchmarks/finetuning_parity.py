@@ -1,10 +1,10 @@
-"""Fine-tuning by maskloom and by transformers, from the same real weights on the same rows, over several seeds.
+"""Compare fine-tuning by maskloom and by transformers, from the same real weights on the same rows, over several seeds.
 
-Both sides read one recipe (recipes/finetune-glue-small.toml, with the changes that finetuning_tasks.py names) and one
+Both sides read one recipe (recipes/finetune-glue-small.toml, with the changes listed in finetuning_tasks.py) and one
 subset of each task's files, but share no code: the transformers side (finetuning_peer*.py) has its own readers,
-tokenizer, batching, loop, decoding and scores. Finished runs stand in `runs.jsonl` under --out and are not run again,
-so an interrupted comparison goes on where it was; several processes may share the work of one folder. The tables are in
-results/finetuning_parity.md.
+tokenizer, batching, loop, decoding and scores. Finished runs are recorded in `runs.jsonl` under --out and are not
+repeated, so an interrupted comparison can be resumed; several processes may share the work of one folder. The tables
+are in results/finetuning_parity.md.
 
     python benchmarks/finetuning_parity.py --out ~/finetuning-parity --results results/finetuning_parity
 """
@@ -37,7 +37,7 @@ RECIPE = ROOT / "recipes" / "finetune-glue-small.toml"
 
 
 def main() -> None:
-    """Run what is not finished yet, and write the report when asked to."""
+    """Run whatever is not finished, and write the report when requested."""
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Return the command-line options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
@@ -82,9 +82,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Cut the subsets and return, a task, all that both sides must agree on; other settings than before are refused.
+    """Write the subsets and return, per task, the settings that both sides share.
 
-    What a folder of runs was made with stands in its settings.json; tasks may be added to it.
+    The settings of a folder are stored in its settings.json, to which tasks may be added. Raises SystemExit when they
+    differ from the stored ones.
     """
     path = options.out / "settings.json"
     model = hashlib.sha256((options.model / "model.safetensors").read_bytes()).hexdigest()
@@ -102,7 +103,7 @@ def read_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def task_settings(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return a task's recipe as plain values and what its files hold."""
+    """Return a task's recipe as plain values, and the sizes and checksums of its files."""
     train, dev = files_of(name, options)
     recipe = tomllib.loads(RECIPE.read_text(encoding="utf-8"))
     for change in TASKS[name].changes:
@@ -122,7 +123,7 @@ def task_settings(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def files_of(name: str, options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the files of a task's subset, written on first use."""
+    """Return the files of a task's subset, which are written on first use."""
     task = TASKS[name]
     folder = options.out / "data" / name.replace(" ", "-")
     num_dev = options.dev_rows or task.num_dev
@@ -130,14 +131,14 @@ def files_of(name: str, options: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def read_finished(path: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """Return finished runs by task, side and seed; a line that a crash cut short is left out."""
+    """Return the finished runs by task, side and seed; lines truncated by a crash are skipped."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     runs = [json.loads(line) for line in lines if line.endswith("}")]
     return {(run["task"], run["side"], run["seed"]): run for run in runs}
 
 
 def claim(path: Path) -> bool:
-    """Take a run for this process, unless another one that is alive has it."""
+    """Claim a run for this process, unless a living process has already claimed it."""
     path.parent.mkdir(exist_ok=True)
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -151,7 +152,7 @@ def claim(path: Path) -> bool:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
-    """Return a result with the seconds that it took."""
+    """Return the result of a call and the seconds that it took."""
     wall, processor = time.perf_counter(), time.process_time()
     result = work()
     seconds = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - processor}
@@ -159,7 +160,7 @@ def timed(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
 
 
 def run_maskloom(name: str, seed: int, options: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
-    """Run maskloom's own fine-tuning, and score the model that it kept with the code of the other side."""
+    """Fine-tune with maskloom, and score the model that it saved with the other side's code."""
     from maskloom.config import FinetuneRecipe, load_recipe
     from maskloom.runs.finetune import LabelledFiles, finetune
 
@@ -191,7 +192,7 @@ def run_maskloom(name: str, seed: int, options: argparse.Namespace, settings: di
 
 
 def maskloom_reading(task: ParityTask, data: Path) -> Any:
-    """Return how maskloom is told to read the files of a task."""
+    """Return the options with which maskloom reads the files of a task."""
     from maskloom.tasks.tables import ReadingOptions
 
     if task.kind == "multilabel":
@@ -203,7 +204,7 @@ def maskloom_reading(task: ParityTask, data: Path) -> Any:
 def run_transformers(
     name: str, seed: int, options: argparse.Namespace, settings: dict[str, Any], side: str
 ) -> dict[str, Any]:
-    """Fine-tune with transformers and return the scores of the last and the best epoch."""
+    """Fine-tune with transformers, and return the scores of the last and the best epoch."""
     task, agreed = TASKS[name], settings["tasks"][name]
     train, dev = files_of(name, options)
     is_grouped = side == GROUPED or agreed["recipe"]["training"].get("group_by_length", False)

@@ -1,4 +1,4 @@
-"""Tables of the comparison of fine-tuning: means, spread, Student's bound on the difference, seconds."""
+"""Tables of the fine-tuning comparison: means, spread, Student's bound on the difference, seconds."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def write_report(
     recipe: Path,
     threads: int,
 ) -> None:
-    """Write PATH.md for people and PATH.json with every run, for the tasks that both sides ran with the same seeds."""
+    """Write PATH.md, and PATH.json with every run, for the tasks that both sides ran with the same seeds."""
     rows = []
     for name in files:
         seeds = sorted({seed for task, side, seed in runs if task == name and side == SIDES[0]})
@@ -122,7 +122,7 @@ def write_report(
 
 
 def commands_of(rows: list[dict[str, Any]]) -> str:
-    """Return the commands that make these rows: one for each number of seeds, and the last one writes the page."""
+    """Return the commands that produce these rows: one per number of seeds, and a last one that writes the page."""
     script = "    python benchmarks/finetuning_parity.py --out FOLDER"
     tasks: dict[int, list[str]] = {}
     for row in rows:
@@ -139,7 +139,7 @@ def commands_of(rows: list[dict[str, Any]]) -> str:
 
 
 def _grouped_scores(name: str, seeds: list[int], runs: Runs) -> dict[str, list[float]] | None:
-    """Return the last scores of the three ways for the seeds that have a run with batches of like length."""
+    """Return the final scores of the three variants for the seeds that also ran with length-grouped batches."""
     task = TASKS[name]
     seeds = [seed for seed in seeds if (name, GROUPED, seed) in runs]
     sides = ("maskloom", GROUPED, "transformers")
@@ -148,7 +148,7 @@ def _grouped_scores(name: str, seeds: list[int], runs: Runs) -> dict[str, list[f
 
 
 def _grouped(rows: list[dict[str, Any]]) -> str:
-    """Return the section on batches of like length, for the tasks whose runs are there."""
+    """Return the section on length-grouped batches, for the tasks that have such runs."""
     rows = [row for row in rows if row["grouped"]]
     if not rows:
         return ""
@@ -173,12 +173,12 @@ def _grouped(rows: list[dict[str, Any]]) -> str:
 
 
 def percent(task: ParityTask, score: float) -> float:
-    """Return a score in percent: those of questions are already."""
+    """Return a score in percent; scores of question answering already are."""
     return score if task.kind == "span" else 100 * score
 
 
 def compare(name: str, task: ParityTask, seeds: list[int], runs: Runs) -> dict[str, Any]:
-    """Compare the two sides on one task by Student's t test of two means with one common spread; percent."""
+    """Compare the two sides on one task, in percent, by Student's t-test for two means with equal variances."""
     from scipy.stats import t
 
     of = {side: [runs[name, side, seed] for seed in seeds] for side in SIDES}
@@ -207,7 +207,7 @@ def compare(name: str, task: ParityTask, seeds: list[int], runs: Runs) -> dict[s
 
 
 def constant_score(task: ParityTask, train: Path, dev: Path) -> float:
-    """Return what the commonest answer of train scores on dev, in percent."""
+    """Return the dev score of a constant answer in percent: the most frequent label, or a context's first word."""
     from finetuning_peer_span import official_scores, read_questions
 
     if task.kind == "choice":
@@ -230,13 +230,13 @@ def constant_score(task: ParityTask, train: Path, dev: Path) -> float:
 
 
 def column(task: ParityTask, path: Path) -> list[str]:
-    """Return the labels of a table as they stand there."""
+    """Return the labels of a table, unparsed."""
     lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
     return [line.split("\t")[task.label_column] for line in lines[1 if task.has_header else 0 :]]
 
 
 def environment(threads: int) -> dict[str, Any]:
-    """Return the versions and the machine."""
+    """Return the machine and the package versions."""
     import numpy
     import sklearn
     import transformers
@@ -252,7 +252,7 @@ def environment(threads: int) -> dict[str, Any]:
 
 
 def report_text(rows: list[dict[str, Any]], names: list[str], facts: dict[str, Any], recipe: Path) -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     machine = facts["environment"]
     done = [row["task"] for row in rows]
     missing = [name for name in names if name not in done]
@@ -274,7 +274,7 @@ def report_text(rows: list[dict[str, Any]], names: list[str], facts: dict[str, A
 
 
 def sizes_table(names: list[str], settings: dict[str, Any]) -> str:
-    """Return what each task is trained and scored on."""
+    """Return the table of training and dev sizes of each task."""
     lines = ["| task | kind | train | dev | changes of the recipe | |", "|---" * 6 + "|"]
     for name in names:
         task, entry = TASKS[name], settings["tasks"][name]
@@ -285,7 +285,7 @@ def sizes_table(names: list[str], settings: dict[str, Any]) -> str:
 
 
 def score_table(rows: list[dict[str, Any]], when: str) -> str:
-    """Return the scores of both sides and the verdict."""
+    """Return the table of both sides' scores and the verdict."""
     lines = [
         "| task | score | constant | maskloom | transformers | difference | seed noise | bound | verdict |",
         "|---" * 9 + "|",
@@ -308,7 +308,7 @@ def score_table(rows: list[dict[str, Any]], when: str) -> str:
 
 
 def seconds_table(rows: list[dict[str, Any]]) -> str:
-    """Return the mean seconds of a run on both sides."""
+    """Return the table of mean seconds per run of both sides."""
     lines = [
         "| task | wall, ours | wall, theirs | ratio | processor, ours | processor, theirs | ratio |",
         "|---" * 7 + "|",

@@ -1,7 +1,7 @@
-"""The side of transformers: fine-tuning as its Trainer does, in a plain loop, for every kind of task.
+"""The transformers side of the comparison: fine-tuning as by its Trainer, in a plain loop, for every kind of task.
 
-Nothing of maskloom is used here: readers, features, batches, decoding and scores are those of transformers' example
-scripts (run_glue, run_ner, run_swag, run_qa), written plainly. What a kind needs is a `PeerKind`.
+No code of maskloom is used here: readers, features, batches, decoding and scores follow transformers' example scripts
+(run_glue, run_ner, run_swag, run_qa), in plain form. A `PeerKind` holds the parts that are specific to a kind of task.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEADS = ("classifier.", "qa_outputs.")
 
 
 class PeerKind(ABC):
-    """One kind of task as the example script for it handles it."""
+    """One kind of task, handled as in its example script."""
 
     def __init__(self, task: ParityTask, folder: Path, max_length: int) -> None:
         from transformers import AutoTokenizer
@@ -31,15 +31,15 @@ class PeerKind(ABC):
 
     @abstractmethod
     def new_model(self, folder: Path, train: Path) -> Any:
-        """Return the encoder of a folder with a new head."""
+        """Return the encoder of a folder with a newly initialised head."""
 
     @abstractmethod
     def saved_model(self, folder: Path) -> Any:
-        """Return a fine-tuned model with the head that it was saved with."""
+        """Return a fine-tuned model with its saved head."""
 
     @abstractmethod
     def training_features(self, path: Path) -> Features:
-        """Return what a training file becomes, with labels."""
+        """Return the features of a training file, with labels."""
 
     @abstractmethod
     def score(self, model: Any, path: Path) -> dict[str, float]:
@@ -51,7 +51,7 @@ class PeerKind(ABC):
 
     @torch.inference_mode()
     def outputs(self, model: Any, features: Features, keys: tuple[str, ...]) -> list[Any]:
-        """Return the model's outputs of those names, batch by batch, in the order given."""
+        """Return the named outputs of the model, batch by batch, in the given order."""
         model.eval()
         results = []
         for first in range(0, len(features), EVALUATION_BATCH):
@@ -65,7 +65,7 @@ class PeerKind(ABC):
 
 
 def peer_kind(task: ParityTask, folder: Path, max_length: int) -> PeerKind:
-    """Return the handling of a task's kind."""
+    """Return the `PeerKind` of a task."""
     from finetuning_peer_choice import ChoicePeer
     from finetuning_peer_span import SpanPeer
     from finetuning_peer_tagging import TaggingPeer
@@ -76,14 +76,14 @@ def peer_kind(task: ParityTask, folder: Path, max_length: int) -> PeerKind:
 
 
 class BatchesOfLikeLength:
-    """Batches in the way of the Trainer's group_by_length, made of 16 batches' rows at a time."""
+    """Batch sampler in the style of the Trainer's group_by_length, with windows of 16 batches."""
 
     def __init__(self, features: Features, batch_size: int) -> None:
         self._lengths = [len(row["input_ids"]) for row in features]
         self._batch_size = batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Draw an epoch: rows at random, sorted within a window and cut, the window's batches at random."""
+        """Yield an epoch of batches: sort shuffled rows by length within each window, cut, and shuffle the batches."""
         order, window = torch.randperm(len(self._lengths)).tolist(), 16 * self._batch_size
         for first in range(0, len(order), window):
             rows = sorted(order[first : first + window], key=lambda row: self._lengths[row])
@@ -103,10 +103,10 @@ def train_with_transformers(
     is_grouped: bool = False,
     only_last_score: bool = False,
 ) -> list[dict[str, float]]:
-    """Fine-tune as the Trainer does and return the dev scores after each epoch, or after the last alone.
+    """Fine-tune like the Trainer and return the dev scores after each epoch, or only after the last step.
 
-    An epoch is so many steps as `num_rows` over the batch size gives; a recipe may give the steps themselves.
-    `is_grouped` makes batches of rows of like length, not of any rows.
+    An epoch has `num_rows` // batch size steps; a recipe may specify the total number of steps instead of epochs.
+    `is_grouped` groups rows of similar length into batches instead of arbitrary rows.
     """
     from transformers import get_linear_schedule_with_warmup, set_seed
 
@@ -149,7 +149,7 @@ def train_with_transformers(
 def decay_groups(
     model: torch.nn.Module, weight_decay: float, head_learning_rate: float | None = None
 ) -> list[dict[str, Any]]:
-    """Split parameters as the Trainer does: biases and LayerNorm do not decay; a new head may have its own rate."""
+    """Group parameters like the Trainer: no decay for biases and LayerNorm; a new head may have its own rate."""
     groups: dict[tuple[bool, bool], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         decays = "bias" not in name and "LayerNorm" not in name

@@ -1,4 +1,4 @@
-"""The side of transformers for multiple choice, in the way of run_swag."""
+"""The transformers side of multiple choice, following run_swag."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _KEYS = ("input_ids", "token_type_ids", "attention_mask")
 
 
 class ChoicePeer(PeerKind):
-    """BertForMultipleChoice: each ending with the beginning before it, scored by itself."""
+    """BertForMultipleChoice: each ending is paired with the context and scored separately."""
 
     def new_model(self, folder: Path, train: Path) -> Any:
-        """Return the encoder of a folder with a new layer of one output."""
+        """Return the encoder of a folder with a newly initialised layer of one output."""
         from transformers import BertForMultipleChoice
 
         return BertForMultipleChoice.from_pretrained(folder)
@@ -28,7 +28,7 @@ class ChoicePeer(PeerKind):
         return AutoModelForMultipleChoice.from_pretrained(folder)
 
     def training_features(self, path: Path) -> Features:
-        """Return, for each row, a list with one entry an ending under every key, and the right one."""
+        """Return, for each row, its label and a list with one entry per ending under every key."""
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         firsts = [row["ctx"] for row in rows for _ in row["endings"]]
         seconds = [ending for row in rows for ending in row["endings"]]
@@ -51,7 +51,7 @@ class ChoicePeer(PeerKind):
         return batch
 
     def score(self, model: Any, path: Path) -> dict[str, float]:
-        """Return the share of rows whose right ending scores highest."""
+        """Return the share of rows whose correct ending scores highest."""
         features = self.training_features(path)
         logits = torch.cat([part for (part,) in self.outputs(model, features, ("logits",))])
         targets = torch.tensor([row["labels"] for row in features])

@@ -1,7 +1,7 @@
-"""The side of transformers for answers as spans, in the way of run_qa: features by offsets, n-best, best text.
+"""The transformers side of span extraction, following run_qa: features by offsets, n-best pairs, best text.
 
-`doc_stride` is here what it is in run_qa, the overlap of two windows. The scores follow the official script of SQuAD
-v1.1: its normalisation, the best of all gold answers, percent.
+`doc_stride` means the overlap of two windows, as in run_qa. The scores follow the official script of SQuAD v1.1: its
+normalisation, the maximum over all gold answers, in percent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SpanPeer(PeerKind):
     """BertForQuestionAnswering."""
 
     def new_model(self, folder: Path, train: Path) -> Any:
-        """Return the encoder of a folder with a new layer for start and end."""
+        """Return the encoder of a folder with a newly initialised layer for start and end."""
         from transformers import BertForQuestionAnswering
 
         return BertForQuestionAnswering.from_pretrained(folder)
@@ -36,7 +36,7 @@ class SpanPeer(PeerKind):
         return AutoModelForQuestionAnswering.from_pretrained(folder)
 
     def training_features(self, path: Path) -> Features:
-        """Return the windows of all questions with the places of the answer, 0 where a window lacks it."""
+        """Return the windows of all questions with the answer's token positions, 0 if a window does not contain it."""
         questions = read_questions(path)
         encoded = self.encoded(questions)
         features = []
@@ -49,7 +49,7 @@ class SpanPeer(PeerKind):
         return features
 
     def encoded(self, questions: list[dict[str, Any]]) -> Any:
-        """Return the windows that the tokenizer makes of questions and contexts."""
+        """Return the tokenizer's windows over questions and contexts."""
         return self.tokenizer(
             [question["question"].lstrip() for question in questions],
             [question["context"] for question in questions],
@@ -88,7 +88,7 @@ def read_questions(path: Path) -> list[dict[str, Any]]:
 
 
 def best_texts(questions: list[dict[str, Any]], encoded: Any, logits: list[tuple[np.ndarray, np.ndarray]]) -> list[str]:
-    """Choose, over all windows of a question, the pair of start and end with the highest sum."""
+    """Return the text of the start-end pair with the highest sum of logits over all windows of each question."""
     best: list[tuple[float, str]] = [(-np.inf, "")] * len(questions)
     for window, owner in enumerate(encoded["overflow_to_sample_mapping"]):
         starts, ends = logits[window]
@@ -105,7 +105,7 @@ def best_texts(questions: list[dict[str, Any]], encoded: Any, logits: list[tuple
 
 
 def _positions(offsets: list[tuple[int, int]], sides: list[int | None], first: int, last: int) -> tuple[int, int]:
-    """Return the tokens that hold the characters first..last, or (0, 0) when the window does not hold them."""
+    """Return the first and last token of the characters first..last, or (0, 0) when the window lacks them."""
     tokens = [token for token, side in enumerate(sides) if side == 1]
     start, end = tokens[0], tokens[-1]
     if offsets[start][0] > first or offsets[end][1] < last:
@@ -118,7 +118,7 @@ def _positions(offsets: list[tuple[int, int]], sides: list[int | None], first: i
 
 
 def official_scores(questions: list[dict[str, Any]], texts: list[str]) -> dict[str, float]:
-    """Return exact match and F1 as the official script of SQuAD v1.1 counts them."""
+    """Return exact match and F1, computed as in the official script of SQuAD v1.1."""
     exact = f1 = 0.0
     for question, text in zip(questions, texts, strict=True):
         golds = [answer["text"] for answer in question["answers"]]

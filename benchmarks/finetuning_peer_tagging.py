@@ -1,4 +1,4 @@
-"""The side of transformers for tags of words, in the way of run_ner."""
+"""The transformers side of token classification, following run_ner."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from finetuning_peer import Features, PeerKind
 
 
 class TaggingPeer(PeerKind):
-    """BertForTokenClassification; the first piece of a word has its tag, all others have none."""
+    """BertForTokenClassification; the first piece of a word carries its tag, all other pieces have none."""
 
     _labels: tuple[str, ...] = ()
 
     def new_model(self, folder: Path, train: Path) -> Any:
-        """Return the encoder with a new layer for the tags that occur in training, sorted."""
+        """Return the encoder with a newly initialised layer for the tags that occur in training, sorted."""
         from transformers import BertForTokenClassification
 
         self._labels = tuple(sorted({tag for _, tags in _sentences(train) for tag in tags}))
@@ -25,7 +25,7 @@ class TaggingPeer(PeerKind):
         )
 
     def saved_model(self, folder: Path) -> Any:
-        """Return a fine-tuned tagger; its tags are those of its config."""
+        """Return a fine-tuned tagger; its tags are read from its config."""
         from transformers import AutoModelForTokenClassification
 
         model = AutoModelForTokenClassification.from_pretrained(folder)
@@ -33,7 +33,7 @@ class TaggingPeer(PeerKind):
         return model
 
     def training_features(self, path: Path) -> Features:
-        """Return tokens of each sentence with a tag, or -100, for each."""
+        """Return the tokens of each sentence with a tag, or -100, for each token."""
         sentences = _sentences(path)
         encoded, places = self._encoded(sentences)
         keys = ("input_ids", "token_type_ids", "attention_mask")
@@ -46,7 +46,7 @@ class TaggingPeer(PeerKind):
         return features
 
     def collate(self, rows: Features) -> dict[str, torch.Tensor]:
-        """Pad tokens, and labels with -100."""
+        """Pad the tokens, and the labels with -100."""
         labels = [row["labels"] for row in rows if "labels" in row]
         batch = dict(
             self.tokenizer.pad(
@@ -59,7 +59,7 @@ class TaggingPeer(PeerKind):
         return batch
 
     def score(self, model: Any, path: Path) -> dict[str, float]:
-        """Return precision, recall and F1 of entities from seqeval; a word that was cut off counts as O."""
+        """Return precision, recall and F1 of entities from seqeval; truncated words count as O."""
         from seqeval.metrics import f1_score, precision_score, recall_score
 
         sentences = _sentences(path)
@@ -81,7 +81,7 @@ class TaggingPeer(PeerKind):
         }
 
     def _encoded(self, sentences: list[tuple[list[str], list[str]]]) -> tuple[Any, list[list[tuple[int, int]]]]:
-        """Return the tokens and, for each sentence, (token, word) of the first pieces."""
+        """Return the tokens and, for each sentence, the (token, word) indices of the first pieces."""
         encoded = self.tokenizer(
             [words for words, _ in sentences], is_split_into_words=True, truncation=True, max_length=self.max_length
         )

@@ -1,4 +1,4 @@
-"""The side of transformers for texts and pairs: one label, a score, or several labels, in the way of run_glue."""
+"""The transformers side of texts and text pairs: one label, a score, or several labels, following run_glue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TextPeer(PeerKind):
     """BertForSequenceClassification."""
 
     def new_model(self, folder: Path, train: Path) -> Any:
-        """Return the encoder of a folder with a new classifier."""
+        """Return the encoder of a folder with a newly initialised classifier."""
         from transformers import BertForSequenceClassification
 
         numbers = {"single": len(self.task.labels), "regression": 1, "multilabel": NUM_EMOTIONS}
@@ -35,7 +35,7 @@ class TextPeer(PeerKind):
         return AutoModelForSequenceClassification.from_pretrained(folder)
 
     def training_features(self, path: Path) -> Features:
-        """Return tokens and label of each row."""
+        """Return the tokens and the label of each row."""
         rows = self._rows(path)
         texts, pairs = [row[0] for row in rows], None if rows[0][1] is None else [row[1] for row in rows]
         encoded = self.tokenizer(texts, pairs, truncation=True, max_length=self.max_length)
@@ -43,7 +43,7 @@ class TextPeer(PeerKind):
         return [{**{key: encoded[key][i] for key in keys}, "labels": row[2]} for i, row in enumerate(rows)]
 
     def score(self, model: Any, path: Path) -> dict[str, float]:
-        """Return what the kind of label is scored by, from scikit-learn and scipy."""
+        """Return the scores for this kind of label, computed by scikit-learn and scipy."""
         features = self.training_features(path)
         logits = torch.cat([part for (part,) in self.outputs(model, features, ("logits",))])
         targets = [row["labels"] for row in features]

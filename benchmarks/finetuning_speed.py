@@ -1,9 +1,9 @@
 """Time fine-tuning and prediction against transformers, in turn, in one process, on natural lengths.
 
 Both sides start from the same weights (MiniLM with one new head) and see the same examples: the pairs of MRPC, a wide
-mix of single texts, the texts of GoEmotions, the questions of SQuAD. Before timing, with dropout off, losses and logits
-must agree. The peers are what the Trainer offers: padding to the longest of a batch in random order, padding to the
-full length, and batches of like length; memory is measured in processes of their own.
+mix of single texts, the texts of GoEmotions, the questions of SQuAD. Before timing, losses and logits must agree with
+dropout off. The peers cover the Trainer's options: padding to the longest row of a batch in random order, padding to
+the maximum length, and length-grouped batches. Memory is measured in separate processes.
 
     python benchmarks/finetuning_speed.py [--rounds 5] [--threads 2] [--tasks MRPC "Wide mix" GoEmotions "SQuAD v1.1"]
 """
@@ -42,15 +42,15 @@ from maskloom.layers.processor.matrix_products import products_by
 from maskloom.training.faults.memory import release_free_memory
 
 MEMORY_STEPS = 60
-# As the training session does it; the loop that is timed has no session around it.
+# As in a training session; the timed loop runs outside a session.
 SECONDS_BETWEEN_RELEASES = 10.0
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is timed for one data set: `num_train` rows to draw from, `num_predict` inputs of dev a round.
+    """The measurement on one data set: `num_train` rows to draw from, `num_predict` dev inputs per round.
 
-    Memory is measured for the sides of `memory_sides`.
+    Memory is measured for the sides in `memory_sides`.
     """
 
     max_length: int
@@ -62,7 +62,7 @@ class Setting:
 
     @property
     def size(self) -> dict[str, int]:
-        """Longest sequence and sequences a batch, as both sides take them."""
+        """Return the maximum length and the batch size, which both sides share."""
         return {"max_length": self.max_length, "batch_size": self.batch_size}
 
 
@@ -75,12 +75,12 @@ SETTINGS = {
 
 
 def measure(name: str, options: argparse.Namespace, folder: Path) -> tuple[list[Job], list[Memory]]:
-    """Compare, then time fine-tuning and prediction on one data set."""
+    """Check agreement, then time fine-tuning and prediction on one data set."""
     setting = SETTINGS[name]
     train, dev = data_files(name, options.data, folder)
     ours = Ours(name, minilm_folder(), train, data=options.data, **setting.size)
     ours.save(folder / "start")
-    by_mkl = Ours(name, minilm_folder(), train, data=options.data, **setting.size)  # each trains on its own batches
+    by_mkl = Ours(name, minilm_folder(), train, data=options.data, **setting.size)  # its own loop over the same batches
     peer = Peer(name, folder / "start", train, **setting.size)
     if len(peer.features) != len(ours.data) or not all(
         is_same(ours, index, row) for index, row in enumerate(peer.features)
@@ -120,13 +120,13 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> tuple[list[
 
 
 def by_library(side: str, work: Callable[[Any], object], given: Any) -> None:
-    """Do work of ours with its products by the library that a run takes on this processor, or all by MKL."""
+    """Run our code with the library that a run chooses for matrix products on this processor, or with MKL only."""
     with products_by("mkl") if side == MKL else nullcontext():
         work(given)
 
 
 def order_of(side: str, batches: list[np.ndarray], lengths: np.ndarray) -> list[np.ndarray]:
-    """Return the examples of a round in the batches of a peer: those of ours, or batches of like length."""
+    """Return the examples of a round in a peer's batches: ours, or the same examples grouped by length."""
     if side != "grouped":
         return batches
     rows = np.concatenate(batches)
@@ -134,14 +134,14 @@ def order_of(side: str, batches: list[np.ndarray], lengths: np.ndarray) -> list[
 
 
 def useful_flops(ours: Ours, lengths: np.ndarray) -> float:
-    """Return the floating-point operations of the encoder's forward pass for a real token, on average."""
+    """Return the average floating-point operations per real token in the encoder's forward pass."""
     config = ours.model.encoder.config
     hidden, layers, num_tokens = config.hidden_size, config.num_hidden_layers, float(lengths.sum())
     return 24 * hidden**2 * layers + 4 * hidden * layers * float((lengths.astype(np.float64) ** 2).sum()) / num_tokens
 
 
 def measure_memory(name: str, side: str, options: argparse.Namespace, folder: Path) -> Memory:
-    """Return the peak memory of some steps of a side, in a process of their own."""
+    """Return the peak memory of training steps by one side, measured in a child process."""
     command = [sys.executable, __file__, "--memory-of", side, "--tasks", name, "--within", str(folder)]
     command += ["--threads", str(options.threads), "--data", str(options.data)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -172,7 +172,7 @@ def print_memory(name: str, side: str, data: Path, folder: Path) -> None:
 
 
 def measure_prediction(name: str, ours: Ours, peer: Peer, dev: Path, num_rounds: int) -> Job:
-    """Time prediction, tokenising and decoding included, from files that were read beforehand."""
+    """Time prediction, including tokenising and decoding, from files that are read beforehand."""
     predictor = ours.predictor()
     examples = ours.read(dev)
     inputs, count = peer_inputs(name, examples, dev), len(examples.examples)
@@ -205,7 +205,7 @@ def measure_prediction(name: str, ours: Ours, peer: Peer, dev: Path, num_rounds:
 
 
 def data_files(name: str, data: Path, folder: Path) -> tuple[Path, Path]:
-    """Write the rows to train on and to predict."""
+    """Write the rows for training and for prediction."""
     setting = SETTINGS[name]
     train, dev = written_files(name, folder)
     if name == finetuning_mixture.NAME:
@@ -224,13 +224,13 @@ def data_files(name: str, data: Path, folder: Path) -> tuple[Path, Path]:
 
 
 def written_files(name: str, folder: Path) -> tuple[Path, Path]:
-    """Return where the rows of a task lie."""
+    """Return the paths of a task's train and dev files."""
     suffix = ".json" if TASKS[name].kind == "span" else ".tsv"
     return folder / "data" / f"train{suffix}", folder / "data" / f"dev{suffix}"
 
 
 def keep_alike_questions(path: Path, setting: Setting, data: Path) -> None:
-    """Leave in a file the questions that make one window on both sides, with the same tokens and labels."""
+    """Reduce a file to the questions that produce one window on both sides, with the same tokens and labels."""
     kind = peer_kind(TASKS["SQuAD v1.1"], minilm_folder(), setting.max_length)
     questions, features = read_questions(path), kind.training_features(path)
     owners = [questions[owner]["id"] for owner in kind.encoded(questions)["overflow_to_sample_mapping"]]
@@ -252,7 +252,7 @@ def keep_alike_questions(path: Path, setting: Setting, data: Path) -> None:
 
 
 def agreement(ours: Ours, peer: Peer) -> str:
-    """Compare losses and logits of some rows without dropout, and say how far apart they are."""
+    """Compare losses and logits of some rows without dropout, and return the differences as text."""
     rows = np.arange(16)
     (loss, logits), (their_loss, their_logits) = ours.loss_and_logits(rows), peer.loss_and_logits(rows)
     gap, logit_gap = abs(loss - their_loss), float(np.abs(logits - their_logits).max())
@@ -262,7 +262,7 @@ def agreement(ours: Ours, peer: Peer) -> str:
 
 
 def main() -> None:
-    """Read the options, measure every data set and write the page."""
+    """Parse the options, measure every data set and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tasks", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each job (default 5)")

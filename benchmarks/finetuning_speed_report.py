@@ -17,9 +17,9 @@ from rounds import order_said, reached
 from surroundings import processor
 
 PEERS = ("dynamic", "padded", "grouped")
-# ours with all of its matrix products left to the library that the peer has
+# ours with all matrix products by the peer's library
 MKL = "maskloom, MKL"
-# What is aimed at, as ratios over a peer: (floor, target, stretch), or one figure.
+# Target ratios over a peer: (floor, target, stretch), or a single figure.
 AIMS: dict[tuple[str, str, str], tuple[float, ...]] = {
     ("fine-tuning", "MRPC", "dynamic"): (1.2, 1.4, 1.55),
     ("fine-tuning", "MRPC", "grouped"): (1.05,),
@@ -64,10 +64,10 @@ Made by `{command}`; do not edit.
 
 @dataclass
 class Job:
-    """Rates of one job on one data set: examples a second and seconds of the processor, a round each.
+    """Rates of one job on one data set: examples per second and processor seconds per example, one entry per round.
 
-    `flops_per_token` is useful work; `peaks` the measured rate of matrix products in FLOP/s; `slots_per_token` what
-    each side computes for a real token.
+    `flops_per_token` counts useful work; `peaks` is the measured rate of matrix products in FLOP/s; `slots_per_token`
+    is the number of positions that each side computes per real token.
     """
 
     name: str
@@ -81,32 +81,32 @@ class Job:
     peaks: list[float] = field(default_factory=list)
 
     def note(self, side: str, num_examples: int, work: Callable[[], Any]) -> None:
-        """Time a piece of work on so many examples."""
+        """Time one piece of work on `num_examples` examples."""
         wall, busy = time.perf_counter(), time.process_time()
         work()
         self.rates.setdefault(side, []).append(num_examples / (time.perf_counter() - wall))
         self.seconds.setdefault(side, []).append((time.process_time() - busy) / num_examples)
 
     def drop_first(self) -> None:
-        """Forget the first round, which fills the optimiser's state and the C library's memory."""
+        """Drop the first round, which allocates the optimiser's state and warms up the C library's heap."""
         for values in (*self.rates.values(), *self.seconds.values(), self.peaks):
             del values[0]
 
     def ratios(self, peer: str) -> list[float]:
-        """Return our rate over a peer's in each round."""
+        """Return our rate divided by a peer's in each round."""
         return [a / b for a, b in zip(self.rates["maskloom"], self.rates[peer], strict=True)]
 
     def processor_ratio(self, peer: str) -> float:
-        """Return the median over rounds of the peer's processor seconds over ours."""
+        """Return the median over rounds of the peer's processor seconds divided by ours."""
         pairs = zip(self.seconds[peer], self.seconds["maskloom"], strict=True)
         return statistics.median(theirs / ours for theirs, ours in pairs)
 
     def tokens_per_second(self, side: str) -> float:
-        """Return the median of real tokens a second."""
+        """Return the median number of real tokens per second."""
         return statistics.median(self.rates[side]) * self.tokens_per_example
 
     def share_of_peak(self, side: str) -> float:
-        """Return useful work as a share of the measured rate of matrix products."""
+        """Return the rate of useful work as a share of the measured rate of matrix products."""
         return self.tokens_per_second(side) * self.flops_per_token / statistics.median(self.peaks)
 
     def say(self, number: int) -> None:
@@ -117,7 +117,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Memory:
-    """Peak memory of one side that fine-tunes: what was added over loaded weights and data, and all of it, in GiB."""
+    """Peak memory of one side while fine-tuning, in GiB: on top of loaded weights and data, and in total."""
 
     data: str
     side: str
@@ -127,7 +127,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the run was started with."""
+    """The command line and the conditions of the run."""
 
     command: str
     num_threads: int
@@ -136,7 +136,7 @@ class Surroundings:
 
 
 def write_report(path: Path, jobs: list[Job], memory: list[Memory], around: Surroundings) -> str:
-    """Write the page, and beside it a JSON file with every figure; return the page."""
+    """Write the page, and a JSON file with every figure next to it; return the page."""
     text = _page(jobs, memory, around)
     path.write_text(text, encoding="utf-8")
     content = {
@@ -152,7 +152,7 @@ def write_report(path: Path, jobs: list[Job], memory: list[Memory], around: Surr
 
 
 def summary_rows(jobs: list[Job]) -> list[dict[str, str]]:
-    """Return the rows of the README's table: one for each kind of job and each peer that users have."""
+    """Return the rows of the README's table: one for each kind of job and each peer that is used in practice."""
     beside = {
         "dynamic": "transformers, padding to the longest in the batch",
         "grouped": "transformers, batches grouped by length",
@@ -190,7 +190,7 @@ def _ratios(job: Job, peer: str) -> dict[str, Any]:
 
 
 def _verdict(job: Job, peer: str) -> str:
-    """Return what the lower end of the range reaches."""
+    """Return the target that the lowest ratio of all rounds reaches."""
     aims, value = AIMS.get((job.name, job.data, peer)), min(job.ratios(peer))
     if aims is not None and len(aims) == 1:
         return f"{'met' if value >= aims[0] else 'missed'} ({aims[0]:g})"

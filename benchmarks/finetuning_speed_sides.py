@@ -1,4 +1,4 @@
-"""Both sides of the comparison of speed: one fine-tuning step at a time, and prediction from texts to decisions."""
+"""Both sides of the speed comparison: individual fine-tuning steps, and prediction from texts to decisions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _KEYS = ("input_ids", "token_type_ids", "attention_mask")
 
 
 class Ours:
-    """maskloom: its own data, batches, training loop and predictor."""
+    """maskloom with its own data, batches, training loop and predictor."""
 
     def __init__(self, name: str, source: Path, train: Path, *, max_length: int, batch_size: int, data: Path) -> None:
         self.kind = task_kind(TASKS[name].kind)
@@ -48,24 +48,24 @@ class Ours:
         self._steps = train_steps(state, self.task.objective, self.batches.next_batch, settings=settings, seed=SEED)
 
     def save(self, folder: Path) -> None:
-        """Write the model in Hugging Face layout."""
+        """Write the model in Hugging Face format."""
         save_model(self.model, folder, extra_config=self.task.published_config)
         self.tokenizer.save(folder)
 
     def round(self, number: int, num_batches: int) -> list[np.ndarray]:
-        """Return the rows of each batch of a round, the next that the loop will read."""
+        """Return the row indices of each batch in a round; these are the next batches that the loop reads."""
         return [self.batches.indices(number * num_batches + batch) for batch in range(num_batches)]
 
     def train(self, batches: list[np.ndarray]) -> None:
-        """Take the next steps of the loop; `batches` are what it must have read for them."""
+        """Run the loop's next steps; `batches` are the rows that it must read for them, as a check."""
         for indices in batches:
-            with kept_memory():  # as a run does
+            with kept_memory():  # as in a run
                 report = next(self._steps)
             assert report.num_tokens == int(self.data.lengths[indices].sum()), "the sides do not see the same rows"
 
     @torch.inference_mode()
     def loss_and_logits(self, indices: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return mean loss and logits of some rows without dropout."""
+        """Return the mean loss and the logits of some rows without dropout."""
         self.model.eval()
         batch = self.data.batch(indices)
         found = self.task.objective.outputs(self.model, batch)
@@ -77,12 +77,12 @@ class Ours:
         return self.kind.read(path, self.reading, self._settings)
 
     def predictor(self) -> Predictor:
-        """Return a predictor with the weights as they are now."""
+        """Return a predictor with the current weights."""
         return Predictor(self.model, self.tokenizer, task=self.task, max_length=self.max_length)
 
 
 class Peer:
-    """transformers: features made beforehand, then what the Trainer does at each step."""
+    """transformers: precomputed features, then the work of the Trainer in each step."""
 
     def __init__(self, name: str, folder: Path, train: Path, *, max_length: int, batch_size: int) -> None:
         self.kind = peer_kind(TASKS[name], folder, max_length)
@@ -103,7 +103,7 @@ class Peer:
 
     @torch.inference_mode()
     def loss_and_logits(self, indices: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return mean loss and logits of some rows without dropout, one by one: no padding takes part."""
+        """Return the mean loss and the logits of some rows without dropout, row by row and thus without padding."""
         self.model.eval()
         losses, logits = [], []
         for index in indices:
@@ -116,7 +116,7 @@ class Peer:
 
     @torch.inference_mode()
     def predict(self, inputs: Any, *, is_sorted: bool, batch_size: int, is_padded: bool) -> Any:
-        """Return decisions for rows or questions: probabilities (rows, labels), or the texts of answers."""
+        """Return predictions for rows or questions: probabilities (rows, labels), or the texts of answers."""
         self.model.eval()
         encoded = self._encoded(inputs)
         rows = [{key: encoded[key][i] for key in _KEYS} for i in range(len(encoded["input_ids"]))]
@@ -145,7 +145,7 @@ class Peer:
         )
 
     def num_slots(self, batches: list[np.ndarray], *, is_padded: bool) -> int:
-        """Return how many positions the model computes for batches, padding included."""
+        """Return the number of positions that the model computes for batches, including padding."""
         lengths = [[len(self.features[index]["input_ids"]) for index in indices] for indices in batches]
         return sum(len(each) * (self._max_length if is_padded else max(each)) for each in lengths)
 
@@ -159,7 +159,7 @@ class Peer:
 
 
 def is_same(ours: Ours, index: int, row: dict[str, Any]) -> bool:
-    """Tell whether a unit of ours has the tokens and the label of a feature of the peer."""
+    """Tell whether one of our examples has the tokens and the label of a peer's feature."""
     batch = ours.data.batch(np.array([index]))
     theirs = row["labels"] if "labels" in row else [row["start_positions"], row["end_positions"]]
     assert batch.labels is not None
@@ -167,14 +167,14 @@ def is_same(ours: Ours, index: int, row: dict[str, Any]) -> bool:
 
 
 def peer_inputs(name: str, examples: ReadExamples, path: Path) -> Any:
-    """Return the inputs of the peer: pairs of texts, or the questions of a file."""
+    """Return the peer's inputs: pairs of texts, or the questions of a file."""
     if TASKS[name].kind == "span":
         return read_questions(path)
     return [(example.text, example.pair) for example in examples.examples]
 
 
 def decisions(predictions: list[dict[str, Any]]) -> Any:
-    """Return our predictions as the peer gives its own."""
+    """Return our predictions in the peer's format."""
     if "answer" in predictions[0]:
         return [row["answer"] for row in predictions]
     return np.array([list(row["probabilities"].values()) for row in predictions])

@@ -1,7 +1,7 @@
-"""The tasks of the comparison of fine-tuning, and the files that both of its sides read.
+"""The tasks of the fine-tuning comparison, and the files that both sides read.
 
 A subset is fixed: the first rows (questions, sentences) of a permutation drawn by Python's `random.Random(0)`. The
-files are in the form in which the data sets are handed out, so that each side reads them with its own reader.
+files keep the original format of the data sets, so that each side reads them with its own reader.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ParityTask:
-    """One task: its kind, the deciding score, the rows that are taken and what its recipe changes.
+    """One task: its kind, the primary score, the selected rows and its changes to the recipe.
 
-    `source` and `dev_source` are files below the data folder; `num_dev` None stands for all of them. `columns` and
-    `label_column` are for the peer's reader of tables, counted from 0; `format` is for maskloom's.
+    `source` and `dev_source` are relative to the data folder; `num_dev` None means all rows. `columns` and
+    `label_column` are column indices, counted from 0, for the peer's table reader; `format` is for maskloom's.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class ParityTask:
 
     @property
     def suffix(self) -> str:
-        """Suffix of its files."""
+        """The suffix of its files."""
         return Path(self.source).suffix
 
 
@@ -92,7 +92,7 @@ TASKS = {
     ),
 }  # fmt: skip
 
-# What a reader should know of a task's figures beyond the table.
+# Explanations of a task's figures, to be shown with the table.
 NOTES = {
     "STS-B": """\
 STS-B and GoEmotions give the new head a rate of its own. It starts near 0 and has to reach the mean score, or logits of
@@ -102,7 +102,7 @@ texts late or never.""",
 
 
 def write_files(task: ParityTask, data: Path, folder: Path, num_train: int, num_dev: int | None) -> tuple[Path, Path]:
-    """Write the subsets of a task once, and return train and dev."""
+    """Write the subsets of a task unless they exist, and return the train and dev files."""
     folder.mkdir(parents=True, exist_ok=True)
     train, dev = folder / f"train{task.suffix}", folder / f"dev{task.suffix}"
     if train.exists() and dev.exists():
@@ -121,7 +121,7 @@ def _drawn(items: list[Any]) -> list[Any]:
 def _write_tables(
     task: ParityTask, sources: tuple[Path, Path], targets: tuple[Path, Path], num_train: int, num_dev: int | None
 ) -> None:
-    """Keep lines byte for byte; dev keeps its order."""
+    """Copy lines byte for byte; dev keeps its order."""
     header, lines = _split_header(task, sources[0].read_bytes())
     targets[0].write_bytes(b"".join([*header, *_drawn(lines)[:num_train]]))
     header, lines = _split_header(task, sources[1].read_bytes())
@@ -138,7 +138,7 @@ def _split_header(task: ParityTask, content: bytes) -> tuple[list[bytes], list[b
 def _write_sentences(
     task: ParityTask, sources: tuple[Path, Path], targets: tuple[Path, Path], num_train: int, num_dev: int | None
 ) -> None:
-    """Draw sentences, which both sides then see one by one, without their documents."""
+    """Draw sentences, which both sides then see separately, without their documents."""
     for source, target, number in zip(sources, targets, (num_train, num_dev), strict=True):
         blocks = source.read_text(encoding="utf-8").strip().split("\n\n")
         sentences = [block.strip("\n") for block in blocks if not block.startswith("-DOCSTART-") and block.strip()]
@@ -163,7 +163,7 @@ def _write_questions(
 
 
 def some_questions(content: dict[str, Any], number: int | None) -> dict[str, Any]:
-    """Return SQuAD data with only the first `number` questions of the permutation, in the order of the file."""
+    """Return SQuAD data with the first `number` questions of the permutation, in the order of the file."""
     ids = [question["id"] for question in _questions(content)]
     kept = set(_drawn(ids)[:number])
     articles = []

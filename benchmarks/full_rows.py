@@ -1,4 +1,4 @@
-"""Batches of full rows, drawn, for steps that are timed whatever they learn."""
+"""Random batches of full rows, for timing steps regardless of what they learn."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from maskloom.data.batch import PretrainingBatch
 
 VOCABULARY, LENGTH = 30_522, 128
-PREDICTED = 0.15625  # the published share: 20 of 128 positions
+PREDICTED = 0.15625  # the published fraction: 20 of 128 positions
 
 
 def full_rows(
     num_sequences: int, length: int = LENGTH, *, vocabulary: int = VOCABULARY, seed: int = 0
 ) -> PretrainingBatch:
-    """Return rows of one length without padding, each with the published share of positions to predict."""
+    """Return rows of equal length without padding, each with the published fraction of positions to predict."""
     draw = np.random.default_rng(seed)
     num_tokens, num_predictions = num_sequences * length, round(PREDICTED * length)
     positions = np.stack([np.sort(draw.choice(length, num_predictions, replace=False)) for _ in range(num_sequences)])

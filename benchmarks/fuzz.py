@@ -1,7 +1,7 @@
-"""Malformed inputs by the thousand, each read in a child process with limits of time and memory.
+"""Thousands of malformed inputs, each read in a child process with time and memory limits.
 
 `python benchmarks/fuzz.py --cases 10000 --seed 0 --minutes 30` prints a table and every kind of finding;
-`--only 5:d.csv:1234` runs one case again and keeps its file. Exit code 1 when there is a finding.
+`--only 5:d.csv:1234` runs one case again and keeps its file. The exit code is 1 when there is a finding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.fuzzing.runner import Case, run_cases, table_of
 
 
 def main() -> int:
-    """Run the cases that were asked for."""
+    """Run the requested cases."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,6 +1,6 @@
-"""GoEmotions, all of it: trained on all training comments, thresholds fitted to dev, scored on test before and after.
+"""Full GoEmotions: train on all training comments, fit thresholds to dev, score test before and after.
 
-An interrupted training goes on from its newest checkpoint. The page is results/goemotions.md.
+An interrupted training resumes from its newest checkpoint. The page is results/goemotions.md.
 
     python benchmarks/goemotions.py --out ~/goemotions --results results/goemotions
 """
@@ -18,7 +18,7 @@ import torch
 from surroundings import data_folder, minilm_folder, processor
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "goemotions.toml"
-# What the recipe's comment names for models smaller than base.
+# The recipe's recommendation for models smaller than base.
 CHANGES = ("training.epochs=1.0", "training.learning_rate=1.5e-4", "training.head_learning_rate=3e-3")
 
 FITTED, PLAIN = ("thresholds fitted to macro F1", "thresholds fitted to micro F1"), "0.5 for all"
@@ -47,7 +47,7 @@ fifth of its parameters; epochs here: {epochs}.
 
 
 def main() -> None:
-    """Train, tune, score, and write the page when asked to."""
+    """Train, tune, score, and write the page when requested."""
     from maskloom.config import FinetuneRecipe, load_recipe
     from maskloom.inference.model_folder import SETTINGS_FILE
     from maskloom.runs.evaluate import evaluate, tune
@@ -101,7 +101,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Return the command-line options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the run, outside the repository")
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
@@ -112,7 +112,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def neutral_for_all(path: Path) -> dict[str, float]:
-    """Return the F1 of answering every comment with label 27, neutral."""
+    """Return the F1 scores of predicting label 27, neutral, for every comment."""
     rows = [set(line.split("\t")[1].split(",")) for line in path.read_text(encoding="utf-8").splitlines() if line]
     hits, golds = sum("27" in row for row in rows), sum(map(len, rows))
     precision, recall = hits / len(rows), 1.0

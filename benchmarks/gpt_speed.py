@@ -1,11 +1,11 @@
-"""Time GPT's training step and its continuations against transformers, in turn, on real text.
+"""Time GPT's training step and its text generation against transformers, in turn, on real text.
 
-Training: our loop, drawing of rows included, beside OpenAIGPTLMHeadModel with fused AdamW and clipping, as shipped and,
-with --compiled, under torch.compile. Both have the same sizes and read the same rows; the peer's tensors are made
-beforehand. Each side is a process of its own. Before timing, without dropout, both must give the same loss.
+Training: our loop, including drawing rows, against OpenAIGPTLMHeadModel with fused AdamW and gradient clipping, as
+shipped and, with --compiled, under torch.compile. Both have the same sizes and read the same rows; the peer's tensors
+are created beforehand. Each side is a separate process. Before timing, both losses must agree without dropout.
 
-Continuing: 128 tokens, greedy, after prompts of 32, by a GPT in GPT-2's layout, since OpenAIGPT has no cache in
-transformers; both must give the same tokens.
+Generation: 128 tokens, greedy, after prompts of 32, by a GPT in GPT-2's layout, since OpenAIGPT has no cache in
+transformers; both must generate the same tokens.
 
     python benchmarks/gpt_speed.py [--jobs train generate] [--sizes tiny mini base] [--rounds 5] [--compiled]
 """
@@ -56,7 +56,7 @@ OURS, PEER, COMPILED = "maskloom", "transformers", "transformers, compiled"
 
 
 def main() -> None:
-    """Measure what is asked for and write the page."""
+    """Run the requested measurements and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="*", default=["train", "generate"], choices=["train", "generate"])
     parser.add_argument("--sizes", nargs="*", default=["tiny", "mini", "base"], choices=list(BATCHES[128]))
@@ -86,18 +86,18 @@ def main() -> None:
 
 
 def former_results(path: Path) -> list[dict[str, Any]]:
-    """Return what an earlier run of other jobs on this machine's kind left."""
+    """Return the stored results of earlier runs, if they are from the same processor, threads and versions."""
     content = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
     return content.get("results", []) if content.get("machine") == machine_name() else []
 
 
 def machine_name() -> str:
-    """Return processor, threads and versions."""
+    """Return the processor, the number of threads and the versions."""
     return f"{processor()}, {NUM_THREADS} threads; Python {platform.python_version()}, torch {torch.__version__}"
 
 
 def real_corpus(folder: Path) -> Corpus:
-    """Return a corpus of byte pairs of real English."""
+    """Return a byte-pair-encoded corpus of real English."""
     text = folder / "text.txt"
     write_real_text(text, 6_000_000)
     train_vocabulary_from_files([text], VocabularySettings(VOCABULARY, model="bpe"), out=folder / "vocab")
@@ -106,12 +106,12 @@ def real_corpus(folder: Path) -> Corpus:
 
 
 def config_of(size: str, corpus: Corpus, **more: Any) -> GptConfig:
-    """Return a GPT of a size."""
+    """Return the configuration of a GPT of a size."""
     return GptConfig.of_size(size, vocab_size=len(corpus.vocabulary), **more)  # pyright: ignore[reportArgumentType]
 
 
 def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, folder: Path) -> dict[str, Any]:
-    """Return tokens per second of both sides at a size and a length of rows, each side a process of its own."""
+    """Return tokens per second of all sides at a model size and row length, each side in a separate process."""
     from transformers import OpenAIGPTLMHeadModel
 
     model = build_model(config_of(size, corpus), ("lm",), seed=0)
@@ -128,17 +128,17 @@ def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, f
 
 
 def rows_of_text(corpus: Path, size: str, length: int) -> tuple[Loader[PretrainingBatch], int]:
-    """Return the batches that both sides read, and how many sequences they have."""
+    """Return the loader of the batches that both sides read, and the number of sequences per batch."""
     number = BATCHES[length][size]
     data = PretrainingData(max_length=length)
     return PRETRAINING["causal_lm"].loader(Corpus.open(corpus), None, data, batch_size=number, seed=0), number
 
 
 def training_side(name: str, corpus: Path, place: Path, size: str, length: int) -> None:
-    """Print the tokens per second of a few steps for every line of the input."""
+    """For every line of standard input, print the tokens per second of a few steps."""
     from transformers import OpenAIGPTLMHeadModel
 
-    chosen_device("cpu")  # as every command does
+    chosen_device("cpu")  # as in every command
     loader, number = rows_of_text(corpus, size, length)
     settings = TrainingSection(steps=10**6, batch_size=number, learning_rate=1e-4, num_threads=NUM_THREADS)
     if name == OURS:
@@ -152,7 +152,7 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
             peer.compile()
         step = peer_step(peer)
     position: dict[str, int] = {}
-    with kept_memory() if name == OURS else nullcontext():  # as a run does
+    with kept_memory() if name == OURS else nullcontext():  # as in a run
         for _ in sys.stdin:
             batches = []
             for _ in range({"tiny": 4, "mini": 2}.get(size, 1)):
@@ -165,7 +165,7 @@ def training_side(name: str, corpus: Path, place: Path, size: str, length: int) 
 
 
 def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:
-    """Return a training step of transformers' model as its Trainer takes it."""
+    """Return a function that takes a training step of transformers' model, as in its Trainer."""
     optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-4, eps=1e-6, fused=True)
     peer.train()
 
@@ -179,7 +179,7 @@ def peer_step(peer: Any) -> Callable[[torch.Tensor], None]:
 
 
 def check_losses(model: Any, batch: PretrainingBatch, peer: Any, length: int) -> float:
-    """Return by how much the losses of both sides differ on the targets that both have, without dropout."""
+    """Return the difference of both sides' losses without dropout; raises SystemExit when it is above 1e-4."""
     ours = accumulate_gradients(model.eval(), MaskedLanguageModeling("lm", None), batch, None)["lm"]
     with torch.no_grad():
         logits = peer.eval()(torch.from_numpy(batch.token_ids).view(-1, length)).logits
@@ -190,13 +190,13 @@ def check_losses(model: Any, batch: PretrainingBatch, peer: Any, length: int) ->
 
 
 def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Return tokens per second of both sides at a size and a number of prompts."""
+    """Return tokens per second of both sides at a model size and number of prompts."""
     from transformers import GPT2LMHeadModel
 
     model = build_model(config_of(size, corpus, pre_norm=True, initializer_range=0.1), ("lm",), seed=0).eval()
     place = folder / f"{size}-generate-{batch}"
     save_model(model, place)
-    pack_for_inference(model, decodes=True)  # as maskloom.load does
+    pack_for_inference(model, decodes=True)  # as in maskloom.load
     peer = GPT2LMHeadModel.from_pretrained(place).eval()
     prompts = torch.from_numpy(corpus.sentences(0, 400)[: batch * PROMPT].astype("int64")).view(batch, PROMPT)
     how = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "pad_token_id": 0, "eos_token_id": None}
@@ -222,7 +222,7 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
 
 
 def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows for the README's table."""
+    """Return the rows of the README's table."""
     ratios = {
         result["what"]: statistics.median(a / b for a, b in zip(*result["rates"].values(), strict=False))
         for result in results
@@ -276,7 +276,7 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
 def write_files(
     path: Path, lines: list[str], results: list[dict[str, Any]], load: float, summary: list[dict[str, str]]
 ) -> None:
-    """Write a page, with the machine and the command at its end, and its figures as JSON."""
+    """Write a page, followed by the machine and the command, and its figures as JSON."""
     machine, command = machine_name(), " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
     lines = [*lines, "", f"{machine}; load at the start {load:.2f}. Made by `{command}`.", ""]
     path.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""What pre-training and the auxiliary language-model loss bring a small GPT (Radford et al. 2018, 5: ablations).
+"""The effect of pre-training and of the auxiliary LM loss on a small GPT (Radford et al. 2018, section 5: ablations).
 
-A GPT of four layers, 128 wide, reads ten million tokens of English Wikipedia. It is fine-tuned on 1,000 examples of
-each task with lambda 0 and 0.5, and so is one with random weights, five seeds each. Each stage leaves a file in --out
-and is not run again; training goes on from its newest checkpoint. The page is results/gpt.md.
+A GPT of four layers, 128 wide, is trained on ten million tokens of English Wikipedia. It is fine-tuned on 1,000
+examples of each task with lambda 0 and 0.5, and so is one with random weights, with five seeds each. Each stage stores
+its result in --out and is not repeated; training resumes from its newest checkpoint. The page is results/gpt.md.
 
     python benchmarks/gpt_transfer.py --out ~/gpt --results results/gpt
 """
@@ -26,7 +26,7 @@ import torch
 from surroundings import data_folder, processor
 
 NUM_EXAMPLES, NUM_DEV, NUM_SEEDS, NUM_EPOCHS, LAMBDAS = 1000, 500, 5, 3, (0.0, 0.5)
-GAIN = 5.0  # points that pre-training is to bring
+GAIN = 5.0  # points that pre-training is expected to gain
 PRETRAINING = {
     "objective": "causal_lm",
     "model": {
@@ -42,7 +42,7 @@ PRETRAINING = {
     "data": {"max_length": 128, "held_out_fraction": 0.01},
     "training": {"steps": 2442, "batch_size": 32, "learning_rate": 1.5e-3, "warmup_ratio": 0.05, "save_every": 200},
 }
-# Each task: its kind, the deciding score, further settings, and how its rows are read.
+# Each task: its kind, the primary score, and further settings.
 TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "MR": ("single", "accuracy", {}),
     "RTE": ("pair", "accuracy", {}),
@@ -52,7 +52,7 @@ TASKS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def main() -> None:
-    """Run the stages that are not done yet, and write the page."""
+    """Run the stages that are not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def pretrained(options: argparse.Namespace) -> dict[str, Any]:
-    """Make vocabulary and corpus, and pre-train, or go on with it."""
+    """Build the vocabulary and the corpus, and pre-train, or resume pre-training."""
     from maskloom.config import PretrainRecipe
     from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
     from maskloom.runs.pretrain import pretrain
@@ -99,7 +99,7 @@ def pretrained(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rows_of(data: Path, name: str) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Return rows (text, label) or (text, pair, label) to train on and to score."""
+    """Return rows (text, label) or (text, pair, label) for training and for scoring."""
     if name == "MR":
         lines = (
             (data / "family" / "sentiment" / "sent_conv" / "rt-polarity.all")
@@ -123,7 +123,7 @@ def rows_of(data: Path, name: str) -> tuple[list[tuple[str, ...]], list[tuple[st
 
 
 def fine_tuned(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """Fine-tune on some examples of a task, from both starts and with both weights of the language model's loss."""
+    """Fine-tune on a sample of a task, from both starts and with both weights of the auxiliary LM loss."""
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.finetune import LabelledFiles, finetune
 
@@ -196,10 +196,10 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, comma
 
 
 def conclusions(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Say what the numbers say: what pre-training brings at lambda 0, and which way lambda moves the score.
+    """Return the conclusions in words: the effect of pre-training at lambda 0, and the effect of lambda on the score.
 
-    A gain of more than `GAIN` points is shown or denied by the rule of `maskloom reproduce`: differences are between
-    runs of one seed, and their mean lies more than two standard errors above or below.
+    A gain of more than `GAIN` points is shown or denied by the rule of `maskloom reproduce`: runs are paired by seed,
+    and the mean difference must lie more than two standard errors above or below.
     """
     from maskloom.reproduce.experiments import Trend
     from maskloom.reproduce.results import verdict_text
@@ -223,7 +223,7 @@ def conclusions(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def differences(scores: dict[str, list[float]], one: str, other: str) -> list[float]:
-    """Return by how much one kind of run is above another, seed by seed."""
+    """Return the score differences between two kinds of runs, seed by seed."""
     return [above - below for above, below in zip(scores[one], scores[other], strict=True)]
 
 

@@ -1,8 +1,8 @@
-"""What a GPU does: its tests, steps of BERT beside transformers' best, embedding, bf16 beside fp32, several devices.
+"""GPU checks: tests, BERT steps against transformers' fastest setup, embedding, bf16 against fp32, several devices.
 
-`make gpu-check` runs it and writes gpu.md and gpu.json. Steps are those of the training loop, on drawn tokens; the peer
-is BertForPreTraining with sdpa and its head on the predicted positions, eager and compiled, under the same autocast.
-Before anything is timed the losses of all sides agree.
+`make gpu-check` runs it and writes gpu.md and gpu.json. Steps are those of the training loop, on random tokens. The
+peer is BertForPreTraining with sdpa and its head on the predicted positions, eager and compiled, under the same
+autocast. The losses of all sides must agree before timing.
 
     python benchmarks/gpu_check.py [--parts tests steps embedding curve ranks] [--rounds 5]
 """
@@ -43,7 +43,7 @@ from maskloom.training.settings import TrainingSection
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("tests", "steps", "embedding", "curve", "ranks")
-# Size, rows a step, length, and whether lengths are mixed: the peer pads those to the length.
+# Size, rows per step, length, and whether lengths are mixed; the peer then pads rows to the length.
 CASES = (
     ("base", 256, 128, False),
     ("base", 64, 512, False),
@@ -56,7 +56,7 @@ KINDS_OF_RANKS = ("ddp", "fsdp")
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured: cases, steps, the vocabulary, the texts to embed, and sizes and steps of the rest."""
+    """The extent of the measurement: cases, steps, the vocabulary, texts to embed, and sizes and steps of the rest."""
 
     cases: tuple[tuple[str, int, int, bool], ...] = CASES
     steps: int = 10
@@ -72,7 +72,7 @@ TRIAL = Extent((("tiny", 4, 32, False), ("tiny", 4, 32, True)), 2, 2000, 256, 16
 
 
 def main() -> None:
-    """Run the parts that are asked for, and write the page of all parts that have figures."""
+    """Run the requested parts, and write the page of all parts that have figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
@@ -93,7 +93,7 @@ def main() -> None:
     figures["peak"] = product_rate(device, extent.product)
 
     def steps() -> list[dict[str, Any]]:
-        """Measure every case, and keep each as soon as it is there."""
+        """Measure every case, and store each result immediately."""
         figures["steps"] = []
         for case in extent.cases:
             figures["steps"].append(measure_steps(device, extent, case, options.rounds))
@@ -114,13 +114,13 @@ def main() -> None:
 
 
 def write(figures: dict[str, Any], place: Path) -> None:
-    """Write the figures, and the page of them beside that file."""
+    """Write the figures, and the page next to them."""
     place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     place.with_suffix(".md").write_text(page(figures), encoding="utf-8")
 
 
 def run_tests() -> str:
-    """Run the tests that need a GPU, and return pytest's last line."""
+    """Run the tests that require a GPU, and return pytest's last line."""
     files = [str(path) for path in sorted(ROOT.glob("tests/**/test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -129,7 +129,7 @@ def run_tests() -> str:
 
 
 def product_rate(device: torch.device, size: int) -> float:
-    """Return the rate of a large bf16 product in FLOP/s, which is what the device reaches at best."""
+    """Return the rate of a large bf16 matrix product in FLOP/s, as the practical peak of the device."""
     left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
     best = math.inf
     for _ in range(6):
@@ -141,14 +141,14 @@ def product_rate(device: torch.device, size: int) -> float:
 
 
 def now(device: torch.device) -> float:
-    """Return the time once a device has done all that it was given."""
+    """Return the time after all work queued on a device has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def batches_of(extent: Extent, rows: int, length: int, *, is_mixed: bool) -> list[PretrainingBatch]:
-    """Return batches of full rows, or of rows of any length down to an eighth, with 20 of 128 positions predicted."""
+    """Return batches of full rows, or of rows of 1/8 to full length; 20 of 128 positions are predicted."""
     if not is_mixed:
         return [full_rows(rows, length, vocabulary=extent.vocab_size, seed=seed) for seed in range(extent.steps)]
     draw, found = np.random.default_rng(0), []
@@ -176,7 +176,7 @@ def batches_of(extent: Extent, rows: int, length: int, *, is_mixed: bool) -> lis
 def measure_steps(
     device: torch.device, extent: Extent, case: tuple[str, int, int, bool], rounds: int
 ) -> dict[str, Any]:
-    """Time steps of all sides by turns; returns tokens a second, memory and first losses of each."""
+    """Time steps of all sides in turn; return tokens per second, peak memory and the first loss of each side."""
     size, rows, length, is_mixed = case
     config = BertConfig.of_size(size, vocab_size=extent.vocab_size)
     batches = batches_of(extent, rows, length, is_mixed=is_mixed)
@@ -202,10 +202,10 @@ def measure_steps(
                 side.step()
                 memory[name] = (torch.cuda.max_memory_allocated() - before) if device.type == "cuda" else 0
                 sides[name] = side
-            except Exception as error:  # a side that cannot run is told on the page
+            except Exception as error:  # the page reports a side that cannot run
                 problems[name] = f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"
         worst = max(abs(loss / first["maskloom"] - 1) for loss in first.values())
-        if worst > 2e-2:  # dropout is on: each side draws its own
+        if worst > 2e-2:  # dropout is on, with different draws on each side
             raise SystemExit(f"{size}: first losses differ by {worst:.1%}: {first}")
         num_tokens = sum(batch.num_tokens for batch in batches)
         rates: dict[str, list[float]] = {name: [] for name in sides}
@@ -225,7 +225,7 @@ def measure_steps(
 
 
 def measure_embedding(device: torch.device, num_texts: int, rounds: int) -> dict[str, list[float]]:
-    """Time embedding of sentences of 5 to 120 words by us and by sentence-transformers in fp16."""
+    """Time embedding of sentences of 5 to 120 words by maskloom and by sentence-transformers in fp16."""
     from surroundings import minilm_folder
 
     import maskloom
@@ -255,7 +255,7 @@ def measure_embedding(device: torch.device, num_texts: int, rounds: int) -> dict
 
 
 def curve(device: torch.device, precision: str, size: str, num_steps: int) -> list[float]:
-    """Return the losses of a small BERT that learns to copy: what is masked stands elsewhere in its row."""
+    """Return the losses of a small BERT that learns to copy: every masked token occurs elsewhere in its row."""
     model = build_model(BertConfig.of_size(size, vocab_size=1000), seed=0).to(device)
     settings = TrainingSection(steps=num_steps, learning_rate=1e-3, warmup_ratio=0.1)
 
@@ -283,9 +283,9 @@ def curve(device: torch.device, precision: str, size: str, num_steps: int) -> li
 
 
 def measure_ranks(device: torch.device, extent: Extent) -> dict[str, Any]:
-    """Train by as many ranks as there are devices, with DDP and FSDP, and return the losses and seconds of each.
+    """Train with one rank per device, with DDP and FSDP, and return the rate and the last loss of each.
 
-    A trial without GPUs takes two processes. Every kind gets processes of its own, as a process joins others once.
+    A trial without GPUs uses two processes. Each kind runs in new processes, since a process joins a group only once.
     """
     num_ranks = torch.cuda.device_count() if device.type == "cuda" else 2
     if num_ranks < 2:

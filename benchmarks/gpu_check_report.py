@@ -1,4 +1,4 @@
-"""The page of what a GPU does."""
+"""The page of `gpu_check.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from rounds import order_said, reached
 
-# Dense bf16 peaks by the makers' sheets, FLOP/s.
+# Dense bf16 peaks from the manufacturers' data sheets, in FLOP/s.
 PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "L4": 121e12, "L40": 181e12}
 SHARE_AIMS, STEP_AIMS, EMBEDDING_AIMS = (0.30, 0.40, 0.45), (1.0, 1.3, 1.6), (1.2, 1.5, 2.0)
 

@@ -1,7 +1,7 @@
-"""COVID-QA, fine-tuned on and scored by both sides: questions on whole articles, from weights that know SQuAD.
+"""Fine-tune both sides on COVID-QA and score them: questions on whole articles, from weights trained on SQuAD.
 
-Training reads excerpts with the answer somewhere inside; dev asks about whole articles of other documents, dozens of
-windows long. Both sides start from one encoder with a new head.
+Training uses excerpts with the answer at a random position; dev has whole articles of other documents, each dozens of
+windows long. Both sides start from the same encoder with a newly initialised head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from finetuning_tasks import TASKS
 
 NUM_TRAIN, NUM_SEEDS = 768, 2
 EXCERPT_CHARACTERS = 1200
-LONGEST_ANSWER = 200  # characters; a decoded answer has at most 30 pieces
+LONGEST_ANSWER = 200  # in characters; a decoded answer has at most 30 pieces
 SIDES = ("maskloom", "transformers")
 _CHANGES = ('task="span"', "data.max_length=384", "span.stride=256", "training.epochs=2.0", "training.batch_size=16",
             "training.learning_rate=1e-4")  # fmt: skip
@@ -28,9 +28,9 @@ _CHANGES = ('task="span"', "data.max_length=384", "span.stride=256", "training.e
 def compare_long_contexts(
     folder: Path, start: Path, documents: list[dict[str, Any]], every: int, recipe: Path, threads: int
 ) -> dict[str, Any]:
-    """Fine-tune both sides for each seed, and return their scores; finished runs stand in `folder/runs.jsonl`.
+    """Fine-tune both sides with each seed, and return their scores; finished runs are recorded in `folder/runs.jsonl`.
 
-    Every `every`-th document is dev, with each second of its questions.
+    Every `every`-th document belongs to dev, with every second question of its paragraphs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     train, dev = folder / "train.json", folder / "dev.json"
@@ -91,7 +91,7 @@ def _run_transformers(
 
 
 def _excerpts(documents: list[dict[str, Any]], every: int) -> dict[str, Any]:
-    """Cut a stretch around the answer of questions drawn from the documents that are not dev."""
+    """Return excerpts around the answers of random questions on the documents outside dev."""
     draw = random.Random(0)
     questions = [
         (paragraph["context"], question)
@@ -119,7 +119,7 @@ def _excerpts(documents: list[dict[str, Any]], every: int) -> dict[str, Any]:
 
 
 def _dev(documents: list[dict[str, Any]], every: int) -> dict[str, Any]:
-    """Return whole articles with each second question."""
+    """Return whole articles with every second question of their paragraphs."""
     articles = [
         {"title": "article", "paragraphs": [{**p, "qas": p["qas"][::2]} for p in document["paragraphs"]]}
         for document in documents[::every]
@@ -128,7 +128,7 @@ def _dev(documents: list[dict[str, Any]], every: int) -> dict[str, Any]:
 
 
 def _without_head(source: Path, target: Path) -> Path:
-    """Copy a model folder without the weights of its head, so that each side draws a new one."""
+    """Copy a model folder without the weights of its head, so that each side initialises a new one."""
     from safetensors.torch import load_file, save_file
 
     if not target.exists():

@@ -1,7 +1,7 @@
-"""What stands around the arithmetic: start-up, evaluation, saves and options that are off.
+"""Overheads around the arithmetic: start-up, evaluation, saves and options that are off.
 
-Every part runs in processes of its own, alternately with its peer where there is one. `--parts` measures some of them
-again and keeps the rest of the figures that lie beside the page.
+Every part runs in separate processes, in turn with its peer if there is one. `--parts` repeats the selected parts and
+keeps the other figures that are stored next to the page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ THEIRS = (
 
 
 def jobs(folder: Path) -> dict[str, list[str]]:
-    """Return the commands to start, ours and the peers', by what the page calls them."""
+    """Return the commands to time, ours and the peers', by their names on the page."""
     text, vocabulary, corpus = folder / "text.txt", folder / "vocab", folder / "corpus"
     text.write_text("".join(f"This is line {n}. It has two sentences.\n\n" for n in range(50)), encoding="utf-8")
     maskloom = [sys.executable, "-m", "maskloom"]
@@ -60,7 +60,7 @@ def jobs(folder: Path) -> dict[str, list[str]]:
 
 
 def start_up(rounds: int) -> dict[str, Any]:
-    """Return seconds on the clock, seconds of processor and peak MiB of each job, a round each, all jobs in turn."""
+    """Return wall-clock seconds and processor seconds per round, and peak MiB, of each job; jobs run in turn."""
     with tempfile.TemporaryDirectory() as folder:
         commands = jobs(Path(folder))
         found: dict[str, Any] = {name: {"wall": [], "processor": [], "mib": 0.0} for name in commands}
@@ -88,7 +88,7 @@ def _works(command: list[str]) -> bool:
 
 
 def _timed(command: list[str]) -> tuple[float, float, float]:
-    """Run a command to its end and return seconds, processor seconds and peak MiB of it alone."""
+    """Run a command to its end and return its own wall-clock seconds, processor seconds and peak MiB."""
     started = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
@@ -100,7 +100,7 @@ def _timed(command: list[str]) -> tuple[float, float, float]:
 
 
 def child(script: str, *arguments: object) -> Any:
-    """Run a script of this folder and return the JSON that it prints last."""
+    """Run a script from this folder and return the JSON on its last line of output."""
     command = [sys.executable, str(HERE / script), *map(str, arguments)]
     print(f"{script} {' '.join(map(str, arguments))}", flush=True)
     result = subprocess.run(command, capture_output=True, text=True)
@@ -125,7 +125,7 @@ def measure(part: str, rounds: int, threads: int) -> Any:
 
 
 def main() -> None:
-    """Read the options, measure, write the figures and the page."""
+    """Parse the options, measure, and write the figures and the page."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each part (default 5)")

@@ -1,4 +1,4 @@
-"""Evaluation from a model folder and a file to scores, beside transformers' Trainer.evaluate; prints JSON."""
+"""Evaluation from a model folder and a file to scores, against transformers' Trainer.evaluate; prints JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions
 
-# A GLUE file, the columns of its texts, and that of its label.
+# A GLUE file, its text columns, and its label column.
 TASKS = {
     "SST-2": ("sst-2", ("sentence",), "label"),
     "MRPC": ("mrpc", ("#1 String", "#2 String"), "Quality"),
@@ -34,7 +34,7 @@ LENGTH = 128
 
 
 def make_model(name: str, dev: Path, folder: Path) -> Path:
-    """Return a folder with the MiniLM weights and a classifier that took one step: both sides open it."""
+    """Return a folder, readable by both sides, with the MiniLM weights and a classifier trained for one step."""
     recipe = FinetuneRecipe.model_validate(
         {"task": "pair" if len(TASKS[name][1]) == 2 else "single", "training": {"steps": 1, "batch_size": 8}}
     )
@@ -44,7 +44,7 @@ def make_model(name: str, dev: Path, folder: Path) -> Path:
 
 
 def peer_evaluates(name: str, model: Path, dev: Path, folder: Path) -> dict[str, float]:
-    """Read, tokenize and evaluate as a script around Trainer does, with its default batch of 8 and dynamic padding."""
+    """Read, tokenize and evaluate like a script using Trainer, with its default batch size of 8 and dynamic padding."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainingArguments
     from transformers.trainer_callback import PrinterCallback
 
@@ -67,7 +67,7 @@ def peer_evaluates(name: str, model: Path, dev: Path, folder: Path) -> dict[str,
 
 
 def measure(name: str, rounds: int, folder: Path) -> dict[str, Any]:
-    """Time both sides in turn, after a first round that is dropped and whose scores must be equal."""
+    """Time both sides in turn; their scores must agree, and the first round is dropped."""
     dev = data_folder() / "glue" / name / "dev.tsv"
     model = make_model(name, dev, folder / "run")
     reading = ReadingOptions(format=TASKS[name][0])

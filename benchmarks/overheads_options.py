@@ -1,4 +1,4 @@
-"""What options cost while they are off: operations of torch and calls of functions in a step; prints JSON."""
+"""The cost of options that are off: torch operations and function calls per step; prints JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from maskloom.training.settings import TrainingSection
 
 NEVER = 10**9
 OFF: dict[str, Any] = {"max_grad_norm": None, "log_every": NEVER, "warmup_steps": 0, "batch_size": 8}
-# Each is switched on alone; "progress" is the display that a command shows.
+# Each is switched on separately; "progress" is the progress display of a command.
 ON: dict[str, dict[str, Any]] = {
     "max_grad_norm = 1.0": {"max_grad_norm": 1.0},
     "micro_batch_size = 4": {"micro_batch_size": 4},
@@ -42,13 +42,13 @@ BATCH = full_rows(8, 32, vocabulary=1200)
 
 
 def model() -> EncoderWithHeads:
-    """Return a model so small that what surrounds it shows."""
+    """Return a model small enough to expose the overhead around it."""
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "num_hidden_layers": 2}
     return build_model(BertConfig.of_size("tiny", vocab_size=1200, **sizes), seed=0)
 
 
 def bare_steps(steps: int) -> Callable[[], None]:
-    """Return a loop with no options at all: what any training must do, written out."""
+    """Return a plain loop without any options: the minimum that training requires."""
     settings = TrainingSection(**{**OFF, "steps": NEVER})
     state, objective = TrainState.fresh(model(), settings), MaskedLanguageModeling()
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
@@ -60,14 +60,14 @@ def bare_steps(steps: int) -> Callable[[], None]:
             state.optimizer.zero_grad(set_to_none=True)
             accumulate_gradients(state.model, objective, BATCH, None)
             gradients = [p.grad for p in parameters if p.grad is not None]
-            float(torch.nn.utils.get_total_norm(gradients, foreach=True))  # the check that it is finite
+            float(torch.nn.utils.get_total_norm(gradients, foreach=True))  # the check for finite gradients
             state.optimizer.step()
 
     return run
 
 
 def session_steps(steps: int, folder: Path, **on: Any) -> Callable[[], None]:
-    """Return a session of so many steps with everything off but `on`; its last step saves once."""
+    """Return a session of `steps` steps with only the options `on`; it saves once, at the last step."""
     progress = on.pop("progress", False)
     settings = TrainingSection(**{**OFF, **on, "steps": steps})
     state = TrainState.fresh(model(), settings)
@@ -86,22 +86,22 @@ def session_steps(steps: int, folder: Path, **on: Any) -> Callable[[], None]:
 
 
 def operations(run: Callable[[], None]) -> int:
-    """Return how many operations of torch a run carries out in this thread."""
+    """Return the number of torch operations that a run executes in this thread."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         run()
     return sum(event.count for event in seen.key_averages() if event.key.startswith("aten::"))
 
 
 def calls(run: Callable[[], None]) -> int:
-    """Return how many calls of functions a run makes in this thread."""
+    """Return the number of function calls that a run makes in this thread."""
     profiler = cProfile.Profile()
     profiler.runcall(run)
     return pstats.Stats(profiler).total_calls  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def per_step(make: Callable[[int], Callable[[], None]]) -> dict[str, float]:
-    """Return operations and calls of one step: what twelve steps take more than four, over eight."""
-    make(2)()  # what happens once in a process
+    """Return operations and calls per step: the difference between twelve and four steps, divided by eight."""
+    make(2)()  # one-time work of the process
     counted = {
         name: [count(make(steps)) for steps in (4, 12)] for name, count in (("ops", operations), ("calls", calls))
     }
@@ -109,7 +109,7 @@ def per_step(make: Callable[[int], Callable[[], None]]) -> dict[str, float]:
 
 
 def measure(pairs: int, folder: Path) -> dict[str, Any]:
-    """Count for the bare loop, for a session with all off, and with each option on; then time the first two in turn."""
+    """Count for the bare loop, a session with all options off, and each option on; then time the first two in turn."""
     counted = {"bare loop": per_step(bare_steps), "all off": per_step(lambda steps: session_steps(steps, folder))}
     for name, on in ON.items():
         counted[name] = per_step(lambda steps, on=on: session_steps(steps, folder, **on))

@@ -1,4 +1,4 @@
-"""How long a save stops training, and what else it costs: one size of BERT, in a process of its own; prints JSON."""
+"""How long a save stalls training, and its other costs, for one size of BERT in a separate process; prints JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from maskloom.training.settings import TrainingSection
 
 
 def measure(size: str, batch_size: int, rounds: int, folder: Path) -> dict[str, Any]:
-    """Time steps without a save, a save in the background with the steps beside it, and one that training waits for."""
+    """Time steps without a save, background saves with the steps during them, and synchronous saves."""
     settings = TrainingSection(steps=1_000_000, batch_size=batch_size, warmup_steps=0)
     state = TrainState.fresh(build_model(BertConfig.of_size(size, vocab_size=VOCABULARY), seed=0), settings)
     batch = full_rows(batch_size)

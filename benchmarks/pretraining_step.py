@@ -1,12 +1,12 @@
-"""Time our pre-training step against that of transformers' BertForPreTraining, in turn, in one process.
+"""Time our pre-training step against the step of transformers' BertForPreTraining, in turn, in one process.
 
-All sides start from the same weights and see the same batches of real text: those of pre-training, full
-rows of 128 or 512 tokens or a mix of lengths. Ours is the training loop itself, drawing and masking of the batch
-included, once as it is and once with the other library's products. The peer is the model as shipped (sdpa attention,
-padding, vocabulary logits at every position with labels -100) with the optimiser and the clipping of its Trainer, then
-with its head on the predicted positions alone, and that once more with our linear layers, so that both sides multiply
-by the same library; its padded tensors are made beforehand and not timed. `--compiled` adds the second with
-torch.compile.
+All sides start from the same weights and see the same pre-training batches of real text: full rows of 128 or 512
+tokens, or a mix of lengths. Ours is the training loop itself, including drawing and masking the batch, once with its
+default library for matrix products and once with the other library. The peer is first the model as shipped (sdpa
+attention, padding, vocabulary logits at every position with labels -100) with the optimiser and gradient clipping of
+its Trainer. A second variant applies its head only to the predicted positions, and a third also uses our linear layers,
+so that both sides multiply with the same library. Its padded tensors are created beforehand and are not timed.
+`--compiled` adds the second variant with torch.compile.
 Before timing, with dropout off, the losses and all gradients of every side must agree with ours.
 
     python benchmarks/pretraining_step.py [--sizes tiny mini small base] [--mixes 128 512 mixed] [--rounds 5]
@@ -59,14 +59,14 @@ SIZES = ("tiny", "mini", "small", "base")
 STEPS_PER_ROUND = {"tiny": 2}
 PRODUCTS = {"mkldnn::_linear_pointwise", "aten::bmm", "aten::mm", "aten::addmm", "aten::addmm_"}
 SETTINGS = {"learning_rate": 1e-4, "warmup_steps": 0, "max_grad_norm": 1.0, "num_threads": NUM_THREADS}
-# Documents of full rows: articles joined up to so many characters.
+# For full rows, articles are joined into documents of at least this number of characters.
 _JOINED = 200_000
 MEMORY_SIDES = (OURS, "transformers", "transformers, predicted positions")
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Lengths of sequences: the longest, how many documents aim at shorter ones, and how the peer pads."""
+    """Sequence lengths: the maximum, the fraction of documents with shorter targets, and the peer's padding."""
 
     max_length: int
     max_predictions_per_seq: int
@@ -81,12 +81,12 @@ MIXES = {
     "512": Mix(512, 76, 0.1, True, False, {"tiny": 16, "mini": 8, "small": 4, "base": 2}),
     "mixed": Mix(128, 20, 1.0, False, True, {"tiny": 64, "mini": 32, "small": 16, "base": 8}),
 }
-# Which library a run takes on this processor; the other one is measured beside it.
+# The library that a run chooses on this processor; the other one is measured as well.
 OWN_LIBRARY: Literal["onednn", "mkl"] = "mkl" if library_of_products().startswith("MKL") else "onednn"
 
 
 class Ours:
-    """The training loop of maskloom, one step at a time, with products by one library or the other."""
+    """maskloom's training loop, one step at a time, with matrix products by the given library."""
 
     def __init__(
         self,
@@ -103,13 +103,13 @@ class Ours:
         self._steps = train_steps(self._state, self.objective, loader.next_batch, settings=settings, seed=SEED)
 
     def step(self, batch: PretrainingBatch) -> None:
-        """Take the next step of the loop; `batch` is what the loop must have read for it."""
-        with kept_memory(), products_by(self._library):  # as a run does
+        """Run the loop's next step; `batch` is the batch that it must read, as a check."""
+        with kept_memory(), products_by(self._library):  # as in a run
             report = next(self._steps)
         assert report.num_tokens == batch.num_tokens, "the two sides do not see the same batches"
 
     def loss_and_gradients(self, batch: PretrainingBatch, folder: Path) -> tuple[float, dict[str, Tensor]]:
-        """Return the loss without dropout and the gradients by their published names."""
+        """Return the loss without dropout, and the gradients under their published names."""
         from safetensors.torch import load_file
 
         self.model.eval()
@@ -124,10 +124,10 @@ class Ours:
 
 
 class Peer:
-    """BertForPreTraining, its Trainer's optimiser (fused AdamW in this release's default) and clipping.
+    """BertForPreTraining with its Trainer's optimiser (fused AdamW, the default in this release) and gradient clipping.
 
-    `head` is on every position, as shipped, or on the predicted ones; `linear` is torch's, or ours by oneDNN, which
-    torch itself offers for inference alone.
+    `head` applies to every position, as shipped, or only to predicted ones. `linear` is torch's, or ours by oneDNN,
+    which torch itself offers only for inference.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Peer:
         self._optimizer = torch.optim.AdamW(groups, lr=SETTINGS["learning_rate"], eps=1e-6, fused=True)
 
     def step(self, batch: dict[str, Tensor]) -> None:
-        """Take one training step as its Trainer does."""
+        """Take one training step, as in its Trainer."""
         self.model.train()
         self._loss(batch).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), SETTINGS["max_grad_norm"])
@@ -158,7 +158,7 @@ class Peer:
         self.model.zero_grad()
 
     def loss_and_gradients(self, batch: dict[str, Tensor]) -> tuple[float, dict[str, Tensor]]:
-        """Return the loss without dropout and the gradients by name."""
+        """Return the loss without dropout, and the gradients by name."""
         self.model.eval()
         loss = self._loss(batch)
         loss.backward()
@@ -177,7 +177,7 @@ class Peer:
 
 
 class _Rows(Dense):
-    """Our linear layer on tensors of any number of dimensions."""
+    """Our linear layer for tensors with any number of dimensions."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the transformed rows in the input's shape."""
@@ -185,7 +185,7 @@ class _Rows(Dense):
 
 
 def padded(batch: PretrainingBatch, mix: Mix) -> dict[str, Tensor]:
-    """Bring a packed batch into the tensors that BertForPreTraining takes, padded as the mix says."""
+    """Convert a packed batch into the tensors for BertForPreTraining, padded according to the mix."""
     shape = (batch.num_sequences, padded_length(batch, mix))
     is_real = np.arange(shape[1])[None, :] < batch.lengths[:, None]
     ids, segments, labels = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -100)
@@ -203,12 +203,12 @@ def padded(batch: PretrainingBatch, mix: Mix) -> dict[str, Tensor]:
 
 
 def padded_length(batch: PretrainingBatch, mix: Mix) -> int:
-    """Return the length to which the peer's rows are padded: the maximum, or the longest of the batch."""
+    """Return the length to which the peer's rows are padded: the maximum, or the longest row of the batch."""
     return mix.max_length if mix.pads_to_maximum else int(batch.lengths.max())
 
 
 def gemm_peak() -> float:
-    """Return the best fp32 matrix-product rate of this machine right now, in FLOP/s, by either of torch's libraries."""
+    """Return the machine's current peak rate of fp32 matrix products in FLOP/s, over both of torch's libraries."""
     size, best = 2048, math.inf
     left, right = torch.rand(size, size), torch.rand(size, size)
     for multiply in (torch.mm, product):
@@ -230,7 +230,7 @@ def useful_flops(config: BertConfig, batches: list[PretrainingBatch]) -> float:
 
 
 def compare(ours: Ours, peer: Peer, batch: PretrainingBatch, mix: Mix, folder: Path) -> tuple[float, float]:
-    """Return the difference of the losses and the largest relative difference of a gradient; both must be noise."""
+    """Return the difference in loss and the largest relative one in a gradient; raises SystemExit if too large."""
     loss, gradients = ours.loss_and_gradients(batch, folder / "gradients")
     peer_loss, peer_gradients = peer.loss_and_gradients(padded(batch, mix))
     scale = torch.stack([gradient.norm() for gradient in peer_gradients.values()]).norm()
@@ -252,7 +252,7 @@ def timed(side: Ours | Peer, batches: list[Any], num_tokens: int) -> tuple[float
 
 
 def share_in_products(ours: Ours, batch: PretrainingBatch) -> float:
-    """Return the share of a step's time that passes inside matrix products, by torch's profiler."""
+    """Return the share of a step's time spent inside matrix products, according to torch's profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         started = time.perf_counter()
         ours.step(batch)
@@ -264,7 +264,7 @@ def share_in_products(ours: Ours, batch: PretrainingBatch) -> float:
 def make_sides(
     folder: Path, loader: Loader[PretrainingBatch], batch_size: int, *, with_compiled: bool
 ) -> dict[str, Ours | Peer]:
-    """Return what is compared, by the names of the page."""
+    """Return the sides of the comparison, by their names on the page."""
     sides: dict[str, Ours | Peer] = {
         OURS: Ours(folder, loader, batch_size),
         **(
@@ -282,7 +282,7 @@ def make_sides(
 
 
 def measure(size: str, name: str, options: argparse.Namespace, folder: Path, say: Callable[[str], None]) -> Result:
-    """Compare all sides at one size and mix, then time them in turn for so many rounds."""
+    """Compare all sides at one size and mix, then time them in turn for the requested number of rounds."""
     mix, num_rounds = MIXES[name], options.rounds
     corpus = Corpus.open(corpus_folder(folder, mix))
     config = BertConfig.of_size(size, vocab_size=len(corpus.vocabulary))
@@ -324,7 +324,7 @@ def measure(size: str, name: str, options: argparse.Namespace, folder: Path, say
         gemm_peak=statistics.median(peaks),
         flops_per_token=useful_flops(config, batches),
         products_share=share_in_products(ours, batches[-1]),
-        rates={side: found[1:] for side, found in rates.items()},  # the first round fills the optimiser's state
+        rates={side: found[1:] for side, found in rates.items()},  # the first round creates the optimiser's state
         processor_seconds={side: found[1:] for side, found in seconds.items()},
         memory=memory,
     )
@@ -346,12 +346,12 @@ def make_loader(corpus: Corpus, mix: Mix, size: str) -> Loader[PretrainingBatch]
 
 
 def corpus_folder(folder: Path, mix: Mix) -> Path:
-    """Return where the corpus of a mix lies."""
+    """Return the corpus folder of a mix."""
     return folder / ("joined" if mix.joins_articles else "articles")
 
 
 def join_articles(source: Path, target: Path) -> None:
-    """Copy text without most of the empty lines between its articles, so that documents fill long sequences."""
+    """Copy text without most of the empty lines between articles, so that documents fill long sequences."""
     num_characters = 0
     with source.open(encoding="utf-8") as lines, target.open("w", encoding="utf-8") as joined:
         for line in lines:
@@ -363,7 +363,7 @@ def join_articles(source: Path, target: Path) -> None:
 
 
 def peak_memory(side: str, size: str, mix: str, folder: Path) -> float:
-    """Return the GiB that two steps, in a process of their own, add at their peak to what loaded weights take."""
+    """Return the peak memory of two steps in a child process, in GiB on top of the loaded weights."""
     command = [sys.executable, __file__, "--memory-of", side, "--sizes", size, "--mixes", mix, "--within", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
@@ -386,13 +386,13 @@ def print_memory(side: str, size: str, mix: Mix, folder: Path) -> None:
 
 
 def memory_kib(key: str) -> int:
-    """Return the resident memory of this process (VmRSS) or its peak (VmHWM); ru_maxrss would hold the parent's."""
+    """Return the resident memory of this process (VmRSS) or its peak (VmHWM); ru_maxrss would include the parent's."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(key))
 
 
 def main() -> None:
-    """Read the options, measure every size and mix, and write the page and its figures."""
+    """Parse the options, measure every size and mix, and write the page and its figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--mixes", nargs="+", default=list(MIXES), choices=list(MIXES), help="lengths of sequences")

@@ -13,9 +13,9 @@ from rounds import order_said, reached
 from surroundings import processor
 
 OURS, SHIPPED, PREDICTED = "maskloom", "transformers", "transformers, predicted positions"
-# What is aimed at as (floor, target, stretch): the ratio over the peer as shipped and over the one that scores
-# predicted positions alone, share of the GEMM peak in percent, and the part of the shipped peer's memory that ours may
-# take. A mix of lengths, which the peer pads, multiplies the first ratio.
+# Targets as (floor, target, stretch): the ratio over the peer as shipped and over the peer that only scores predicted
+# positions, the share of the GEMM peak in percent, and our memory as a fraction of the shipped peer's. For a mix of
+# lengths, which the peer pads, the first ratio is multiplied by these factors.
 RATIOS = {"tiny": (4.5, 6.0, 9.0), "mini": (3.0, 3.5, 4.5), "small": (2.2, 2.5, 2.8), "base": (1.3, 1.5, 1.6)}
 MIXED_FACTORS = (1.7, 2.0, 2.5)
 RATIOS_TO_PREDICTED = {
@@ -28,7 +28,7 @@ MEMORY = {"tiny": (0.35, 0.2, 0.12), "mini": (0.45, 0.3, 0.2), "base": (0.75, 0.
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured at one size and mix of lengths; rates are real tokens per second by side, a round each."""
+    """The measurements at one size and mix of lengths; rates are real tokens per second by side, one per round."""
 
     size: str
     mix: str
@@ -44,16 +44,16 @@ class Result:
     memory: dict[str, float]
 
     def ratios(self, side: str, *, of: str = OURS) -> list[float]:
-        """The rate of one side, ours if not said otherwise, over that of another in each round."""
+        """The rate of the side `of`, ours by default, divided by the rate of `side` in each round."""
         return [ours / peer for ours, peer in zip(self.rates[of], self.rates[side], strict=True)]
 
     def processor_ratio(self, side: str) -> float:
-        """The median of the processor seconds of a side over ours."""
+        """The median over rounds of a side's processor seconds divided by ours."""
         pairs = zip(self.processor_seconds[side], self.processor_seconds[OURS], strict=True)
         return statistics.median(theirs / ours for theirs, ours in pairs)
 
     def aims(self, side: str) -> tuple[float, ...] | None:
-        """Floor, target and stretch of the ratio to a side, None where none were set."""
+        """Floor, target and stretch of the ratio to a side, None where there are no targets."""
         if side == PREDICTED:
             return RATIOS_TO_PREDICTED.get(self.mix, {}).get(self.size)
         factors = MIXED_FACTORS if self.mix == "mixed" else (1.0, 1.0, 1.0)
@@ -155,7 +155,7 @@ def _rates(results: list[Result]) -> list[str]:
 
 
 def _ratios(results: list[Result]) -> list[str]:
-    """Return ours beside every other side, and what the same library on both sides leaves."""
+    """Return the table of our ratios to every other side, and of the ratio with MKL on both sides."""
     lines = ["## maskloom beside", ""]
     lines += ["| size | lengths | side | ratio | range | reached (floor / target / stretch) | by processor time |"]
     lines += ["|---" * 7 + "|"]
@@ -198,6 +198,6 @@ def _limits(results: list[Result]) -> list[str]:
 
 
 def _blas() -> str:
-    """Return the libraries that multiply matrices here."""
+    """Return the names of the available matrix-product libraries."""
     libraries = ["MKL"] if torch.backends.mkl.is_available() else []
     return " and ".join([*libraries, *(["oneDNN"] if torch.backends.mkldnn.is_available() else [])]) or "no MKL"

@@ -1,7 +1,7 @@
-"""Two hundred megabytes of real English prose, put together from what is at hand, for jobs that read text.
+"""Two hundred megabytes of real English prose, assembled from available sources, for jobs that read text.
 
-No text comes twice. The kinds are mixed by their size, so that the first part of the file is made like the whole, and
-the number of distinct words grows with the length as it does in any real text.
+No text is repeated. The kinds are interleaved in proportion to their size, so that any initial part of the file has the
+same composition as the whole, and the number of distinct words grows with length as in any real text.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _PARAGRAPH_END = re.compile(r"\n\s*\n")
 
 
 def write_mixed_text(path: Path, num_bytes: int) -> str:
-    """Write real English of about `num_bytes` bytes, a paragraph a line, an empty line after each document.
+    """Write real English of about `num_bytes` bytes, one paragraph per line, an empty line after each document.
 
-    All prose is used, and documentation fills what is left of 200 MB; a smaller file holds a part of each kind. Return
-    what it is made of. Raises SystemExit where less text than that is at hand.
+    The pool is all prose, filled up to 200 MB with documentation; a smaller file holds a part of each kind. Return a
+    description of the contents. Raises SystemExit when less text than requested is available.
     """
     prose = {
         "English Wikipedia": list(_wikipedia()),
@@ -64,7 +64,7 @@ def _limited(texts: Iterator[str], num_bytes: int) -> Iterator[str]:
 
 
 def _placed(kind: str, texts: list[str], size: int) -> Iterator[tuple[float, str, str]]:
-    """Spread the texts of a kind evenly over the file."""
+    """Yield the texts of a kind with sort keys that spread them evenly over the file."""
     place = 0
     for text in texts:
         yield place / size, kind, text
@@ -83,7 +83,7 @@ def _wikipedia() -> Iterator[str]:
 
 
 def _novels() -> Iterator[str]:
-    """Yield passages of whole paragraphs, unwrapped."""
+    """Yield passages of whole paragraphs, each paragraph joined into one line."""
     for path in sorted((data_folder() / "corpus" / "novels").iterdir()):
         passage: list[str] = []
         size = 0
@@ -110,7 +110,7 @@ def _reviews() -> Iterator[str]:
 
 
 def _passages() -> Iterator[str]:
-    """Yield each context once: SQuAD-like files, HellaSwag with its endings, CosmosQA."""
+    """Yield each context once: SQuAD-like files with their questions, HellaSwag with its endings, CosmosQA."""
     seen: set[str] = set()
     for text in _contexts():
         line = " ".join(text.split())
@@ -137,7 +137,7 @@ def _contexts() -> Iterator[str]:
 
 
 def _documentation() -> Iterator[str]:
-    """Yield docstrings and readme pages of at least 200 characters, each once."""
+    """Yield docstrings and documentation pages of at least 200 characters, each once."""
     seen: set[str] = set()
     for place in ("stdlib", "purelib"):
         root = Path(sysconfig.get_paths()[place])

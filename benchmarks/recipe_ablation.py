@@ -1,8 +1,8 @@
-"""What single choices of a pre-training recipe do to a tiny BERT: equal steps, the same text, losses on common masks.
+"""The effect of single choices in a pre-training recipe on a tiny BERT: equal steps, the same text and test masks.
 
     python benchmarks/recipe_ablation.py --corpus CORPUS --out ~/ablation [--results results/recipe_ablation]
 
-Every variant differs from another one in one choice. Each run takes one thread, and a finished one is not run again.
+Every variant differs from another one in a single choice. Each run uses one thread, and finished runs are not repeated.
 Rates are measured at the end, with all threads: run that on an idle machine.
 """
 
@@ -32,7 +32,7 @@ COMMON = (
 )
 PRE_NORM, ROTARY = ("model.config.pre_norm=true",), ("model.config.rotary=true",)
 BEST = (*PRE_NORM, *ROTARY)
-# Name: what it is compared with, and its settings.
+# Name: the variant to compare with, and the settings.
 VARIANTS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "plain": (None, ()),
     "pre-norm": ("plain", PRE_NORM),
@@ -55,7 +55,7 @@ VARIANTS: dict[str, tuple[str | None, tuple[str, ...]]] = {
 
 
 def main() -> None:
-    """Run what is not done yet, measure rates, and write the page."""
+    """Run whatever is not finished, measure rates, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
@@ -83,14 +83,14 @@ def main() -> None:
 
 
 def settings(name: str) -> tuple[str, ...]:
-    """Return the recipe's settings of a variant, the number of threads last."""
+    """Return the recipe settings of a variant; the number of threads is last."""
     own = VARIANTS[name][1]
     given = {setting.partition("=")[0] for setting in own}
     return (*(setting for setting in COMMON[:-1] if setting.partition("=")[0] not in given), *own, COMMON[-1])
 
 
 def run(name: str, corpus: Path, folder: Path) -> None:
-    """Pre-train a variant, or go on with it."""
+    """Pre-train a variant, or resume its run."""
     resume = ["--resume"] if folder.exists() else []
     command = [sys.executable, "-m", "maskloom", "pretrain", "--corpus", corpus, "--out", folder, *resume]
     command += [word for setting in settings(name) for word in ("--set", setting)]
@@ -98,7 +98,7 @@ def run(name: str, corpus: Path, folder: Path) -> None:
 
 
 def page(found: dict[str, Any]) -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     lines = [
         "# What single choices do to a tiny BERT",
         "",

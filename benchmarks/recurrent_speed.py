@@ -1,10 +1,10 @@
 """Time the training of an LSTM classifier and an LSTM tagger against torch's LSTM on packed sequences, in turn.
 
-The classifier pools the maximum over the tokens of sentences of MR, the tagger tags CoNLL-2003. Both sides have the
-same sizes and initial weights, one bidirectional layer, fused AdamW and clipping; they read the same shuffled batches,
-of natural lengths. The peer embeds padded batches and packs them for nn.LSTM, as its users do; its tensors are made
-beforehand, while our loop makes its batches itself. Rates are tokens per second, without padding. Each side is a
-process of its own. Before timing, without dropout, both must give the same loss.
+The classifier uses max pooling over the tokens of MR's sentences; the tagger tags CoNLL-2003. Both sides have the same
+sizes and initial weights, one bidirectional layer, fused AdamW and gradient clipping. They read the same shuffled
+batches, with natural lengths. The peer embeds padded batches and packs them for nn.LSTM, as is common practice; its
+tensors are created beforehand, while our loop creates its batches itself. Rates are tokens per second, without padding.
+Each side is a separate process. Before timing, both losses must agree without dropout.
 
     python benchmarks/recurrent_speed.py [--tasks classifier tagger] [--sizes 128 300] [--rounds 7]
 """
@@ -55,7 +55,7 @@ OURS, PEER = "maskloom", "torch, packed"
 
 
 def main() -> None:
-    """Measure what is asked for and write the page."""
+    """Run the requested measurements and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="*", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--sizes", nargs="*", type=int, default=list(SIZES))
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def write_texts(task: str, folder: Path) -> None:
-    """Write the training file of a task and train the vocabulary of its words."""
+    """Write the training file of a task and train its vocabulary."""
     if task == "classifier":
         rows = [
             (line.strip(), label)
@@ -110,14 +110,14 @@ def task_and_batches(task: str, folder: Path) -> tuple[Task, ShuffledBatches]:
 
 
 def new_model(task: str, made: Task, folder: Path, size: int) -> EncoderWithHeads:
-    """Return our model of a width."""
+    """Return our model with the given width."""
     number = len(Tokenizer.load(folder / f"{task}-vocab").vocabulary)
     config = LstmConfig(vocab_size=number, hidden_size=size, num_hidden_layers=1, pooling="max")
     return build_model(config, made.heads, len(made.labels), seed=0)
 
 
 class PackedLstm(nn.Module):
-    """The same network as users of torch write it, with the weights of ours."""
+    """The same network in idiomatic torch, with the weights of ours."""
 
     def __init__(self, model: EncoderWithHeads, head: str) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ def peer_loss(peer: PackedLstm, ids: Tensor, lengths: Tensor, labels: Tensor) ->
 
 
 def measured(task: str, folder: Path, size: int, rounds: int) -> dict[str, Any]:
-    """Return tokens per second of both sides at a width, each a process of its own."""
+    """Return tokens per second of both sides at a width, each side in a separate process."""
     made, batches = task_and_batches(task, folder)
     model = new_model(task, made, folder, size).eval()
     peer = PackedLstm(model, made.heads[0]).eval()
@@ -184,8 +184,8 @@ def measured(task: str, folder: Path, size: int, rounds: int) -> dict[str, Any]:
 
 
 def training_side(name: str, task: str, folder: Path, size: int) -> None:
-    """Print the tokens per second of a few steps for every line of the input."""
-    chosen_device("cpu")  # as every command does
+    """For every line of standard input, print the tokens per second of a few steps."""
+    chosen_device("cpu")  # as in every command
     made, batches = task_and_batches(task, folder)
     model = new_model(task, made, folder, size)
     settings = TrainingSection(steps=10**6, batch_size=BATCH, learning_rate=1e-3, num_threads=NUM_THREADS)
@@ -196,7 +196,7 @@ def training_side(name: str, task: str, folder: Path, size: int) -> None:
     else:
         step = peer_step(PackedLstm(model, made.heads[0]).train())
     position: dict[str, int] = {}
-    with kept_memory() if name == OURS else nullcontext():  # as a run does
+    with kept_memory() if name == OURS else nullcontext():  # as in a run
         for _ in sys.stdin:
             read = list[PackedBatch]()
             for _ in range(STEPS):
@@ -210,7 +210,7 @@ def training_side(name: str, task: str, folder: Path, size: int) -> None:
 
 
 def peer_step(peer: PackedLstm) -> Callable[[tuple[Tensor, Tensor, Tensor]], None]:
-    """Return a training step of the peer."""
+    """Return a function that takes a training step of the peer."""
     optimizer = torch.optim.AdamW(parameter_groups(peer, 0.01), lr=1e-3, eps=1e-6, fused=True)
 
     def step(tensors: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -227,7 +227,7 @@ def _ratios(result: dict[str, Any]) -> list[float]:
 
 
 def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows for the README's table."""
+    """Return the rows of the README's table."""
     rows: dict[str, list[tuple[str, str]]] = {}
     for result in results:
         task, width = result["what"].split(", width ")

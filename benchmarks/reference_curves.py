@@ -1,8 +1,8 @@
-"""Held-out losses of one run of each size on the same text, for `maskloom plan` to show beside a budget.
+"""Held-out losses of one run of each size on the same text, which `maskloom plan` shows next to a budget.
 
     python benchmarks/reference_curves.py --corpus CORPUS --text "what it is" --work WORK tiny=10 mini=15 small=15
 
-trains each size for its minutes, or goes on with what lies in WORK, and writes the losses into the package.
+trains each size for its minutes, or resumes the runs in WORK, and writes the losses into the package.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECIPE = {
         "max_evaluation_instances": 1024,
     },
 }
-# The deviation of the first weights and the peak learning rate; what is wider takes less of both.
+# The standard deviation of the initial weights, and the peak learning rate, which is lower for wider models.
 OF_SIZE = {"tiny": (0.1, 1.5e-3), "mini": (0.1, 1e-3), "small": (0.1, 1e-3)}
 
 
@@ -42,7 +42,7 @@ def recipe(size: str, minutes: float) -> dict[str, Any]:
 
 
 def curve(run: Path) -> list[list[float]]:
-    """Return step, tokens and held-out loss of each evaluation of a run, the last one at its end."""
+    """Return step, tokens and held-out loss of each evaluation of a run, including the final one."""
     events = list(read_events(run / "events.jsonl"))
     account = next(event for event in events if event["event"] == "data")
     per_step = RECIPE["training"]["batch_size"] * account["tokens_per_instance"]
@@ -55,7 +55,7 @@ def curve(run: Path) -> list[list[float]]:
 
 
 def main() -> None:
-    """Train what is missing and write the file."""
+    """Train whatever is missing, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--text", required=True, help="what the corpus is, as the planner words it")

@@ -1,4 +1,4 @@
-"""How every comparison is timed: sides in alternating order (A B B A), five rounds or more, on a machine left alone."""
+"""Timing of every comparison: sides in alternating order (A B B A), five rounds or more, on an idle machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def in_turn(sides: Sequence[Side], number: int) -> list[Side]:
 
 
 def quiet_load() -> float:
-    """Return the load average once it is low, waiting up to ten minutes for it to fall.
+    """Return the load average once it is low, after waiting up to ten minutes for that.
 
-    Raises SystemExit where other programs run on; MASKLOOM_BENCH_BUSY=1 measures beside them, and the page shows it.
+    Raises SystemExit when other programs keep running; MASKLOOM_BENCH_BUSY=1 measures anyway, and the page shows it.
     """
     until = time.monotonic() + _PATIENCE
     while (load := os.getloadavg()[0]) > _HIGHEST_LOAD and not os.environ.get("MASKLOOM_BENCH_BUSY"):
@@ -37,10 +37,10 @@ def quiet_load() -> float:
 
 
 def rates_of_processes(given: Mapping[str, Sequence[str]], num_rounds: int) -> dict[str, list[float]]:
-    """Return the rates of each side by its name, one a round, after one more round that warms up.
+    """Return the rates of each side by name, one per round, after an additional warm-up round.
 
-    Each side is a process of its own of the script that runs, started with `--side`, its name and what is given for it.
-    For every line of its input it measures once and prints a rate.
+    Each side is a process that runs the current script with `--side`, its name and its arguments in `given`. For every
+    line of its input, it measures once and prints a rate.
     """
     sides = {
         name: subprocess.Popen(
@@ -64,13 +64,13 @@ def rates_of_processes(given: Mapping[str, Sequence[str]], num_rounds: int) -> d
 
 
 def order_said(num_rounds: int) -> str:
-    """Say on a page how the rounds were made; fewer than five are called a trial."""
+    """Describe the order of the rounds for a page; fewer than five rounds are called a trial."""
     trial = "" if num_rounds >= MIN_ROUNDS else f" Fewer than {MIN_ROUNDS} rounds: a trial, no result."
     return f"{num_rounds} rounds, the sides forwards and backwards by turns (A B B A).{trial}"
 
 
 def reached(value: float, aims: tuple[float, ...] | None, *, smaller: bool = False) -> str:
-    """Return the highest level that a value reaches, with all three aims."""
+    """Return the highest level that a value reaches, followed by all three targets."""
     if aims is None:
         return "-"
     met = [name for name, aim in zip(_LEVELS, aims, strict=True) if (value <= aim if smaller else value >= aim)]

@@ -1,13 +1,13 @@
-"""What transformers' run_mlm makes of a number of minutes, for `maskloom reproduce budget --beside run_mlm=OUT`.
+"""Train like transformers' run_mlm for some minutes, for `maskloom reproduce budget --beside run_mlm=OUT`.
 
     python benchmarks/run_mlm_route.py --corpus CORPUS --minutes 60 --out OUT [--learning-rate 1e-3 --batch-size 32]
 
-The tokens of the training documents, each document between [CLS] and [SEP], are joined and cut into blocks of 128, as
-run_mlm does without --line_by_line. Masks are drawn by transformers' collator at 15 %, the model is its BertForMaskedLM
-with sdpa and dropout of 0.1, and the optimiser AdamW with warm-up and linear decay. The loop is plain torch, without
-what its Trainer does beside. Documents that `budget` holds out are left out. The defaults of run_mlm are a rate of 5e-5
-and batches of 8; those here serve it better. The clock starts at the first step; the number of steps is set after
-twenty timed ones. OUT receives the model in transformers' layout, and the vocabulary.
+The tokens of the training documents, each document between [CLS] and [SEP], are concatenated and cut into blocks of
+128, as in run_mlm without --line_by_line. Transformers' collator draws masks at 15 %, the model is BertForMaskedLM with
+sdpa and dropout of 0.1, and the optimiser is AdamW with warm-up and linear decay. The loop is plain torch, without the
+Trainer's overhead. Documents that `budget` holds out are excluded. The defaults of run_mlm are a rate of 5e-5 and
+batches of 8; the values here work better for it. The clock starts at the first step; the number of steps is determined
+after twenty timed ones. OUT receives the model in transformers' format, and the vocabulary.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def blocks_of(corpus: Corpus) -> np.ndarray:
 
 
 def train(options: argparse.Namespace) -> tuple[int, float]:
-    """Train for the minutes, write the model, and return steps and seconds."""
+    """Train for the given minutes, write the model, and return steps and seconds."""
     from transformers import (
         BertConfig,
         BertForMaskedLM,
@@ -107,7 +107,7 @@ def train(options: argparse.Namespace) -> tuple[int, float]:
 
 
 def iterate(blocks: np.ndarray, batch_size: int, collate, seed: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield batches epoch after epoch, shuffled anew, with masks drawn anew."""
+    """Yield batches epoch after epoch, with a new shuffle and new masks in each epoch."""
     draw = np.random.default_rng(seed)
     while True:
         order = draw.permutation(len(blocks))

@@ -1,13 +1,13 @@
 """Time sequence-to-sequence training and decoding against transformers and torch, in turn, on Multi30k.
 
-Training: our loop, batches included, beside transformers' BartForConditionalGeneration (a BART of the same weights) and
-torch's nn.Transformer (a Transformer of the same sizes), both with fused AdamW and clipping. All sides read the same
-batches of natural lengths, grouped by length, so that the peers pad little; their tensors are made beforehand. Rates
-are tokens of sources and targets per second, without padding. Each side is a process of its own. Before timing, without
-dropout, our BART and transformers' must give the same loss.
+Training: our loop, including batching, against transformers' BartForConditionalGeneration (a BART with the same
+weights) and torch's nn.Transformer (a Transformer of the same sizes), both with fused AdamW and gradient clipping. All
+sides read the same batches of natural lengths, grouped by length, so that the peers pad little; their tensors are
+created beforehand. Rates are source and target tokens per second, without padding. Each side is a separate process.
+Before timing, the losses of our BART and of transformers' must agree without dropout.
 
-Decoding: beam 4, targets of 24 tokens, batches of sources of unequal length, our BART beside transformers' generate
-with its cache; both must give the same tokens. Rates are tokens of targets per second.
+Decoding: beam size 4, targets of 24 tokens, batches of sources with different lengths, our BART against transformers'
+generate with its cache; both must produce the same tokens. Rates are target tokens per second.
 
     python benchmarks/seq2seq_speed.py [--jobs train decode] [--sizes 128 256 512] [--rounds 5]
 """
@@ -56,7 +56,7 @@ LAYERS, BATCH = {128: 2, 256: 4, 512: 6}, {128: 64, 256: 64, 512: 32}
 STEPS = {128: 8, 256: 3, 512: 2}
 TRAINING_AIMS = {128: (1.5, 2.0, 2.5), 256: (1.5, 2.0, 2.5), 512: (1.1, 1.3, 1.5)}
 DECODING_AIMS = {256: (1.5, 2.0, 3.0), 512: (1.1, 1.3, 1.6)}
-PAD, BEGIN, END = 0, 2, 3  # the marks of a vocabulary trained here
+PAD, BEGIN, END = 0, 2, 3  # special-token ids of a vocabulary trained here
 NUM_TOKENS, BEAM = 24, 4
 BART, PEER_BART = "maskloom, BART", "transformers, BART"
 TRANSFORMER, PEER_TRANSFORMER = "maskloom, Transformer", "torch, nn.Transformer"
@@ -64,7 +64,7 @@ PAIRS = {BART: PEER_BART, TRANSFORMER: PEER_TRANSFORMER}
 
 
 def main() -> None:
-    """Measure what is asked for and write the page."""
+    """Run the requested measurements and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="*", default=["train", "decode"], choices=["train", "decode"])
     parser.add_argument("--sizes", nargs="*", type=int, default=list(LAYERS), choices=list(LAYERS))
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def make_vocabulary(folder: Path) -> None:
-    """Train the vocabulary of both languages."""
+    """Train the joint vocabulary of both languages."""
     texts = [data_folder() / "family" / "multi30k" / f"train.{language}" for language in ("de", "en")]
     train_vocabulary_from_files(texts, VocabularySettings(6000, lowercase=False), out=folder / "vocab")
 
@@ -104,7 +104,7 @@ def batches_of(folder: Path, size: int) -> ShuffledBatches:
 
 
 def bart(folder: Path, size: int) -> BartConfig:
-    """Return a BART of a width."""
+    """Return the configuration of a BART with the given width."""
     vocabulary = Tokenizer.load(folder / "vocab").vocabulary
     return BartConfig(
         vocab_size=len(vocabulary),
@@ -122,7 +122,7 @@ def bart(folder: Path, size: int) -> BartConfig:
 
 
 def transformer(folder: Path, size: int) -> TransformerConfig:
-    """Return a Transformer of a width."""
+    """Return the configuration of a Transformer with the given width."""
     return TransformerConfig(
         vocab_size=len(Tokenizer.load(folder / "vocab").vocabulary),
         hidden_size=size,
@@ -134,7 +134,7 @@ def transformer(folder: Path, size: int) -> TransformerConfig:
 
 
 def train(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
-    """Return tokens per second of every side at a width, each a process of its own."""
+    """Return tokens per second of every side at a width, each side in a separate process."""
     place = folder / f"bart-{size}"
     model = build_model(bart(folder, size), ("decoder",), seed=0)
     save_model(model, place)
@@ -150,7 +150,7 @@ def train(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def check_losses(model: Any, place: Path, batch: SourceTargetBatch) -> float:
-    """Return by how much the losses of both BARTs differ, without dropout."""
+    """Return the difference of both BARTs' losses without dropout; raises SystemExit when it is above 1e-4."""
     from transformers import BartForConditionalGeneration
 
     peer = BartForConditionalGeneration.from_pretrained(place).eval()
@@ -181,8 +181,8 @@ def padded(batch: SourceTargetBatch) -> dict[str, torch.Tensor]:
 
 
 def training_side(name: str, folder: Path, size: int) -> None:
-    """Print the tokens per second of a few steps for every line of the input."""
-    chosen_device("cpu")  # as every command does
+    """For every line of standard input, print the tokens per second of a few steps."""
+    chosen_device("cpu")  # as in every command
     batches = batches_of(folder, size)
     settings = TrainingSection(steps=10**6, batch_size=BATCH[size], learning_rate=1e-4, num_threads=NUM_THREADS)
     if name in PAIRS:
@@ -194,7 +194,7 @@ def training_side(name: str, folder: Path, size: int) -> None:
     else:
         step = peer_step(name, folder, size)
     position: dict[str, int] = {}
-    with kept_memory() if name in PAIRS else nullcontext():  # as a run does
+    with kept_memory() if name in PAIRS else nullcontext():  # as in a run
         for _ in sys.stdin:
             number, inputs = 0, []
             for _ in range(STEPS[size]):
@@ -208,7 +208,7 @@ def training_side(name: str, folder: Path, size: int) -> None:
 
 
 def peer_step(name: str, folder: Path, size: int) -> Callable[[dict[str, torch.Tensor]], None]:
-    """Return a training step of a peer, with label smoothing as its users write it."""
+    """Return a function that takes a training step of a peer, with label smoothing in its usual form."""
     from transformers import BartForConditionalGeneration
 
     if name == PEER_BART:
@@ -231,7 +231,7 @@ def peer_step(name: str, folder: Path, size: int) -> Callable[[dict[str, torch.T
 
 
 class TorchTransformer(nn.Module):
-    """torch's nn.Transformer with embeddings shared three ways and a table of positions."""
+    """torch's nn.Transformer with three-way tied embeddings and learned positions."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -267,13 +267,13 @@ def decode(folder: Path, size: int, number: int, rounds: int) -> dict[str, Any]:
     from transformers import BartForConditionalGeneration
 
     place = folder / f"decoding-{size}"
-    config = bart(folder, size).model_copy(update={"initializer_range": 0.1})  # so that no two candidates tie
+    config = bart(folder, size).model_copy(update={"initializer_range": 0.1})  # prevents ties between candidates
     model = build_model(config, ("decoder",), seed=0).eval()
     save_model(model, place)
-    pack_for_inference(model, decodes=True)  # as maskloom.load does
+    pack_for_inference(model, decodes=True)  # as in maskloom.load
     peer = BartForConditionalGeneration.from_pretrained(place).eval()
     batches = batches_of(folder, size)
-    batch = batches.data.batch(np.arange(number))  # as they stand in the file, of unequal length
+    batch = batches.data.batch(np.arange(number))  # in file order, with different lengths
     objective = SequenceToSequence(generation=Generation(NUM_TOKENS, beam=BEAM, min_tokens=NUM_TOKENS))
     given = {key: value for key, value in padded(batch).items() if key in ("input_ids", "attention_mask")}
     begin = batch.marks[0, :-1].tolist()
@@ -300,7 +300,7 @@ def decode(folder: Path, size: int, number: int, rounds: int) -> dict[str, Any]:
 
 
 def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the rows for the README's table."""
+    """Return the rows of the README's table."""
     rows: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for result in results:
         kind, size, *_, last = result["what"].split(", ")

@@ -1,4 +1,4 @@
-"""The page of the measured answering of questions."""
+"""The page of the question-answering results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ the size above is no rival to it.
 def write_page(
     path: Path, found: dict[str, dict[str, Any]], baselines: dict[str, dict[str, float]], machine: str, command: str
 ) -> None:
-    """Write PATH.md and PATH.json of the stages that are done, with the command that did them."""
+    """Write PATH.md and PATH.json of the finished stages, with the command that ran them."""
     for stage in found.values():
         stage.get("data", {}).pop("path", None)
     content = {"command": command, "stages": found, "baselines": baselines, "machine": machine}
@@ -70,7 +70,7 @@ def write_page(
 
 
 def _beside_constant(found: dict[str, dict[str, Any]], baselines: dict[str, dict[str, float]]) -> str:
-    """Say how the score on v2.0 stands to that of no answer at all; nothing where it was not run."""
+    """Return a comparison of the v2.0 score with never answering; empty if v2.0 was not run."""
     if "dev-v2.0" not in found:
         return ""
     ours, constant = found["dev-v2.0"]["f1"], baselines["dev-v2.0: no answer at all"]["f1"]
@@ -124,7 +124,7 @@ def _scores(found: dict[str, dict[str, Any]], baselines: dict[str, dict[str, flo
 
 
 def _long_contexts(stage: dict[str, Any] | None) -> str:
-    """Return the section on fine-tuning for long contexts, or nothing."""
+    """Return the section on fine-tuning for long contexts, or an empty string."""
     if stage is None:
         return ""
     rows = [

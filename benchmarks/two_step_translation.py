@@ -1,10 +1,11 @@
-"""Machine translation by a pre-trained BART in two steps (Lewis et al. 2019, 3.4), against the same model from nothing.
+"""Machine translation by a pre-trained BART in two steps (Lewis et al. 2019, 3.4), against the same model from scratch.
 
 Multi30k, German to English, with few pairs and more English: a BART of two layers, 128 wide, is pre-trained by text
-infilling on 24,000 English captions and gets a new encoder for German. 4,000 other captions are the pairs. The first
-step trains the new encoder, the position embeddings and the input matrix of the first self-attention, the second
-everything; the same model from nothing, and the pre-trained one without the first step, learn for as many epochs in
-all. Every run is a command in a process of one thread; what is finished lies under --out and is not made again.
+infilling on 24,000 English captions and receives a new encoder for German. The pairs are 4,000 other captions. The
+first step trains the new encoder, the position embeddings and the input matrix of the first self-attention; the second
+trains everything. The same model from scratch, and the pre-trained one without the first step, are trained for the same
+total number of epochs. Every run is a command in a process of one thread. Finished runs are stored under --out and are
+not repeated.
 
     python benchmarks/two_step_translation.py --out ~/two-step --results results/two_step_translation
 """
@@ -26,10 +27,10 @@ from maskloom.reproduce.experiments import Trend, above
 
 _PAIRS = 4000
 _TEST = "test_2016_flickr"
-_SCORES = {"bleu": 1, "chrf": 1, "loss": 2}  # and the digits that are shown
+_SCORES = {"bleu": 1, "chrf": 1, "loss": 2}  # with the number of displayed digits
 _NOISE = {"infill_rate": 0.3, "permute_sentences": 0.0}
 _FIRST, _EPOCHS = 6.0, 24.0
-# Each way to the same model: whether it begins with BART's weights, and the epochs of its steps.
+# Each way to the same model: whether it starts from BART's weights, and the epochs of its steps.
 _WAYS: dict[str, tuple[bool, Sequence[float]]] = {
     "from nothing": (False, (_EPOCHS,)),
     "pre-trained, one step": (True, (_EPOCHS,)),
@@ -39,7 +40,7 @@ _TREND = "translation in two steps from a pre-trained BART is at least as good a
 
 
 def main() -> None:
-    """Make what is not made yet, and write the page."""
+    """Run whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
@@ -78,7 +79,7 @@ def prepare(out: Path) -> int:
 
 
 def pretrained(options: argparse.Namespace, seed: int) -> float:
-    """Pre-train a BART on the English captions, and return its loss on those held out, in nats."""
+    """Pre-train a BART on the English captions, and return its held-out loss in nats."""
     folder = options.out / "runs" / f"bart-{seed}"
 
     def make() -> float:
@@ -93,7 +94,7 @@ def pretrained(options: argparse.Namespace, seed: int) -> float:
 
 
 def translated(options: argparse.Namespace, way: str, seed: int) -> dict[str, float]:
-    """Train on the pairs in a way, and return the scores of the test."""
+    """Train on the pairs in the given way, and return the test scores."""
     starts_trained, steps = _WAYS[way]
     name, start = f"{way.replace(',', '').replace(' ', '-')}-{seed}", options.out / "runs" / f"bart-{seed}"
 
@@ -119,7 +120,7 @@ def translated(options: argparse.Namespace, way: str, seed: int) -> dict[str, fl
 
 
 def write_page(options: argparse.Namespace, scores: Mapping[str, list[dict[str, float]]]) -> None:
-    """Write the results as JSON and as a page."""
+    """Write the results as JSON and as a Markdown page."""
     held_out = [pretrained(options, seed) for seed in range(options.seeds)]
     verdict = Trend(_TREND, above("pre-trained, two steps", "from nothing", "bleu")).verdict(
         {way: {"bleu": [found["bleu"] for found in all_found]} for way, all_found in scores.items()}

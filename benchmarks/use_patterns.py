@@ -1,9 +1,9 @@
-"""The patterns in which recurrent networks are used, one task each, by the ordinary commands; beside them Transformers.
+"""The common patterns of recurrent networks, one task each, trained by the ordinary commands, next to Transformers.
 
-One to one, one to many, many to one, many to many word by word, and from sequence to sequence with and without
-attention. Every run is a command in a process of one thread; a run that is finished lies under --out and is not made
-again. Beside the networks stand baselines that read no order: the network of one to one, which has word vectors and
-no layer that joins them, the commonest tag of a word, the frequencies of characters.
+One to one, one to many, many to one, many to many word by word, and sequence to sequence with and without attention.
+Every run is a command in a process of one thread. Finished runs are stored under --out and are not repeated. Baselines
+that ignore word order are included: the one-to-one network, which has word vectors and no layer that combines them, the
+most frequent tag of each word, and the frequencies of characters.
 
     python benchmarks/use_patterns.py --out ~/patterns --results results/use_patterns
 """
@@ -42,7 +42,7 @@ _NOTES = (
     "transformer to read and write; they have learned positions, no recurrence, and every setting that is not named",
     "for them is that of the recurrent network.",
 )
-# How the vocabulary of each data set is trained.
+# The vocabulary training options of each data set.
 _VOCABULARIES = {
     "names": ("--cased", "--model", "words", "--size", "200"),
     "MR": ("--size", "5000"),
@@ -71,7 +71,7 @@ _WITHOUT, _WITH = _sets("model.config.decoder_attention=none"), _sets("model.con
 
 
 class Task(NamedTuple):
-    """A pattern, data, the arguments of all networks, the score, and what a network has to be above."""
+    """A pattern, its data, the arguments of all networks, the score, and the bound that a network must beat."""
 
     pattern: str
     data: str
@@ -89,7 +89,7 @@ TASKS = {
     "translation": Task("sequence to sequence", "captions", _TRANSLATED, "bleu"),
 }
 _ALONE = "word vectors"
-# The networks of each task: the architecture, and its own arguments.
+# The networks of each task: the architecture, and its specific arguments.
 NETWORKS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "names": {
         "lstm": ("lstm", (*_FASTER, *_WITHOUT)),
@@ -111,7 +111,7 @@ NETWORKS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
 
 
 def main() -> None:
-    """Make what is not made yet, and write the page."""
+    """Run whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
@@ -138,7 +138,7 @@ def _make_vocabulary(out: Path, data: str) -> None:
 
 
 def _run(out: Path, name: str, network: str) -> dict[str, Any]:
-    """Train one network and return its score on held-out data, and the seconds it took."""
+    """Train one network; return its scores on held-out data and the processor seconds of training."""
     (_, data, shared, score, _), (architecture, own) = TASKS[name], NETWORKS[name][network]
     train, dev = _files(out, data)
     folder = out / f"{name} {network} run".replace(" ", "-")
@@ -163,7 +163,7 @@ def _files(out: Path, data: str) -> tuple[Path, Path]:
 
 
 def _prepare_names(out: Path) -> list[Path]:
-    """Write the different names of CoNLL-2003's training data, letter by letter, each told by its class."""
+    """Write the distinct names of CoNLL-2003's training data, letter by letter, each with its class as the source."""
     names: dict[str, set[str]] = defaultdict(set)
     for sentence in _sentences("train"):
         parts: list[str] = []
@@ -192,7 +192,7 @@ def _prepare_digits(out: Path) -> list[Path]:
 
 
 def _write_rows(out: Path, data: str, train: Sequence[dict[str, str]], dev: Sequence[dict[str, str]]) -> Path:
-    """Write rows of sources and targets, and return the text of those to train on."""
+    """Write rows of sources and targets, and return a file with the text of the training rows."""
     for part, rows in (("train", train), ("dev", dev)):
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (out / f"{data}-{part}.jsonl").write_text(lines, encoding="utf-8")
@@ -252,7 +252,7 @@ _PREPARE = {
 
 
 def _sentences(part: str) -> Iterable[list[list[str]]]:
-    """Yield the sentences of a file of CoNLL-2003, each as the fields of its words."""
+    """Yield the sentences of a CoNLL-2003 file, each as the fields of its words."""
     text = (data_folder() / "conll2003" / f"{part}.txt").read_text(encoding="utf-8")
     for block in text.split("\n\n"):
         rows = [line.split() for line in block.splitlines() if line.strip() and not line.startswith("-DOCSTART-")]
@@ -261,7 +261,7 @@ def _sentences(part: str) -> Iterable[list[list[str]]]:
 
 
 def _baseline(out: Path, data: str) -> float | None:
-    """Return the score of what reads no order and is no network."""
+    """Return the score of a baseline that ignores word order and is not a network, or None if there is none."""
     if data == "names":
         counts, held_out = (
             Counter(letter for line in lines for letter in [*json.loads(line)["target"].split(), ""])
@@ -282,7 +282,7 @@ def _baseline(out: Path, data: str) -> float | None:
 
 
 def _write_page(target: Path, found: dict[str, dict[str, dict[str, Any]]], baselines: dict[str, float | None]) -> None:
-    """Write the results as JSON and as a page."""
+    """Write the results as JSON and as a Markdown page."""
     lines = [
         "# Use patterns of recurrent networks, beside Transformers",
         "",
@@ -316,7 +316,7 @@ def _row(name: str, network: str, run: dict[str, Any], baseline: float | None) -
     else:
         passed = bound is not None and run["score"] > max(bound, baseline or 0.0)
     verdict = "-" if bound is None else "yes" if passed else "no"
-    if network == _ALONE:  # the baseline itself, of which nothing is asked
+    if network == _ALONE:  # the baseline itself, which has no bound
         pattern, baseline, bound, verdict = "one to one", None, None, "-"
     cells = [pattern, network, _NAMES.get(score, score), *(_digits(score, v) for v in (run["score"], baseline, bound))]
     return f"| {' | '.join([name, *cells, verdict])} | {run['seconds']:.0f} |"

@@ -1,9 +1,9 @@
-"""Compare the scores of `maskloom vocab train`: pieces a word, unigram likelihood, and a short pre-training of each.
+"""Compare the scores of `maskloom vocab train`: pieces per word, unigram likelihood, and a short pre-training of each.
 
-Every score makes a vocabulary from the same training text. On documents held out of it, the unigram likelihood is that
-of the pieces, with their frequencies in the training text (and one added to each). Each vocabulary of the smaller size
-then serves a BERT tiny, masked by whole words, which sees the same number of characters in the same number of steps:
-coarser pieces make smaller batches. Losses are given for each character, as pieces differ in length.
+Every score selects a vocabulary from the same training text. The unigram likelihood on held-out documents uses the
+frequencies of the pieces in the training text, with add-one smoothing. With each vocabulary of the smaller size, a BERT
+tiny is trained with whole-word masking on the same number of characters in the same number of steps: coarser pieces
+result in smaller batches. Losses are given per character, as pieces differ in length.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from maskloom.training.loop import evaluate
 
 SMALL, LARGE = 8_000, 30_000
 SCORES = (("frequency", 2), ("likelihood", 2), ("pmi", 2), ("pmi", 100))
-CLOSE = ("frequency", "likelihood")  # what several seeds are needed to tell apart
+CLOSE = ("frequency", "likelihood")  # these need several seeds to be distinguished
 HOPELESS = ("pmi", 2)  # nearly single characters, which would take three times as long to train on
 LENGTH, STEPS = 128, 600
-MASKINGS = 5  # of held-out text
-HELD_OUT = 20  # every so manieth document
+MASKINGS = 5  # number of random maskings of the held-out text
+HELD_OUT = 20  # every n-th document is held out
 _BATCH = 64
 
 
 def run(*arguments: object) -> dict[str, Any]:
-    """Run a command of maskloom and return what it prints as JSON."""
+    """Run a command of maskloom and return its JSON output."""
     command = [sys.executable, "-m", "maskloom", *map(str, arguments), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -52,7 +52,7 @@ def run(*arguments: object) -> dict[str, Any]:
 
 
 def split_text(folder: Path, num_bytes: int) -> str:
-    """Write train.txt and held_out.txt and say what they are made of."""
+    """Write train.txt and held_out.txt, and return a description of their text."""
     if (folder / "made_of.txt").exists():
         return (folder / "made_of.txt").read_text(encoding="utf-8")
     made_of = write_mixed_text(folder / "all.txt", num_bytes)
@@ -67,14 +67,14 @@ def split_text(folder: Path, num_bytes: int) -> str:
 
 
 def lengths_of(vocabulary: Vocabulary) -> np.ndarray:
-    """Return the number of characters of each piece; what stands for an unknown word counts as one."""
+    """Return the number of characters of each piece; special tokens, including the unknown token, count as one."""
     special = vocabulary.special_ids
     texts = [token.removeprefix("##") for token in vocabulary.tokens]
     return np.array([1 if number in special else len(text) for number, text in enumerate(texts)])
 
 
 def counts_of(corpus: Corpus) -> np.ndarray:
-    """Return how often each piece occurs in a corpus."""
+    """Return the number of occurrences of each piece in a corpus."""
     counts = np.zeros(len(corpus.vocabulary), np.int64)
     for first, last in zip(corpus.document_offsets, corpus.document_offsets[1:], strict=False):
         counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
@@ -82,19 +82,19 @@ def counts_of(corpus: Corpus) -> np.ndarray:
 
 
 def unigram_loss(train: Corpus, held_out: Corpus) -> float:
-    """Return the nats a character of held-out text under the frequencies of pieces in the training text."""
+    """Return the nats per character of held-out text under the piece frequencies of the training text."""
     frequencies, counts = counts_of(train) + 1.0, counts_of(held_out)
     nats = -(counts * np.log(frequencies / frequencies.sum())).sum()
     return float(nats / (counts * lengths_of(held_out.vocabulary)).sum())
 
 
 def masked_loss(model_folder: Path, held_out: Corpus) -> dict[str, float]:
-    """Return the masked-LM loss of a model on held-out text, for each piece and for each masked character."""
+    """Return the masked-LM loss of a model on held-out text, per piece and per masked character."""
     model, _ = load_model(model_folder, heads=("mlm",))
     lengths, seen = lengths_of(held_out.vocabulary), {"characters": 0, "pieces": 0}
 
     def watched() -> Iterator[PretrainingBatch]:
-        # which words are masked depends on the pieces; several draws make little of that
+        # which words are masked depends on the pieces; several draws reduce that effect
         for seed in range(MASKINGS):
             loader = PRETRAINING["masked_lm"].loader(
                 held_out,
@@ -116,7 +116,7 @@ def masked_loss(model_folder: Path, held_out: Corpus) -> dict[str, float]:
 
 
 def vocabulary_row(folder: Path, score: str, minimum: int, size: int) -> dict[str, Any]:
-    """Train a vocabulary, build both corpora with it, and return what is counted of them."""
+    """Train a vocabulary, build both corpora with it, and return its statistics."""
     place = folder / f"{score}-{minimum}-{size}"
     if (place / "row.json").exists():
         return json.loads((place / "row.json").read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ def vocabulary_row(folder: Path, score: str, minimum: int, size: int) -> dict[st
 
 
 def pretrain(row: dict[str, Any], characters: int, seed: int) -> None:
-    """Pre-train a BERT tiny on so many characters and take note of its loss on held-out text."""
+    """Pre-train a BERT tiny on the given number of characters and add its held-out loss to the row."""
     place = Path(row["folder"])
     tokens = characters / row["characters_per_piece"]
     batch_size = round(tokens / (STEPS * LENGTH))
@@ -216,7 +216,7 @@ def _spread(runs: list[dict[str, Any]], key: str) -> str:
 
 
 def conclusion(rows: list[dict[str, Any]]) -> list[str]:
-    """Say which score is best by the loss for each character, and whether seeds leave that open."""
+    """Say which score has the lowest loss per character, and whether the variation over seeds leaves this undecided."""
     means = {
         (row["score"], row["min_frequency"]): statistics.mean(each["by_character"] for each in row["runs"])
         for row in rows
@@ -240,7 +240,7 @@ def conclusion(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main() -> None:
-    """Read the options, train everything, and write the page."""
+    """Parse the options, train everything, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=12, help="text, held-out documents included (default 12)")
     parser.add_argument("--characters", type=int, default=8_000_000, help="what each pre-training sees")

@@ -1,8 +1,8 @@
 """Time the training of a vocabulary of 30,000 pieces from 20 and 200 MB of real text, ours against `tokenizers`.
 
-Ours is the command `maskloom vocab train` with one and two processes (on 20 MB with both scores); the peer is a program
-around `WordPieceTrainer` with one and two threads. Each training is a new process; seconds are those from its start to
-its end, and memory is the highest sum of resident memory over all its processes.
+Ours is the command `maskloom vocab train` with one and two processes (on 20 MB with both scores); the peer is a script
+using `WordPieceTrainer` with one and two threads. Each training is a new process, timed from its start to its end.
+Memory is the highest sum of resident memory over all its processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from maskloom.runs.corpus import inspect_vocabulary
 
 SIZE = 30_000
 SMALL, LARGE = 20, 200
-# our time over the peer's, both with two: floor, target, stretch
+# our time divided by the peer's, both with two: floor, target, stretch
 AIMS = {SMALL: (2.0, 1.0, 0.7), LARGE: (1.2, 0.8, 0.7)}
 PEER = """
 import sys
@@ -49,7 +49,7 @@ tokenizer.model.save(out)
 
 @dataclass
 class Contestant:
-    """One way to train on one text, and what was measured of it in each round."""
+    """One way to train on one text, and its measurements in each round."""
 
     side: str
     score: str
@@ -60,7 +60,7 @@ class Contestant:
     pieces_per_word: float | None = None
 
     def train(self, text: Path, out: Path) -> None:
-        """Train once in a process of its own and take note of the time, the memory and the result."""
+        """Train once in a child process, and record the time, the memory and the result."""
         if self.side == "maskloom":
             options = ["--size", str(SIZE), "--out", str(out), "--score", self.score, "--workers", str(self.workers)]
             command = [sys.executable, "-m", "maskloom", "vocab", "train", str(text), *options]
@@ -74,7 +74,7 @@ class Contestant:
             self.pieces_per_word = found["coverage"]["pieces_per_word"]
 
     def summary(self) -> dict[str, Any]:
-        """Return its medians."""
+        """Return the medians, with the maximum of memory."""
         return {
             "side": self.side,
             "score": self.score,
@@ -89,7 +89,7 @@ class Contestant:
 
 
 def contestants() -> list[Contestant]:
-    """Return all, those on one text together and the peer after ours, so that rounds alternate."""
+    """Return all contestants, ordered by text, with the peer after ours, so that rounds alternate."""
     found = []
     for megabytes in (SMALL, LARGE):
         for workers in (1, 2):
@@ -101,7 +101,7 @@ def contestants() -> list[Contestant]:
 
 
 def compared(found: list[Contestant]) -> list[dict[str, Any]]:
-    """Return our time over the peer's with as many threads as we have processes, by the clock and by processor."""
+    """Return our wall-clock and processor time divided by the peer's, with as many threads as we have processes."""
     rows = []
     sides = {(each.side, each.score, each.workers, each.megabytes): each.runs for each in found}
     for megabytes in (SMALL, LARGE):
@@ -138,7 +138,7 @@ def summary_rows(ratios: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def growth(rows: list[dict[str, Any]]) -> list[str]:
-    """Say how each side grows from the small to the large text."""
+    """Describe how time and memory of each side grow from the small to the large text."""
     found = []
     for side in ("maskloom", "tokenizers"):
         for workers in (1, 2):
@@ -200,7 +200,7 @@ def report(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Read the options, measure in turn, and write the page."""
+    """Parse the options, measure in turn, and write the page."""
     parser = argparse.ArgumentParser(description="Time vocabulary training against tokenizers.")
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS, help="times that each training is run")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".md"), help="page to write")

@@ -1,7 +1,7 @@
-"""Weak scaling on one machine: two processes of one thread, DDP or FSDP2 over gloo, beside one process of two threads.
+"""Weak scaling on one machine: two processes of one thread, DDP or FSDP2 over gloo, against one process of two threads.
 
-All sides take the same steps of the same batches, and the losses are compared before anything is timed. Each side of a
-round is started anew. The page is weak_scaling.md.
+All sides take the same steps on the same batches, and must produce the same losses. Each side is restarted in every
+round. The page is weak_scaling.md.
 
     python benchmarks/weak_scaling.py
 """
@@ -26,14 +26,14 @@ from surroundings import processor
 LENGTH, NUM_SEQUENCES = 128, 32
 WARM_UP, STEPS = 2, 8
 ONE = "one process, two threads"
-# What is aimed at, as time of the one process over that of the two: floor, target, stretch.
+# Targets for the time of one process divided by the time of two: floor, target, stretch.
 AIMS = {"ddp": (0.85, 0.92, 0.97), "fsdp": (0.70, 0.80, 0.88)}
 SIDES = (ONE, *AIMS)
 SIZES = ("mini", "small", "medium")
 
 
 def main() -> None:
-    """Measure, and write the page; `--report` writes it again from the figures that are there."""
+    """Measure and write the page; `--report` only rewrites it from the stored figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="only write the page from weak_scaling.json")
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def measured(size: str, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of a step of each side, a figure for each round; raises SystemExit where losses differ."""
+    """Return the seconds per step of each side, one figure per round; raises SystemExit when losses differ."""
     seconds: dict[str, list[float]] = {side: [] for side in SIDES}
     expected: list[float] = []
     for number in range(rounds):
@@ -68,7 +68,7 @@ def measured(size: str, rounds: int) -> dict[str, list[float]]:
 
 
 def started(side: str, size: str) -> dict[str, Any]:
-    """Start the processes of a side and return what its first one found."""
+    """Start the processes of a side and return the figures of rank 0."""
     num_ranks = 1 if side == ONE else 2
     command = [sys.executable, __file__, "--rank", side, "--sizes", size]
     output = first_of_ranks(command, num_ranks=num_ranks, threads=3 - num_ranks)
@@ -76,7 +76,7 @@ def started(side: str, size: str) -> dict[str, Any]:
 
 
 def train(side: str, size: str) -> dict[str, Any]:
-    """Train as one process of a side; return the seconds of a step and the losses of all."""
+    """Train as one rank of a side; return the seconds per step and the loss of every step."""
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -108,7 +108,7 @@ def train(side: str, size: str) -> dict[str, Any]:
 
 
 def page(figures: dict[str, Any]) -> str:
-    """Return the page."""
+    """Return the page as Markdown."""
     lines = [
         "# Weak scaling: two processes beside one",
         "",

@@ -1,10 +1,10 @@
-"""What word2vec's settings change, on Wikipedia: model and length of text, noise words, window and size; senses.
+"""The effect of word2vec's settings on Wikipedia: model and text length, noise words, window and size; word senses.
 
 CBOW is compared with skip-gram on three lengths of text, numbers of noise words on the shortest and the longest, and
-windows with sizes of vectors on the middle one. Each training is `maskloom words train` with one worker, which gives
-the same vectors every time, at the learning rate of two that does best on MTurk-771 with the first seed. It is scored
-by `maskloom words evaluate` on other sets. Last, occurrences of "bank" are told apart by their vectors in a BERT, which
-a word vector cannot do. What is finished lies under --out (some 2 GB) and is not made again.
+windows with vector sizes on the middle one. Each training is `maskloom words train` with one worker, which is
+deterministic, at whichever of two learning rates does best on MTurk-771 with the first seed. It is scored by `maskloom
+words evaluate` on other sets. Finally, occurrences of "bank" are distinguished by their vectors in a BERT, which a word
+vector cannot do. Finished work is stored under --out (some 2 GB) and is not repeated.
 
     python benchmarks/word_comparisons.py --out ~/word-comparisons --results results/word_comparisons
 """
@@ -32,13 +32,13 @@ from word_senses import compare_senses, paragraph, sense_lines, sense_trends, ta
 from maskloom.reproduce.experiments import Measure, Scores, Trend, above, beyond
 from maskloom.words.evaluation import read_pairs
 
-# Each text as a fraction of the longest, and the learning rates that are tried: less text wants a higher one.
+# Each text as a fraction of the longest, and the candidate learning rates: shorter text needs a higher one.
 PARTS = {"short": 1 / 6, "middle": 0.4, "long": 1.0}
 RATES = {"short": (0.1, 0.2), "middle": (0.05, 0.1), "long": (0.05, 0.1)}
 NOISE, WINDOWS, SIZES = (1, 2, 5, 10, 15, 20), (2, 5, 10), (50, 100, 300)
 WORDSIM, SIMLEX, MEN, SIMILARITY, RELATEDNESS = "WordSim-353", "SimLex-999", "MEN", "WordSim similar", "WordSim related"
 CHOOSES, SCORED = "MTurk-771", data_folder() / "family" / "words"
-# Columns and the files of their pairs.
+# Columns, and the names of the pair files.
 SETS = {
     WORDSIM: "wordsim353",
     SIMLEX: "simlex999",
@@ -48,17 +48,17 @@ SETS = {
     RELATEDNESS: "wordsim353-rel",
     CHOOSES: "mturk-771",
 }
-# Pairs of MEN by the count of the rarer word in the text that is trained on: at least the first, below the second.
+# Pairs of MEN by the count of their rarer word in the training text: lower bound inclusive, upper bound exclusive.
 BANDS = {"MEN, 5 to 19": (5, 20), "MEN, 20 to 99": (20, 100), "MEN, 100 on": (100, 1 << 60)}
 RARE, _, FREQUENT = BANDS
 ANALOGIES, AVERAGE = "analogies", "mean"
 _OF_MEANS = "Claims about windows are of the mean of the sizes, those about sizes of the mean of the windows."
-# What is kept of a training beside scores.
+# Results of a training other than scores.
 _ASIDE = _KNOWN, _WORDS = "pairs of known words", "words"
 
 
 class Arm(NamedTuple):
-    """A training: a part of the text, a model, and what is compared."""
+    """A training: a part of the text, a model, and the compared settings."""
 
     part: str
     model: str = "cbow"
@@ -76,7 +76,7 @@ GRID = {(window, size): Arm("middle", window=window, size=size) for window in WI
 
 
 def main() -> None:
-    """Make what is not made yet, and write the page."""
+    """Run whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
@@ -110,7 +110,7 @@ def main() -> None:
 
 
 def write_parts(options: argparse.Namespace) -> str:
-    """Write the texts, and the pairs without the rows of blanks that end some files; say what the longest text is."""
+    """Write the texts, and the pair files without trailing blank rows; return a description of the longest text."""
     for stem in SETS.values():
         rows = (SCORED / "similarity" / f"{stem}.csv").read_text(encoding="utf-8").splitlines(keepends=True)
         (options.out / f"{stem}.csv").write_text("".join(row for row in rows if ",,," not in row), encoding="utf-8")
@@ -119,12 +119,12 @@ def write_parts(options: argparse.Namespace) -> str:
 
 
 def run_folder(options: argparse.Namespace, arm: Arm, rate: float, seed: int) -> Path:
-    """Return the folder of a training."""
+    """Return the run folder of a training."""
     return options.out / "runs" / f"{arm}-{rate:g}-{seed}"
 
 
 def trained(options: argparse.Namespace, arm: Arm, rate: float, seed: int) -> dict[str, Any]:
-    """Train and return the scores, by the names of columns."""
+    """Train, and return the scores by column name."""
     folder = run_folder(options, arm, rate, seed)
 
     def make() -> dict[str, Any]:
@@ -150,7 +150,7 @@ def trained(options: argparse.Namespace, arm: Arm, rate: float, seed: int) -> di
 
 
 def write_bands(folder: Path, pairs: Path) -> dict[str, Path]:
-    """Write the pairs of each band of frequency as a file, and return the files."""
+    """Write the pairs of each frequency band to a file, and return the files."""
     lines = (folder / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
     counts = {word: int(count) for word, count in (line.rsplit(" ", 1) for line in lines)}
     bands = {name: folder / f"band-{number}.csv" for number, name in enumerate(BANDS)}
@@ -165,13 +165,13 @@ def write_bands(folder: Path, pairs: Path) -> dict[str, Path]:
 
 
 def chosen_rates(tries: dict[tuple[Arm, float], dict[str, Any]]) -> dict[Arm, float]:
-    """Return the learning rate of each arm that does best on the set that chooses."""
+    """Return, for each arm, the learning rate that scores best on the selection set."""
     arms = dict.fromkeys(arm for arm, _ in tries)
     return {arm: max(RATES[arm.part], key=lambda rate: tries[arm, rate][CHOOSES]) for arm in arms}
 
 
 def model_trends(label: Callable[[str], str]) -> list[Trend]:
-    """Return what is claimed of skip-gram beside CBOW; `label` names a part of the text."""
+    """Return the claims about skip-gram compared with CBOW; `label` names a part of the text."""
 
     def lead(part: str, column: str) -> Measure:
         return above(str(Arm(part, "skipgram")), str(Arm(part, "cbow")), column)
@@ -189,7 +189,7 @@ def model_trends(label: Callable[[str], str]) -> list[Trend]:
 
 
 def noise_trends(label: Callable[[str], str]) -> list[Trend]:
-    """Return what is claimed of the number of noise words."""
+    """Return the claims about the number of noise words."""
 
     def gain(part: str, more: int, few: int) -> Measure:
         return above(str(Arm(part, negative=more)), str(Arm(part, negative=few)), AVERAGE)
@@ -204,13 +204,13 @@ def noise_trends(label: Callable[[str], str]) -> list[Trend]:
 
 
 def mean_gain(pairs: Sequence[tuple[Arm, Arm]], column: str) -> Measure:
-    """Return how far the first of each pair is above the second, in the mean of the pairs, seed by seed."""
+    """Return, seed by seed, the difference between the first and second of each pair, averaged over the pairs."""
     gains = [above(str(better), str(worse), column) for better, worse in pairs]
     return lambda scores: [fmean(values) for values in zip(*(gain(scores) for gain in gains), strict=True)]
 
 
 def grid_trends() -> list[Trend]:
-    """Return what is claimed of windows and of sizes, each in the mean of the other."""
+    """Return the claims about windows and sizes, each averaged over the other."""
     wide = [(GRID[WINDOWS[-1], size], GRID[WINDOWS[0], size]) for size in SIZES]
     narrow = [(worse, better) for better, worse in wide]
     trends = [Trend(f"a window of 10 is better than one of 2: {c}", mean_gain(wide, c)) for c in (RELATEDNESS, MEN)]
@@ -228,7 +228,7 @@ def grid_trends() -> list[Trend]:
 
 
 def with_verdicts(trends: Sequence[Trend], scores: Scores, lines: list[str]) -> list[dict[str, Any]]:
-    """Add a table of verdicts to the lines of the page, and return the verdicts."""
+    """Append a table of verdicts to the lines of the page, and return the verdicts."""
     verdicts = [trend.verdict(scores) for trend in trends]
     cells = [
         (v["claim"], v["verdict"], f"{v['mean']:+.3f} ± {v['standard_error']:.3f}" if "mean" in v else "-")
@@ -267,7 +267,7 @@ def write_page(
     runs: dict[tuple[Arm, int], dict[str, Any]],
     senses: dict[str, Any],
 ) -> None:
-    """Write the results as JSON and as a page."""
+    """Write the results as JSON and as a Markdown page."""
     first = {arm: runs[arm, 0] for arm in rates}
     by_arm = {
         str(arm): {

@@ -1,7 +1,7 @@
 """The nearest words of airplane, cat and dog in skip-gram vectors of Wikipedia, film reviews and novels.
 
-Plurals and co-hyponyms, words of the same kind, are to be among the first seven. Which words count is listed here, and
-was written down before the training.
+Plurals and co-hyponyms (words of the same kind) should be among the first seven. The accepted words are listed here;
+the list was written before the training.
 
     python benchmarks/word_neighbours.py --out ~/neighbours --results results/word_neighbours
 """
@@ -34,7 +34,7 @@ _HOW = (
     "2",
     "--deterministic",
 )
-# Words of the kind of each; its plural is the word with an s.
+# Co-hyponyms of each word; its plural is the word with an s.
 _KIN = {
     "airplane": "plane planes aeroplane aircraft jet jets jetliner airliner helicopter helicopters biplane seaplane",
     "cat": "dog dogs kitten kittens rabbit mouse rat pig hamster squirrel monkey parrot puppy fox",
@@ -43,7 +43,7 @@ _KIN = {
 
 
 def main() -> None:
-    """Train what is not trained yet, and write the page."""
+    """Train whatever is not finished, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
@@ -75,7 +75,7 @@ def _lines() -> Iterator[str]:
 
 
 def _trained(out: Path, seed: int) -> dict[str, Any]:
-    """Return the neighbours of all words with one seed, and the words of the text."""
+    """Return the neighbours of all words with one seed, and the number of words in the text."""
     folder, told = out / f"seed-{seed}", out / f"seed-{seed}.json"
     if not told.exists():
         resume = ["--resume"] if folder.exists() else []

@@ -1,7 +1,7 @@
-"""Two senses of "bank": its occurrences in sentences of Wikipedia told apart by their vectors, in a BERT and without.
+"""Two senses of "bank": occurrences in sentences of Wikipedia, distinguished by their vectors, with and without a BERT.
 
-An explicit rule labels sentences by the words around "bank". A word vector is the same in all of them; what a BERT
-makes of the word is not. Part of the page of word_comparisons.py.
+An explicit rule labels sentences by the words around "bank". A word vector is the same in all of them; the vectors of a
+BERT differ. Part of the page of word_comparisons.py.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ Occurrence = tuple[str, list[str], int]
 
 
 def occurrences(path: Path) -> list[Occurrence]:
-    """Return the sense, the lower-cased words and the place of "bank" of each sentence that has it once.
+    """Return the sense, the lower-cased words and the index of "bank" for each sentence that contains it once.
 
-    Sentences have 6 to 60 words; of those with the same three words on either side the first counts.
+    Sentences have 6 to 60 words; of sentences with the same three words on either side, only the first counts.
     """
     found: dict[tuple[str, ...], Occurrence] = {}
     with path.open(encoding="utf-8") as file:
@@ -59,7 +59,7 @@ def occurrences(path: Path) -> list[Occurrence]:
 
 
 def sense_of(words: Sequence[str], place: int) -> str | None:
-    """Return the sense of the "bank" at a place of a sentence by the words around it, or None where they do not say."""
+    """Return the sense of "bank" at an index of a sentence according to the words around it, or None if undecided."""
     lowered = [word.lower() for word in words]
     near = {*lowered[max(0, place - _NEAR) : place + _NEAR + 1]}
     is_beside = bool(_RIVER & near) or lowered[max(0, place - 1)] in _SIDE
@@ -69,13 +69,13 @@ def sense_of(words: Sequence[str], place: int) -> str | None:
 
 
 def without_rule(words: Sequence[str], place: int) -> tuple[list[str], int]:
-    """Return a sentence without the words that the rule reads, and the new place."""
+    """Return a sentence without the words of the rule, and the new index."""
     left = [number for number, word in enumerate(words) if word not in _RIVER | _SIDE | _MONEY]
     return [words[number] for number in left], left.index(place)
 
 
 def draws_of(found: Sequence[Occurrence], most: int, number: int) -> list[list[Occurrence]]:
-    """Return draws that have no sentence in common, each with at most so many of each sense, sense after sense."""
+    """Return disjoint draws, each with at most `most` sentences of each sense, ordered by sense."""
     by_sense = [[one for one in found if one[0] == sense] for sense in SENSES]
     size = min(most, *(len(ones) // number for ones in by_sense))
     for ones in by_sense:
@@ -84,10 +84,10 @@ def draws_of(found: Sequence[Occurrence], most: int, number: int) -> list[list[O
 
 
 def separation(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Return how vectors (occurrences, width) are told apart by labels 0 and 1.
+    """Return how well labels 0 and 1 separate vectors (occurrences, width).
 
-    `within` and `across` are mean cosines of pairs; `accuracy` is that of the nearer centroid, an occurrence left out
-    of its own, and one that is as near to both counts a half.
+    `within` and `across` are mean cosines of pairs; `accuracy` is that of the nearer centroid, with each occurrence
+    excluded from its own centroid; ties count a half.
     """
     units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     cosines, is_same = units @ units.T, labels[:, None] == labels
@@ -100,7 +100,7 @@ def separation(vectors: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 
 def compare_senses(options: argparse.Namespace, text: Path, folder: Path) -> dict[str, Any]:
-    """Return the neighbours of the word "bank", and the separation of its occurrences by draw and by kind of vector."""
+    """Return the neighbours of the word "bank", and the separation of its occurrences by draw and kind of vector."""
     found = occurrences(text)
     draws = draws_of(found, options.sentences, options.seeds)
     labels = np.repeat((0, 1), len(draws[0]) // 2)
@@ -130,13 +130,13 @@ def compare_senses(options: argparse.Namespace, text: Path, folder: Path) -> dic
 
 
 def mean_of(vectors: WordVectors, words: Sequence[str], place: int) -> np.ndarray:
-    """Return the mean of the directions of a sentence's words but one; zeros where none is known."""
+    """Return the mean direction of a sentence's words other than the one at `place`; zeros if none is known."""
     rows = [vectors.places[word] for number, word in enumerate(words) if number != place and word in vectors.places]
     return vectors.directions[rows].astype(np.float64).sum(0) / max(1, len(rows))
 
 
 def contextual(out: Path, texts: Sequence[tuple[Sequence[str], int]]) -> np.ndarray:
-    """Return (texts, layers, width): the vectors of a word of each text after each layer of the BERT."""
+    """Return the vectors of one word of each text after each layer of the BERT, (texts, layers, width)."""
     path = out.with_suffix(".jsonl")
     path.write_text("".join(json.dumps({"words": [*words]}) + "\n" for words, _ in texts), encoding="utf-8")
     command("features", "--model", str(minilm_folder()), "--input", str(path), "--layers", "all", "--out", str(out))
@@ -146,7 +146,7 @@ def contextual(out: Path, texts: Sequence[tuple[Sequence[str], int]]) -> np.ndar
 
 
 def sense_trends(scores: Scores) -> list[Trend]:
-    """Return what is claimed of the vectors of the last layer, of sentences without the rule's words."""
+    """Return the claims about the vectors of the last layer, on sentences without the rule's words."""
     last = [kind for kind in scores if kind.startswith("layer")][-1]
     within, across, right = (f"{STRIPPED}, {measure}" for measure in ("within", "across", "accuracy"))
     nearer = beyond(lambda found: found[last][within], lambda found: found[last][across])
@@ -159,17 +159,17 @@ def sense_trends(scores: Scores) -> list[Trend]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, with an empty one behind it."""
+    """Return the lines of a table, followed by an empty line."""
     return [*(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)), ""]
 
 
 def paragraph(text: str, indent: str = "") -> list[str]:
-    """Return the lines of a paragraph, with an empty one behind it."""
+    """Return the lines of a paragraph, followed by an empty line."""
     return [*fill(text, 120, subsequent_indent=indent, break_on_hyphens=False).split("\n"), ""]
 
 
 def sense_lines(senses: dict[str, Any], draws: int) -> list[str]:
-    """Return the lines of the page."""
+    """Return the lines of this part of the page."""
     near = ", ".join(f"{word} {cosine:.2f}" for word, cosine in senses["neighbours"])
     beside = " and ".join(f"{cosine:.2f} with *{word}*" for word, cosine in senses["beside"].items())
     counts = " and ".join(f"{count:,} of {sense}" for sense, count in senses["found"].items())

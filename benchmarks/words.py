@@ -1,9 +1,8 @@
 """Train word vectors on the same text with the same settings, ours and gensim's with two workers, in turn.
 
-The text is Wikipedia, cut into words beforehand, so that both read the same words. Every training is a process of its
-own, which tells the seconds of training alone; the vocabulary and the files are left out on both sides. Scores are
-those of the vectors of three seeds. Memory is the highest resident memory of a whole training at a vocabulary of
-500,000 words of an artificial text.
+The text is Wikipedia, split into words beforehand, so that both read the same words. Every training is a child process
+that reports only the seconds of training, without vocabulary and files. Scores are those of the vectors of three seeds.
+Memory is the peak resident memory of a whole training with a vocabulary of 500,000 words on an artificial text.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def scores(out: Path) -> list[float]:
 
 
 def write_words(path: Path, num_bytes: int) -> str:
-    """Write real text as lower-cased words between blanks, a paragraph a line."""
+    """Write real text as lower-cased words separated by spaces, one paragraph per line."""
     said = write_real_text(path, num_bytes)
     lines = path.read_text(encoding="utf-8").lower().split("\n")
     cut = (" ".join(re.findall(r"[^\W_]+", line)) for line in lines)
@@ -74,7 +73,7 @@ def write_words(path: Path, num_bytes: int) -> str:
 
 
 def write_large_vocabulary(path: Path) -> None:
-    """Write a text of 500,000 words that each occur at least five times."""
+    """Write a text with 500,000 distinct words, each occurring at least five times."""
     draw = np.random.default_rng(0)
     tokens = np.concatenate([np.repeat(np.arange(LARGE_VOCABULARY), 5), draw.zipf(1.3, 1_000_000) % 1000])
     draw.shuffle(tokens)
@@ -83,12 +82,12 @@ def write_large_vocabulary(path: Path) -> None:
 
 
 def command(side: str, model: str, text: Path, out: Path, seed: int, epochs: int) -> list[str]:
-    """Return the command that trains as a process of its own."""
+    """Return the command that trains in a child process."""
     return [sys.executable, __file__, "--side", side, model, str(text), str(out), str(seed), str(epochs)]
 
 
 def compare(model: str, text: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run the rounds of a model; the first rounds' seeds give the scores."""
+    """Run the rounds of a model; the seeds of the first rounds provide the scores."""
     found: dict[str, Any] = {side: {"seconds": [], "scores": []} for side in SIDES}
     for number in range(max(options.rounds, NUM_SEEDS)):
         for side in in_turn(SIDES, number):
@@ -104,7 +103,7 @@ def compare(model: str, text: Path, folder: Path, options: argparse.Namespace) -
 
 
 def peak_memory(folder: Path) -> dict[str, float]:
-    """Return the MiB of each side at a large vocabulary."""
+    """Return the peak memory of each side with a large vocabulary, in MiB."""
     text = folder / "large.txt"
     write_large_vocabulary(text)
     found = {}
@@ -116,7 +115,7 @@ def peak_memory(folder: Path) -> dict[str, float]:
 
 
 def summary(models: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return the row of the README."""
+    """Return the row of the README's table."""
     ratios = " / ".join(f"{statistics.median(row['ratios']):.2f}" for row in models)
     names = " / ".join(row["model"] for row in models)
     return [

@@ -1,10 +1,10 @@
-"""The inner loop of skip-gram with negative sampling, compiled by numba, beside batches of NumPy and of torch.
+"""The inner loop of skip-gram with negative sampling, compiled by numba, against batched NumPy and torch.
 
     python benchmarks/words_loop.py
 
-All sides have the same text, vocabulary and sizes and one thread. NumPy and torch take pairs in batches, whose words
-and noise words are drawn before the clock starts, and add up all updates of a batch; the loop draws its own and updates
-after every pair, as word2vec does. The page is words_loop.md.
+All sides have the same text, vocabulary and sizes and one thread. NumPy and torch process pairs in batches, whose words
+and noise words are drawn before the clock starts, and sum all updates of a batch. The loop draws its own and updates
+after every pair, like word2vec. The page is words_loop.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     }
     load = quiet_load()
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(-1, options.rounds):  # the first one warms up, and compiles
+    for number in range(-1, options.rounds):  # the first round warms up and compiles
         for name in in_turn(list(sides), number):
             started = time.perf_counter()
             done = sides[name]()
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _numbered(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the words of a text by number, -1 after each line, and how often each of the vocabulary comes."""
+    """Return a text as word ids, with -1 after each line, and the count of each word in the vocabulary."""
     lines = [words_of(line, lowercase=True) for line in path.read_text(encoding="utf-8").splitlines() if line]
     known = Counter(word for line in lines for word in line).most_common(VOCABULARY)
     numbers = {word: number for number, (word, _) in enumerate(known)}
@@ -77,7 +77,7 @@ def _numbered(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _pairs(tokens: np.ndarray, counts: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Return words and, for each, the word that it predicts with noise words behind, (pairs, 1 + noise)."""
+    """Return center words (pairs,) and, for each, its context word followed by noise words, (pairs, 1 + noise)."""
     number = BATCH * _BATCHES
     places = draw.integers(WINDOW, len(tokens) - WINDOW, 4 * number)
     others = places + draw.integers(1, WINDOW + 1, len(places)) * draw.choice([-1, 1], len(places))

@@ -1,6 +1,6 @@
 """Writes docs/API.md, the page of the public Python API, from signatures and docstrings.
 
-python tools/api_page.py [--check]: with --check it fails where the page does not tell what the code says.
+python tools/api_page.py [--check]: with --check it fails when the page does not match the code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "API.md"
-# What each class of the public API offers, in the order in which a person needs it.
+# The members of each class in the public API, in the order in which users need them.
 METHODS = {
     "Predictor": ("load", "predict", "encode", "fill_mask", "hidden_size"),
     "Ensemble": ("load", "predict"),
@@ -43,7 +43,7 @@ print(maskloom.load("runs/translation").predict(["Zwei Hunde laufen."]))
 
 
 def main() -> int:
-    """Write the page, or compare it."""
+    """Write the page, or compare it with the code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="fail where the page is not current")
     content = api_page()
@@ -77,7 +77,7 @@ def _class(name: str, kind: Any) -> Iterator[str]:
     fields = {} if name in METHODS else kind.__annotations__
     if fields:
         shown = (f"{field}: {_plain(annotation)}".replace("'", '"') for field, annotation in fields.items())
-        yield from ("```python", *shown, "```", "")  # as ruff writes them
+        yield from ("```python", *shown, "```", "")  # in ruff's format
     for method in METHODS.get(name, ()):
         thing = inspect.getattr_static(kind, method)
         if isinstance(thing, property):
@@ -95,7 +95,7 @@ def _function(name: str, function: Any, level: int = 3) -> Iterator[str]:
 
 
 def _lines(name: str, signature: inspect.Signature) -> Iterator[str]:
-    """Yield a signature on one line where it fits, else one parameter a line."""
+    """Yield a signature on one line if it fits, otherwise with one parameter per line."""
     result = "" if signature.return_annotation is signature.empty else f" -> {_plain(signature.return_annotation)}"
     texts, has_star = [], False
     for value in signature.parameters.values():

@@ -1,7 +1,7 @@
 """Fail for a call that can run code from a file: `python tools/banned_calls.py src tools benchmarks`.
 
-Ruff's rules find most of them where the whole name stands; this also finds them behind another name of the module and
-as methods, and knows `numpy.load` with pickles. A line that ends in `# may run code: REASON` is let through.
+Ruff's rules find most of them when the full name is used; this also finds them as methods and under an alias of the
+module, and checks `numpy.load` with pickles. A line that ends with `# may run code: REASON` is accepted.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import sys
 from pathlib import Path
 
-# Functions by the end of their dotted name, and why each is not called.
+# Functions by the end of their dotted name, and the reason for the ban.
 BANNED = {
     "eval": "runs text as code",
     "exec": "runs text as code",
@@ -42,7 +42,7 @@ _PASS = "# may run code: "
 
 
 def problems_of(text: str, name: str) -> list[str]:
-    """Return one line for every call in a module that is banned."""
+    """Return one line for every banned call or base class in a module."""
     tree = ast.parse(text)
     lines, aliases, found = text.splitlines(), _aliases(tree), []
     for node in ast.walk(tree):
@@ -60,7 +60,7 @@ def problems_of(text: str, name: str) -> list[str]:
 
 
 def _aliases(tree: ast.AST) -> dict[str, str]:
-    """Return what names stand for that imports bind."""
+    """Return the full dotted names behind the names that imports bind."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -80,7 +80,7 @@ def _dotted(node: ast.expr, aliases: dict[str, str]) -> str:
 
 
 def _is_method(dotted: str, ban: str) -> bool:
-    """Tell whether a banned name without a module, other than a builtin's, is called as a method."""
+    """Tell whether a banned name without a module, except a builtin, is called as a method."""
     return "." not in ban and ban not in ("eval", "exec") and dotted.endswith(f".{ban}")
 
 

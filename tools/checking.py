@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, as tests and the soak ask it."""
+"""Verification of a checkpoint, for tests and the soak."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from maskloom.training.checkpointing.checkpoints import check_checkpoint
 
 
 def verify_checkpoint(folder: Path) -> str | None:
-    """Return what is wrong with a checkpoint folder, or None when every file is as its manifest says."""
+    """Return the problem of a checkpoint folder, or None when every file matches its manifest."""
     try:
         check_checkpoint(folder)
     except DataError as problem:

@@ -1,6 +1,6 @@
-"""Golden losses: 20 steps of pre-training and of every kind of task, stored so that no refactor moves a number unseen.
+"""Golden losses: 20 steps of pre-training and of every kind of task, stored so that no refactor silently changes them.
 
-`python -m tools.golden_losses` compares, `--write` stores what this machine computes. Losses are compared everywhere;
+`python -m tools.golden_losses` compares, `--write` stores the results of this machine. Losses are compared everywhere;
 the checksum of the weights only on the class of machine that stored it, as other processors round differently.
 """
 
@@ -88,7 +88,7 @@ _FINETUNING: dict[str, dict[str, Any]] = {
 
 
 def machine_class() -> str:
-    """Return what has to be equal for weights to be equal to the bit: processor, its widest instructions, torch."""
+    """Return the machine properties that bit-identical weights require: processor, its widest instructions, torch."""
     model = next(
         (line.split(":")[1].strip() for line in _cpu_info() if line.startswith("model name")), platform.processor()
     )
@@ -106,7 +106,7 @@ def names() -> list[str]:
 
 
 def compute(name: str, folder: Path) -> dict[str, Any]:
-    """Train the run of that name in an empty folder; return its loss of every step and the checksum of its weights."""
+    """Train the named run in an empty folder; return its loss at every step and the checksum of its weights."""
     kind, _, which = name.partition("/")
     if kind == "pretrain":
         _pretrain(which, folder)
@@ -144,7 +144,7 @@ def _pretrain(name: str, folder: Path) -> None:
 
 
 def finetuning(name: str, folder: Path) -> tuple[FinetuneRecipe, dict[str, Path]]:
-    """Return the recipe of a golden run of fine-tuning, and the files for it, written into an empty folder."""
+    """Return the recipe of a golden fine-tuning run and its files, which are written into an empty folder."""
     config_type = TransformerConfig if name == "seq2seq" else BertConfig
     config = config_type(vocab_size=len(_VOCABULARY), **_CONFIG)
     save_model(build_model(config, (), seed=0), folder / "start")
@@ -245,7 +245,7 @@ _DATA: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
 
 
 def main() -> int:
-    """Compare every golden run with what is stored, or store it."""
+    """Compare every golden run with its stored results, or store them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="store what this machine computes")
     write = parser.parse_args().write

@@ -2,7 +2,7 @@
 
     python tools/readme_table.py [--check]
 
-The figures lie between marks in both files; --check fails when they differ from those in the two folders.
+The tables are between markers in both files; --check fails when they differ from the figures in the two folders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 README, BENCHMARKS = ROOT / "README.md", ROOT / "benchmarks" / "README.md"
-# Pages of benchmarks/ whose figures have rows, in their order; those of another processor end with it.
+# Pages of benchmarks/ whose figures have rows, in order; pages of other processors have a suffix.
 PAGES = (
     "pretraining_step",
     "pretraining_step_zen5",
@@ -42,17 +42,17 @@ PAGES = (
 )
 
 
-# What the tables call a page's machine, by a part of its name; others are the first.
+# The table columns: a processor, with the part of a machine's name that selects it; the first is the default.
 _PLACES = {"AMD EPYC": "", "AMD Zen 5": "AMD EPYC of family 26", "Intel Xeon": "Intel"}
-# A figure that stands alone is how many times as much maskloom does in the same time.
+# The table omits this ending: a plain figure is the ratio of rates.
 _RATE = re.compile(r" times the \w+ per second$")
-# What the figures of a row can be of.
+# The sizes and data sets that the figures of a row can refer to.
 _NAMED = re.compile(r"\b(?:tiny|mini|small|base|MRPC|wide mix|GoEmotions|SQuAD)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Speed:
-    """A row of the README: the page, parts of the job and of what is beside it there, and what both are called here."""
+    """A row of the README: the page, parts of its job and of its comparison, and the README's names for both."""
 
     page: str
     named: tuple[str, str]
@@ -105,7 +105,7 @@ SPEEDS = (
 
 @dataclass(frozen=True)
 class Row:
-    """A task of the table; `options` go with the recipe, `published` are BERT base's scores and their data."""
+    """A task of the table; `options` supplement the recipe, `published` are BERT base's scores and their data."""
 
     task: str
     score: str
@@ -128,7 +128,7 @@ ROWS = (
 
 
 def main() -> None:
-    """Write or check the table."""
+    """Write or check the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
     options = parser.parse_args()
@@ -146,14 +146,14 @@ def main() -> None:
 
 
 def with_table(text: str, name: str, table: str) -> str:
-    """Return a page with the table between its marks; raises ValueError when a mark is missing."""
+    """Return a page with the table between its markers; raises ValueError when a marker is missing."""
     mark = f"<!-- {name}: made by tools/readme_table.py -->"
     opening, closing = text.index(mark) + len(mark), text.index(f"<!-- end of {name} -->")
     return f"{text[:opening]}\n{table}\n{text[closing:]}"
 
 
 def speed_table() -> str:
-    """Return the README's choice of jobs, with a column for each processor that has pages."""
+    """Return the README's selection of jobs, with a column for each processor that has pages."""
     lines = [f"| job | compared with | {' | '.join(_PLACES)} |", "|---" * (2 + len(_PLACES)) + "|"]
     found = summaries()
     for speed in SPEEDS:
@@ -170,14 +170,14 @@ def speed_table() -> str:
 
 
 def _aligned(figures: str, job: str, wanted: str) -> str:
-    """Return figures of sizes or data sets with a dash for one that this page lacks."""
+    """Return a row's figures in the order of the wanted sizes or data sets, with a dash for each missing one."""
     own, sizes = ([name.lower() for name in _NAMED.findall(text)] for text in (job, wanted))
     by_size = dict(zip(own, figures.split(" / "), strict=False))
     return " / ".join(by_size.get(size, "–") for size in sizes) if sizes and own != sizes else figures
 
 
 def whole_speed_table() -> str:
-    """Return one row for each job that a benchmark names in its summary."""
+    """Return the table with one row for each job in a benchmark's summary."""
     lines = ["| job | compared with | maskloom | processor | page |", "|---" * 5 + "|"]
     for page, place, row in summaries():
         lines.append(f"| {row['job']} | {row['beside']} | {row['result']} | {place} | [page]({page}.md) |")
@@ -198,7 +198,7 @@ def summaries() -> list[tuple[str, str, dict[str, str]]]:
 
 
 def task_table() -> str:
-    """Return the rows for which both sides were run from several seeds, each with the recipe that it was run by."""
+    """Return the tasks that both sides ran with several seeds, each with its recipe, and the SQuAD scores."""
     results = json.loads((ROOT / "results" / "finetuning_parity.json").read_text(encoding="utf-8"))
     found = {row["task"]: row for row in results["tasks"] if len(row["seeds"]) > 1}
     lines = [
@@ -219,7 +219,7 @@ def task_table() -> str:
 
 
 def changes(recipe: dict[str, Any]) -> list[str]:
-    """Return what a run's settings change of the recipe that the table names, as `key=value`."""
+    """Return the differences between a run's settings and the recipe in the table, as `key=value`."""
     path = ROOT / "src/maskloom/recipes" / f"{RECIPE}.toml"
     base = tomllib.loads(path.read_text(encoding="utf-8"))
     found = []
@@ -233,7 +233,7 @@ def changes(recipe: dict[str, Any]) -> list[str]:
 
 
 def _answers() -> str:
-    """Return the scores on the whole dev sets of SQuAD, with those of a constant answer."""
+    """Return the scores on the full dev sets of SQuAD, with the scores of a constant answer."""
     results = json.loads((ROOT / "results" / "squad.json").read_text(encoding="utf-8"))
     stages, constant = results["stages"], results["baselines"]
     scores = "\nand ".join(

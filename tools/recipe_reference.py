@@ -1,4 +1,4 @@
-"""Write docs/RECIPES.md from what the program says of its recipes: python tools/recipe_reference.py."""
+"""Write docs/RECIPES.md from the program's own description of its recipes: python tools/recipe_reference.py."""
 
 from pathlib import Path
 

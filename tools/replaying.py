@@ -1,4 +1,4 @@
-"""Doing a step again from what a run wrote down of it when its loss or gradient was not finite."""
+"""Replay a step from the dump that a run wrote when the loss or gradient was not finite."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from maskloom.training.ranks.ranks import Ranks
 
 @dataclass(frozen=True)
 class Replay:
-    """What a dumped step gave when it was done again."""
+    """The results of replaying a dumped step."""
 
     losses: dict[str, float]
     gradient_norm: float
 
 
 def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> Replay:
-    """Do a dumped step again, with its weights, batch and dropout draws, and return what it gives.
+    """Replay a dumped step, with its weights, batch and dropout draws, and return the results.
 
-    `model` is of the dumped architecture and takes on the dumped weights; its gradients are left in place to be looked
-    at. Equal to the bit on the same machine with the same torch and thread count. Raises DataError for a folder that is
-    no dump, or that holds no weights.
+    `model` must have the dumped architecture; it receives the dumped weights, and keeps its gradients for inspection.
+    Results are bit-identical on the same machine with the same torch and thread count. Raises DataError for a folder
+    that is not a dump, or that contains no weights.
     """
     try:
         report = read_json_object(folder / REPORT)
@@ -67,7 +67,7 @@ def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> 
 
 
 class _RankOfDump(Ranks):
-    """One rank that does its part of a batch again, alone, as it did it among the others."""
+    """A single process that computes one rank's part of a batch as the rank did among the others."""
 
     def __init__(self, rank: int, counts: dict[str, float], first_row: int) -> None:
         super().__init__(rank=rank, world_size=rank + 1)
@@ -79,7 +79,7 @@ class _RankOfDump(Ranks):
 
 
 def batch_of_data(described: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
-    """Return the batch of a dump; raises ValueError for a class that is none."""
+    """Return the batch of a dump; raises ValueError when its class is not a batch class."""
     kind = getattr(batches, described["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, batches.PackedBatch)):
         raise ValueError(f"{described['class']!r} is no kind of batch")

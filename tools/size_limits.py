@@ -6,13 +6,13 @@ from pathlib import Path
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
-# of functions of the package; the options of commands and the keywords of the public facade are not counted
+# for functions of the package; options of commands and keywords of the public facade are not counted
 MAX_ARGUMENTS = 8
 _UNCOUNTED = ("src/maskloom/cli/", "src/maskloom/__init__.py")
 
 
 def violations(path: Path) -> list[str]:
-    """Name every breach of the limits in one file."""
+    """Return a line for every violation of the limits in a file."""
     source = path.read_text(encoding="utf-8")
     found = []
     num_lines = source.count("\n")
@@ -32,19 +32,19 @@ def violations(path: Path) -> list[str]:
 
 
 def num_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return how many arguments a function takes, apart from that of its object or class."""
+    """Return the number of arguments of a function, not counting self or cls."""
     every = [*function.args.posonlyargs, *function.args.args]
     own = bool(every) and every[0].arg in ("self", "cls")
     return len(every) + len(function.args.kwonlyargs) - own
 
 
 def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether a function is a kernel of Triton, which takes pointers and sizes one by one."""
+    """Tell whether a function is a Triton kernel, whose pointers and sizes are separate arguments."""
     return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
 
 
 def main() -> int:
-    """Check the folders given on the command line."""
+    """Check the folders given on the command line; return the exit code."""
     found = [line for root in sys.argv[1:] for path in sorted(Path(root).rglob("*.py")) for line in violations(path)]
     print("\n".join(found) if found else "files, functions and their arguments are within the limits")
     return 1 if found else 0

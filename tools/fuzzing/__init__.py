@@ -1,1 +1,1 @@
-"""Malformed inputs by the thousand: good files, what is done to them, and a child process that reads the result."""
+"""Thousands of malformed inputs: good files, mutations of them, and a child process that reads the result."""

@@ -1,7 +1,7 @@
-"""The process that reads wrong files, one after the other, and says of each what came of it.
+"""The process that reads malformed files, one after the other, and reports the outcome of each.
 
 `python -m tools.fuzzing.child FOLDER SEED` reads lines `TARGET FIRST LAST` and answers each case with two lines of
-JSON: one before it reads the file, one after. What hangs, crashes or is killed has the first line only.
+JSON: one before it reads the file, one after. A case that hangs, crashes or is killed produces only the first line.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 
 from tools.fuzzing.targets import Surroundings, Target, all_targets, prepared
 
-# What one case may add to the size that the process has after its imports.
+# The address space that one case may add to the process's size after its imports.
 _ADDRESS_SPACE = 3 << 30
 
 
 def case_draw(seed: int, target: Target, number: int, index: int) -> random.Random:
-    """Return the random numbers of a case: the same for the same seed."""
+    """Return the random generator of a case, which depends only on the arguments."""
     return random.Random(repr((seed, number, target.name, index)))
 
 
 def outcome_of(target: Target, path: Path) -> dict[str, Any]:
-    """Read the file; return whether it was accepted or refused, or the finding that it is."""
+    """Read the file; return whether it was accepted, refused, or is a finding."""
     from maskloom.errors import ConfigError, DataError
 
     try:
@@ -59,13 +59,13 @@ def _status(name: str) -> int:
 
 
 def _forget_peak() -> None:
-    """Let the peak of resident memory begin anew, where the system allows it."""
+    """Reset the peak of resident memory, if the system allows it."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def main() -> None:
-    """Answer requests until there are none."""
+    """Answer requests until standard input ends."""
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
     import torch
 
@@ -75,7 +75,7 @@ def main() -> None:
     surroundings = Surroundings(folder / "good")
     targets = all_targets(surroundings)
     for target in targets:
-        target.make(random.Random(0))  # makes the good folders
+        target.make(random.Random(0))  # creates the good folders
     limit = _status("VmSize") + _ADDRESS_SPACE
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     print("{}", flush=True)

@@ -1,4 +1,4 @@
-"""Bad data sets of forty kinds and more: what each is, and what has to become of it."""
+"""More than forty kinds of bad data sets, each with its expected outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.fuzzing import seeds
 
 @dataclass(frozen=True)
 class BadData:
-    """One kind: `refused` is what the refusal says, as a regular expression; else `kept` and `dropped` are counts."""
+    """One kind: `refused` is a pattern of the expected error message; without it, `kept` and `dropped` are counts."""
 
     what: str
     kind: str
@@ -27,7 +27,7 @@ class BadData:
 
 
 def outcome_of(data: BadData, folder: Path) -> str:
-    """Return "" where the data is handled as it should be, else what is wrong; every row is accounted for."""
+    """Return "" if the data is handled as expected and every row is accounted for, otherwise the problem."""
     from maskloom.errors import ConfigError, DataError
 
     path = folder / data.name
@@ -53,7 +53,7 @@ def outcome_of(data: BadData, folder: Path) -> str:
 
 
 def _read(data: BadData, path: Path, folder: Path) -> Any:
-    """Read training data, and a second file as dev data, as fine-tuning does before the first step."""
+    """Read training data and, as dev data, a second file, as in fine-tuning before the first step."""
     from maskloom.tasks.kinds import task_kind
     from maskloom.tasks.tables import ReadingOptions
     from maskloom.text.vocabulary import Vocabulary
@@ -66,7 +66,7 @@ def _read(data: BadData, path: Path, folder: Path) -> Any:
     names = kind.label_names(train, options, settings)
     kind.check(train, dev)
     task = kind.make(names, None, settings)
-    if len(data.content) > _MOST_ENCODED:  # reading is the question; encoding ten megabytes takes seconds
+    if len(data.content) > _MOST_ENCODED:  # only reading is tested; encoding ten megabytes takes seconds
         return train
     tokenizer = WordPieceTokenizer(Vocabulary(seeds.VOCABULARY), max_length=16)
     for examples in (train, dev):

@@ -1,4 +1,4 @@
-"""Folders that lead out of themselves, name code, or hold what is no file; and text that unpacks without end."""
+"""Folders that lead outside themselves, name code, or contain non-regular files; and decompression bombs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Attempt = tuple[str, Callable[[], object]]
 
 
 def attempts(work: Path) -> Iterator[Attempt]:
-    """Yield (name, what reads the folder); each must raise ConfigError or DataError, at once and in little memory."""
+    """Yield (name, read function); each must raise ConfigError or DataError immediately and with little memory."""
     surroundings = Surroundings(work / "good")
     yield from _odd_files(surroundings, work / "case")
     yield from _indexes(surroundings, work / "case")
@@ -49,7 +49,7 @@ def _load(folder: Path) -> object:
 
 
 def _odd_files(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
-    """A link to the same file outside, a pipe, a device, a folder, a link to itself: in place of every file."""
+    """Every file replaced by a link to the same file outside, a pipe, a device, a folder, or a link to itself."""
     good = surroundings.of("model")
     makers: dict[str, Callable[[Path, Path], object]] = {
         "a link out": lambda path, outside: path.symlink_to(outside),
@@ -70,7 +70,7 @@ def _odd_files(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
 
 
 def _indexes(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
-    """Names of weight files that lead elsewhere, in an index and by links."""
+    """Names of weight files that lead outside the folder, in an index and by links."""
     shard = "model-00001-of-00001.safetensors"
     outside = surroundings.of("sharded") / shard
     for name in (
@@ -95,7 +95,7 @@ def _indexes(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
 
 
 def _code(surroundings: Surroundings, folder: Path) -> Iterator[Attempt]:
-    """Keys that name code of the folder, with the code beside them."""
+    """Config keys that name code in the folder, and the code itself."""
     for name, key in (
         ("config.json", "auto_map"),
         ("config.json", "custom_pipelines"),
@@ -138,7 +138,7 @@ def _data_that_is_no_file(folder: Path) -> Iterator[Attempt]:
 
 
 def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
-    """One line without end, packed a thousand times smaller or more, for every reader of packed files."""
+    """One endless line, compressed by a factor of a thousand or more, for every reader of compressed files."""
     import zstandard
 
     from maskloom.data.corpus.documents import read_documents
@@ -181,7 +181,7 @@ def bombs(folder: Path, num_bytes: int = 1 << 28) -> Iterator[Attempt]:
 
 
 def _raised(problems: list[str]) -> None:
-    """Raise what a check returns, so that it counts as a refusal."""
+    """Raise the problems that a check returns, so that they count as a refusal."""
     from maskloom.errors import DataError
 
     if problems:

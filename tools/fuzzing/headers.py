@@ -1,4 +1,4 @@
-"""Safetensors files whose headers lie, each in one way."""
+"""Safetensors files with false headers, each in one way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lying_files() -> Iterator[tuple[str, bytes]]:
-    """Yield (name, content) of files that no reader may take."""
+    """Yield (name, content) of files that every reader must refuse."""
     good = {"a": _entry([2], 0, 8), "b": _entry([2], 8, 16)}
     data = bytes(16)
 

@@ -1,4 +1,4 @@
-"""What is done to good files: damage to bytes, and wrong values in the right form."""
+"""Mutations of good files: damaged bytes, and wrong values in the right format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def damaged(content: bytes, draw: random.Random, others: Sequence[bytes] = ()) -> bytes:
-    """Return bytes with one to five injuries: bits flipped, pieces lost, doubled, put in, or taken from other files."""
+    """Return bytes with one to five injuries: flipped bits; lost, repeated or inserted pieces; parts of other files."""
     found = bytearray(content)
     for _ in range(draw.choice((1, 1, 1, 2, 3, 5))):
         place = draw.randint(0, len(found))
@@ -66,7 +66,7 @@ def damaged(content: bytes, draw: random.Random, others: Sequence[bytes] = ()) -
 
 
 def changed_tree(tree: Any, draw: random.Random) -> Any:
-    """Return JSON-like data with one to four wrong values: another type, lost, renamed, added, moved or too deep."""
+    """Return JSON-like data with one to four wrong values: retyped, removed, renamed, repeated, moved or too deep."""
     tree = copy.deepcopy(tree)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
         places = list(_places(tree))
@@ -94,7 +94,7 @@ def changed_tree(tree: Any, draw: random.Random) -> Any:
 
 
 def deep(depth: int) -> Any:
-    """Return a list in a list in a list, so deep."""
+    """Return lists nested to the given depth."""
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -102,7 +102,7 @@ def deep(depth: int) -> Any:
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield every (holder, key) of a tree."""
+    """Yield every (container, key) of a tree."""
     waiting = [tree]
     while waiting:
         holder = waiting.pop()
@@ -113,7 +113,7 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def json_text(tree: Any, draw: random.Random) -> bytes:
-    """Return a tree as JSON, now and then with a key that stands twice or lone surrogates as they are."""
+    """Return a tree as JSON, occasionally with a duplicate key or unescaped lone surrogates."""
     text = json.dumps(tree, ensure_ascii=draw.random() < 0.7)
     if draw.random() < 0.05:
         text = text.replace("{", '{"a": 1, "a": 2, ', 1)
@@ -121,7 +121,7 @@ def json_text(tree: Any, draw: random.Random) -> bytes:
 
 
 def depth_is_moderate(tree: Any, limit: int = 400) -> bool:
-    """Tell whether a tree is so shallow that a writer of text gets through it by recursion."""
+    """Tell whether a tree is shallow enough for a recursive writer."""
     waiting = [(tree, 0)]
     while waiting:
         value, depth = waiting.pop()
@@ -133,12 +133,12 @@ def depth_is_moderate(tree: Any, limit: int = 400) -> bool:
 
 
 def changed_json(seeds: Sequence[bytes]) -> Callable[[random.Random], bytes]:
-    """Return a maker of wrong values in the right form, from JSON files."""
+    """Return a generator of files with wrong values in the right format, from JSON files."""
     return lambda draw: json_text(changed_tree(json.loads(draw.choice(seeds)), draw), draw)
 
 
 def changed_lines(seeds: Sequence[bytes]) -> Callable[[random.Random], bytes]:
-    """Return the same for files of one JSON object a line."""
+    """Return the same for files with one JSON object per line."""
 
     def make(draw: random.Random) -> bytes:
         lines = draw.choice(seeds).splitlines()
@@ -154,7 +154,7 @@ def changed_lines(seeds: Sequence[bytes]) -> Callable[[random.Random], bytes]:
 
 
 def changed_table(seeds: Sequence[bytes], separator: bytes) -> Callable[[random.Random], bytes]:
-    """Return the same for rows of fields."""
+    """Return the same for tables with a field separator."""
 
     def make(draw: random.Random) -> bytes:
         rows = [row.split(separator) for row in draw.choice(seeds).split(b"\n")]
@@ -183,7 +183,7 @@ def changed_table(seeds: Sequence[bytes], separator: bytes) -> Callable[[random.
 
 
 def toml_text(tree: Any, prefix: str = "") -> str:
-    """Return a tree as TOML as far as TOML can say it: values first, then tables."""
+    """Return a tree as TOML, as far as TOML can represent it: values first, then tables."""
     if not isinstance(tree, dict):
         return f"value = {_toml_value(tree)}"
     lines = [f"{json.dumps(key)} = {_toml_value(value)}" for key, value in tree.items() if not isinstance(value, dict)]

@@ -1,4 +1,4 @@
-"""Pickles that would leave a mark if anything opened them, in every place where a file is read."""
+"""Pickles that would leave a mark when unpickled, in every place where a file is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.fuzzing.targets import Surroundings, all_targets, prepared
 
-# Names of files that other programs load by unpickling, or that hold programs.
+# Names of files that other programs unpickle, or that contain programs.
 CODE_FILES = (
     *(
         "pytorch_model.bin",
@@ -28,7 +28,7 @@ CODE_FILES = (
 
 
 class _Mark:
-    """Unpickles by making a folder."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -38,7 +38,7 @@ class _Mark:
 
 
 def pickles(mark: Path) -> list[bytes]:
-    """Return pickles of several makes that make the folder `mark` when they are opened."""
+    """Return pickles in several formats that create the folder `mark` when they are loaded."""
     import numpy as np
     import torch
 
@@ -58,10 +58,10 @@ def pickles(mark: Path) -> list[bytes]:
 
 
 def attempts(work: Path, mark: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield (name, what reads a pickle there); each must raise ConfigError or DataError and leave no mark.
+    """Yield (name, function that reads a pickle); each must raise ConfigError or DataError and leave no mark.
 
-    A pickle stands in place of every file that is read, and under every name that other programs unpickle: as the
-    only weights of a model, as what an index names, as the model itself, as data and as a vocabulary.
+    A pickle replaces every file that is read, and is placed under every name that other programs unpickle: as the only
+    weights of a model, as a file named in an index, as the model itself, as data and as a vocabulary.
     """
     made, surroundings = pickles(mark), Surroundings(work / "good")
     for number, target in enumerate(all_targets(surroundings)):

@@ -1,4 +1,4 @@
-"""The readers under test: each takes the path of a file and does with it what a command would, before any training."""
+"""The readers under test: each processes a file as a command would before any training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.fuzzing import seeds
 
 
 def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
-    """Return what fine-tuning does with a file before the first step: reading, labels, checks, encoding."""
+    """Return a function that does fine-tuning's work on a file before the first step: read, label, check, encode."""
 
     def read(path: Path) -> object:
         from maskloom.tasks.kinds import task_kind
@@ -32,14 +32,14 @@ def read_task(kind: str, **options: Any) -> Callable[[Path], object]:
 
 
 def read_documents(path: Path) -> object:
-    """Read: documents."""
+    """Read the documents of a text file."""
     from maskloom.data.corpus.documents import read_documents
 
     return sum(len(document.text) for document in read_documents(path))
 
 
 def read_recipe(kind: str) -> Callable[[Path], object]:
-    """Read: recipe."""
+    """Return a function that loads a recipe, resolves its settings, and checks that it survives a round trip."""
 
     def read(path: Path) -> object:
         import maskloom.config as config
@@ -63,14 +63,14 @@ def read_recipe(kind: str) -> Callable[[Path], object]:
 
 
 def read_overrides(path: Path) -> object:
-    """Read: overrides."""
+    """Load a recipe with the lines of the file as overrides."""
     from maskloom.config import PretrainRecipe, load_recipe
 
     return load_recipe(PretrainRecipe, None, path.read_bytes().decode("utf-8", "replace").splitlines())
 
 
 def read_space(path: Path) -> object:
-    """Read: space."""
+    """Parse the lines of the file as a search space, and create recipes from its grid."""
     from maskloom.config import FinetuneRecipe
     from maskloom.runs.search_space import ValueRange, grid_settings, parse_space, recipe_with
 
@@ -80,7 +80,7 @@ def read_space(path: Path) -> object:
 
 
 def read_vocabulary(path: Path) -> object:
-    """Read: vocabulary."""
+    """Load the vocabulary in the file's folder; encode and decode a text."""
     from maskloom.runs.corpus import inspect_vocabulary
     from maskloom.text.tokenizer import Tokenizer
 
@@ -94,21 +94,21 @@ def read_vocabulary(path: Path) -> object:
 
 
 def read_tokenizer_settings(path: Path) -> object:
-    """Read: tokenizer settings."""
+    """Load the tokenizer from the file's folder, and encode a text."""
     from maskloom.text.tokenizer import Tokenizer
 
     return Tokenizer.load(path.parent).encode("the ab")
 
 
 def read_model(path: Path) -> object:
-    """Read: model."""
+    """Load the model from the file's folder."""
     from maskloom.checkpoints.huggingface import load_model
 
     return load_model(path.parent)
 
 
 def read_predictor(path: Path) -> object:
-    """Read: predictor."""
+    """Load a predictor from the file's folder, encode texts, and predict."""
     from maskloom.errors import ConfigError
     from maskloom.inference import Predictor
 
@@ -117,11 +117,11 @@ def read_predictor(path: Path) -> object:
     try:
         return predictor.predict(["the ab", "b"])
     except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error}") from None  # the model was read; what it is for is another question
+        raise ConfigError(f"{path.name}: {error}") from None  # the model was read; its task is another question
 
 
 def read_features(path: Path) -> object:
-    """Read: features."""
+    """Read the feature file in the file's folder."""
     from maskloom.data.feature_files import FeatureFile
 
     file = FeatureFile.open(path.parent)
@@ -129,7 +129,7 @@ def read_features(path: Path) -> object:
 
 
 def read_corpus(path: Path) -> object:
-    """Read: corpus."""
+    """Open the corpus in the file's folder, lint it, and compute its statistics."""
     from maskloom.data.corpus.lint import lint_corpus
     from maskloom.data.corpus.opening import Corpus
     from maskloom.data.corpus.statistics import corpus_statistics
@@ -140,7 +140,7 @@ def read_corpus(path: Path) -> object:
 
 
 def read_scores(path: Path) -> object:
-    """Read: scores."""
+    """Score a file of predicted answers."""
     from maskloom.tasks.span.reading import score_files
 
     gold = path.with_name("gold.json")
@@ -149,14 +149,14 @@ def read_scores(path: Path) -> object:
 
 
 def read_label_names(path: Path) -> object:
-    """Read: label names."""
+    """Read a file of label names."""
     from maskloom.tasks.labels import read_label_names
 
     return read_label_names(path)
 
 
 def read_glue_rows(path: Path) -> object:
-    """Read: glue rows."""
+    """Check the genres of a GLUE test file, and count its rows."""
     from maskloom.runs.glue.files import check_genres, count_test_rows
 
     check_genres(path, matched=True)
@@ -164,14 +164,14 @@ def read_glue_rows(path: Path) -> object:
 
 
 def read_submission(path: Path) -> object:
-    """Read: submission."""
+    """Check a GLUE submission."""
     from maskloom.runs.glue.files import check_submission
 
     return check_submission(path, allow_partial=True)
 
 
 def read_run_folder(path: Path) -> object:
-    """Read: run folder."""
+    """Describe a run folder that contains the file."""
     from maskloom.runs.info import describe_folder
 
     (path.parent / "recipe.toml").write_text("")

@@ -1,4 +1,4 @@
-"""Wrong recipes: what each has wrong, and what the refusal says."""
+"""Invalid recipes, each with its expected error message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class BadRecipe:
-    """TOML text of a recipe of one kind, and what its refusal says, as a regular expression."""
+    """TOML text of a recipe of one kind, and a pattern of the expected error message."""
 
     what: str
     text: str
@@ -18,7 +18,7 @@ class BadRecipe:
 
 
 def outcome_of(recipe: BadRecipe, folder: Path) -> str:
-    """Return "" when the recipe is refused as it should be, else what happened."""
+    """Return "" when the recipe is refused as expected, otherwise the actual outcome."""
     import maskloom.config as config
     from maskloom.errors import ConfigError
     from maskloom.runs.pretraining_plan import check_model

@@ -1,4 +1,4 @@
-"""Runs cases in a child process and counts what comes of them: accepted, refused, or a finding."""
+"""Runs cases in a child process and counts their outcomes: accepted, refused, or finding."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.fuzzing.targets import Surroundings, Target, all_targets
 
 ROOT = Path(__file__).resolve().parents[2]
 MAX_SECONDS = 5.0
-"""Processor time of a case; a loaded machine does not make a hang of a slow answer."""
+"""Limit of processor time per case; a wall-clock limit would mistake slow answers on a loaded machine for hangs."""
 _MAX_WAIT = 60.0
 _START_WAIT = 300.0
 _CASES_AT_ONCE = 50
@@ -26,7 +26,7 @@ _CASES_AT_ONCE = 50
 
 @dataclass(frozen=True)
 class Case:
-    """What came of one case; `key` names it so that `--only KEY` runs it again."""
+    """The outcome of one case; `--only KEY` with its `key` runs it again."""
 
     group: str
     key: str
@@ -37,12 +37,12 @@ class Case:
 
     @property
     def passed(self) -> bool:
-        """Whether it was read, or refused with a message that says where."""
+        """Whether the file was read, or refused with a message that names the place."""
         return self.outcome in ("accepted", "refused")
 
 
 class _Child:
-    """A child process that answers requests; started again when a case has ended it."""
+    """A child process that answers requests; replaced after a case has ended it."""
 
     def __init__(self, work: Path, seed: int) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -65,7 +65,7 @@ class _Child:
         _pipe(self.process.stdin).flush()
 
     def answer(self, wait: float) -> dict[str, Any] | None:
-        """Return the next line; None when the child has ended, or takes too long and is ended for it."""
+        """Return the next line, or None when the child has ended or exceeds its time limit."""
         started, used = time.monotonic(), self.processor_time()
         while b"\n" not in self._held:
             ready = select.select([self.process.stdout], [], [], 0.2)[0]
@@ -83,7 +83,7 @@ class _Child:
         return json.loads(line)
 
     def processor_time(self) -> float:
-        """Return the seconds of processor time that the child has taken."""
+        """Return the processor seconds that the child has used."""
         try:
             fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
@@ -91,7 +91,7 @@ class _Child:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def end(self) -> int:
-        """Kill what is left of it; return the exit code that it had by itself, or -9."""
+        """Kill the child if it is still running; return its own exit code, or -9."""
         try:
             code = self.process.wait(timeout=0 if self._hangs else 10)
         except subprocess.TimeoutExpired:
@@ -112,9 +112,9 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 def run_cases(
     work: Path, *, seed: int, num_cases: int, first: int = 0, seconds: float | None = None, only: str | None = None
 ) -> Iterator[Case]:
-    """Yield what came of each case, spread evenly over the targets in rounds, until there are enough or time is over.
+    """Yield the outcome of each case, in rounds that spread over all targets, until the number or the time is reached.
 
-    `only` is the key of a case, or the beginning of some.
+    `only` is the key of a case, or a prefix of keys.
     """
     work.mkdir(parents=True, exist_ok=True)
     targets = all_targets(Surroundings(work / "good"))
@@ -151,7 +151,7 @@ def _matches(only: str, number: int, target: Target) -> bool:
 
 
 def _answers(child: _Child, target: Target, number: int, first: int, last: int) -> Iterator[Case]:
-    """Yield the cases that the child answers; the last one may be the one that ended it."""
+    """Yield the cases that the child answers; the last one may be the case that ended it."""
     child.ask(number, first, last)
     index, size = first, 0
     while True:
@@ -182,7 +182,7 @@ def _judged(target: Target, number: int, found: dict[str, Any], size: int) -> Ca
 
 
 def table_of(cases: list[Case]) -> str:
-    """Return the counts a group as a Markdown table."""
+    """Return the counts per group as a Markdown table."""
     groups: dict[str, Counter[str]] = {}
     for case in cases:
         groups.setdefault(case.group, Counter())[case.outcome] += 1

@@ -1,4 +1,4 @@
-"""Good files of every kind that maskloom reads, small, made once a process."""
+"""Small good files of every kind that maskloom reads, created once per process."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ SIZES = {
 
 
 def zipped(content: bytes) -> bytes:
-    """Return gzip's form of it."""
+    """Return content compressed by gzip."""
     return gzip.compress(content, mtime=0)
 
 
 @cache
 def zstandard_text() -> bytes:
-    """Return the text in two frames of Zstandard."""
+    """Return the text compressed as two Zstandard frames."""
     import zstandard
 
     half = len(TEXT) // 2
@@ -119,7 +119,7 @@ def zstandard_text() -> bytes:
 
 @cache
 def parquet_text() -> bytes:
-    """Return a small Parquet file with a column of texts."""
+    """Return a small Parquet file with a text column."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -129,7 +129,7 @@ def parquet_text() -> bytes:
 
 
 def write_model(folder: Path, heads: tuple[str, ...] = ("classifier",), num_labels: int | None = 2) -> None:
-    """Write a tiny model folder with tokenizer and our own settings."""
+    """Write a tiny model folder with a tokenizer and our own settings."""
     from maskloom.checkpoints.huggingface import save_model
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
@@ -173,7 +173,7 @@ def write_corpus(folder: Path) -> None:
 
 
 def write_features(folder: Path) -> None:
-    """Write a tiny folder of features."""
+    """Write a tiny folder of stored features."""
     import numpy as np
 
     from maskloom.data.feature_files import FeaturePlan, FeatureWriter

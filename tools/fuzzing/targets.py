@@ -1,4 +1,4 @@
-"""What is fuzzed: for each kind of file its good seeds, the making of wrong ones, and the reader under test."""
+"""The fuzzing targets: each kind of file with its good seeds, its generator of malformed files, and its reader."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Make = Callable[[random.Random], bytes]
 
 @dataclass(frozen=True)
 class Target:
-    """One reader: `read(path)` takes the wrong file, called `name` in a folder that is a copy of `around`.
+    """One reader: `read(path)` receives the malformed file, named `name`, in a folder that is a copy of `around`.
 
-    `group` is the line of the table that it counts for.
+    `group` is its line in the table.
     """
 
     group: str
@@ -41,7 +41,7 @@ class Target:
     around: str | None = None
 
     def make(self, draw: random.Random) -> bytes:
-        """Return one wrong file: damaged in its bytes, or in its values."""
+        """Return one malformed file, with damaged bytes or wrong values."""
         if self.structured is not None and draw.random() < 0.6:
             content = self.structured(draw)
             return damaged(content, draw) if draw.random() < 0.1 else content
@@ -51,7 +51,7 @@ class Target:
 
 @dataclass
 class Surroundings:
-    """Folders that targets are copied from, made when they are first asked for."""
+    """Folders that targets are copied from, created on first use."""
 
     folder: Path
     makers: dict[str, Callable[[Path], None]] = field(
@@ -68,7 +68,7 @@ class Surroundings:
     )
 
     def of(self, name: str) -> Path:
-        """Return the folder of that name."""
+        """Return the named folder, creating it on first use."""
         path = self.folder / name
         if not path.exists():
             self.makers[name](path)
@@ -111,7 +111,7 @@ def _changed_toml(tree: dict[str, Any]) -> Make:
 
 
 def _changed_header(content: Callable[[], bytes]) -> Make:
-    """Return a maker of safetensors files whose headers lie."""
+    """Return a generator of safetensors files with false headers."""
 
     def make(draw: random.Random) -> bytes:
         good = content()
@@ -140,7 +140,7 @@ def _changed_header(content: Callable[[], bytes]) -> Make:
 
 
 def _changed_manifest(content: Callable[[], bytes]) -> Make:
-    """Return a maker of corpus manifests with wrong values under a checksum that fits."""
+    """Return a generator of corpus manifests with wrong values, mostly with a matching checksum."""
 
     def make(draw: random.Random) -> bytes:
         from maskloom.data.corpus.manifest import _own_checksum
@@ -157,7 +157,7 @@ def _changed_manifest(content: Callable[[], bytes]) -> Make:
 
 
 def all_targets(surroundings: Surroundings) -> list[Target]:
-    """Return every target; `surroundings` holds the folders that some of them take their good files from."""
+    """Return every target; `surroundings` provides the folders with the good files of some targets."""
 
     def of(folder: str, name: str) -> Callable[[], Sequence[bytes]]:
         return lambda: [(surroundings.of(folder) / name).read_bytes()]
@@ -281,7 +281,7 @@ def _folder_targets(of: Callable[..., Any], values: Callable[..., Make]) -> list
 
 
 def prepared(target: Target, surroundings: Surroundings, folder: Path, content: bytes) -> Path:
-    """Return the path of a wrong file in a fresh folder with what belongs around it."""
+    """Write a malformed file into a fresh folder together with its surroundings, and return its path."""
     shutil.rmtree(folder, ignore_errors=True)
     if target.around is None:
         folder.mkdir(parents=True)

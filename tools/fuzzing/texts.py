@@ -1,4 +1,4 @@
-"""Random text of every kind of character, and Google's tokenizer as the rule that ids have to follow."""
+"""Random text with all kinds of characters, and Google's tokenizer as the reference for ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARTS = (
 
 
 def random_text(draw: random.Random) -> str:
-    """Return a short text: runs of characters of one range, words, white space; lone surrogates now and then."""
+    """Return a short text: runs of characters from one range, words, white space; occasionally lone surrogates."""
     parts = []
     for _ in range(draw.randint(0, 8)):
         if draw.random() < 0.3:
@@ -36,10 +36,10 @@ def random_text(draw: random.Random) -> str:
 
 
 def problem_of(ours: Any, theirs: Any, texts: list[str]) -> str | None:
-    """Return the first thing that is wrong with how texts are cut; None where all is as it should be.
+    """Return the first problem with the tokenisation of texts, or None if there is none.
 
-    Ids are Google's, a batch gives what its texts give one by one, words and offsets are those of the rule in plain
-    Python, offsets lie in the text and ascend word by word, and decoding raises nothing.
+    Ids must be Google's; a batch must match its texts encoded separately; words and offsets must match the rules in
+    plain Python; offsets must lie in the text and ascend by word; and decoding raises nothing.
     """
     together = ours.encode_batch([(text, None) for text in texts])
     ids = ours.token_ids_batch(texts)
@@ -64,7 +64,7 @@ def problem_of(ours: Any, theirs: Any, texts: list[str]) -> str | None:
 
 
 def google_modules() -> SimpleNamespace:
-    """Return Google's modules, imported with stand-ins for TensorFlow, which they need for flags, files and networks.
+    """Return Google's modules, imported with mocks of TensorFlow, which they need for flags, files and networks.
 
     Raises ImportError when the oracle package bert-tensorflow is not installed.
     """
@@ -77,7 +77,7 @@ def google_modules() -> SimpleNamespace:
     tf.gfile.GFile = functools.partial(open, encoding="utf-8", newline="\n")
     stand_ins["six"].PY2, stand_ins["six"].PY3 = False, True
     stand_ins["absl"].flags.FLAGS.preserve_unused_tokens = False
-    # what is imported inside is forgotten after, lest other libraries take the stand-ins for TensorFlow
+    # sys.modules is restored afterwards, so that other libraries do not mistake the mocks for TensorFlow
     with mock.patch.dict(sys.modules, stand_ins):
         found = {name: importlib.import_module(f"bert.{name}") for name in ("tokenization", "run_classifier")}
     return SimpleNamespace(**found)

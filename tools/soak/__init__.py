@@ -1,1 +1,1 @@
-"""The soak: every promise of surviving, tried many times by real processes, as rows of one table."""
+"""The soak: every promise of survival, tested many times with real processes, as rows of one table."""

@@ -1,4 +1,4 @@
-"""R19: saves that a thread writes while training goes on, with weights that change at once and writes that fail."""
+"""R19: saves by a background thread during training; weights change immediately after the call, and writes fail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FAULTS, _SHARE_OF_FAULTS = ("eio", "enospc", "exception"), 0.25
 
 @dataclass
 class _Writer:
-    """Stands around the real writing of checkpoints: holds it back as long as is asked, and notes how it ended."""
+    """Wraps the real function that writes checkpoints: delays it until released, and records how each write ended."""
 
     write: Callable[..., Path]
     faults: dict[int, str] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class _Writer:
     most: int = 0
 
     def __call__(self, snapshot: Any, *given: Any, **named: Any) -> Path:
-        """Write a snapshot, or fail as is planned for its step."""
+        """Write a snapshot, or fail as planned for its step."""
         from maskloom.system.fault_points import arm
 
         self.inside += 1
@@ -51,14 +51,14 @@ class _Writer:
             self.inside -= 1
 
     def let_go(self) -> None:
-        """Hold no write back any longer."""
+        """Release all delayed writes."""
         for gate in self.gates.values():
             gate.set()
 
 
 @dataclass
 class _Round:
-    """One round: a state all of which every step changes, what was said and raised, and what is to be on disk."""
+    """One round: a state that every step changes completely, the messages and exceptions, and the expected files."""
 
     folder: Path
     draw: random.Random
@@ -71,7 +71,7 @@ class _Round:
     late: set[int] = field(default_factory=set)
 
     def train(self, saves: Any) -> None:
-        """Go through some steps and ask for saves at some of them, or at all."""
+        """Run some steps and request saves at some of them, or at all."""
         share, release = self.draw.choice((0.4, 1.0)), ""
         try:
             with saves, ExitStack() as last:
@@ -100,7 +100,7 @@ class _Round:
         self.state.step, self.state.position = step, {"number": step}
 
     def _ask(self, saves: Any, release: str) -> None:
-        """Ask for a save of the state as it stands."""
+        """Request a save of the current state."""
         from maskloom.training.checkpointing.checkpoints import Snapshot
 
         step, extra = self.state.step, {"best": [self.state.step]}
@@ -116,20 +116,20 @@ class _Round:
         extra["best"].append(-1)
 
     def _look(self, saves: Any, call: Callable[[], object]) -> None:
-        """Make a call that has to tell the failure of a write that has ended, by a word or by raising it."""
+        """Make a call that must report the failure of a finished write, by a message or by raising it."""
         pending, may_end = saves._pending, all(gate.is_set() for gate in self.writer.gates.values())
         if pending is not None and may_end and self.draw.random() < 0.5:
             wait([pending], _PATIENCE)
         has_ended = pending is None or pending.done()
         failed = [step for step, error in self.writer.ends.items() if error and has_ended]
-        call()  # what it raises is told, and ends the round
+        call()  # the exception is the report, and ends the round
         self.late |= {step for step in failed if not self._is_said(step)}
 
     def _is_said(self, step: int) -> bool:
         return any(f"checkpoint of step {step} was not saved" in text for text in self.said)
 
     def problems(self) -> list[str]:
-        """Return everything that is wrong after the round."""
+        """Return all problems after the round."""
         ends = self.writer.ends
         found = [f"the failure of step {step} was told late" for step in self.late]
         found += [f"{self.writer.most} saves at once"] * (self.writer.most != 1)
@@ -168,7 +168,7 @@ class _Round:
 
 
 def try_round(folder: Path, draw: random.Random) -> tuple[list[str], str]:
-    """Train and save in a folder that is emptied first; returns what is wrong, and what happened in a few words."""
+    """Train and save in a folder that is emptied first; return the problems and a short summary."""
     from tests.unit.training.tiny_sessions import tiny_state
 
     from maskloom.training.checkpointing import background_saves as tried
@@ -184,7 +184,7 @@ def try_round(folder: Path, draw: random.Random) -> tuple[list[str], str]:
 
 
 def background_saves(budget: Budget) -> Iterator[Trial]:
-    """Yield a trial a round; each has a model of another size, and other moments of saves, releases and faults."""
+    """Yield a trial per round, each with a different model size and different times of saves, releases and faults."""
     for number in range(ROUNDS):
         found, what = try_round(budget.work / "round", budget.draw("round", number))
         yield Trial(f"round {number}", not found, "; ".join(found)[:500] or what)

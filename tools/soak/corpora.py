@@ -1,4 +1,4 @@
-"""R4 and R6: builds of vocabularies and corpora that `kill -9` ends at any moment, and corpora that were changed."""
+"""R4 and R6: vocabulary and corpus builds killed by `kill -9` at any moment, and tampered corpora."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NUM_FLIPS = 200
 
 @dataclass(frozen=True)
 class Build:
-    """A command that builds `out` in the folder it is started in, and what it leaves when nothing disturbs it.
+    """A command that builds `out` in its working directory, and the undisturbed result.
 
-    `passes` are the points that it passes in its first process, in order.
+    `passes` lists the fault points that its first process passes, in order.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Build:
 
 
 def write_text(path: Path, *, megabytes: float, seed: int = 0) -> None:
-    """Write documents of made-up words, one sentence a line."""
+    """Write documents of made-up words, one sentence per line."""
     draw = random.Random(seed)
     sentences = [" ".join(draw.choices(_WORDS, k=12)) + " ." for _ in range(2_000)]
     size, documents = 0, []
@@ -47,7 +47,7 @@ def write_text(path: Path, *, megabytes: float, seed: int = 0) -> None:
 
 
 def prepare(server: ForkServer, folder: Path, *, megabytes: float = 5) -> tuple[Build, Build, Build]:
-    """Make a text, and from it, left alone, a vocabulary, a corpus by one process, and one by two."""
+    """Write a text, and build from it undisturbed: a vocabulary, a corpus with one process, and one with two."""
     folder.mkdir(parents=True)
     text = folder / "text.txt"
     write_text(text, megabytes=megabytes)
@@ -73,13 +73,13 @@ def _left_alone(server: ForkServer, name: str, arguments: tuple[str, ...], folde
 
 
 def folder_bytes(folder: Path) -> dict[str, bytes]:
-    """Return the content of every file of a folder by its name, but for the one that tells where it was made."""
+    """Return the content of every file in a folder by relative path."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def try_kill(server: ForkServer, build: Build, draw: random.Random, folder: Path) -> Trial:
-    """Kill a build at a drawn moment, run the same command again, and compare with what it leaves when left alone."""
+    """Kill a build at a random moment, run the same command again, and compare with the undisturbed result."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     out, output = folder / _OUT, folder.with_suffix(".output")
@@ -92,7 +92,7 @@ def try_kill(server: ForkServer, build: Build, draw: random.Random, folder: Path
     else:
         seconds = draw.uniform(0, 1.2 * build.seconds)
         moment = f"{seconds:.2f} s"
-        # the processes of a build only end with a whole interpreter as they do for a person
+        # worker processes end as they do for a user only if the command is a new interpreter
         start = CommandLine if "--workers" in build.arguments else server.start
         running = start(build.arguments, folder, output)
         if start is CommandLine:
@@ -120,7 +120,7 @@ def try_kill(server: ForkServer, build: Build, draw: random.Random, folder: Path
 
 
 def _taken_for_whole(build: Build, out: Path) -> str | None:
-    """Return what is wrong when a reader takes what a killed build left for a whole one, else None."""
+    """Return the problem when a reader accepts an incomplete result of a killed build, else None."""
     from maskloom.data.corpus.opening import Corpus
     from maskloom.errors import DataError
     from maskloom.text.tokenizer import Tokenizer
@@ -131,19 +131,19 @@ def _taken_for_whole(build: Build, out: Path) -> str | None:
         Tokenizer.load(out) if build.name == "vocabulary" else Corpus.open(out)
     except DataError:
         return None
-    # all is there, and what the build has yet to remove
+    # complete, except for files that the build has yet to remove
     parts = {name for name in folder_bytes(out) if not name.startswith("building/")}
     return None if parts == set(build.files) else "half of it was taken for whole"
 
 
 def _finished_shards(out: Path) -> dict[Path, int]:
-    """Return the shards that count, with the time of their writing."""
+    """Return the finished shards with their modification times."""
     records = (out / "building").glob("0*.json")
     return {path: path.stat().st_mtime_ns for record in records if (path := out / "shards" / f"{record.stem}.tokens")}
 
 
 def try_disk_fault(server: ForkServer, build: Build, fault: str, folder: Path) -> Trial:
-    """Have the disk fail a build at a point, run the same command again, and compare with what is left otherwise."""
+    """Make the disk fail at one point of a build, run the command again, and compare with the undisturbed result."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     out, output = folder / _OUT, folder.with_suffix(".output")
@@ -161,7 +161,7 @@ def try_disk_fault(server: ForkServer, build: Build, fault: str, folder: Path) -
 
 
 def broken_disks(budget: Budget) -> Iterator[Trial]:
-    """Yield a trial for every point at which a build touches the disk, with the errors in turn."""
+    """Yield a trial for every point at which a build accesses the disk, with alternating errors."""
     with ForkServer() as server:
         vocabulary, corpus, by_processes = prepare(server, budget.work / "left-alone", megabytes=2)
         errors = ("enospc", "eio", "erofs", "edquot")
@@ -172,7 +172,7 @@ def broken_disks(budget: Budget) -> Iterator[Trial]:
 
 
 def killed_builds(budget: Budget, num_trials: int = 20, *, megabytes: float = 5) -> Iterator[Trial]:
-    """Yield a trial for each kill, over the three builds in turn."""
+    """Yield a trial for each kill; the three builds alternate."""
     with ForkServer() as server:
         builds = prepare(server, budget.work / "left-alone", megabytes=megabytes)
         for number in range(num_trials):
@@ -182,7 +182,7 @@ def killed_builds(budget: Budget, num_trials: int = 20, *, megabytes: float = 5)
 
 @contextmanager
 def _changed(path: Path, content: bytes | None) -> Iterator[None]:
-    """Give a file another content, or remove it, for a while."""
+    """Temporarily replace the content of a file, or remove the file."""
     before = path.read_bytes()
     try:
         path.unlink() if content is None else path.write_bytes(content)
@@ -192,7 +192,7 @@ def _changed(path: Path, content: bytes | None) -> Iterator[None]:
 
 
 def _named(corpus: Path, files: list[str]) -> str | None:
-    """Return what is wrong with how the opening of a tampered corpus ends, or None when it names the files."""
+    """Return the problem with opening a tampered corpus, or None when the error names the files."""
     from maskloom.data.corpus.opening import Corpus
     from maskloom.errors import DataError
 
@@ -223,7 +223,7 @@ def _build_small(folder: Path, seed: int) -> Path:
 
 
 def tampered_corpora(budget: Budget) -> Iterator[Trial]:
-    """Yield a trial for each way to tamper with a corpus, and one for what the checking costs."""
+    """Yield a trial for each way of tampering with a corpus, and one for the cost of checking."""
     corpus, other = _build_small(budget.work / "one", 1), _build_small(budget.work / "other", 2)
     names = sorted(folder_bytes(corpus))
     draw = budget.draw("R6")
@@ -241,14 +241,14 @@ def tampered_corpora(budget: Budget) -> Iterator[Trial]:
         yield tried(f"bit {bit} of {name}", {name: bytes(content)})
     for name in names:
         content = (corpus / name).read_bytes()
-        # without its last byte, a line end, the manifest is still whole
+        # without its last byte, a newline, the manifest is still complete
         for length in {0, draw.randrange(len(content) - 1), len(content) - (2 if name == "manifest.json" else 1)}:
             yield tried(f"{name} cut to {length}", {name: content[:length]})
         yield tried(f"{name} longer", {name: content + b"\0"})
         yield tried(f"{name} missing", {name: None})
         of_another = (other / name).read_bytes() if (other / name).exists() else b""
         if of_another != content:
-            # a manifest of another corpus is whole itself: what it promises is not there
+            # another corpus's manifest is valid in itself, but its files are not there
             yield tried(f"{name} of another corpus", {name: of_another})
     shards = [name for name in names if name.startswith("shards/")]
     for first, second in pairwise(shards):
@@ -269,7 +269,7 @@ def _with_changes(corpus: Path, changes: dict[str, bytes | None]) -> str | None:
 
 
 def _cost_of_checking(folder: Path) -> Trial:
-    """Compare the processor time of checking a corpus with that of reading it once for training."""
+    """Compare the processor time of checking a corpus with that of loading it once for training."""
     from maskloom.data.corpus.opening import Corpus
     from maskloom.data.settings import PretrainingData
     from maskloom.objectives.pretraining import PRETRAINING

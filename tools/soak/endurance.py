@@ -1,4 +1,4 @@
-"""R18: a long run neither grows nor collects threads, open files and checkpoints; once by steps, once for two hours."""
+"""R18: a long run must not accumulate memory, threads, open files or checkpoints; by steps, and for two hours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tools.soak.subjects import RUN, prepare, run_whole
 STEPS, SAVES, KEPT = 100_000, 500, 2
 MINUTES = 120
 _BLOCK = 1000
-# Shares of the time that do not count: until everything was used once, and from the export of the model on.
+# Excluded shares of the time: the warm-up, and the end with the export of the model.
 _WARM_UP, _END = 0.2, 0.05
 _LONG_HOURS = 1.0
 _COUNTED = ("resident", "threads", "files")
@@ -24,7 +24,7 @@ _COUNTED = ("resident", "threads", "files")
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process held at a moment."""
+    """The resources of a process at one moment."""
 
     seconds: float
     resident: int
@@ -38,13 +38,13 @@ def _sample(running: Running, started: float, checkpoints: Path) -> Sample | Non
         pages = int(Path(f"/proc/{running.pid}/statm").read_text(encoding="ascii").split()[1])
         threads, files = (len(os.listdir(f"/proc/{running.pid}/{name}")) for name in ("task", "fd"))
     except (OSError, IndexError):
-        return None  # it ended
+        return None  # the process has ended
     whole = [path for path in checkpoints.glob("step-*") if ".tmp-" not in path.name]
     return Sample(time.monotonic() - started, pages * os.sysconf("SC_PAGE_SIZE"), threads, files, len(whole))
 
 
 def watch(running: Running, checkpoints: Path, every: float, longest: float) -> list[Sample]:
-    """Return samples of a process from its start to its end; raises TimeoutError."""
+    """Return samples of a process from its start to its end; raises TimeoutError after `longest` seconds."""
     started, samples = time.monotonic(), []
     while not running.has_ended():
         sample = _sample(running, started, checkpoints)
@@ -57,7 +57,7 @@ def watch(running: Running, checkpoints: Path, every: float, longest: float) -> 
 
 
 def slope_per_hour(samples: list[Sample]) -> float:
-    """Return the least-squares slope of resident memory, in MB an hour."""
+    """Return the least-squares slope of resident memory, in MB per hour."""
     times = [sample.seconds / 3600 for sample in samples]
     sizes = [sample.resident / 2**20 for sample in samples]
     mean_time, mean_size = sum(times) / len(times), sum(sizes) / len(sizes)
@@ -68,9 +68,9 @@ def slope_per_hour(samples: list[Sample]) -> float:
 
 
 def complaints(samples: list[Sample]) -> tuple[list[str], str]:
-    """Return what a steady process would not do, and the figures.
+    """Return the signs of a leak, and the figures.
 
-    Threads and files are compared by their median, as a save has a file open for a moment.
+    Threads and files are compared by their median, since a save briefly has a file open.
     """
     end = samples[-1].seconds
     steady = [sample for sample in samples if _WARM_UP * end <= sample.seconds <= (1 - _END) * end] or samples
@@ -85,7 +85,7 @@ def complaints(samples: list[Sample]) -> tuple[list[str], str]:
         if last[name] > first[name]:
             found.append(f"{name}: {first[name]} at first, {last[name]} at last")
     most = max(sample.checkpoints for sample in samples)
-    if most > KEPT + 1:  # the new one is whole before the oldest goes
+    if most > KEPT + 1:  # the new one is complete before the oldest is removed
         found.append(f"{most} checkpoints at once, {KEPT} were to be kept")
     figures = (
         f"resident {last['resident'] / 2**20:.0f} MB, growth {growth:+.2f} MB, slope {slope:+.2f} MB/h over "
@@ -99,7 +99,7 @@ def _median(samples: list[Sample], name: str) -> int:
 
 
 def long_run(budget: Budget) -> Iterator[Trial]:
-    """Pre-train a tiny BERT in one process for as many steps as the time allows; each thousand is a trial."""
+    """Pre-train a tiny BERT in one process for as many steps as time allows; every thousand steps are a trial."""
     with ForkServer() as server:
         data = prepare(server, budget.work / "data")
         steps = STEPS if budget.seconds is None else _affordable(server, data, budget)
@@ -108,7 +108,7 @@ def long_run(budget: Budget) -> Iterator[Trial]:
 
 
 def run_by_the_clock(budget: Budget) -> Iterator[Trial]:
-    """Pre-train a tiny BERT in one process with `--minutes`; each minute is a trial."""
+    """Pre-train a tiny BERT in one process with `--minutes`; every minute is a trial."""
     with ForkServer() as server:
         data = prepare(server, budget.work / "data")
     minutes = MINUTES if budget.seconds is None else max(1, int(0.9 * budget.seconds / 60))
@@ -117,7 +117,7 @@ def run_by_the_clock(budget: Budget) -> Iterator[Trial]:
 
 
 def _watched(budget: Budget, arguments: list[str], names: list[str]) -> Iterator[Trial]:
-    """Watch one run; yield trials of these names, all of which the last one speaks for."""
+    """Watch one run and yield trials with these names; the last one carries the result of all."""
     output, out = budget.work / "output.txt", budget.work / RUN
     running = CommandLine(arguments, budget.work, output)
     try:
@@ -142,7 +142,7 @@ def _watched(budget: Budget, arguments: list[str], names: list[str]) -> Iterator
 
 
 def _arguments(data: Path, steps: int, *, has_steps: bool = True) -> list[str]:
-    """Return the command; without `has_steps` saves and evaluations come as often, and something else ends the run."""
+    """Return the command; without `has_steps`, saves and evaluations stay the same, but something else ends the run."""
     settings = {
         "data.max_length": 32,
         "data.held_out_fraction": 0.1,
@@ -162,7 +162,7 @@ def _arguments(data: Path, steps: int, *, has_steps: bool = True) -> list[str]:
 
 
 def _affordable(server: ForkServer, data: Path, budget: Budget) -> int:
-    """Return the thousands of steps that fit in nine tenths of the time, by the pace of a short run."""
+    """Return the steps, in whole thousands, that fit in nine tenths of the time at the pace of a short run."""
     assert budget.seconds is not None
     folder, pilot = budget.work / "pilot", _BLOCK
     folder.mkdir()

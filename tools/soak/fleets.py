@@ -1,4 +1,4 @@
-"""Several command lines that train together, as torchrun would start them, each a fork of an interpreter of its own."""
+"""Several command lines that train together as if started by torchrun, each forked from its own interpreter."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tools.soak.processes import LONGEST_SECONDS, ForkServer, Running
 
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended: its exit code, minus the signal's number for a killed one, and all that it said."""
+    """How a rank ended: its exit code (the negative signal number if killed), and all its output."""
 
     code: int
     said: str
 
 
 class Fleet:
-    """Context that starts command lines as the ranks of one job; `size` is the most that a job may have."""
+    """Context that starts command lines as the ranks of one job; `size` is the maximum number of ranks."""
 
     def __init__(self, size: int) -> None:
         self._servers = [ForkServer() for _ in range(size)]
 
     @property
     def first(self) -> ForkServer:
-        """The server of the first rank, for command lines that run alone."""
+        """The server of the first rank, for command lines without other ranks."""
         return self._servers[0]
 
     def start(
@@ -39,7 +39,7 @@ class Fleet:
         *,
         own: Mapping[int, Mapping[str, str]] | None = None,
     ) -> list[Running]:
-        """Start a job of `size` ranks in `folder`; `own` are environment variables of single ranks."""
+        """Start a job of `size` ranks in `folder`; `own` holds environment variables of individual ranks."""
         common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         job = []
         for rank, server in enumerate(self._servers[:size]):
@@ -55,7 +55,7 @@ class Fleet:
         *,
         own: Mapping[int, Mapping[str, str]] | None = None,
     ) -> list[Ended]:
-        """Run a job to its end."""
+        """Run a job to its end, and return how its ranks ended."""
         folder.mkdir(parents=True, exist_ok=True)
         return wait_all(self.start(size, arguments, folder, own=own))
 
@@ -64,13 +64,13 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the servers and what they run."""
+        """End the servers and their running command lines."""
         for server in self._servers:
             server.__exit__()
 
 
 def wait_all(job: list[Running], seconds: float = LONGEST_SECONDS) -> list[Ended]:
-    """Return how all ranks ended; those that do not within so many seconds are killed and count as such."""
+    """Return how all ranks ended; ranks that exceed the time limit are killed and count as killed."""
     end, ended = time.monotonic() + seconds, []
     for running in job:
         try:

@@ -1,4 +1,4 @@
-"""R11, R16 and R20: two runs in one folder, odd surroundings, and runs that are repeated from their folders."""
+"""R11, R16 and R20: two runs in one folder, unusual environments, and runs that are repeated from their folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _weights(folder: Path) -> bytes:
 
 
 def two_in_one_folder(budget: Budget) -> Iterator[Trial]:
-    """Start two runs in one folder at once: exactly one trains, the other names it; and take over stale locks."""
+    """Start two runs in one folder: exactly one trains, and the other names it; then take over stale locks."""
     with ForkServer() as first, ForkServer() as second:
         data = prepare(first, budget.work / "data", num_topics=40)
         subject = pretraining(data, steps=40, save_every=20)
@@ -70,7 +70,7 @@ def two_in_one_folder(budget: Budget) -> Iterator[Trial]:
 
 
 def odd_surroundings(budget: Budget) -> Iterator[Trial]:
-    """Run with odd locales, hash seeds, clocks, umasks and names of folders: the weights are the same."""
+    """Run with unusual locales, hash seeds, clocks, umasks and folder names: the weights must be the same."""
     with ForkServer() as server:
         data = prepare(server, budget.work / "data", num_topics=40)
     subject = pretraining(data, steps=10, save_every=4)
@@ -106,7 +106,7 @@ def _run(arguments, folder: Path, **environment: str) -> tuple[int, str]:
 
 
 def reruns(budget: Budget) -> Iterator[Trial]:
-    """Repeat runs of both kinds with drawn settings from their folders: the weights are the same to the bit."""
+    """Repeat runs of both kinds with random settings from their folders: the weights must be bit-identical."""
     with ForkServer() as server:
         data = prepare(server, budget.work / "data", num_topics=40)
         for number in range(NUM_RERUNS):

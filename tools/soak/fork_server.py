@@ -1,7 +1,7 @@
-"""A process that has imported everything and forks once for each command line that it is given.
+"""A process that has imported everything and forks once for each command line that it receives.
 
-A fork is a process like any other, with its own memory, files and threads, and SIGKILL ends it as it ends any other; it
-only saves the seconds that importing torch takes. Requests and answers are JSON lines on standard input and output.
+A fork is an ordinary process with its own memory, files and threads, and SIGKILL ends it like any other; it only saves
+the seconds for importing torch. Requests and answers are JSON lines on standard input and output.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any
 
 
 def main() -> None:
-    """Import, say that it is ready, and serve one command line after the other until standard input ends."""
+    """Import, report readiness, and serve one command line after the other until standard input ends."""
     _import_everything()
     gc.collect()
-    gc.freeze()  # a child's collector would copy every page that it looks at
+    gc.freeze()  # otherwise a child's garbage collector would copy every page that it visits
     _answer(ready=True, threads=len(os.listdir("/proc/self/task")))
-    with open(0, "rb", buffering=0) as requests:  # unbuffered, so that select sees what is not read yet
+    with open(0, "rb", buffering=0) as requests:  # unbuffered, so that select sees unread requests
         for line in requests:
             _serve(json.loads(line))
 
 
 def _import_everything() -> None:
-    """Import what the commands import, and the heaviest of what they import when they come to it.
+    """Import what the commands import, including their slowest deferred imports.
 
-    Optional packages that would start a thread with their import are left to the children.
+    Optional packages that start a thread on import are left to the children.
     """
     for name in ("corpus", "finetune", "pretrain", "search"):
         importlib.import_module(f"maskloom.runs.{name}")
@@ -56,14 +56,14 @@ def _serve(request: dict[str, Any]) -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Run the command line in this child as a new interpreter would, and end with its exit code; never returns."""
+    """Run the command line in this child like a new interpreter, and end with its exit code; never returns."""
     code = 1
     try:
         from maskloom.cli import main as maskloom_main
         from maskloom.system import fault_points
 
         os.setpgid(0, 0)
-        # jobs in the background and under nohup hand down that these are ignored
+        # background jobs and nohup leave these ignored in their children
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.chdir(request["folder"])
@@ -80,7 +80,7 @@ def _become(request: dict[str, Any]) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a new interpreter would be gone by now
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a new interpreter would have ended by now
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -16,7 +16,7 @@ from tools.soak.subjects import RUN, differences, finetuning, grid_search, outco
 
 NUM_SIZES = 3
 _ENOUGH = "256m"
-# What writes model folders, by the places that a full disk can meet there.
+# The commands that write model folders, with the fault points at which the disk can be full.
 MODEL_PLACES = {
     "pretrain": ("model.write",),
     "finetune": ("model.write", "files.copy"),
@@ -26,7 +26,7 @@ MODEL_PLACES = {
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[bool]:
-    """Make a folder a file system of its own, in memory, and tell whether this machine lets us; away at the end."""
+    """Mount a tmpfs on a folder, yield whether this machine permits it, and unmount it at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     mounted = _mount(f"size={_ENOUGH}", "-t", "tmpfs", "none", str(folder))
     try:
@@ -51,9 +51,9 @@ def _used(folder: Path) -> int:
 
 
 def _started(server: ForkServer, alone: LeftAlone, folder: Path, *, resume: bool = False, **environment: str) -> Trial:
-    """Run the subject into the full disk, and tell whether it ended with 74 and one line."""
+    """Run the subject into the full disk, and check that it ends with exit code 74 and one error line."""
     arguments = alone.subject.resumed() if resume else alone.subject.arguments
-    output = folder.parent / "output.txt"  # not on the disk that is full
+    output = folder.parent / "output.txt"  # not on the full disk
     code = server.start(arguments, folder, output, **environment).wait()
     said = output.read_text(encoding="utf-8", errors="replace")
     is_told = code == 74 and "Traceback" not in said and said.count("error: ") == 1
@@ -69,13 +69,13 @@ def _resumed(server: ForkServer, alone: LeftAlone, folder: Path) -> str:
 
 
 def model_places(alone: LeftAlone) -> list[str]:
-    """Return rules by which the disk is full from the first or the last pass on of each place of a model folder."""
+    """Return rules that fill the disk from the first or the last pass of each fault point of a model folder."""
     places = MODEL_PLACES[alone.subject.name]
     return [f"enospc@{place}#{count}+" for place in places for count in sorted({1, alone.passes.count(place)})]
 
 
 def try_full_disk(server: ForkServer, alone: LeftAlone, rule: str, folder: Path) -> Trial:
-    """Let the disk be full as a rule says, which the run ends with, and let it go on when there is room again."""
+    """Run with a disk that is full according to a rule, which must end the run; resume when there is space again."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     ended = _started(server, alone, folder, MASKLOOM_FAULTS=rule)
@@ -84,7 +84,7 @@ def try_full_disk(server: ForkServer, alone: LeftAlone, rule: str, folder: Path)
 
 
 def end_on_small_disk(server: ForkServer, alone: LeftAlone, folder: Path, size: int, *, resume: bool = False) -> str:
-    """Give a run on a small disk `size` bytes, then room to go on, and return what was not as it should be."""
+    """Run with `size` bytes on a small disk, resume with enough space, and return the problem, if any."""
     _resize(folder, str(size))
     ended = _started(server, alone, folder, resume=resume)
     _resize(folder, _ENOUGH)
@@ -92,7 +92,7 @@ def end_on_small_disk(server: ForkServer, alone: LeftAlone, folder: Path, size: 
 
 
 def _small_disks(server: ForkServer, alone: LeftAlone, budget: Budget) -> Iterator[Trial]:
-    """Give a run a real file system that is too small, then a larger one."""
+    """Run on a real file system that is too small, then on a larger one."""
     draw, name = budget.draw("small disks", alone.subject.name), alone.subject.name
     for number in range(NUM_SIZES):
         with small_disk(budget.work / "small" / "disk") as mounted:
@@ -116,7 +116,7 @@ def _small_disks(server: ForkServer, alone: LeftAlone, budget: Budget) -> Iterat
 
 
 def full_disks(budget: Budget) -> Iterator[Trial]:
-    """Try injected failures at any place, at the places of model folders, and file systems that are really full."""
+    """Try injected failures at any point and at the points of model folders, and real full file systems."""
     yield from failing_disks(Budget(budget.seed, budget.work / "injected", budget.seconds))
     with ForkServer() as server:
         data = prepare(server, budget.work / "data", num_topics=40)

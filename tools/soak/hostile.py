@@ -1,4 +1,4 @@
-"""Rows H1 to H7 and H9: what others made is read or refused; nothing runs, hangs, or fills memory."""
+"""Rows H1 to H7 and H9: untrusted files are read or refused; nothing is executed, hangs, or fills memory."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _random_texts(budget: Budget) -> Iterator[Trial]:
 
 
 def _long_texts(budget: Budget) -> Iterator[Trial]:
-    """A megabyte takes at most twelve times the processor time of a tenth of it; the least of several tries counts."""
+    """A megabyte takes at most twelve times the processor time of a tenth of it; the minimum of five tries counts."""
     ours = next(_tokenizers())[1]
     units = ("a", "ab,c", "the quick fox ", "中", "\ue000b", "🙂", ".", "e\u0301\u0327", "\ue000\u0301", "\ufffd", "\0")
     for unit in units:
@@ -88,7 +88,7 @@ def _pickles(budget: Budget) -> Iterator[Trial]:
         ran = mark.exists()
         if ran:
             mark.rmdir()
-        # a pickle of plain ASCII is text, and a check of a submission gives back what it finds
+        # a pickle in plain ASCII is text, and the check of a submission returns its problems
         is_text = problem == "accepted" and name.startswith(("in place of t.txt", "in place of s.zip"))
         yield Trial(name, not ran and (not problem or is_text), "ran" if ran else problem)
 
@@ -121,7 +121,7 @@ def _recipes(budget: Budget) -> Iterator[Trial]:
 
 
 def _refusal(read: Callable[[], object]) -> tuple[str, float, int]:
-    """Return what is wrong with how a read ended ("" for a refusal), its processor time, and the memory it took."""
+    """Return the problem with a read ("" for a refusal), its processor seconds, and the memory that it added."""
     from maskloom.errors import ConfigError, DataError
 
     with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def _status(name: str) -> int:
 
 @contextlib.contextmanager
 def _limits() -> Iterator[None]:
-    """Let a read that waits for ever, or takes all memory, end with an error."""
+    """Make a read that waits forever, or uses all memory, fail with an error."""
 
     def stop(*_: object) -> None:
         raise TimeoutError("it waits for what never comes")

@@ -1,4 +1,4 @@
-"""R1 and R3: a run that `kill -9` ends at any moment goes on to the bits of the run left alone."""
+"""R1 and R3: a run killed by `kill -9` at any moment resumes to the bits of the undisturbed run."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from tools.soak.subjects import (
     run_whole,
 )
 
-# How many kills of each kind R1 makes in each command; "clock" is any moment of the run's time, "interpreter" the same
-# in a command line that starts its own interpreter.
+# The number of kills of each kind in each command of R1; "clock" is any moment of the run's time, "interpreter" the
+# same in a command line that starts its own interpreter.
 PLANS = {
     "pretrain": {"save": 12, "evaluation": 6, "start-up": 6, "step": 6, "interpreter": 2, "clock": 18},
     "finetune": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
     "search": {"save": 6, "evaluation": 4, "start-up": 3, "step": 3, "interpreter": 1, "clock": 8},
 }
 KILLS_IN_A_ROW = 10
-# What a process is at when it passes the points of a family, once training has begun.
+# The activity at the fault points of a family, once training has begun.
 _KIND_OF = {"files": "save", "model": "save", "checkpoints": "save", "evaluation": "evaluation"}
 
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """A subject's run that nothing disturbed: what it left, the points it passed in order, and the seconds it took."""
+    """An undisturbed run of a subject: its results, the points it passed in order, and the seconds it took."""
 
     subject: Subject
     outcome: dict[str, str]
@@ -47,9 +47,9 @@ class LeftAlone:
     seconds: float
 
     def passes_of(self, kind: str) -> dict[str, list[int]]:
-        """Return, for the points of one kind of moment, which of their passes (from 1) are of it.
+        """Return the points of one kind of moment with the numbers (from 1) of their passes that belong to it.
 
-        Start-up ends with the first batch; later passes of file points belong to saves, of any sort of file.
+        Start-up ends with the first batch; later passes of file points belong to saves, whatever the file.
         """
         counts: dict[str, int] = {}
         found: dict[str, list[int]] = {}
@@ -66,19 +66,19 @@ class LeftAlone:
 
 @dataclass(frozen=True)
 class Kill:
-    """When a process is killed: at a pass of a point, or so many seconds after its start."""
+    """When a process is killed: at a pass of a fault point, or some seconds after its start."""
 
     kind: str
     rule: str = ""
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """Return where it happens."""
+        """Return the moment as text."""
         return f"{self.kind} {self.rule or f'{self.seconds:.2f} s'}"
 
 
 def leave_alone(server: ForkServer, subject: Subject, folder: Path) -> LeftAlone:
-    """Run a subject to its end while it logs its points, and return what is to be met."""
+    """Run a subject to its end while it logs its points, and return the expected results."""
     folder.mkdir(parents=True)
     log, started = folder / "passes.txt", time.monotonic()
     run_whole(server, subject.arguments, folder, MASKLOOM_FAULT_LOG=str(log))
@@ -87,7 +87,7 @@ def leave_alone(server: ForkServer, subject: Subject, folder: Path) -> LeftAlone
 
 
 def kills_of(alone: LeftAlone, plan: dict[str, int], budget: Budget) -> list[Kill]:
-    """Return the kills that a plan asks for, drawn from the budget's seed; every point of a kind is as likely."""
+    """Return a plan's kills, drawn from the budget's seed; every point of a kind is equally likely."""
     kills = []
     for kind, number in plan.items():
         draw = budget.draw("kills", alone.subject.name, kind)
@@ -102,13 +102,13 @@ def kills_of(alone: LeftAlone, plan: dict[str, int], budget: Budget) -> list[Kil
 
 
 def kill_once(server: ForkServer, subject: Subject, kill: Kill, folder: Path, *, resume: bool = False) -> None:
-    """Start a subject, or let it go on, and kill it; raises RuntimeError when it ended before."""
+    """Start or resume a subject, and kill it; raises RuntimeError when it fails or ends before reaching the point."""
     arguments = subject.resumed() if resume else subject.arguments
     output = folder / "killed.txt"
     running: Running
     if kill.kind == "interpreter":
         running = CommandLine(arguments, folder, output)
-        running.kill_at(kill.seconds + 2.0)  # so long takes the start of an interpreter that a fork has behind it
+        running.kill_at(kill.seconds + 2.0)  # an interpreter's start-up time, which a fork has behind it
     elif kill.rule:
         running = server.start(arguments, folder, output, MASKLOOM_FAULTS=kill.rule)
     else:
@@ -122,7 +122,7 @@ def kill_once(server: ForkServer, subject: Subject, kill: Kill, folder: Path, *,
 
 
 def try_kill(server: ForkServer, alone: LeftAlone, kill: Kill, folder: Path) -> Trial:
-    """Kill one run, let it go on to its end, and compare with the run left alone."""
+    """Kill one run, resume it to its end, and compare with the undisturbed run."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     name = f"{alone.subject.name}, {kill}"
@@ -139,21 +139,21 @@ def try_kill(server: ForkServer, alone: LeftAlone, kill: Kill, folder: Path) -> 
 
 
 def _last_step(run: Path) -> tuple[str, int]:
-    """Return the stage of the last step that the log of a killed run holds, and its number; 0 for none."""
+    """Return the stage and number of the last logged step of a killed run; 0 if there is none."""
     last = ("", 0)
     log = run / "events.jsonl"
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
         try:
             event = json.loads(line)
         except json.JSONDecodeError:
-            continue  # the kill cut it short
+            continue  # truncated by the kill
         if event["event"] == "step":
             last = (event["stage"], event["step"])
     return last
 
 
 def _save_under_way(run: Path) -> int | None:
-    """Return the step of the save that the kill met, if any."""
+    """Return the step of the save that the kill interrupted, if any."""
     steps = [int(path.name[5:].partition(".")[0]) for path in run.rglob("step-*.tmp-*")]
     return max(steps, default=None)
 
@@ -161,12 +161,12 @@ def _save_under_way(run: Path) -> int | None:
 def _lost_too_much(subject: Subject, before: tuple[str, int], under_way: int | None, said: str) -> list[str]:
     """Return a complaint when the resumed run went back by more than the save interval.
 
-    Training goes on while a save is written: the steps made since its beginning come on top when a kill met it.
+    Training continues during a save: after a kill during a save, the steps since its beginning are also allowed.
     """
     stage, step = before
     begun = re.search(rf"^({subject.stages})(?:: continuing at (\d+) of \d+)?$", said, re.MULTILINE)
     if subject.name == "search" or begun is None or not _is_stage(begun[1], stage):
-        return []  # the log of one trial, or of a stage that was done
+        return []  # the log of one trial, or of a finished stage
     lost = step - int(begun[2] or 0)
     allowed = subject.save_every + (step - under_way if under_way is not None else 0)
     return [f"went back {lost} steps from {step}, more than {allowed}"] if lost > allowed else []
@@ -184,7 +184,7 @@ def _prepared(budget: Budget) -> Iterator[tuple[ForkServer, list[Subject]]]:
 
 
 def resume_to_the_bit(budget: Budget) -> Iterator[Trial]:
-    """Kill each command at all of its planned moments, one run for each, in an order that mixes commands and kinds."""
+    """Kill each command at all of its planned moments, one run per kill, with commands and kinds in random order."""
     with _prepared(budget) as (server, subjects):
         planned = []
         for subject in subjects:
@@ -196,7 +196,7 @@ def resume_to_the_bit(budget: Budget) -> Iterator[Trial]:
 
 
 def kills_in_a_row(budget: Budget) -> Iterator[Trial]:
-    """Kill one run of each command ten times over, most often while it resumes, and let the eleventh start end it."""
+    """Kill one run of each command ten times, most often while it resumes, and let the eleventh start finish it."""
     with _prepared(budget) as (server, subjects):
         for subject in subjects:
             alone = leave_alone(server, subject, budget.work / f"{subject.name}-alone")
@@ -212,7 +212,7 @@ def _try_many(server: ForkServer, alone: LeftAlone, budget: Budget) -> Trial:
         points = alone.passes_of(kind)
         if kind == "clock":
             kill = Kill(kind, seconds=draw.uniform(0.02, 0.4) * alone.seconds)
-        else:  # an early pass of a point passed often, which a run that goes on near its end meets too
+        else:  # an early pass of a frequent point, which a run resumed near its end also reaches
             name = draw.choice(sorted(point for point, passes in points.items() if kind != "save" or len(passes) > 8))
             kill = Kill(kind, rule=f"kill@{name}#{draw.randint(1, 1 + len(points[name]) // 20)}")
         try:

@@ -1,4 +1,4 @@
-"""Planted bugs as live code: real command lines of a copy of the source with a bug, compared as the other rows do."""
+"""Planted bugs as live code: real command lines of a mutated copy of the source, compared as in the other rows."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _short(data: Path):
 
 
 def killed(server: ForkServer, data: Path, work: Path) -> str:
-    """Kill a run in a step, let it go on, and return how it differs from the run left alone."""
+    """Kill a run in a step, resume it, and return how it differs from the undisturbed run."""
     alone = leave_alone(server, _short(data), work / "alone")
     trial = try_kill(server, alone, Kill("step", rule="kill@training.step#9"), work / "killed")
-    return "" if trial.passed else trial.detail.splitlines()[-1]  # of an error that is what the command said last
+    return "" if trial.passed else trial.detail.splitlines()[-1]  # for an error, the last line of the command's output
 
 
 def damaged(server: ForkServer, data: Path, work: Path) -> str:
-    """Flip a bit of the newest checkpoint, let the run go on, and return how it differs from the run left alone."""
+    """Flip a bit of the newest checkpoint, resume the run, and return how it differs from the undisturbed run."""
     subject = _short(data)
     alone = leave_alone(server, subject, work / "alone")
     folder = work / "damaged"
@@ -50,7 +50,7 @@ def damaged(server: ForkServer, data: Path, work: Path) -> str:
 
 
 def in_parts(server: ForkServer, data: Path, work: Path) -> str:
-    """Train on whole batches and on micro-batches, without dropout, and return by how much the losses differ."""
+    """Train on whole batches and on micro-batches, without dropout, and return a message if the losses differ."""
     losses = []
     for name, more in (("whole", ()), ("parts", ("--set", "training.micro_batch_size=3"))):
         folder = work / name
@@ -71,7 +71,7 @@ _SEEN_BY: dict[str, Callable[[ForkServer, Path, Path], str]] = {
 
 
 def live_mutants(budget: Budget) -> Iterator[Trial]:
-    """Try each bug by the comparison that has to see it, and the source without any by all of them."""
+    """Test each bug with the comparison that must detect it, and the unmodified source with all comparisons."""
     chosen = [mutant for mutant in MUTANTS if mutant.name in _SEEN_BY]
     with ForkServer(planted(None, budget.work / "sound")) as server:
         data = prepare(server, budget.work / "data", num_topics=40)

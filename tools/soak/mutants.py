@@ -1,4 +1,4 @@
-"""The planted bugs: each is a small change of the source that the named tests must not survive."""
+"""The planted bugs: each is a small change to the source that must make the named tests fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TRAINING = "tests/unit/training"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One planted bug: `old`, which a file of `src/maskloom` holds once, becomes `new`; and the tests that see it."""
+    """One planted bug: `old`, which occurs once in a file of `src/maskloom`, becomes `new`; `tests` must detect it."""
 
     name: str
     file: str
@@ -48,7 +48,7 @@ MUTANTS = (
         (f"{_TRAINING}/checkpointing/test_write_order.py",),
     ),
     Mutant(
-        # the sheet's "RNG restored after fetch": here no generator is saved at all, so draws follow the process
+        # "RNG restored after fetch" in the sheet: here no generator is saved, so draws depend on the process
         "dropout does not follow the step",
         "training/loop.py",
         "self.seed, _DROPOUT_STREAM, self.step)) - 2**31",
@@ -127,7 +127,7 @@ MUTANTS = (
         ("tests/unit/system/test_folder_lock.py::test_a_stale_lock_is_taken_over_and_said",),
     ),
     Mutant(
-        "saves without bound",  # in place of the sheet's "queue unbounded": there is no server yet
+        "saves without bound",  # instead of the sheet's "queue unbounded": there is no server yet
         "training/checkpointing/background_saves.py",
         "        self._outlive(self.wait)\n        snapshot = Snapshot.of(state, extra)\n        if not",
         "        snapshot = Snapshot.of(state, extra)\n        if not",
@@ -155,7 +155,7 @@ MUTANTS = (
 
 
 def planted(mutant: Mutant | None, folder: Path) -> Path:
-    """Return a copy of the source with a mutant in it; raises ValueError when its place is not there exactly once."""
+    """Return a copy of the source with a mutant; raises ValueError unless `old` occurs exactly once."""
     copy = folder / "src"
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(ROOT / "src", copy, ignore=shutil.ignore_patterns("__pycache__"))
@@ -169,7 +169,7 @@ def planted(mutant: Mutant | None, folder: Path) -> Path:
 
 
 def judged(tests: tuple[str, ...], source: Path) -> tuple[int, str]:
-    """Return the exit code of the tests with a copy of the source, and the last lines that they print."""
+    """Return the exit code of the tests with a copy of the source, and the last lines of their output."""
     path = os.pathsep.join([str(source), str(ROOT)])
     seen = subprocess.run(
         [sys.executable, "-c", "import maskloom; print(maskloom.__file__)"],
@@ -187,7 +187,7 @@ def judged(tests: tuple[str, ...], source: Path) -> tuple[int, str]:
 
 
 def kill_all(budget: Budget) -> Iterator[Trial]:
-    """Run the tests of every mutant with it planted, which must fail, and all of them without any, which must pass."""
+    """Run the tests of every mutant, which must fail, and all tests on the unmodified source, which must pass."""
     for mutant in MUTANTS:
         try:
             code, said = judged(mutant.tests, planted(mutant, budget.work))

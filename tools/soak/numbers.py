@@ -1,4 +1,4 @@
-"""R9, R10, R12: numbers that are not finite, losses that jump or freeze, and memory that runs out."""
+"""R9, R10, R12: non-finite numbers, losses that jump or freeze, and memory that runs out."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tools.soak.subjects import RUN, prepare, pretraining
 
 PLACES, VALUES = ("loss", "gradient", "embedding"), ("nan", "inf")
 RULES, PRECISIONS = ("stop", "skip", "rewind"), ("float32", "float64", "bfloat16")
-_BAD = 5  # the number of the bad batch: step 6, two steps after a save
+_BAD = 5  # the index of the bad batch: step 6, two steps after a save
 
 
 def planted_session(folder: Path, place: str, value: str, *, precision: str = "float32", **settings: Any) -> Any:
-    """Return a session of 8 steps whose sixth batch meets a number that is not finite, and only that batch.
+    """Return a session of 8 steps in which only the sixth batch meets a non-finite number.
 
-    `place` is where the number stands: in the loss, in a gradient on its way back, in the row of the position table
-    that only the bad batch reads, or "none".
+    `place` is the location of the number: the loss, a gradient in the backward pass, the row of the position table that
+    only the bad batch reads, or "none".
     """
     import torch
     from tests.unit.training.tiny_sessions import tiny_session
@@ -66,7 +66,7 @@ def _is_bad(batch: Any) -> bool:
 
 
 def _stream(left_out: frozenset[int] = frozenset()) -> Any:
-    """Return batches 0, 1, 2 ... without some; the bad one has a sequence of 8 tokens, the others have 5 and 7."""
+    """Return batches 0, 1, 2 ... except some; the bad one has a sequence of 8 tokens, the others have 5 and 7."""
     from dataclasses import replace
 
     import numpy as np
@@ -83,7 +83,7 @@ def _stream(left_out: frozenset[int] = frozenset()) -> Any:
 
 
 def try_bad_number(folder: Path, place: str, value: str, rule: str, precision: str) -> Trial:
-    """Train over a bad batch and look at weights, log and dump."""
+    """Train over a bad batch and check weights, log and dump."""
     from maskloom.training.events import read_events
     from maskloom.training.loop import NumericalError
 
@@ -114,7 +114,7 @@ def try_bad_number(folder: Path, place: str, value: str, rule: str, precision: s
 
 
 def _run_to(session: Any, steps: int) -> None:
-    """Train a session as far as a step, without saves."""
+    """Train a session up to a step, without saves."""
     from maskloom.training.loop import train_steps
 
     for report in train_steps(
@@ -152,7 +152,7 @@ def _plain(value: float) -> float | str:
 
 
 def bad_numbers(budget: Budget) -> Iterator[Trial]:
-    """Try every place, value, rule and precision, and a number that is bad on one of two ranks."""
+    """Try every place, value, rule and precision, and a bad number on one of two ranks."""
     for place, value, rule, precision in product(PLACES, VALUES, RULES, PRECISIONS):
         yield try_bad_number(budget.work / "planted", place, value, rule, precision)
     with Fleet(1) as fleet:
@@ -161,8 +161,8 @@ def bad_numbers(budget: Budget) -> Iterator[Trial]:
         yield try_one_rank(data, rule, budget.work / f"ranks-{rule}")
 
 
-# The second of two ranks makes the ninth loss that it computes no number: that of step 8, because before the first step
-# the model is run once to find parameters of which no loss depends.
+# The second of two ranks turns its ninth loss into NaN. That is step 8, because before the first step the model runs
+# once to find parameters on which no loss depends.
 _ON_ONE_RANK = """
 import os
 from maskloom.training import loop
@@ -181,7 +181,7 @@ main()
 
 
 def try_one_rank(data: Path, rule: str, folder: Path) -> Trial:
-    """Train on two ranks of which one meets a number that is not finite."""
+    """Train on two ranks, one of which meets a non-finite number."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = pretraining(data, steps=20, save_every=4, evaluate_every=20)
     arguments = [*plan.arguments, "--set", f'training.on_nonfinite="{rule}"']
@@ -210,7 +210,7 @@ def try_one_rank(data: Path, rule: str, folder: Path) -> Trial:
 
 
 def loss_warnings(budget: Budget) -> Iterator[Trial]:
-    """Let the loss of real steps jump once, or stand still from some step on."""
+    """Make the loss of real steps jump once, or stay constant from some step on."""
     from tests.unit.training.tiny_sessions import tiny_session
 
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -238,7 +238,7 @@ def loss_warnings(budget: Budget) -> Iterator[Trial]:
 
 
 def hungry_run(folder: Path, *, most: int | None, from_step: int = 1) -> tuple[list[float], list[str], int]:
-    """Train 12 steps without dropout, where memory runs out on more than `most` sequences; return losses and words."""
+    """Train 12 steps without dropout, with memory for `most` sequences; return losses, messages, micro-batch size."""
     from tests.unit.training.tiny_sessions import VOCABULARY, tiny_session
 
     from maskloom.models.assembled import build_model
@@ -270,7 +270,7 @@ def hungry_run(folder: Path, *, most: int | None, from_step: int = 1) -> tuple[l
 
 
 def memory_runs_out(budget: Budget) -> Iterator[Trial]:
-    """Let memory run out at ten steps in turn, under a real limit of the system, and for good."""
+    """Let memory run out at ten steps in turn, permanently, and under a real system limit."""
     from maskloom.training.loop import MemoryExhaustedError
 
     alone, _, _ = hungry_run(budget.work / "alone", most=None)
@@ -287,8 +287,8 @@ def memory_runs_out(budget: Budget) -> Iterator[Trial]:
     yield from (try_real_limit(megabytes) for megabytes in (60, 45, 30))
 
 
-# Trains a model whose wide layers take memory by the token, with the address space limited to what is in use and some
-# megabytes more. Blocks go back to the system when they are freed, as mallopt's threshold is fixed.
+# Trains a model whose wide layers need memory per token, with the address space limited to the current usage and some
+# additional megabytes. Freed blocks are returned to the system, since mallopt's threshold is fixed.
 _LIMITED = """
 import json, re, resource, sys
 from pathlib import Path
@@ -322,7 +322,7 @@ print(json.dumps(train(2)))
 
 
 def try_real_limit(megabytes: int) -> Trial:
-    """Train under a limit of the address space that the whole batch does not fit."""
+    """Train with an address-space limit that is too small for the whole batch."""
     fixed = environment(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_ARENA_MAX="1")
     found = []
     for limit in (0, megabytes):

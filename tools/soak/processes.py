@@ -19,27 +19,27 @@ LONGEST_SECONDS = 300
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of command lines under test: one thread, no faults but those in `more`."""
+    """Return the environment of command lines under test: one thread, and no faults except those in `more`."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MASKLOOM_FAULT")}
     return {**kept, "OMP_NUM_THREADS": "1", **more}
 
 
 class Running(ABC):
-    """A command line under way; its output is in the file `output`."""
+    """A running command line; its output is in the file `output`."""
 
     pid: int
     output: Path
 
     @abstractmethod
     def wait(self, seconds: float = LONGEST_SECONDS) -> int:
-        """Return the exit code, minus the signal's number for a killed one; raises TimeoutError."""
+        """Return the exit code (the negative signal number if killed); raises TimeoutError."""
 
     @abstractmethod
     def has_ended(self) -> bool:
-        """Tell whether the process is gone."""
+        """Tell whether the process has ended."""
 
     def send(self, number: int) -> None:
-        """Send a signal, unless the process is gone."""
+        """Send a signal, unless the process has ended."""
         if not self.has_ended():
             os.kill(self.pid, number)
 
@@ -48,14 +48,14 @@ class Running(ABC):
         self.send(signal.SIGKILL)
 
     def kill_at(self, seconds: float) -> None:
-        """Kill so many seconds after now, or let the process end before."""
+        """Kill the process after some seconds, unless it ends before."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.has_ended():
             time.sleep(min(0.002, max(0.0, end - time.monotonic())))
         self.kill()
 
     def wait_until(self, happened: Callable[[], Any], seconds: float = 120) -> Any:
-        """Return what `happened` returns once it is true; raises TimeoutError, and RuntimeError at a process' end."""
+        """Return the first true result of `happened`; raises TimeoutError, and RuntimeError if the process ends."""
         end = time.monotonic() + seconds
         while not (found := happened()):
             if self.has_ended():
@@ -67,7 +67,7 @@ class Running(ABC):
 
 
 class CommandLine(Running):
-    """`python -m maskloom` in a new interpreter, in its own process group."""
+    """`python -m maskloom` in a new interpreter, in its own session."""
 
     def __init__(self, arguments: Sequence[object], folder: Path, output: Path, **more: str) -> None:
         command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
@@ -88,14 +88,14 @@ class CommandLine(Running):
             raise TimeoutError(f"pid {self.pid} ran longer than {seconds} s") from None
 
     def has_ended(self) -> bool:
-        """Tell whether the process is gone."""
+        """Tell whether the process has ended."""
         return self._process.poll() is not None
 
 
 class ForkServer:
-    """Context that starts command lines as forks of one interpreter that has imported all of maskloom; one at a time.
+    """Context that starts command lines, one at a time, as forks of one interpreter that has imported all of maskloom.
 
-    `source` is put before the import path, to try another copy of the package.
+    `source` is prepended to the import path, to test another copy of the package.
     """
 
     def __init__(self, source: Path | None = None) -> None:
@@ -110,7 +110,7 @@ class ForkServer:
             raise RuntimeError("the fork server has threads, and a fork would lose them")
 
     def start(self, arguments: Sequence[object], folder: Path, output: Path, **more: str) -> Running:
-        """Start one command line in `folder`; the one before has ended, or is killed."""
+        """Start one command line in `folder`; the previous one is killed if it has not ended."""
         if self._current is not None:
             self._current.kill()
             self._current.wait()
@@ -124,7 +124,7 @@ class ForkServer:
         return self._current
 
     def answer(self) -> dict[str, Any]:
-        """Return the next line that the server writes."""
+        """Return the next line from the server, parsed as JSON."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -132,7 +132,7 @@ class ForkServer:
         return json.loads(line)
 
     def has_answer(self, seconds: float) -> bool:
-        """Tell whether the server wrote a line, waiting for it at most so long."""
+        """Tell whether the server has written a line, waiting up to `seconds` for it."""
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
@@ -141,7 +141,7 @@ class ForkServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the server, and the command line that it still runs."""
+        """End the server and the command line that is still running."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()

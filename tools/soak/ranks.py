@@ -1,4 +1,4 @@
-"""R14 and R15: runs by several processes, continued by other numbers of them, and with one that dies or hangs."""
+"""R14 and R15: runs with several processes, resumed with other numbers of processes, or with one that dies or hangs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tools.soak.subjects import RUN, finetuning, prepare, pretraining
 STEPS = 50
 _DDP, _FSDP = (("--set", f"training.parallel={mode}") for mode in ("ddp", "fsdp"))
 _MICRO = ("--set", "training.micro_batch_size=2")
-# The step at which a journey's first stage is killed; later ones are at half as many of their own.
+# The step at which a journey's first stage is killed; later stages are killed after half as many steps.
 _KILLED_AT = {"pretrain": 18, "finetune": 6}
 
-# Each step of a journey is a number of processes and how they share the work; all but the last are killed on the way.
+# Each stage of a journey is a number of processes and their parallel mode; all but the last are killed on the way.
 _JOURNEYS: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...] = (
     ((1, _DDP), (2, _DDP), (4, _DDP), (1, _DDP)),
     ((1, _DDP), (2, _FSDP), (4, _FSDP), (1, _DDP)),
@@ -63,7 +63,7 @@ def _r14(budget: Budget) -> Iterator[Trial]:
 
 
 def _same_samples(data: Path, size: int) -> Trial:
-    """Compare the hash of all token ids of 50 batches, made whole and made in parts."""
+    """Compare the hash of all token ids of 50 batches, created whole and in parts."""
     from maskloom.data.corpus.opening import Corpus
     from maskloom.data.settings import PretrainingData
     from maskloom.objectives.pretraining import PRETRAINING
@@ -96,13 +96,13 @@ def _same_samples(data: Path, size: int) -> Trial:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder in which one run is started and continued."""
+    """A folder in which one run is started and resumed."""
 
     place: Path
     arguments: Sequence[str]
 
     def run(self, fleet: Fleet, size: int, mode: Sequence[str], *, resume: bool = False, fault: str = "") -> str:
-        """Run a job to its end, and return what went wrong."""
+        """Run a job to its end, and return the problem, if any."""
         self.place.mkdir(exist_ok=True)
         arguments = [*self.arguments, *mode, *(["--resume"] if resume else [])]
         own = {"MASKLOOM_FAULTS": fault}
@@ -112,12 +112,12 @@ class _Folder:
         else:
             ended = fleet.run(size, arguments, self.place, own=dict.fromkeys(range(size), own))
             codes, said = [each.code for each in ended], "\n".join(each.said for each in ended)
-        # a rank may be told of the kill of another one before it comes to its own
+        # a rank may learn of another rank's kill before it reaches its own
         is_right = all(code in (-9, 1) for code in codes) if fault else not any(codes)
         return "" if is_right else f"exit codes {codes}: {said[-1500:]}"
 
     def difference(self, other: _Folder, most: float) -> str:
-        """Return how weights or losses differ by more than `most` (losses: a tenth of it, relative), or ''."""
+        """Return the gap if weights differ by more than `most` or losses by `most` / 10 (relative), else ''."""
         from safetensors.torch import load_file
 
         from maskloom.training.events import read_events
@@ -141,7 +141,7 @@ def _refused(fleet: Fleet, folder: Path, arguments: Sequence[str]) -> Trial:
     return Trial(f"{arguments[0]}, 3 processes", is_right, "" if is_right else ended[0].said[-500:])
 
 
-# The place of the fault and the rank that meets it. Rank 0 alone evaluates and writes.
+# The fault point and the rank that meets it. Only rank 0 evaluates and writes.
 _KILLED = (
     (1, "training.micro_batch#1"),
     (0, "training.micro_batch#9"),
@@ -178,7 +178,7 @@ def _r15(budget: Budget) -> Iterator[Trial]:
 
 
 def _ends(place: Path, job: Sequence[str], action: str, rank: int, point: str, name: str) -> Trial:
-    """Have one rank die or hang, and look at how soon all have ended, what they said, and what they left."""
+    """Make one rank die or hang, and check how soon all have ended, their output, and the checkpoints."""
     from maskloom.training.checkpointing.checkpoints import step_folders
     from tools.checking import verify_checkpoint
 
@@ -195,7 +195,7 @@ def _ends(place: Path, job: Sequence[str], action: str, rank: int, point: str, n
 
 
 def _elastic(alone: _Folder, place: Path, mode: Sequence[str], rank: int, point: str, name: str) -> Trial:
-    """Have one rank die, and torchrun start all again, and compare what the run comes to."""
+    """Make one rank die, let torchrun restart all ranks, and compare the result of the run."""
     shutil.rmtree(place, ignore_errors=True)
     folder = _Folder(place, alone.arguments)
     code, said, _seconds = _torchrun(place, (*alone.arguments, *mode), rank=rank, fault=f"kill@{point}", restarts=1)
@@ -204,9 +204,9 @@ def _elastic(alone: _Folder, place: Path, mode: Sequence[str], rank: int, point:
 
 
 def _torchrun(place: Path, job: Sequence[str], *, rank: int, fault: str, restarts: int) -> tuple[int, str, float]:
-    """Run a job of two ranks under torchrun, one of which meets a fault at its first start.
+    """Run a job of two ranks under torchrun, one of which meets a fault on its first start.
 
-    Returns the exit code, all that was said, and the seconds from the fault until torchrun had ended.
+    Returns the exit code, the output, and the seconds from the fault until torchrun ended.
     """
     place.mkdir(parents=True, exist_ok=True)
     log, output = place / "passes.txt", place / "output.txt"

@@ -1,4 +1,4 @@
-"""What a row of the soak is, and where rows are found."""
+"""The definition of a soak row, and the discovery of rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Trial:
-    """One try of a row; `detail` says what went wrong, or what was measured."""
+    """One try of a row; `detail` describes the failure, or the measured figures."""
 
     name: str
     passed: bool
@@ -22,20 +22,20 @@ class Trial:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a row may use: a seed, a folder of its own, and how many seconds it has; None for the full row."""
+    """The resources of a row: a seed, its own folder, and its seconds; None means the full row."""
 
     seed: int
     work: Path
     seconds: float | None = None
 
     def draw(self, *names: object) -> random.Random:
-        """Return the generator of random numbers of one trial: the same for the same seed and names."""
+        """Return the random generator of one trial, which depends only on the seed and the names."""
         return random.Random(repr((self.seed, *names)))
 
 
 @dataclass(frozen=True)
 class Row:
-    """One promise: `test` says what is done, `mark` when it is kept, `full` how many trials the whole row has."""
+    """One promise: `test` describes the test, `mark` the criterion, `full` is the number of trials of the full row."""
 
     id: str
     test: str
@@ -45,7 +45,7 @@ class Row:
 
 
 def all_rows() -> list[Row]:
-    """Return the rows of every module of this package, in the order of their ids; raises ValueError for two of one."""
+    """Return the rows of every module of this package, sorted by id; raises ValueError for duplicate ids."""
     found: dict[str, Row] = {}
     for module in pkgutil.iter_modules(importlib.import_module("tools.soak").__path__):
         if module.name.startswith("_"):
@@ -58,6 +58,6 @@ def all_rows() -> list[Row]:
 
 
 def sort_key(row_id: str) -> tuple[str, int, str]:
-    """Return what sorts R2 before R10, and R before H."""
+    """Return a key that sorts R2 before R10, and R before H."""
     letters, number, rest = re.fullmatch(r"(\D*)(\d*)(.*)", row_id).groups()  # pyright: ignore[reportOptionalMemberAccess]
     return {"R": "0", "H": "1"}.get(letters, f"2{letters}"), int(number or 0), rest

@@ -1,4 +1,4 @@
-"""Runs rows one after the other, remembers the finished ones, and writes the table."""
+"""Runs rows one after the other, records the finished ones, and writes the table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KEPT_DETAILS = 12
 def run_rows(
     rows: list[Row], *, work: Path, seed: int, minutes: float | None, say: Callable[[str], None] = print
 ) -> list[dict[str, Any]]:
-    """Return the records of rows; those that `work` remembers for the same code, seed and minutes are not run again.
+    """Return the records of rows; rows recorded in `work` for the same code, seed and minutes are not run again.
 
-    With `minutes` each row has an equal share of the time that is left.
+    With `minutes`, each row receives an equal share of the remaining time.
     """
     work.mkdir(parents=True, exist_ok=True)
     memory, same = work / "finished.jsonl", {"code": code_digest(), "seed": seed, "minutes": minutes}
@@ -50,7 +50,7 @@ def run_rows(
 
 
 def run_row(row: Row, budget: Budget, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Run one row until its trials or its time are at an end; what it raises is a trial that did not pass."""
+    """Run one row until its trials or its time are used up; whatever it raises counts as a failure."""
     say(f"{row.id}: {row.test} (seed {budget.seed})")
     started, trials = time.monotonic(), []
     running = row.run(budget)
@@ -98,7 +98,7 @@ def _verdict(tried: int, passed: int, full: int, broken: str | None) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """Return the versions and the hardware that a row ran with."""
+    """Return the versions and the hardware of this run."""
     model = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
     )
@@ -117,7 +117,7 @@ def _lines(path: str) -> list[str]:
 
 
 def code_digest() -> str:
-    """Return a sum of the code that the rows try and of the rows themselves."""
+    """Return a checksum of the code under test and of the rows."""
     digest = hashlib.sha256()
     for folder in ("src/maskloom", "tools/soak"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -130,11 +130,11 @@ def _remembered(memory: Path) -> Iterable[dict[str, Any]]:
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
-            continue  # cut short by a kill
+            continue  # truncated by a kill
 
 
 def write_results(records: list[dict[str, Any]], folder: Path) -> None:
-    """Put records into `soak.json` and `soak.md` of a folder; rows that did not run stay as they are."""
+    """Write records into `soak.json` and `soak.md` of a folder; rows that did not run keep their results."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "soak.json"
     known = {record["id"]: record for record in json.loads(path.read_text(encoding="utf-8"))} if path.exists() else {}
@@ -145,7 +145,7 @@ def write_results(records: list[dict[str, Any]], folder: Path) -> None:
 
 
 def page_of(records: list[dict[str, Any]]) -> str:
-    """Return the table of all rows as a page."""
+    """Return the table of all rows as a Markdown page."""
     lines = [
         "# Soak: what a run survives",
         "",

@@ -1,4 +1,4 @@
-"""R2, R5 and R17, and a part of R7: saves that are killed, damaged or fail, and checkpoints of other formats."""
+"""R2, R5 and R17, and a part of R7: saves that are killed, damaged or fail, and checkpoints in other formats."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _NEWER_FORMATS = (3, 4, 1000)
 
 @dataclass(frozen=True)
 class _Scene:
-    """A run of 21 steps that saves every 5, as it was left alone.
+    """An undisturbed run of 21 steps that saves every 5 steps.
 
-    `passes` is how often it passed places of files, `tried` at which of these passes it is killed or broken.
+    `passes` is the number of its file operations, `tried` the numbers of those at which it is killed or broken.
     """
 
     server: ForkServer
@@ -40,7 +40,7 @@ class _Scene:
         return outcome(self.alone / RUN)
 
     def place(self, name: str, *, copied: bool = False) -> Path:
-        """Return a new folder to run in, which holds a copy of the finished run when that is asked for."""
+        """Return a new folder to run in, optionally with a copy of the finished run."""
         folder = self.work / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -71,7 +71,7 @@ def _scene(budget: Budget) -> Iterator[_Scene]:
 
 
 def _passes_to_try(log: list[str]) -> list[int]:
-    """Return the numbers of the passes of files: all writes of the second save, all that is no write of the run."""
+    """Return the numbers of the file operations to test: the writes of the second save, and all others of the run."""
     steps = [place for place, name in enumerate(log) if name == "training.step"]
     files = [place for place, name in enumerate(log) if name.startswith("files.")]
     is_tried = [log[place] != "files.write" or steps[_EVERY * 2 - 1] < place < steps[_EVERY * 3 - 1] for place in files]
@@ -83,7 +83,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 
 def _problem_after_resume(scene: _Scene, folder: Path, *, but: Callable[[str], bool] = lambda _: False) -> str:
-    """Return what is wrong with a run after it is continued, but for the differences that are told, or nothing."""
+    """Return the problems of a run after resuming it, except for differences accepted by `but`."""
     from tools.checking import verify_checkpoint
 
     code, said = scene.run(folder, resume=True)
@@ -95,12 +95,12 @@ def _problem_after_resume(scene: _Scene, folder: Path, *, but: Callable[[str], b
 
 
 def _is_older_one(difference: str) -> bool:
-    """Tell whether a checkpoint before the newest is another one than in the run left alone, not one of other bytes."""
+    """Tell whether an older checkpoint is only missing or extra compared with the undisturbed run."""
     return bool(re.match(r"checkpoints/phase-1/step-000000(15|20)/.* is (too many|missing)", difference))
 
 
 def broken_saves(budget: Budget) -> Iterator[Trial]:
-    """Kill or break a run at every pass of a place of files; whatever was whole stays whole, and the run goes on."""
+    """Kill or break a run at every selected file operation; complete checkpoints stay complete, and the run resumes."""
     from tools.checking import verify_checkpoint
 
     with _scene(budget) as scene:
@@ -112,13 +112,13 @@ def broken_saves(budget: Budget) -> Iterator[Trial]:
                 detail = f"not whole: {halves}" if halves else ""
                 if not detail and (code not in (0, 74, -9) or "Traceback" in said):
                     detail = f"exit code {code}: {said[-300:]}"
-                # where one save failed and the run went on, an older checkpoint stands beside the newest
+                # if one save failed and the run continued, an older checkpoint is kept with the newest
                 but = _is_older_one if "was not saved" in said else lambda _: False
                 yield _trial(f"{action} at pass {number}", detail or _problem_after_resume(scene, folder, but=but))
 
 
 def tampered(budget: Budget) -> Iterator[Trial]:
-    """Damage the newest checkpoint in every way; it is refused by name, and the one before it taken."""
+    """Damage the newest checkpoint in every way; it is refused by name, and the previous one is used."""
     with _scene(budget) as scene:
         draw = budget.draw("tampered")
         sizes = {name: (_checkpoints(scene.alone)[-1] / name).stat().st_size for name in _FILES}
@@ -163,7 +163,7 @@ def _problem_of_damage(scene: _Scene, folder: Path, path: Path) -> str:
 
 
 def failing_disks(budget: Budget) -> Iterator[Trial]:
-    """Let the disk fail for good at a drawn place; the run ends with 74 or went past it, and resumes to the bit."""
+    """Let the disk fail permanently at a random point; the run ends with exit code 74, and resumes to the bit."""
     with _scene(budget) as scene:
         draw = budget.draw("disks")
         for number in range(NUM_DISK_POINTS):
@@ -178,7 +178,7 @@ def failing_disks(budget: Budget) -> Iterator[Trial]:
 
 
 def formats(budget: Budget) -> Iterator[Trial]:
-    """Meet checkpoints of formats that are newer than the program; no older one was ever released."""
+    """Resume from checkpoints in formats newer than the program; no older format was ever released."""
     with _scene(budget) as scene:
         for version in _NEWER_FORMATS:
             folder = scene.place("format", copied=True)

@@ -1,4 +1,4 @@
-"""H8: scores of degenerate and random cases are those of the reference programs, or a clear error."""
+"""H8: scores on degenerate and random cases match the reference programs, or a clear error is raised."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TEXTS = ("", "the", "cat", "a cat", "black cat", "Cat!", "cat cat dog", "U.S. c
 
 @dataclass(frozen=True)
 class Case:
-    """One case of a family: a metric, what it is updated with, batch by batch, and the scores that others give."""
+    """One case of a family: a metric, the batches to update it with, and the reference scores."""
 
     metric: Any
     batches: list[tuple[Any, Any]]
@@ -29,7 +29,7 @@ class Case:
 
 
 def sides(draw: Any, shape: str, num_values: int) -> tuple[Any, Any]:
-    """Return whole numbers below `num_values` as predictions and targets, both (examples,), of a shape."""
+    """Return integers below `num_values` as predictions and targets, both (examples,), for the given shape of case."""
     import numpy as np
 
     size = {"one example": 1, "nothing": 0}.get(shape, int(draw.integers(2, 30)))
@@ -45,7 +45,7 @@ def sides(draw: Any, shape: str, num_values: int) -> tuple[Any, Any]:
 
 
 def _columns(draw: Any, shape: str, num_labels: int) -> Any:
-    """Return 0 and 1 as predictions and targets, both (examples, labels), of a shape in every column."""
+    """Return 0 and 1 as predictions and targets, both (examples, labels), with the shape of case in every column."""
     import numpy as np
 
     columns = [sides(draw, shape, 2) for _ in range(num_labels)]
@@ -54,7 +54,7 @@ def _columns(draw: Any, shape: str, num_labels: int) -> Any:
 
 
 def _spoilt(draw: Any, shape: str, values: Any) -> Any:
-    """Return an array with one number that is not finite, where the shape asks for that."""
+    """Return an array with one non-finite number if the shape asks for it."""
     if shape != "not finite":
         return values
     spoilt = values.astype(float)
@@ -63,7 +63,7 @@ def _spoilt(draw: Any, shape: str, values: Any) -> Any:
 
 
 def _cut(draw: Any, *arrays: Any) -> list[Any]:
-    """Return arrays as batches of like lengths, some of them empty."""
+    """Return arrays split into batches at the same random places, some of them empty."""
     import numpy as np
 
     ends = np.sort(draw.integers(0, len(arrays[0]) + 1, 3))
@@ -116,7 +116,7 @@ def several_labels(draw: Any, shape: str) -> Case:
 
 
 def regression(draw: Any, shape: str) -> Case:
-    """Pearson's and Spearman's correlation, 0 where there is none, and the mean squared error; scipy, scikit-learn."""
+    """Pearson's and Spearman's correlation, 0 if undefined, and the mean squared error; scipy, scikit-learn."""
     import numpy as np
 
     from maskloom.metrics.labels import RegressionMetric
@@ -174,7 +174,7 @@ def _three(metrics: Any, true: Any, guessed: Any, prefix: str, options: dict[str
 
 
 def answers_v1(draw: Any, shape: str) -> Case:
-    """Exact match and F1 of SQuAD v1.1, by the rules of its script."""
+    """Exact match and F1 of SQuAD v1.1, by the rules of its official script."""
     from maskloom.metrics.answers import AnswerMetric
     from tools.soak.squad_rules import scores_v1
 
@@ -211,7 +211,7 @@ def answers_v2(draw: Any, shape: str) -> Case:
 
 
 def calibrated_classes(draw: Any, shape: str) -> Case:
-    """Calibration error by hand (Guo et al. 2017), likelihood by scipy, Brier score by scikit-learn."""
+    """Calibration error computed manually (Guo et al. 2017), likelihood by scipy, Brier score by scikit-learn."""
     import numpy as np
 
     from maskloom.metrics.calibration import CalibrationMetric
@@ -243,7 +243,7 @@ def calibrated_classes(draw: Any, shape: str) -> Case:
 
 
 def calibrated_labels(draw: Any, shape: str) -> Case:
-    """The same where every label has a probability by itself."""
+    """The same with an independent probability for every label."""
     import numpy as np
 
     from maskloom.metrics.calibration import CalibrationMetric
@@ -265,7 +265,7 @@ def calibrated_labels(draw: Any, shape: str) -> Case:
 
 
 def _calibration_error(shares: Any, hits: Any, num_bins: int) -> float:
-    """Return the mean over bins, weighted by their examples, of how far probability and frequency are apart."""
+    """Return the mean over bins, weighted by examples, of the gap between probability and frequency."""
     total = 0.0
     for number in range(num_bins):
         inside = (shares <= (number + 1) / num_bins) & ((shares > number / num_bins) | (number == 0))
@@ -289,7 +289,7 @@ FAMILIES = (
 
 
 def problem_of(family: Callable[[Any, str], Case], shape: str, draw: Any) -> str:
-    """Return in what our scores of a case differ from those of others, or that an error did not come, or nothing."""
+    """Return how our scores of a case differ from the reference, or that an error is missing or unclear, or ''."""
     case = family(draw, shape)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -303,7 +303,7 @@ def problem_of(family: Callable[[Any, str], Case], shape: str, draw: Any) -> str
         except ValueError as error:
             is_clear = shape in _CLEAR and re.search(_CLEAR[shape], str(error))
             return "" if is_clear else f"refused: {error}"
-        except Exception as error:  # a warning too
+        except Exception as error:  # including warnings
             return repr(error)
     if shape in ERROR_SHAPES:
         return f"no error: {found}"
@@ -320,7 +320,7 @@ def _is_close(found: float | None, expected: float) -> bool:
 
 
 def scores(budget: Budget) -> Iterator[Trial]:
-    """Yield a trial for every family, shape and draw, and one for every kind of task with a model whose head is NaN."""
+    """Yield a trial for every family, shape and draw, and one with NaN in the head for every kind of task."""
     import numpy as np
 
     for name in KINDS_OF_INPUT:
@@ -346,7 +346,7 @@ KINDS_OF_INPUT = {
 
 
 def problem_of_broken_model(name: str) -> str:
-    """Let a model whose head holds NaN predict, which every evaluation does too; returns what it said, if it did."""
+    """Let a model with NaN in its head predict, as every evaluation does; return '' if it raises the expected error."""
     import torch
 
     from maskloom.errors import DataError

@@ -1,4 +1,4 @@
-"""R8: what terminals and schedulers send ends a run with all saved, and the run goes on to the same bits."""
+"""R8: signals from terminals and schedulers end a run with everything saved, and it resumes to the same bits."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _LONGEST_STOP, _LONGEST_LEAVE, _ATTEMPTS = 10.0, 1.0, 8
 
 
 def try_signal(server: ForkServer, alone: LeftAlone, name: str, share: float, folder: Path) -> Trial:
-    """Send a signal at a share of the run's time from when it listens, look at what is left, and let the run go on.
+    """Send a signal at a share of the run's time after it starts listening, check the results, and resume the run.
 
-    A run that ended before the signal came is tried again with an earlier one.
+    If the run ends before the signal, it is tried again with an earlier one.
     """
     number, title = getattr(signal, name), f"{alone.subject.name} {name} at {share:.2f}"
     for _ in range(_ATTEMPTS):
@@ -48,7 +48,7 @@ def try_signal(server: ForkServer, alone: LeftAlone, name: str, share: float, fo
 
 
 def try_second_interrupt(server: ForkServer, alone: LeftAlone, draw_from: Budget, number: int, folder: Path) -> Trial:
-    """Send SIGINT twice, while a save hangs in the disk or at any moment, and let the run go on."""
+    """Send SIGINT twice, while a save hangs in the disk or at any moment, and resume the run."""
     draw = draw_from.draw("second interrupt", number)
     hangs = number % 2 == 0
     title = f"{alone.subject.name} second SIGINT {'in a save' if hangs else 'at any moment'}"
@@ -63,7 +63,7 @@ def try_second_interrupt(server: ForkServer, alone: LeftAlone, draw_from: Budget
         running.wait_until(lambda: log.exists() and log.read_text().split().count("files.sync") >= at)
     else:
         share = draw.uniform(0.0, 0.6)
-        for later in (1.0, 0.5, 0.25):  # the run may be faster than the one left alone was
+        for later in (1.0, 0.5, 0.25):  # the run may be faster than the undisturbed one
             running = _started(server, alone, folder)
             _pause(running, share * later * alone.seconds)
             if not running.has_ended():
@@ -81,7 +81,7 @@ def try_second_interrupt(server: ForkServer, alone: LeftAlone, draw_from: Budget
 
 
 def _started(server: ForkServer, alone: LeftAlone, folder: Path, **environment: str) -> Running:
-    """Start the subject in a fresh folder, and return when it listens to signals."""
+    """Start the subject in a fresh folder, and return when it handles signals."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     running = server.start(alone.subject.arguments, folder, folder / "stopped.txt", **environment)
@@ -90,7 +90,7 @@ def _started(server: ForkServer, alone: LeftAlone, folder: Path, **environment: 
 
 
 def _listens(pid: int) -> bool:
-    """Tell whether a process has a handler of its own for SIGUSR1, which nothing but a run that can be stopped has."""
+    """Tell whether a process has a handler for SIGUSR1, which only a stoppable run installs."""
     try:
         caught = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     except OSError:
@@ -105,7 +105,7 @@ def _pause(running: Running, seconds: float) -> None:
 
 
 def _problems_of_stop(running: Running, code: int, expected: int, folder: Path, *, says_how: bool = True) -> list[str]:
-    """Return what is wrong with how a run ended and with what it left."""
+    """Return the problems with how a run ended and with the files that it left."""
     from tools.checking import verify_checkpoint
 
     said = running.output.read_text(encoding="utf-8", errors="replace")
@@ -124,7 +124,7 @@ def _problems_of_stop(running: Running, code: int, expected: int, folder: Path, 
 
 
 def _group(leader: int) -> list[int]:
-    """Return the processes, other than zombies, of a process group."""
+    """Return the processes of a process group, except zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -137,7 +137,7 @@ def _group(leader: int) -> list[int]:
 
 
 def _lost_steps(run: Path) -> list[str]:
-    """Return a complaint when the newest checkpoint is not of the last step that was logged."""
+    """Return a complaint when the newest checkpoint is not from the last logged step."""
     log = run / "events.jsonl"
     events = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     last = max((event["step"] for event in events if event["event"] == "step"), default=0)
@@ -146,7 +146,7 @@ def _lost_steps(run: Path) -> list[str]:
 
 
 def _go_on(server: ForkServer, alone: LeftAlone, folder: Path, title: str, problems: list[str], measured: str) -> Trial:
-    """Resume the run and compare what it leaves; older checkpoints may be of other steps than those left alone."""
+    """Resume the run and compare the results; older checkpoints may be from other steps than the undisturbed run's."""
     try:
         run_whole(server, alone.subject.resumed(), folder)
     except RuntimeError as error:
@@ -158,13 +158,13 @@ def _go_on(server: ForkServer, alone: LeftAlone, folder: Path, title: str, probl
 
 
 def _counts(name: str, alone: LeftAlone) -> bool:
-    """Tell whether a file is no checkpoint, or is of the newest one."""
+    """Tell whether a file does not belong to a checkpoint, or belongs to the newest one."""
     newest = max((found[0] for other in alone.outcome if (found := re.findall(r"step-\d+", other))), default="")
     return "checkpoints/" not in name or newest in name
 
 
 def stop_by_signals(budget: Budget) -> Iterator[Trial]:
-    """Stop each command by each signal at its moments, and by a second SIGINT."""
+    """Stop each command with each signal at its moments, and with a second SIGINT."""
     with ForkServer() as server:
         data = prepare(server, budget.work / "data")
         for subject in (pretraining(data), finetuning(data), grid_search(data)):

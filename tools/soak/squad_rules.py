@@ -1,4 +1,4 @@
-"""The scores of SQuAD by the rules of its two published scripts, question by question, written apart from ours."""
+"""The SQuAD scores by the rules of its two official scripts, question by question, independent of our code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words that count: small letters, no ASCII punctuation, no article."""
+    """Return the words that count: lower case, without ASCII punctuation and articles."""
     bare = "".join(character for character in text.lower() if character not in set(string.punctuation))
     return re.sub(r"\b(a|an|the)\b", " ", bare).split()
 
@@ -27,7 +27,7 @@ def _scores(text: str, gold: str, *, has_unanswerable: bool) -> tuple[float, flo
 
 
 def scores_v1(golds: Mapping[str, Sequence[str]], texts: Mapping[str, str]) -> dict[str, float]:
-    """Return exact match and F1 of v1.1, percent; a question without prediction counts 0."""
+    """Return exact match and F1 of v1.1 in percent; a question without a prediction counts as 0."""
     exact = f1 = 0.0
     for name, answers in golds.items():
         if name in texts:
@@ -43,9 +43,9 @@ def scores_v2(
     odds: Mapping[str, float] | None = None,
     threshold: float = float("inf"),
 ) -> dict[str, float]:
-    """Return what the script of v2.0 prints, percent, but for the totals; every question needs a prediction.
+    """Return the output of the v2.0 script, in percent, except the totals; every question needs a prediction.
 
-    `odds` make a text count as none above the threshold, and are what the best thresholds are looked for in.
+    A question whose `odds` exceed the threshold counts as unanswered; the best thresholds are also searched in `odds`.
     """
     raw = {}
     for name, answers in golds.items():
@@ -76,7 +76,7 @@ def _best(
     raw: Mapping[str, Mapping[str, float]],
     odds: Mapping[str, float],
 ) -> tuple[float, float]:
-    """Take answers in by rising odds, from none at all; only a strict gain moves the threshold."""
+    """Accept answers by ascending odds, starting with none; only a strict gain moves the threshold."""
     total = best = float(sum(not answers for answers in golds.values()))
     threshold = 0.0
     for name in sorted(odds, key=lambda name: odds[name]):

@@ -1,4 +1,4 @@
-"""The commands that the rows kill, small enough to run by the hundred, and what their results are compared by."""
+"""The commands that the rows kill, small enough to run hundreds of times, and the comparison of their results."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _TINY = [
     *("training.learning_rate=1e-3", "training.num_threads=1", "training.log_every=1"),
     "training.max_evaluation_instances=128",
 ]
-# Files and keys that differ between two runs that end alike: times, the command that says --resume, the id of the run
-# and with it the sum of a manifest; what a manifest sums up is compared itself.
+# Files and keys that differ between two equal runs: times, the command with --resume, the id of the run and thus the
+# checksum of a manifest; the files listed in a manifest are compared themselves.
 _OF_THE_MOMENT = frozenset({"run.json", "results.md", "seconds", "tokens_per_second", "command", "run", "sha256"})
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A command that writes the folder `run` of the folder that it is started in, and can be asked to go on.
+    """A command that writes the folder `run` in its working directory, and can be resumed.
 
-    `stages` are the lines with which its progress begins a stretch of training, as a pattern.
+    `stages` is a pattern for the lines that begin a stage of training in its progress output.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Subject:
     stages: str
 
     def resumed(self) -> tuple[str, ...]:
-        """Return the arguments that go on, whatever the folder holds."""
+        """Return the arguments that resume the command, whatever the folder contains."""
         return (*self.arguments, "--resume")
 
 
@@ -45,11 +45,11 @@ def _sets(*overrides: str) -> list[str]:
 
 
 def prepare(server: ForkServer, folder: Path, *, num_topics: int = 120) -> Path:
-    """Make the corpus, the model folder and the labelled data that the subjects read."""
+    """Create the corpus, the model folder and the labelled data for the subjects."""
     from pydoc_data.topics import topics
 
     folder.mkdir(parents=True, exist_ok=True)
-    # a blank line ends a document, so each topic is folded into one paragraph
+    # a blank line ends a document, so each topic is joined into one paragraph
     chosen = [" ".join(text.split()) for _, text in sorted(topics.items())][:num_topics]
     (folder / "topics.txt").write_text("\n\n".join(chosen), encoding="utf-8")
     draw, words = random.Random(0), ["film", "book", "song", "very", "and", "so", "but"]
@@ -76,7 +76,7 @@ def prepare(server: ForkServer, folder: Path, *, num_topics: int = 120) -> Path:
 
 
 def run_whole(server: ForkServer, arguments: tuple[str, ...], folder: Path, **environment: str) -> str:
-    """Run a command to its end and return what it said; raises RuntimeError for an exit code other than 0."""
+    """Run a command to its end and return its output; raises RuntimeError for an exit code other than 0."""
     running = server.start(arguments, folder, folder / "output.txt", **environment)
     code = running.wait()
     said = running.output.read_text(encoding="utf-8", errors="replace")
@@ -93,7 +93,7 @@ def pretraining(data: Path, *, steps: int = 200, save_every: int = 7, evaluate_e
 
 
 def finetuning(data: Path, *, epochs: int = 5, restarts: int = 2) -> Subject:
-    """Return a fine-tuning run from two seeds, whose best weights on dev are kept."""
+    """Return a fine-tuning run with two seeds, which keeps the best weights on dev."""
     plan = (
         f"training.epochs={epochs}",
         "training.save_every=9",
@@ -118,9 +118,9 @@ def _labelled(data: Path) -> tuple[str, ...]:
 
 
 def outcome(folder: Path) -> dict[str, str]:
-    """Return what a run left: a SHA-256 for every file, without what only tells when and where it ran.
+    """Return the results of a run: a SHA-256 for every file, without data about when and where it ran.
 
-    The event log counts by its steps and evaluations: the same, once each, in the same order.
+    The event log is compared by its steps and evaluations: the same, once each, in the same order.
     """
     found = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -146,7 +146,7 @@ def _lasting(value: Any) -> Any:
 
 
 def differences(found: dict[str, str], expected: dict[str, str]) -> list[str]:
-    """Return the names of files that differ, that are missing and that are too many."""
+    """Return the names of files that differ, are missing or are extra."""
     differing = [f"{name} differs" for name in found.keys() & expected.keys() if found[name] != expected[name]]
     missing = [f"{name} is missing" for name in expected.keys() - found.keys()]
     return sorted([*differing, *missing, *(f"{name} is too many" for name in found.keys() - expected.keys())])

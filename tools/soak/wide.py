@@ -1,4 +1,4 @@
-"""R21: runs by two threads whose matrix products are large enough for oneDNN's wide kernels, killed and repeated."""
+"""R21: runs with two threads whose matrix products are large enough for oneDNN's wide kernels, killed and repeated."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _widened(subject: Subject, *changes: str) -> Subject:
 
 
 def wide_runs(budget: Budget) -> Iterator[Trial]:
-    """Show that oneDNN multiplies, then repeat each command, kill it at drawn moments, and compare to the bit."""
+    """Show that oneDNN is used, then repeat each command, kill it at random moments, and compare to the bit."""
     with ForkServer() as server:
         data = prepare(server, budget.work / "data", num_topics=60)
         wide = _widened(pretraining(data, steps=30, save_every=7, evaluate_every=12), *_PRETRAINING)
         alone = leave_alone(server, wide, budget.work / "alone")
         yield _other_library(wide, alone.outcome, budget.work / "mkl")
-        # the fine-tuned model is the one just trained: as wide, and of the same vocabulary
+        # fine-tuning starts from the model just trained, which is as wide and has the same vocabulary
         shutil.copytree(budget.work / "alone" / RUN / "model", data / "first" / "model", dirs_exist_ok=True)
         tuned = leave_alone(server, _widened(finetuning(data, epochs=6), *_FINETUNING), budget.work / "tuned")
         for one in (alone, tuned):
@@ -47,7 +47,7 @@ def wide_runs(budget: Budget) -> Iterator[Trial]:
 
 
 def _other_library(subject: Subject, expected: dict[str, str], folder: Path) -> Trial:
-    """Run with products left to MKL: other bits show that oneDNN made those of the run left alone."""
+    """Run with products by MKL: different bits show that the undisturbed run used oneDNN."""
     from maskloom.layers.processor.matrix_products import library_of_products
 
     folder.mkdir()

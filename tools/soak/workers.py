@@ -21,7 +21,7 @@ _SECONDS_TO_NAME = 30
 
 
 def _fields(pid: int) -> list[str]:
-    """Return what the system says of a process: state, parent, group, session and so on; nothing when it is gone."""
+    """Return the fields of a process's status: state, parent, group, session and so on; empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -29,7 +29,7 @@ def _fields(pid: int) -> list[str]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the living processes that a process started, and those that they started."""
+    """Return the living descendants of a process."""
     parents = {
         int(path.name): int(fields[1])
         for path in Path("/proc").glob("[0-9]*")
@@ -42,12 +42,12 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-# A worker that had little left to do may end, however slow, before it has to be named; then another one is chosen.
+# A worker with little work left may end, however slow, before it must be named; then another one is chosen.
 _ENDED_EARLY, _ATTEMPTS = "nothing was said before the build ended", 5
 
 
 def workers(pid: int) -> list[int]:
-    """Return the processes that do tasks for a build: its own, or those of Ray that have one."""
+    """Return the processes that work for a build: its own workers, or Ray's workers with a task."""
     found = []
     for child in descendants(pid):
         try:
@@ -60,7 +60,7 @@ def workers(pid: int) -> list[int]:
 
 
 def stop(pid: int, running: CommandLine) -> None:
-    """Have a process hang."""
+    """Suspend a process."""
     os.kill(pid, signal.SIGSTOP)
 
 
@@ -70,7 +70,7 @@ def kill(pid: int, running: CommandLine) -> None:
 
 
 def slow_down(pid: int, running: CommandLine) -> None:
-    """Let a process work for a moment every five seconds, until it was named; then let it go."""
+    """Let a process run only briefly every five seconds until the log names it; then let it continue."""
 
     def hinder() -> None:
         end = time.monotonic() + 120
@@ -91,7 +91,7 @@ def _told(running: CommandLine) -> str:
 
 
 def _alive(processes: dict[int, str]) -> list[int]:
-    """Return those of the processes, by number and moment of start, that live."""
+    """Return the living processes, identified by pid and start time."""
     return [
         pid for pid, begin in processes.items() if (fields := _fields(pid)) and fields[0] != "Z" and fields[19] == begin
     ]
@@ -107,9 +107,9 @@ def _all_end(processes: dict[int, str]) -> bool:
 def try_worker(
     build: Build, trouble: Callable[[int, CommandLine], None], told: str, draw: random.Random, folder: Path
 ) -> Trial:
-    """Trouble one worker of a build in its middle, and compare what is built with what is built when left alone.
+    """Disturb one worker in the middle of a build, and compare the result with the undisturbed build.
 
-    `told` is what the log has to say about it within half a minute.
+    `told` is the message that the log must contain within half a minute.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -140,7 +140,7 @@ def try_worker(
 
 
 def troubled_workers(budget: Budget) -> Iterator[Trial]:
-    """Yield trials of workers that are killed, stopped, and slowed down."""
+    """Yield trials with workers that are killed, stopped, and slowed down."""
     with ForkServer() as server:
         build = prepare(server, budget.work / "left-alone", megabytes=30)[2]
     plan = [(kill, "died with exit code -9")] * 6
@@ -156,18 +156,18 @@ def troubled_workers(budget: Budget) -> Iterator[Trial]:
 
 
 def on_ray(build: Build) -> Build:
-    """Return a build as it is asked of a Ray cluster."""
+    """Return a build with the arguments for a Ray cluster."""
     return Build(f"{build.name} on Ray", (*build.arguments, "--engine", "ray"), build.files, [], build.seconds)
 
 
 def killed_ray_workers(budget: Budget) -> Iterator[Trial]:
-    """Yield trials of workers of a local Ray cluster that are killed in the middle of a build."""
+    """Yield trials with workers of a local Ray cluster that are killed in the middle of a build."""
     if find_spec("ray") is None:
         raise RuntimeError("Ray is not installed: pip install 'maskloom[ray]'")
     with ForkServer() as server:
         build = prepare(server, budget.work / "left-alone", megabytes=30)[2]
     for number in range(3):
-        # Ray does the task again by itself, and says nothing about it here
+        # Ray retries the task itself, and says nothing about it here
         yield try_worker(on_ray(build), kill, "", budget.draw("R13r", number), budget.work / "on-ray")
 
 
