@@ -1,4 +1,4 @@
-"""Pages about runs that nothing was trained for: their folders are written by hand."""
+"""Report pages about runs whose folders are written by hand, without any training."""
 
 import json
 import re
@@ -21,7 +21,7 @@ ENVIRONMENT = {
 
 
 class Page(HTMLParser):
-    """The tags and the cells of a page."""
+    """The tags, attributes and cells of a page."""
 
     def __init__(self, text):
         super().__init__()

@@ -70,7 +70,7 @@ def test_the_same_text_gives_the_same_vocabulary(score: Any) -> None:
     assert train([" ".join(TEXTS)], score=score).vocabulary == expected
     assert train(score=score, num_workers=2).vocabulary == expected
     assert train([*TEXTS[3:], *TEXTS[:3]], score=score, num_workers=3, max_distinct_words=100).vocabulary == expected
-    # the cap is reached and runs go to disk, but no word is lost
+    # the cap is reached and runs spill to disk, but no word is lost
     distinct = train().report["num_distinct_words"]
     spilled = train(score=score, max_distinct_words=distinct)
     assert spilled.vocabulary == expected

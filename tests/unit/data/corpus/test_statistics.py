@@ -1,4 +1,4 @@
-"""A corpus in figures, counted by hand."""
+"""Corpus statistics compared with counts by hand."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]))
-# documents of 2, 1 and 1 sentences with 3 + 1, 2 and 4 tokens: five a, three b, two unknown
+# documents of 2, 1 and 1 sentences with 3 + 1, 2 and 4 tokens and a duplicate: five a, three b, two unknown
 TEXT = "a a b\nb\n\na ?\n\na ! b a\n\na ?\n"
 
 

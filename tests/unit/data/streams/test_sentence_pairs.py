@@ -98,7 +98,7 @@ def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> 
 
 
 def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
-    """With sentences of one token the lengths of a document's instances give its target away."""
+    """With one-token sentences, the lengths of a document's instances reveal its target."""
     corpus = memory_corpus([[[7]] * 300 for _ in range(400)])
     instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=35, short_seq_prob=0.5), seed=4))
     actual = instances.is_random == 0

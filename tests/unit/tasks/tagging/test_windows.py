@@ -12,7 +12,7 @@ def starts(lengths):
 
 @st.composite
 def files(draw):
-    """Piece counts of words, by document and sentence, most of one piece and some of many."""
+    """Draw word piece counts by document and sentence: mostly one piece, sometimes many."""
     word = st.sampled_from([1, 1, 1, 2, 3, 9, 40])
     sentence = st.lists(word, min_size=1, max_size=draw(st.sampled_from([3, 12, 60])))
     return draw(st.lists(st.lists(sentence, min_size=1, max_size=8), min_size=1, max_size=3))
@@ -79,7 +79,7 @@ def test_a_short_document_is_one_window_and_sentences_alone_are_many():
 
 
 def test_a_long_document_is_filled_up_on_both_sides():
-    # six sentences of four pieces, room for 16: cores of two sentences in the middle of their windows
+    # six sentences of four pieces, room for 16: cores of two sentences, centred in their windows
     word_starts, sentence_starts, numbers = arrays([[[1] * 4] * 6])
     windows = plan_windows(word_starts, sentence_starts, numbers, 16, "document")
     assert windows.tolist() == [[0, 16, 0, 8], [4, 20, 8, 16], [8, 24, 16, 24]]
