@@ -45,7 +45,7 @@ def test_dropout_falls_on_probabilities(lengths):
     context = attend(qkv, layout, 4, 0.1)
     assert context.std() > 0.01
     assert context.mean() == pytest.approx(1.0, abs=0.01)
-    # All dimensions of a head share the draw of a query.
+    # All dimensions of a head share a query's draws.
     heads = context.view(len(context), 4, 16)
     torch.testing.assert_close(heads.std(dim=2), torch.zeros(len(context), 4), rtol=0, atol=1e-5)
 
@@ -61,7 +61,7 @@ def test_dropout_is_on_in_training_only():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout_has_the_gradient_of_its_own_mask(causal):
-    # The same draw twice: a finite difference along a direction equals the gradient's projection.
+    # With the same draws twice, a finite difference along a direction equals the gradient's projection.
     lengths = [9, 8, 3]
     layout = SequenceLayout.from_lengths(lengths)
     qkv = torch.randn(20, 3 * 12, dtype=torch.float64, requires_grad=True)

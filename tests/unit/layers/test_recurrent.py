@@ -116,7 +116,7 @@ def test_weights_are_shared_by_all_steps():
 
 
 def gated(**gates):
-    """Return an LSTM whose given gates are fixed by their biases alone, and the sequence that it reads."""
+    """Return an LSTM whose given gates depend only on their biases, and the sequence that it reads."""
     rnn = nn.LSTM(3, 2).double()
     with torch.no_grad():
         for name, value in gates.items():

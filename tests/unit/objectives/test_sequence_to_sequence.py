@@ -77,7 +77,7 @@ def test_a_step_reads_once_from_its_device(name, micro_batch_size, monkeypatch):
 
 @WITH_DECODER
 def test_no_value_is_read_on_the_way_to_gradients_or_to_a_next_token(name, monkeypatch):
-    """Meta tensors, which have no values to read, pass all the way through; dropout is that of other devices."""
+    """Meta tensors, which have no values to read, pass all the way through; dropout is the version of other devices."""
     with torch.device("meta"):
         model = make_small(name, 0.3).train()
     head, batch = model.heads["decoder"], make_batch([5, 2, 9], [3, 7, 2])

@@ -43,7 +43,7 @@ def test_training_files_are_measured_by_rows_and_bytes(tmp_path):
 
 def test_steps_of_short_examples_take_longer_than_their_tokens_say(tmp_path, monkeypatch):
     path = tmp_path / "train.conll"
-    path.write_text("Anna B-PER\nsleeps O\n\n" * 4000, encoding="utf-8")  # 1.8 tokens per sentence, by its bytes
+    path.write_text("Anna B-PER\nsleeps O\n\n" * 4000, encoding="utf-8")  # 1.8 tokens per sentence, from bytes
     asked = []
 
     def timed(plan, model, batch_size=None):

@@ -73,7 +73,7 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["unigram_cross_entropy", "unigram_entropy"])  # the name that early runs wrote
+@pytest.mark.parametrize("name", ["unigram_cross_entropy", "unigram_entropy"])  # early runs wrote the second
 def test_a_run_that_is_not_finished_has_a_page(name, tmp_path):
     run = write_run(tmp_path / "run", events=EVENTS)
     log = run / "events.jsonl"

@@ -31,7 +31,7 @@ RATES = {"training.learning_rate": (1e-5, 3e-5, 2e-5)}
 
 
 class Finetuning:
-    """Scores a recipe by its learning rate, writes the files that a run leaves, and counts its calls."""
+    """Scores a recipe by its learning rate, writes the files that a run leaves behind, and records its calls."""
 
     def __init__(self, *, failing=(), stops=(), error=None):
         self.calls, self.failing, self.stops = [], set(failing), list(stops)

@@ -1,4 +1,4 @@
-"""Runs that train word vectors: folders, stops and kills, commands and the page."""
+"""Runs that train word vectors: folders, stops and kills, commands, and the page."""
 
 import json
 import os

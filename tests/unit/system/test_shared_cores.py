@@ -67,7 +67,7 @@ def test_a_team_is_threads_that_end_with_it():
 
 @pytest.mark.skipif(seconds_waited() == 0, reason="the system keeps no times of threads")
 def test_waiting_for_a_core_is_seen():
-    """Several busy processes on one core: each waits most of the time."""
+    """With several busy processes on one core, each waits most of the time."""
     code = """if True:
         import os, sys, time
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})

@@ -47,7 +47,7 @@ def test_layout_of_the_vocabulary() -> None:
     assert len(tokens) == len(set(tokens)) == 160
     starts = [t for t in tokens[5:] if len(t) == 1]
     inside = [t for t in tokens[5:] if t.startswith("##") and len(t) == 3]
-    # characters come first, in the order of code points, and only where they were seen
+    # characters come first, in code point order, and only at positions where they were seen
     assert list(tokens[5 : 5 + len(starts) + len(inside)]) == [*sorted(starts), *sorted(inside)]
     assert "中" in starts
     assert "##中" not in inside

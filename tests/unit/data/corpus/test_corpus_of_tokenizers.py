@@ -1,4 +1,4 @@
-"""Corpora by tokenizer: those of WordPiece keep their bytes, those of byte pairs record their kind."""
+"""Corpora by tokenizer: WordPiece corpora keep their bytes, byte-pair corpora record their kind."""
 
 import hashlib
 import json

@@ -55,7 +55,7 @@ def test_figures_are_those_counted_by_hand(corpus: Corpus, block: int, monkeypat
     assert documents["mean"] == pytest.approx(10 / 3)
     sentences = found["sentences_per_document"]  # 1, 1, 2
     assert (sentences["min"], sentences["p50"], sentences["max"]) == (1, 1, 2)
-    # every document gives at least one instance
+    # every document yields at least one instance
     assert found["estimated_instances_per_epoch"] == {"128": 3, "512": 3}
     files = [path for path in corpus.folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
     assert found["num_bytes"] == sum(path.stat().st_size for path in files)

@@ -283,7 +283,7 @@ def test_sentence_order_swaps_half_of_the_pairs_of_consecutive_texts(random_corp
     assert (np.searchsorted(offsets, first, side="right") == np.searchsorted(offsets, last - 1, side="right")).all()
     order = np.argsort(first)
     assert (last[order][:-1] <= first[order][1:]).all()
-    # what is left over is the last sentence of a document
+    # only last sentences of documents are left over
     unused = np.setdiff1d(
         np.arange(offsets[-1]), np.concatenate([np.arange(*ends) for ends in zip(first, last, strict=True)])
     )

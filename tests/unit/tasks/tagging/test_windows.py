@@ -57,7 +57,7 @@ def test_no_window_reaches_over_the_end_of_its_sentence_or_document(documents, r
 def test_each_word_of_a_long_sentence_is_scored_where_its_context_is_largest(words, room):
     word_starts = starts(words)
     windows = plan_windows(word_starts, np.array([0, len(words)]), np.zeros(1, int), room, "sentence")
-    # a window in which no word begins is left out of the plan; it could have scored nothing
+    # the plan omits windows in which no word begins, since they have nothing to score
     for first, end, first_word, end_word in windows.tolist():
         for place in word_starts[first_word:end_word].tolist():
             inside = windows[(windows[:, 0] <= place) & (place < windows[:, 1])]

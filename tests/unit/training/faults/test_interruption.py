@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: immediately, or at the next convenient point."""
+"""Signals that ask a run to stop: immediately, or at the end of a deferred section."""
 
 import os
 import signal
