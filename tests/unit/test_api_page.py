@@ -1,4 +1,4 @@
-"""The page of the Python API is made of what the package offers."""
+"""The page of the Python API is generated from what the package offers."""
 
 import maskloom
 from maskloom import inference

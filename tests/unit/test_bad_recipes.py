@@ -1,4 +1,4 @@
-"""Wrong recipes are refused with the key that is wrong, before anything else is looked at."""
+"""Invalid recipes are refused, naming the invalid key, before anything else is checked."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The check that nothing which runs code from files is called."""
+"""The check that bans calls which run code from files."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Pages of benchmarks say in which order the sides ran, what every row reaches, and how it stands to the plain peer."""
+"""Benchmark pages state the order of the runs, the result of every row, and how it compares with the plain peer."""
 
 from argparse import Namespace
 from pathlib import Path

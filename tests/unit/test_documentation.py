@@ -23,7 +23,7 @@ COMMAND = typer.main.get_command(app)
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the words of every maskloom command in blocks of shell and in running text."""
+    """Return the words of every maskloom command in shell blocks and in running text."""
     blocks = re.findall(r"^```(?:sh|)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     rest = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
@@ -39,12 +39,12 @@ def commands(text: str) -> list[list[str]]:
 
 
 def problem_of(words: list[str]) -> str | None:
-    """Return what a command line names that there is not."""
+    """Return what a command line names that does not exist, or None."""
     command: Any = COMMAND
     place = 0
     while hasattr(command, "commands") and place < len(words) and not words[place].startswith("-"):
         if words[place] not in command.commands:
-            if words[place].isupper():  # COMMAND stands for any
+            if words[place].isupper():  # COMMAND is a placeholder for any command
                 return None
             return f"no command {words[place]!r}"
         command, place = command.commands[words[place]], place + 1
@@ -72,7 +72,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def leads_somewhere(page: Path, target: str) -> bool:
-    """Tell whether the file of a link is there, and holds the heading that the link names."""
+    """Return whether the file of a link exists and contains the heading that the link names."""
     name, _, heading = target.partition("#")
     path = page.parent / name if name else page
     if not path.exists() or not heading:

@@ -1,4 +1,4 @@
-"""The table of docs/ELMO.md, whose decreases follow from its scores; the trigram of ELMo's page."""
+"""The table of docs/ELMO.md, whose decreases follow from its scores, and the trigram model of ELMo's page."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""docs/paper.md: its snippets print what stands below them, and its links name what is there."""
+"""docs/paper.md: its snippets print the output shown below them, and its links name existing code."""
 
 import ast
 import contextlib
@@ -20,7 +20,7 @@ SECTIONS = (
 
 
 def snippets(text: str) -> dict[str, list[tuple[int, str, str]]]:
-    """Return by section the line of each block of Python, its code, and the output below it."""
+    """Return, by section, the line of each Python block, its code, and the output below it."""
     found: dict[str, list[tuple[int, str, str]]] = {}
     for match in PARTS.finditer(text):
         title, code, output = match.groups()
@@ -32,7 +32,7 @@ def snippets(text: str) -> dict[str, list[tuple[int, str, str]]]:
 
 
 def printed(code: str, line: int, namespace: dict[str, Any]) -> str:
-    """Run a block, whose first line is after that line of the page, and return what it prints."""
+    """Run a block that starts after the given line of the page, and return what it prints."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile("\n" * line + code, PAGE.name, "exec"), namespace)
@@ -53,7 +53,7 @@ def test_every_section_of_the_paper_is_there_in_order() -> None:
 
 
 def definitions(path: Path) -> set[str]:
-    """Return the names that a module defines at its top, and those in its classes as Class.name."""
+    """Return the names that a module defines at its top level, and those in its classes as Class.name."""
     module = ast.parse(path.read_text(encoding="utf-8"))
     classes = [statement for statement in module.body if isinstance(statement, ast.ClassDef)]
     found = set()
@@ -68,7 +68,7 @@ def definitions(path: Path) -> set[str]:
 
 
 def missing(text: str) -> list[str]:
-    """Return the names of code that links give and their modules do not define."""
+    """Return the names in links to code that the linked modules do not define."""
     links = re.findall(r"\[`([^`]+)`\]\(([^)]+\.py)\)", text)
     return [f"{name} in {path}" for name, path in links if name not in definitions(PAGE.parent / path)]
 

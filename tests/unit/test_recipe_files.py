@@ -1,4 +1,4 @@
-"""Recipes by name, what every key means, and where a wrong key points."""
+"""Recipes by name, the meaning of every key, and the hints for wrong keys."""
 
 import pytest
 
@@ -95,7 +95,7 @@ def test_recipes_are_found_by_name_and_files_come_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert recipe_path("squad-v1") == recipe_path("squad-v1.toml") == SHIPPED / "squad-v1.toml"
     assert "squad-v1" in shipped_recipes()
-    (tmp_path / "squad-v1").mkdir()  # the folder of a run, perhaps
+    (tmp_path / "squad-v1").mkdir()  # perhaps the folder of a run
     assert recipe_path("squad-v1") == SHIPPED / "squad-v1.toml"
     (tmp_path / "squad-v1.toml").write_text("kind = 'finetune'\n", encoding="utf-8")
     assert str(recipe_path("squad-v1.toml")) == "squad-v1.toml"

@@ -1,4 +1,4 @@
-"""Every recipe of the package is one that the commands take."""
+"""The commands accept every recipe of the package."""
 
 import tomllib
 from importlib.resources import files
@@ -24,7 +24,7 @@ def test_recipes_hold_known_keys(path):
     recipe = load_recipe({"pretrain": PretrainRecipe, "finetune": FinetuneRecipe}[values["kind"]], path)
     if isinstance(recipe, FinetuneRecipe):
         assert recipe.task in KINDS
-        # a key that another kind of task reads would be read by nobody
+        # a section for another kind of task would never be read
         sections = {name for name, value in values.items() if isinstance(value, dict)}
         assert sections <= {"data", "training", "features", "model", recipe.task}
         assert f"--recipe {path.stem} " in path.read_text(encoding="utf-8")

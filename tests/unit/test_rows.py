@@ -22,7 +22,7 @@ def test_a_listener_hears_of_a_table_as_it_is_and_of_every_change(monkeypatch):
 
 @pytest.fixture
 def module_of_a_table(monkeypatch, tmp_path):
-    """Have the table of schedules in a module that is not imported yet, whose literal has a row of its own."""
+    """Define the table of schedules in a module that is not imported yet and whose literal has an extra row."""
     monkeypatch.setattr(rows, "_TABLES", {})
     (tmp_path / "toy_schedules.py").write_text(
         'from maskloom.rows import Rows\nROWS = Rows("training.schedule", {"linear": 1, "stairs": 2})\n'

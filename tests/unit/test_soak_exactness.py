@@ -1,4 +1,4 @@
-"""A sample of the soak's H2, H3, H8 and R19, and that they can find fault."""
+"""A sample of the soak's rows H2, H3, H8 and R19, and that they can detect faults."""
 
 from dataclasses import replace
 from functools import partial, partialmethod

@@ -1,4 +1,4 @@
-"""What the rows of the soak conclude from what they saw."""
+"""What the rows of the soak conclude from their observations."""
 
 import pytest
 

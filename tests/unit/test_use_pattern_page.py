@@ -1,4 +1,4 @@
-"""What the page of use patterns says: units, what has to pass, and the baselines that read no order."""
+"""The page of use patterns: units, which rows have to pass, and the baselines that ignore order."""
 
 import importlib
 import json
@@ -39,7 +39,7 @@ def test_frequencies_of_letters_count_the_end(patterns, tmp_path):
     for part, names in (("train", ["a b", "a b"]), ("dev", ["a"])):
         rows = "".join(json.dumps({"source": "PER", "target": name}) + "\n" for name in names)
         (tmp_path / f"names-{part}.jsonl").write_text(rows, encoding="utf-8")
-    # a, b and the end twice each, one more for each and for letters that were not met: 3 of 10
+    # a, b and the end occur twice each; add-one smoothing, with one more for unseen letters, gives 3 of 10
     assert patterns._baseline(tmp_path, "names") == pytest.approx(-math.log2(0.3))
 
 

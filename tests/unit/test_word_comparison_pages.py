@@ -1,4 +1,4 @@
-"""The comparisons of word vectors: the rule of senses, the separation of vectors, bands, rates, and the page."""
+"""The comparisons of word vectors: the sense rule, the separation of vectors, bands, rates, and the page."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_separation_leaves_the_occurrence_out_and_guesses_by_halves():
     assert separation(apart, labels) == {"within": 1.0, "across": 0.0, "accuracy": 1.0}
     same = separation(np.ones((6, 2)), labels)
     assert same == pytest.approx({"within": 1.0, "across": 1.0, "accuracy": 0.5})
-    mixed = np.array([[1.0, 0.0], [0.0, 1.0]] * 2)  # with itself in its centroid, each would be as near to both
+    mixed = np.array([[1.0, 0.0], [0.0, 1.0]] * 2)  # as part of its centroid, each would be equally near to both
     assert separation(mixed, np.array([0, 0, 1, 1]))["accuracy"] == 0.0
 
 

@@ -1,4 +1,4 @@
-"""HDF5 files made here byte by byte, as h5py lays them out; the published ones are in tests/parity."""
+"""HDF5 files built here byte by byte in h5py's layout; the published ones are in tests/parity."""
 
 import struct
 from contextlib import suppress
@@ -13,7 +13,7 @@ UNDEFINED = 2**64 - 1
 
 
 def hdf5(groups, *, kind=0x11):
-    """Return the bytes of a file with arrays by the names of groups and their own; `kind` is the type's first byte."""
+    """Return the bytes of a file with arrays by group and array name; `kind` is the first byte of their data type."""
     content = bytearray(96)
 
     def put(part):

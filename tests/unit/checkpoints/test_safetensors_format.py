@@ -1,4 +1,4 @@
-"""Headers that lie are refused before memory is taken for what they promise."""
+"""False headers are refused before memory is allocated for what they declare."""
 
 import json
 import tracemalloc

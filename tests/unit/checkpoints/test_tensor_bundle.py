@@ -1,4 +1,4 @@
-"""TensorFlow's checkpoints, written by hand and damaged in every way."""
+"""TensorFlow checkpoints, written by hand and damaged in every way."""
 
 import random
 
@@ -56,7 +56,7 @@ def test_no_cut_or_noise_ends_otherwise_than_in_one_message(tmp_path):
             changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
         index.write_bytes(changed)
         try:
-            # a changed name or place may go unnoticed: checksums are not compared
+            # a changed name or offset may go unnoticed: checksums are not verified
             shapes = [(tensor.shape, tensor.read().shape) for tensor in open_bundle(index).values()]
         except DataError as error:
             refusals.append(str(error))

@@ -1,4 +1,4 @@
-"""What the command line's exit code and last words say."""
+"""The exit codes and final messages of the command line."""
 
 import errno
 import os
@@ -66,7 +66,7 @@ def test_a_stop_that_a_library_made_an_error_of_is_told_as_one(monkeypatch, caps
 
     assert _ended(monkeypatch, built, "pretrain", "--out", "run") == 75
     assert capsys.readouterr().err.startswith("stopped by SIGTERM; all is saved, continue with: maskloom pretrain")
-    assert _ended(monkeypatch, ConfigError("wrong"), "pretrain") == 3  # the next command of this process
+    assert _ended(monkeypatch, ConfigError("wrong"), "pretrain") == 3  # the next command in the same process
 
 
 def test_a_failure_of_the_system_names_the_file_first(monkeypatch, capsys) -> None:

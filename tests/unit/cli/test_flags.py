@@ -1,4 +1,4 @@
-"""Flags that hands know: what they set, what they refuse, where unknown ones point, and what is completed."""
+"""Familiar flags: what they set and refuse, the hints for unknown ones, and shell completion."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The help: every command and option explains itself, in its panel and in one voice."""
+"""The help: every command and option explains itself, in its panel and in a consistent style."""
 
 import os
 import re
@@ -42,7 +42,7 @@ def test_the_help_of_formats_names_the_data_sets_of_the_catalog() -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_is_printed_as_it_is_written(name: str, monkeypatch) -> None:
-    """Markup would take [words] in brackets for styles and drop them."""
+    """Markup would interpret [words] in brackets as styles and drop them."""
     monkeypatch.setenv("COLUMNS", "200")
     shown = "".join(CliRunner().invoke(app, [*name.split()[1:], "--help"]).output.replace("│", "").split())
     helps = [getattr(parameter, "help", "") for parameter in COMMANDS[name].params]
@@ -78,7 +78,7 @@ ORDER = (
 @pytest.mark.parametrize("name", COMMANDS)
 def test_options_stand_in_one_order(name: str) -> None:
     shown = [parameter.opts[0] for parameter in COMMANDS[name].params]
-    before = ("finetune", "search", "pretrain", "run", "plan")  # there it is how long training sequences are
+    before = ("finetune", "search", "pretrain", "run", "plan")  # there --max-length is the length of training sequences
     known = [option for option in shown if option in ORDER and not (option == "--max-length" and name.endswith(before))]
     assert known == sorted(known, key=ORDER.index)
 

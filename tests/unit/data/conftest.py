@@ -1,4 +1,4 @@
-"""A corpus in memory, for tests of what reads corpora."""
+"""A corpus in memory, for tests of code that reads corpora."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 
 class MemoryCorpus:
-    """Documents of sentences of token ids behind the part of the corpus interface that sampling uses."""
+    """Documents as lists of sentences of token ids, behind the part of the corpus interface that sampling uses."""
 
     def __init__(self, documents: Sequence[Sequence[Sequence[int]]], vocabulary: Vocabulary) -> None:
         sentences = [np.asarray(sentence, dtype=np.uint16) for document in documents for sentence in document]
@@ -34,14 +34,14 @@ class MemoryCorpus:
 
 @pytest.fixture(scope="session")
 def toy_vocabulary() -> Vocabulary:
-    """2,000 tokens; specials at odd places, and every third token continues a word."""
+    """2,000 tokens; special tokens at unusual positions, and every third ordinary token continues a word."""
     plain = [f"##t{i}" if i % 3 == 0 else f"t{i}" for i in range(1995)]
     return Vocabulary(["[UNK]", *plain[:500], "[SEP]", "[MASK]", *plain[500:1200], "[CLS]", *plain[1200:], "[PAD]"])
 
 
 @pytest.fixture(scope="session")
 def memory_corpus(toy_vocabulary: Vocabulary) -> Callable[..., MemoryCorpus]:
-    """A function from documents, given as lists of sentences of ids, to a corpus in memory."""
+    """A function that turns documents, given as lists of sentences of ids, into a corpus in memory."""
 
     def make(documents: Sequence[Sequence[Sequence[int]]]) -> MemoryCorpus:
         return MemoryCorpus(documents, toy_vocabulary)
@@ -51,7 +51,7 @@ def memory_corpus(toy_vocabulary: Vocabulary) -> Callable[..., MemoryCorpus]:
 
 @pytest.fixture(scope="session")
 def random_corpus(toy_vocabulary: Vocabulary) -> Callable[..., MemoryCorpus]:
-    """A function from sizes and a seed to a corpus of random ordinary tokens."""
+    """A function that creates a corpus of random ordinary tokens from sizes and a seed."""
 
     def make(num_documents: int, *, most_sentences: int = 30, most_tokens: int = 40, seed: int = 0) -> MemoryCorpus:
         rng = np.random.default_rng(seed)

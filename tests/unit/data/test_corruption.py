@@ -12,7 +12,7 @@ UNCAPPED = PretrainingData(max_predictions_per_seq=10_000)
 
 
 def _sequences(vocabulary, lengths, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """[CLS] A [SEP] B [SEP] of random ordinary tokens, packed."""
+    """Return packed sequences [CLS] A [SEP] B [SEP] of random ordinary tokens."""
     rng = np.random.default_rng(seed)
     ordinary = np.setdiff1d(np.arange(len(vocabulary)), list(vocabulary.special_ids))
     parts = []
@@ -38,7 +38,7 @@ def _predicted(corrupt, ids, lengths, keys=None, epoch=0, following=None):
 
 
 def _words(ids: np.ndarray, vocabulary) -> list[list[int]]:
-    """Words as lists of positions, found one token at a time."""
+    """Return words as lists of positions, found one token at a time."""
     words: list[list[int]] = []
     after_special = True
     for position, token in enumerate(ids.tolist()):
@@ -166,7 +166,7 @@ def test_whole_words_are_predicted_whole_or_not_at_all(toy_vocabulary) -> None:
 
 
 def test_a_word_that_would_exceed_the_count_is_skipped(toy_vocabulary) -> None:
-    """Of one word of nine pieces and one of a single piece only the latter fits two predictions."""
+    """Of a nine-piece word and a one-piece word, only the latter fits into two predictions."""
     ids = np.array([toy_vocabulary.ids[t] for t in ["[CLS]", "t1", *["##t3"] * 8, "t2", "[SEP]"]])
     for seed in range(30):
         _, positions, labels = _mask(
@@ -188,7 +188,7 @@ def test_a_continuation_after_a_separator_is_a_word_of_its_own(toy_vocabulary) -
 
 
 def test_whole_words_are_chosen_as_a_plain_loop_chooses_them(toy_vocabulary) -> None:
-    """The share of the predictions that multi-piece words get equals that of a simple shuffle with skipping."""
+    """Multi-piece words get the same share of the predictions as in a simple shuffle with skipping."""
     one, _ = _sequences(toy_vocabulary, [40])
     words = _words(one, toy_vocabulary)
     rng = np.random.default_rng(0)

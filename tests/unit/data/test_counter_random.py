@@ -6,7 +6,7 @@ from maskloom.data.counter_random import Permutation, integers, uniform, words
 
 
 def test_words_follow_splitmix64() -> None:
-    """The first outputs of the published generator for state 0, reached here by adding the constant by hand."""
+    """The first outputs of the published generator from state 0, obtained here by adding the constant by hand."""
     from maskloom.data.counter_random import _GAMMA, _mixed_int, mixed
 
     assert _mixed_int(_GAMMA) == 0xE220A8397B1DCDAF

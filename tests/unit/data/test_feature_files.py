@@ -51,7 +51,7 @@ def test_half_precision_rounds_and_reads_as_float32(tmp_path):
 def test_a_killed_writer_goes_on_with_the_units_that_it_marked(tmp_path):
     first = write(tmp_path / "features", [2])
     first.mark()
-    first.write(np.array([0]), unit_rows([0]))  # not marked: counts as lost
+    first.write(np.array([0]), unit_rows([0]))  # not marked, so it counts as lost
     second = FeatureWriter(tmp_path / "features", PLAN)
     assert second.missing_units().tolist() == [0, 1, 3]
     assert not (tmp_path / "features").exists()

@@ -45,14 +45,14 @@ def _of_recipe(corpus, data: PretrainingData, documents=None, *, batch_size=16, 
 
 
 def _restored(batch: PretrainingBatch) -> np.ndarray:
-    """The token ids before masking."""
+    """Return the token ids before masking."""
     ids = batch.token_ids.copy()
     ids[batch.mlm_positions] = batch.mlm_labels
     return ids
 
 
 def _texts(batch: PretrainingBatch, vocabulary) -> list[tuple[list[int], ...]]:
-    """The unmasked texts of every sequence, with the frame of special tokens and segments checked."""
+    """Return the unmasked texts of every sequence, after checking its special tokens and segments."""
     texts, start = [], 0
     ids = _restored(batch)
     for length in batch.lengths.tolist():
@@ -77,7 +77,7 @@ def _epoch(loader: Loader, epoch: int = 0) -> list[PretrainingBatch]:
 
 
 def test_batches_hold_framed_pairs_of_the_right_documents(memory_corpus) -> None:
-    """Every token of document d is d + 5 within the ordinary tokens, so that it tells its document."""
+    """Every token of document d is the ordinary token d + 5, so a token identifies its document."""
     corpus = memory_corpus([[[d + 5] * (1 + (d + s) % 9) for s in range(1 + d % 12)] for d in range(60)])
     loader = _loader(corpus, batch_size=8)
     num_random = num_pairs = 0
@@ -165,7 +165,7 @@ def test_batches_run_over_the_ends_of_blocks(random_corpus) -> None:
 
 
 def test_masks_and_pairs_are_new_in_every_epoch(memory_corpus) -> None:
-    """With one sentence a document A is the same in both epochs, and only its mask can change."""
+    """With one sentence per document, A is the same in both epochs, and only its mask can change."""
     rng = np.random.default_rng(0)
     corpus = memory_corpus([[rng.integers(5, 400, 20)] for _ in range(40)])
     vocabulary = corpus.vocabulary

@@ -1,4 +1,4 @@
-"""BART's noises and T5's missing spans, against their rules written down plainly, and in numbers."""
+"""BART's noises and T5's missing spans, compared with plain implementations of their rules, and statistically."""
 
 import math
 from dataclasses import replace
@@ -38,7 +38,7 @@ NOISES = {
 
 
 def texts_of(documents, begin=(CLS,), end=(SEP,), epoch=0):
-    """Documents of sentences of ids, with marks, as a stream gathers them."""
+    """Return documents of sentences of ids, with marks, as a stream gathers them."""
     rows = [[*begin, *(token for sentence in document for token in sentence), *end] for document in documents]
     lengths = np.array([len(row) for row in rows])
     starts = np.repeat(np.cumsum(lengths) - lengths + len(begin), [len(document) for document in documents])
@@ -52,7 +52,7 @@ def texts_of(documents, begin=(CLS,), end=(SEP,), epoch=0):
 
 
 def random_documents(number, size=None, *, seed=0, sentence=12):
-    """Documents in which no token comes twice."""
+    """Return documents in which no token occurs twice."""
     draw = np.random.default_rng(seed)
     documents = []
     for _ in range(number):
@@ -75,7 +75,7 @@ def noised(documents, seed=1, epoch=0, vocabulary=VOCABULARY, **settings):
 
 
 def sources(batch):
-    """The sources without their marks, which are where they were."""
+    """Return the sources without their marks, after checking that the marks are in place."""
     found = rows(batch.token_ids, batch.lengths)
     assert all((row[0], row[-1]) == (CLS, SEP) for row in found)
     return [row[1:-1] for row in found]
@@ -109,7 +109,7 @@ def test_noise_depends_on_seed_epoch_key_and_text_alone(noise):
 
 
 def test_bert_and_gpt_are_special_cases_of_the_noises():
-    """Masks alone, in place of 15% of tokens: BERT's input; nothing left of the source: what GPT predicts from what."""
+    """Masking 15% of tokens yields BERT's input; deleting the whole source leaves GPT's inputs and labels."""
     documents = random_documents(50, 38)
     texts, denoised = texts_of(documents), noised(documents, mask_rate=0.15, random_rate=0.1)
     masked = Masking(VOCABULARY, PretrainingData(max_length=1000, mask_prob=0.9, keep_prob=0.0), 1)(texts)
@@ -136,7 +136,7 @@ def test_masking_keeps_the_length_and_deletion_leaves_no_mask():
         for row, document in zip(masked, documents, strict=True)
     )
     at = np.mean([[token == MASK for token in row] for row in masked], axis=0)
-    assert stats.chisquare(300 * at).pvalue > 1e-3  # every position alike
+    assert stats.chisquare(300 * at).pvalue > 1e-3  # all positions are equally likely
     for row, document in zip(sources(noised(documents, delete_rate=0.3)), documents, strict=True):
         assert MASK not in row
         assert len(row) == 50 - 15
@@ -180,7 +180,7 @@ def test_lengths_of_spans_are_poisson():
     spans = corrupt._spans(np.full(50, 3000), np.arange(50).astype(np.uint64))
     lengths = np.bincount(spans.ids, minlength=13)
     expected = stats.poisson.pmf(np.arange(12), 3.0) * len(spans.ids)
-    assert (np.abs(lengths[:12] - expected) < 5 * np.sqrt(expected) + 50).all()  # the last of each text is cut
+    assert (np.abs(lengths[:12] - expected) < 5 * np.sqrt(expected) + 50).all()  # the last span of each text is cut
 
 
 def test_infilling_leaves_the_rest_in_order_and_one_mask_for_each_run():
@@ -223,7 +223,7 @@ def test_random_tokens_are_drawn_from_the_whole_vocabulary_alike():
 
 
 def test_noises_follow_one_another_sentences_first_and_rotation_last():
-    """Rotated last, sentences are whole around the circle, and so are masks that stand for one token each."""
+    """Rotation comes last, so sentences are contiguous modulo the length; each mask replaces exactly one token."""
     documents = random_documents(300, 48, sentence=6)
     found = sources(noised(documents, permute_sentences=1.0, mask_rate=0.25, rotate_rate=1.0))
     num_cut = 0
@@ -236,11 +236,11 @@ def test_noises_follow_one_another_sentences_first_and_rotation_last():
         assert all(len(start) == 1 for start in starts.values())
         assert len({min(start) % 6 for start in starts.values()}) == 1
         num_cut += min(starts[0]) % 6 > 0
-    assert num_cut / 300 == pytest.approx(40 / 47, abs=0.08)  # of 47 offsets 40 cut a sentence
+    assert num_cut / 300 == pytest.approx(40 / 47, abs=0.08)  # 40 of 47 offsets cut a sentence
 
 
 def test_masks_are_inserted_anywhere_with_the_ends_as_likely():
-    found = sources(noised(random_documents(2000, 18), insert_rate=0.1))  # two in twenty places
+    found = sources(noised(random_documents(2000, 18), insert_rate=0.1))  # two masks in twenty positions
     at = np.sum([[token == MASK for token in row] for row in found], axis=0)
     assert at.sum() == 4000
     assert stats.chisquare(at).pvalue > 1e-3
@@ -271,7 +271,7 @@ def test_permutation_keeps_sentences_whole_and_changes_their_order():
     counts = np.bincount([order[0] for order in orders], minlength=8)
     assert stats.chisquare(counts).pvalue > 1e-3
     moved = [row != flat(document) for row, document in zip(found, documents, strict=True)]
-    some = sources(noised(documents, permute_sentences=0.25))  # two of eight: unmoved half of the time
+    some = sources(noised(documents, permute_sentences=0.25))  # two of eight sentences: unchanged half of the time
     assert np.mean(moved) > 0.99
     assert np.mean([row != flat(d) for row, d in zip(some, documents, strict=True)]) == pytest.approx(0.5, abs=0.1)
 
@@ -310,7 +310,7 @@ def test_insertion_adds_masks_and_sources_stay_within_max_length():
 def test_rates_of_one_and_texts_of_one_token(settings):
     documents = [[[7]], [[8, 9], [10]], [[11]] * 3]
     found = sources(noised(documents, permute_sentences=1.0, rotate_rate=1.0, **settings))
-    for row, document in zip(found, documents, strict=True):  # spans overlap and are cut at the end, so tokens are left
+    for row, document in zip(found, documents, strict=True):  # spans overlap or are cut at the end, so tokens remain
         assert {*row} <= {MASK, *(flat(document) if "infill_rate" in settings else ())}
     if "mask_rate" in settings:
         assert [len(row) for row in found] == [1, 3, 3]
@@ -325,7 +325,7 @@ def corrupted(documents, epoch=0, **settings):
 
 
 def rebuilt(source, target):
-    """Put spans in the place of their sentinels."""
+    """Substitute the spans for their sentinels."""
     spans, sentinels = {}, VOCABULARY.sentinel_ids.tolist()
     for token in target:
         if token in sentinels:
@@ -352,7 +352,7 @@ def test_source_and_target_together_are_the_text():
         assert not spans or min(spans) > 0
         if spans:
             sentinels = VOCABULARY.sentinel_ids.tolist()
-            assert source[0] not in sentinels  # begins with what is there, ends with what is missing
+            assert source[0] not in sentinels  # begins with kept text, ends with a missing span
             assert source[-1] == sentinels[len(spans) - 1]
             assert not any(a in sentinels and b in sentinels for a, b in pairwise(source))
         lengths += spans
@@ -363,7 +363,7 @@ def test_source_and_target_together_are_the_text():
 
 def test_512_tokens_come_of_568_with_114_to_write():
     batch = corrupted(random_documents(20, 568, sentence=40))
-    assert (batch.lengths - 1 == 512).all()  # our texts have one mark more than T5's, at the beginning
+    assert (batch.lengths - 1 == 512).all()  # our texts have one mark more than T5's, at the start
     assert (batch.target_lengths == 114).all()
 
 
@@ -400,7 +400,7 @@ def test_where_no_mark_begins_a_text_the_decoder_reads_padding_first():
 
 @pytest.mark.parametrize("kind", [Denoising, SpanCorruption])
 def test_a_token_that_begins_all_targets_is_read_before_the_mark_of_a_text(kind):
-    """BART's decoder reads the end of a text first, and then what it predicts: its begin, and the text."""
+    """BART's decoder reads the end mark first, and then what it predicts: the begin mark and the text."""
     documents, plain = random_documents(9), {"max_length": 100}
     data = (DenoisingData if kind is Denoising else SpanCorruptionData)(**plain)
     usual = kind(VOCABULARY, data, 1)(texts_of(documents))

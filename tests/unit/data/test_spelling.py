@@ -22,7 +22,7 @@ def loader(random_corpus):
 
 
 def tracks_of(loader, num_batches):
-    """Return for each row what each way read and predicted over batches that follow each other."""
+    """Return, for each row, the tokens that each direction reads and predicts over consecutive batches."""
     position, tracks = {}, [([], [], [], []) for _ in range(3)]
     for _ in range(num_batches):
         batch, position = loader.next_batch(position)

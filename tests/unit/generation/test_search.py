@@ -195,7 +195,7 @@ def test_a_search_draws_nothing():
 @pytest.mark.parametrize("width", [600, 1000, 4096])
 def test_the_largest_of_blocks_are_the_largest_of_all(width):
     values = torch.randn(7, width, generator=torch.Generator().manual_seed(2))
-    values[3, -1] = 9.0  # where no block is whole
+    values[3, -1] = 9.0  # in the part beyond the last complete block, if there is one
     values[4, 64:70] = 9.0 - torch.arange(6)
     (found, places), expected = largest_of(values, 3), values.topk(3)
     assert torch.equal(found, expected.values)

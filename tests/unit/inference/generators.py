@@ -1,4 +1,4 @@
-"""Small models that write, with random weights, in folders."""
+"""Folders of small generating models with random weights."""
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.models.assembled import build_model
@@ -26,7 +26,7 @@ READERS = {
 
 
 def generator_folder(folder, name, words=WORDS):
-    """Write the model of a name, with a vocabulary of words."""
+    """Write a model of the named architecture and a vocabulary of words to a folder."""
     kind, more = (WRITERS | READERS)[name]
     vocabulary = Vocabulary([*SPECIAL_TOKENS, *words])
     marks = (vocabulary.ids[mark] for mark in ("[PAD]", "[CLS]", "[SEP]"))

@@ -43,7 +43,7 @@ def examples(kind="single", num_examples=11):
 
 
 def numbers(predictions):
-    """Every number of some predictions, in order."""
+    """Return all scores and probabilities of some predictions, in order."""
     found = []
     for row in predictions:
         found += [row["score"]] if "score" in row else list(row["probabilities"].values())
@@ -100,7 +100,7 @@ def test_averages_by_hand():
     mean = (softmax(first, axis=1) + softmax(second, axis=1)) / 2
     for kind in ("single", "pair", "tagging"):
         assert average_rows(kind, [first, second], "probabilities") == pytest.approx(np.log(mean), abs=1e-5)
-    # choices, and start and end of an answer over the tokens of a window, which keeps its level
+    # choices; then the start and end of an answer over the tokens of a window, whose overall level is kept
     mean = (softmax(first, axis=0) + softmax(second, axis=0)) / 2
     assert average_rows("choice", [first, second], "probabilities") == pytest.approx(np.log(mean), abs=1e-5)
     level = (logsumexp(first, axis=0) + logsumexp(second, axis=0)) / 2

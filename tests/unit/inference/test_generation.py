@@ -1,4 +1,4 @@
-"""Many prompts at once: which are continued together, and the order of what is returned."""
+"""Many prompts in one call: which ones are continued together, and the order of the results."""
 
 import pytest
 from tests.unit.inference.generators import generator_folder

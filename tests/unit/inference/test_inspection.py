@@ -1,4 +1,4 @@
-"""What is shown of a model that generates is what it computes."""
+"""The inspection of a generating model shows what the model computes."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def looked_at(predictor, settings=SEARCH):
 
 
 def contexts_of(attention, hidden, other):
-    """Return the values that an attention module sums up, (heads, keys, size of a head)."""
+    """Return the values that an attention module weights and sums, (heads, keys, head size)."""
     if isinstance(attention, CrossAttention):
         values = attention.key_value(other.hidden).chunk(2, 1)[1]
     else:
@@ -41,7 +41,7 @@ def test_outputs_are_sums_of_values_by_the_probabilities_that_are_shown(predicto
 
     def keep(module, given, output):
         if given[-1] is not None and not isinstance(given[-1], SequenceLayout | PackedMemory):
-            return  # a step of decoding
+            return  # a decoding step
         probabilities = module.probabilities(*given)
         context = (probabilities @ contexts_of(module, *given[:2])).transpose(0, 1).flatten(1)
         seen.setdefault(module, []).append((probabilities, module.output(context), output))
@@ -87,7 +87,7 @@ def test_attention_is_that_of_transformers(name, tmp_path):
 
 @torch.no_grad()
 def log_probabilities(predictor, ids, tokens):
-    """Return those of the token after each of some tokens that were written, by the whole pass."""
+    """Return the log-probabilities of the token after the generated `tokens`, by one pass over the whole text."""
     model, marks = predictor.model, [] if predictor.writer is None else [*predictor.target_marks[:-1]]
     source, read = [*ids, *([] if marks else tokens)], [*marks, *tokens]
     layouts = [SequenceLayout.from_lengths([len(part)]) for part in (source, read)]
@@ -132,7 +132,7 @@ def test_steps_lead_to_the_text_that_was_found(predictor, settings):
 
 
 class Reads(TorchFunctionMode):
-    """Counts what a device is waited for."""
+    """Counts the reads that wait for the device."""
 
     number = 0
 

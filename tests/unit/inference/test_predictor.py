@@ -177,7 +177,7 @@ def test_wrong_devices_and_batch_sizes(folder, options, message):
 
 
 def test_vectors_and_masks_in_half_precision_are_near(folder, monkeypatch):
-    """As on CUDA, by the processor's own bf16; without a GPU nothing changes."""
+    """Half precision as on CUDA, simulated by the processor's own bf16; without a GPU nothing changes."""
     model, asked = maskloom.load(folder, precision="fp32"), []
     vectors, masks = model.encode(TEXTS), model.fill_mask("alpha [MASK]", top_k=1)
     assert np.array_equal(maskloom.load(folder).encode(TEXTS), vectors)

@@ -37,7 +37,7 @@ def test_equals_attention_of_each_sequence_alone(lengths, causal):
 
 @pytest.mark.parametrize("lengths", [[64, 64], [64, 63, 9]])
 def test_dropout_falls_on_probabilities(lengths):
-    # With values of one, a context is the sum of the kept probabilities over 1 - p: 1 on average, but not each.
+    # With values of one, a context is the sum of the kept probabilities over 1 - p: 1 only on average.
     torch.manual_seed(0)
     qkv = torch.randn(sum(lengths), 3 * 64)
     qkv[:, 128:] = 1.0
@@ -45,7 +45,7 @@ def test_dropout_falls_on_probabilities(lengths):
     context = attend(qkv, layout, 4, 0.1)
     assert context.std() > 0.01
     assert context.mean() == pytest.approx(1.0, abs=0.01)
-    # All dimensions of a head share the draw of a query.
+    # All dimensions of a head share a query's draws.
     heads = context.view(len(context), 4, 16)
     torch.testing.assert_close(heads.std(dim=2), torch.zeros(len(context), 4), rtol=0, atol=1e-5)
 
@@ -61,7 +61,7 @@ def test_dropout_is_on_in_training_only():
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_dropout_has_the_gradient_of_its_own_mask(causal):
-    # The same draw twice: a finite difference along a direction equals the gradient's projection.
+    # With the same draws twice, a finite difference along a direction equals the gradient's projection.
     lengths = [9, 8, 3]
     layout = SequenceLayout.from_lengths(lengths)
     qkv = torch.randn(20, 3 * 12, dtype=torch.float64, requires_grad=True)
@@ -95,7 +95,7 @@ def test_causal_tokens_see_nothing_of_those_after_them(lengths, dropout):
 
 
 def test_causal_rows_with_padding_anywhere():
-    # as an exported model has them: padding before and between tokens, too
+    # as in an exported model: padding before and between tokens, too
     torch.manual_seed(0)
     is_real = torch.tensor([[0, 0, 1, 1, 1], [1, 0, 1, 1, 0], [0, 0, 0, 0, 0]], dtype=torch.bool)
     qkv = torch.randn(int(is_real.sum()), 3 * 12, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_causal_rows_with_padding_anywhere():
 
 
 def masked_by_a_large_number(query, key, value, mask):
-    """Attention as it is often taught: scores that may not count become -1e9, and the weights come back too."""
+    """Attention as it is often taught: masked scores become -1e9, and the weights are returned too."""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
     weights = scores.masked_fill(mask == 0, -1e9).softmax(-1)
     return weights @ value, weights
@@ -133,9 +133,9 @@ def test_equals_attention_with_scores_masked_by_a_large_number(causal):
 
 
 def test_a_row_that_may_attend_to_nothing_is_zero_and_not_a_mean():
-    """-1e9 everywhere is the same everywhere, so that a row of padding is a mean of what it may not see."""
+    """If all scores are -1e9, their softmax is uniform: a padding row becomes the mean of values it must not see."""
     taught, weights = masked_by_a_large_number(*torch.randn(3, 1, 4, 5), torch.zeros(1, 4, 4))
     torch.testing.assert_close(weights, torch.full((1, 4, 4), 0.25))
     assert taught.any()
     layout = SequenceLayout.from_lengths([0, 2])
-    assert attend(torch.randn(2, 30), layout, 2, 0.0).shape == (2, 10)  # no row of padding is computed at all
+    assert attend(torch.randn(2, 30), layout, 2, 0.0).shape == (2, 10)  # padding rows are not computed at all

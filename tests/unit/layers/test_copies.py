@@ -32,7 +32,7 @@ def test_on_a_processor_nothing_is_launched_before_the_last_result_is_taken():
 
 
 def test_a_copy_is_waited_for_on_the_device_of_its_tensor(monkeypatch):
-    """Of several GPUs the current one may be another."""
+    """With several GPUs, the current device may be a different one."""
     asked = []
 
     class Event:

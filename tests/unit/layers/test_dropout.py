@@ -7,7 +7,7 @@ from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing, d
 
 
 def factors_of(shape, rate, dtype=torch.float32):
-    """Factors whose keys come from torch's generator."""
+    """Return factors with keys from torch's generator."""
     like = torch.empty(shape, dtype=dtype)
     keys, dither = next_keys(like[..., 0].numel())
     return dropout_factors(like, rate, keys.view(like.shape[:-1]), dither)
@@ -21,7 +21,7 @@ def test_factors_are_zero_at_the_rate_and_neighbours_are_independent(rate):
     zero = (zero == 0).double() - rate
     variance, total = rate * (1 - rate), zero.numel()
     assert abs(float(zero.sum())) < 4 * (variance * total) ** 0.5
-    # the two halves of a word, the words of a row, and rows
+    # between the two halves of a word, the words of a row, and rows
     shifted = [(zero[..., :-n], zero[..., n:]) for n in (1, 2, 3, 4)] + [(zero[:, :-n], zero[:, n:]) for n in (1, 2)]
     for one, other in shifted:
         assert abs(float((one * other).mean() / variance)) < 5 / total**0.5
@@ -36,7 +36,7 @@ def test_rows_of_near_keys_and_places_one_after_the_other_are_independent():
         )
     zero = ((zero == 0).double() - rate) / (rate * (1 - rate)) ** 0.5
     assert abs(float(zero.mean())) < 4 / zero.numel() ** 0.5
-    for dimension in range(3):  # places, tokens, columns: sums of independent values have their variance
+    for dimension in range(3):  # places, tokens, columns: the variances of independent values add up
         length = zero.shape[dimension]
         sums = zero.sum(dimension).square() / length
         assert float(sums.mean()) == pytest.approx(1.0, abs=5 * (2 / sums.numel()) ** 0.5)
@@ -50,7 +50,7 @@ def test_a_row_draws_the_same_however_the_batch_is_cut():
     width, heads = 7, 3
 
     def drawn(first, last):
-        """Factors of embeddings, of attention over each sequence and of pooled vectors."""
+        """Return the factors for embeddings, for attention over each sequence and for pooled vectors."""
         own = lengths[first:last]
         with drawing(RowDraws(11, first, own)):
             keys, dither = next_keys(int(own.sum()))
@@ -58,7 +58,7 @@ def test_a_row_draws_the_same_however_the_batch_is_cut():
             keys, dither = next_keys(int(own.sum()))
             attention = []
             for part, length in zip(keys.split(own.tolist()), own.tolist(), strict=True):
-                # padded to the longest of some group, as the layout may
+                # padded as if to the longest sequence of a group
                 padded = torch.cat([part, part[:1].expand(3 - length % 3)])[None]
                 like = torch.empty(1, heads, padded.shape[1], padded.shape[1])
                 attention.append(dropout_factors(like, 0.3, head_keys(padded, heads), dither)[0, :, :length, :length])
@@ -87,7 +87,7 @@ def test_draws_depend_on_the_key_and_end_with_their_pass():
 
 
 def test_the_threshold_is_right_on_average():
-    # 0.1 is no multiple of 2^-16: with all bit patterns once, the dither must make up for the remainder
+    # 0.1 is not a multiple of 2^-16: over all bit patterns, the dither must make up for the remainder
     torch.manual_seed(0)
     like, keys = torch.empty(1, 2**16), torch.zeros(1, dtype=torch.int32)
     dithers = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000

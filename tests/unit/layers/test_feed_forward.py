@@ -6,7 +6,7 @@ from maskloom.layers.processor.matrix_products import products_by
 
 
 def as_written(block, x):
-    """Return equation 6 of Shazeer 2020 with biases, GELU by its definition."""
+    """Return equation 6 of Shazeer 2020 with biases, and with GELU by its definition."""
     up, gate = block.up.weight.split(block.up.out_features // 2)
     up_bias, gate_bias = block.up.bias.split(block.up.out_features // 2)
     inner = x @ up.T + up_bias

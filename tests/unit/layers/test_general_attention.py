@@ -22,7 +22,7 @@ def by_head(rows):
 
 
 def naive(queries, keys, values, num_queries, num_keys, *, may=None, bias=None, past=None):
-    """One sequence and one query at a time; `may(sequence)` is its mask, `bias(q, place)` what a query's scores get."""
+    """Attend query by query; `may(sequence)` is a sequence's mask, `bias(q, place, num_keys)` is added to scores."""
     contexts = []
     parts = zip(queries.split(num_queries), keys.split(num_keys), values.split(num_keys), strict=True)
     for number, (q_rows, k_rows, v_rows) in enumerate(parts):
@@ -87,7 +87,7 @@ def test_causal_attention_equals_the_fast_path():
 def test_explicit_masks_as_of_permutations():
     generator = np.random.default_rng(0)
     orders = [generator.permutation(number) for number in QUERIES]
-    masks = [order[None, :] < order[:, None] for order in orders]  # the first of an order sees nothing
+    masks = [order[None, :] < order[:, None] for order in orders]  # the first token of an order sees nothing
     inputs = inputs_of(QUERIES, QUERIES)
     found = attend_between(*inputs, laid_out(QUERIES, allowed=masks), HEADS)
     assert_equal_with_gradients(found, naive(*inputs, QUERIES, QUERIES, may=lambda number: masks[number]), inputs)

@@ -6,7 +6,7 @@ from maskloom.layers.layer_mix import LAYER_CHOICES, LayerCombination, ScalarMix
 
 
 def states(num_layers=5, tokens=3, hidden=2):
-    """Hidden states whose numbers say where they come from: layer * 100 + token * 10 + feature."""
+    """Return hidden states whose values encode their origin: layer * 100 + token * 10 + feature."""
     place = torch.arange(tokens)[:, None] * 10 + torch.arange(hidden)[None, :]
     return [layer * 100.0 + place for layer in range(num_layers + 1)]
 

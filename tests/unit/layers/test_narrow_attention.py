@@ -1,4 +1,4 @@
-"""Queries and keys of smaller heads: values and gradients are those of attention written out with d_k of their own."""
+"""Queries and keys with smaller heads: values and gradients match attention written out with a separate d_k."""
 
 import math
 
@@ -14,7 +14,7 @@ HIDDEN, HEADS, KEY = 12, 3, 2
 
 
 def written_out(queries, keys, values, *, causal):
-    """One sequence: scores over sqrt(d_k), from (queries, h d_k), (keys, h d_k) and (keys, h d_v)."""
+    """Attend over one sequence, scores over sqrt(d_k), from (queries, h d_k), (keys, h d_k) and (keys, h d_v)."""
     q, k, v = (part.unflatten(1, (HEADS, -1)).transpose(0, 1) for part in (queries, keys, values))
     scores = q @ k.transpose(1, 2) / math.sqrt(KEY)
     if causal:

@@ -23,7 +23,7 @@ def inputs():
 
 
 def plainly(layer, hidden, kept):
-    """The equations, sequence by sequence, way by way and step by step."""
+    """Compute the equations sequence by sequence, direction by direction and step by step."""
     cell_clip, clip = layer.clips
     outputs, last = [], []
     for vectors, state in zip(hidden.split(LENGTHS), kept, strict=True):

@@ -94,7 +94,7 @@ def test_a_text_in_two_parts_with_its_state_is_the_whole_text(name):
 
 
 def in_one_way(name, rnn, x, *state):
-    """Return h at every token of one sequence and the last state, of the state before, each part (1, size)."""
+    """Return h at every token of one sequence and the final state, given the initial one, each part (1, size)."""
     outputs, last = read(
         CELLS[name], rnn.all_weights, x, TimeOrder(np.array([len(x)]), x.device), torch.stack(state, 1)
     )
@@ -116,7 +116,7 @@ def test_weights_are_shared_by_all_steps():
 
 
 def gated(**gates):
-    """Return an LSTM with gates held at what a bias makes of them, and the sequence that it reads."""
+    """Return an LSTM whose given gates depend only on their biases, and the sequence that it reads."""
     rnn = nn.LSTM(3, 2).double()
     with torch.no_grad():
         for name, value in gates.items():
@@ -134,7 +134,7 @@ def test_gates_keep_delete_write_and_show_the_memory():
     assert deleted.abs().max() < 1e-12
     rnn, x = gated(i=40.0, f=-40.0)
     _, (_, written) = in_one_way("lstm", rnn, x, h, c)
-    assert written.abs().max() < 1.0  # the candidate of the last step alone
+    assert written.abs().max() < 1.0  # only the candidate of the last step
     shown, (_, memory) = in_one_way("lstm", *gated(i=-40.0, f=40.0, o=40.0), h, c)
     torch.testing.assert_close(shown, memory.tanh().expand(6, 2))
     hidden, _ = in_one_way("lstm", *gated(i=-40.0, f=40.0, o=-40.0), h, c)

@@ -19,7 +19,7 @@ def placed(lengths, size, heads, *, shift=0):
 
 @pytest.mark.parametrize("size", [2, 16])
 def test_equals_multiplication_by_complex_numbers(size):
-    # e^(i m theta) of the paper's equation 12, each pair of a head being a complex number
+    # by e^(i m theta), the paper's equation 12, with each pair of a head as a complex number
     torch.manual_seed(0)
     heads = 3
     layout = placed(LENGTHS, size, heads)

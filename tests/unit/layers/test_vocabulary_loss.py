@@ -23,7 +23,7 @@ def plain(hidden, decoder, bias, labels, weights=None, smoothing=0.0):
 
 
 class Repeatable(torch.autograd.Function):
-    """Runs the whole computation anew in each backward pass, as gradcheck asks for several."""
+    """Repeats the whole computation in each backward pass, because gradcheck runs several."""
 
     @staticmethod
     def forward(ctx, hidden, decoder, bias, labels):
@@ -88,7 +88,7 @@ def test_a_bias_may_be_absent_and_terms_may_be_weighted(monkeypatch, num_logits,
 
 @pytest.mark.parametrize("learns", [True, False])
 def test_smoothing_is_that_of_torch_and_after_conversion_that_of_other_programs(learns):
-    """Trap: e / V on every word is not e / (V - 1) on every word but the label."""
+    """Pitfall: e / V on every word is not e / (V - 1) on every word but the label."""
     epsilon, num_words = 0.1, 11
     (hidden, decoder, bias), labels = example(7, 3, num_words, torch.float64)
     logs = torch.log_softmax(F.linear(hidden, decoder, bias), 1).detach()
@@ -191,7 +191,7 @@ def test_on_a_gpu_it_is_the_same(monkeypatch, dtype):
 
 
 def test_smoothing_is_least_at_less_confidence_so_perplexity_rises_with_it():
-    """The loss against the share that the label has, the others alike: its curve has a closed form and a minimum."""
+    """The loss over the label's probability, with the rest spread evenly, has a closed form and a minimum."""
     num_words, shares, perplexities = 12, torch.linspace(0.05, 0.99, 95), []
     others = (1 - shares) / (num_words - 1)
     decoders = torch.stack([shares, *[others] * (num_words - 1)], 1).log()

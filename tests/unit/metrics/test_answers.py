@@ -71,7 +71,7 @@ def test_gold_answers_without_a_word_count_in_v1_only():
 
 
 def official_sweep(scores, texts, odds, golds):
-    """The published sweep, question by question."""
+    """Return the result of the published sweep, question by question."""
     current = best = sum(not gold for gold in golds)
     threshold = 0.0
     for place in sorted(range(len(odds)), key=lambda place: odds[place]):

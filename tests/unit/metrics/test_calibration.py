@@ -36,15 +36,15 @@ def test_figures_of_classes_by_hand():
     assert found["calibration_error"] == pytest.approx(0.8375 - 0.75)
     assert found["brier_score"] == pytest.approx((2 * 0.1**2 + 2 * 0.8**2 + 2 * 0.3**2 + 2 * 0.05**2) / 4)
     assert found["negative_log_likelihood"] == pytest.approx(-np.log([0.9, 0.2, 0.7, 0.95]).mean())
-    # bins of a tenth: .7 | .8 | .9 | .95 each by itself, the last bin holds .95 and .9 lies on an edge
+    # ten bins: .7, .8, .9 and .95 are in separate bins; .95 is in the last one, and .9 lies on an edge
     apart = calibration(logits, targets, num_bins=10)["calibration_error"]
     assert apart == pytest.approx((0.3 + 0.8 + 0.1 + 0.05) / 4)
 
 
 def test_a_bin_holds_its_upper_edge():
     metric = CalibrationMetric(num_bins=2)
-    metric.update(np.array([[0.0, 0.0]]), np.array([0]))  # .5 exactly, right: the lower bin
-    metric.update(np.array([[2.0, 0.0]]), np.array([1]))  # above .5, wrong: the upper bin
+    metric.update(np.array([[0.0, 0.0]]), np.array([0]))  # exactly .5 and right: the lower bin
+    metric.update(np.array([[2.0, 0.0]]), np.array([1]))  # above .5 and wrong: the upper bin
     assert metric.compute()["calibration_error"] == pytest.approx((0.5 + expit(2.0)) / 2)
 
 
@@ -72,7 +72,7 @@ def test_figures_equal_those_of_scikit_learn():
     assert found["brier_score"] == pytest.approx(brier_score_loss(targets, probabilities, scale_by_half=False))
     confidences, hits = probabilities.max(axis=1), probabilities.argmax(axis=1) == targets
     shares, means = calibration_curve(hits, confidences, n_bins=15)
-    # calibration_curve leaves empty bins out and does not return how many examples each of the others holds
+    # calibration_curve omits empty bins and does not return the number of examples in the others
     sizes = np.histogram(confidences, np.linspace(0, 1, 16))[0]
     assert found["calibration_error"] == pytest.approx((np.abs(shares - means) * sizes[sizes > 0]).sum() / len(targets))
 

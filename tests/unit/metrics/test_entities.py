@@ -13,7 +13,7 @@ IOB_LABELS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 
 def spans_by_conlleval(tags):
-    """The chunk rules of the shared task's script, one branch after the other, with the branches for E and S."""
+    """Apply the chunk rules of the shared task's script, branch by branch, including the branches for E and S."""
     spans, begin, previous, previous_kind = [], None, "O", ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
@@ -95,7 +95,7 @@ def test_scores_of_a_case_counted_by_hand():
 def test_sentences_never_merge():
     joined = entity_scores([["B-PER", "I-PER"]], [["B-PER", "O"]])
     apart = entity_scores([["B-PER"], ["I-PER"]], [["B-PER"], ["O"]])
-    assert (joined["precision"], joined["recall"]) == (0.0, 0.0)  # one entity, a word too long
+    assert (joined["precision"], joined["recall"]) == (0.0, 0.0)  # one entity, one word too long
     assert (apart["precision"], apart["recall"]) == (0.5, 1.0)  # two entities, the second one wrong
 
 

@@ -8,7 +8,7 @@ from maskloom.metrics.glue_score import OFFICIAL_METRICS, leaderboard_score, pap
 
 
 def columns(mnli_m, mnli_mm, qqp, qnli, sst2, cola, stsb, mrpc, rte):
-    """The one figure a column that the paper's Table 1 shows."""
+    """Return the single figure per column that the paper's Table 1 shows."""
     return {
         "MNLI-m": {"accuracy": mnli_m}, "MNLI-mm": {"accuracy": mnli_mm}, "QQP": {"f1": qqp},
         "QNLI": {"accuracy": qnli}, "SST-2": {"accuracy": sst2}, "CoLA": {"matthews": cola},
@@ -17,7 +17,7 @@ def columns(mnli_m, mnli_mm, qqp, qnli, sst2, cola, stsb, mrpc, rte):
 
 
 def published(cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli=62.3, ax=0.0):
-    """Every official figure, as the table of the smaller published models has them."""
+    """Return all official figures, as in the table of the smaller published models."""
     return {
         "CoLA": {"matthews": cola}, "SST-2": {"accuracy": sst2},
         "MRPC": {"f1": mrpc[0], "accuracy": mrpc[1]}, "STS-B": {"pearson": stsb[0], "spearman": stsb[1]},
@@ -53,7 +53,7 @@ def test_the_score_of_the_leaderboard(scores, printed):
 
 
 def test_the_smallest_model_lies_below_its_printed_figure():
-    assert round(leaderboard_score(TINY)["value"], 2) == 64.14  # 64.2 is printed
+    assert round(leaderboard_score(TINY)["value"], 2) == 64.14  # the table prints 64.2
 
 
 def test_wnli_counts_on_the_leaderboard_only_and_ax_nowhere():

@@ -1,4 +1,4 @@
-"""Scores of texts against references."""
+"""Scores of generated texts against references."""
 
 import builtins
 
@@ -26,7 +26,7 @@ def test_scores_are_those_of_the_libraries():
     assert scores["bleu"] == sacrebleu.corpus_bleu(FOUND, [TRUE], force=True).score
     assert scores["chrf"] == sacrebleu.corpus_chrf(FOUND, [TRUE]).score
     assert scores["exact_match"] == pytest.approx(100 / 3)
-    for name in ("rouge1", "rouge2", "rougeL"):  # told whatever decides
+    for name in ("rouge1", "rouge2", "rougeL"):  # reported whatever the primary metric is
         scorer = RougeScorer([name], use_stemmer=True)
         expected = [scorer.score(true, found)[name].fmeasure for found, true in zip(FOUND, TRUE, strict=True)]
         assert scores[name] == pytest.approx(100 * sum(expected) / 3)
@@ -94,6 +94,6 @@ def test_wrong_use_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"rouge-score: pip install 'maskloom\[seq2seq\]'"):
         TextMetric("rouge1")
     monkeypatch.setattr(builtins, "__import__", without("sacrebleu", "rouge_score"))
-    make_task("seq2seq", primary="rouge1")  # a model is opened and writes without them
+    make_task("seq2seq", primary="rouge1")  # opening a model and generating text work without them
     with pytest.raises(ConfigError, match=r"sacrebleu: pip install 'maskloom\[seq2seq\]'"):
         TextMetric()

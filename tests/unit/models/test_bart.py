@@ -1,4 +1,4 @@
-"""BART: who sees whom, decoding with a cache, what is trained, and configurations that are refused."""
+"""BART: attention visibility, decoding with a cache, what is trained, and configurations that are refused."""
 
 import json
 
@@ -106,7 +106,7 @@ def test_steps_with_a_cache_give_the_whole_targets():
     layout = SequenceLayout.from_lengths([6, 6])
     whole = head.logits(head(texts.flatten(), layout, hidden, source)).view(2, 6, 50)
     decoder = SourceDecoder(model, hidden, source, 8)
-    found = [decoder.start(texts[:, :2].tolist())]  # two tokens that every target begins with
+    found = [decoder.start(texts[:, :2].tolist())]  # every target begins with two tokens
     found += [decoder.step(texts[:, place]) for place in range(2, 6)]
     torch.testing.assert_close(torch.stack(found, 1), whole[:, 1:], rtol=0, atol=1e-5)
 

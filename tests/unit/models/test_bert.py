@@ -17,7 +17,7 @@ CONFIG = BertConfig(
     max_position_embeddings=13,
 )
 
-# Counted by hand from the paper's sizes: encoder with pooler, then with both pre-training heads.
+# Computed by hand from the paper's sizes: encoder with pooler, then with both pre-training heads.
 PUBLISHED_COUNTS = {
     "tiny": (4_385_920, 4_433_468),
     "mini": (11_170_560, 11_267_900),

@@ -61,7 +61,7 @@ def test_a_plain_model_gets_a_fresh_one_that_is_saved_and_read_again(tmp_path, c
     kind = json.loads((tmp_path / "tuned" / "config.json").read_text())["model_type"]
     assert kind == ("maskloom_causal_bert_bilstm" if causal else "maskloom_bert_bilstm")  # transformers knows neither
     again, report = load_model(tmp_path / "tuned")
-    assert all("pooler" in name for name in report.new_parameters)  # a span head reads none, so none is written
+    assert all("pooler" in name for name in report.new_parameters)  # a span head reads no pooler, so none is written
     for (name, before), (_, after) in zip(model.named_parameters(), again.named_parameters(), strict=True):
         assert torch.equal(before, after) or "pooler" in name
 

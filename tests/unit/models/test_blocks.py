@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass, compiled or sharded, give what they gave."""
+"""Blocks that are recomputed in the backward pass, compiled or sharded give the same results."""
 
 import copy
 
@@ -28,7 +28,7 @@ def _gradients(model: EncoderWithHeads) -> dict[str, torch.Tensor]:
     torch.manual_seed(3)
     model.zero_grad()
     states = model.encoder.encode_packed(ids, torch.zeros_like(ids), layout).last_hidden_state
-    # not the sum of their squares: a layer norm makes that constant, and all its gradients rounding errors
+    # not the sum of squares: layer norm makes it constant, so all its gradients would be rounding errors
     (states * torch.randn(states.shape, generator=torch.Generator().manual_seed(5))).sum().backward()
     return {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
 
@@ -59,7 +59,7 @@ def test_recomputed_blocks_keep_less_and_give_the_same_gradients_to_the_bit(opti
 @OPTIONS
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler accesses it
 def test_compiled_blocks_keep_their_names_and_their_values_up_to_rounding(options: tuple[str, ...]) -> None:
     plain, compiled = _model(*options).eval(), _model(*options).eval()
     prepare_blocks(compiled, recompute=False, compile_=True)
@@ -101,7 +101,7 @@ def _loss(model: EncoderWithHeads) -> torch.Tensor:
 
 
 class _Loss:
-    """The same as an objective."""
+    """The same loss as an objective."""
 
     def loss_sums(self, model: EncoderWithHeads, batch: None) -> dict[str, torch.Tensor]:
         return {"loss": _loss(model)}
@@ -176,7 +176,7 @@ def test_layers_of_a_decoder_are_compiled(name: str) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler looks at it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's compiler accesses it
 def test_compiled_layers_of_a_decoder_keep_their_values_up_to_rounding(recompute: bool) -> None:
     plain, compiled = (_with_decoder("transformer").eval() for _ in range(2))
     prepare_blocks(compiled, recompute=recompute, compile_=True)

@@ -1,4 +1,4 @@
-"""Title-guided attention: against a plain reading of its equations, document by document."""
+"""Title-guided attention compared with its equations written out document by document."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def vectors():
 
 
 def read_alone(head, vectors):
-    """The logits of one document by torch's own GRU and a loop over queries."""
+    """Return the logits of one document, computed by torch's own GRU and a loop over queries."""
     title, sentences = vectors[0], vectors[1:]
     forwards, _ = head.sentences.forwards(sentences)
     backwards, _ = head.sentences.backwards(sentences.flip(0))

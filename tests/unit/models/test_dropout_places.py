@@ -1,4 +1,4 @@
-"""Every rate of dropout acts at each of its places, in training alone."""
+"""Every dropout rate acts at each of its places, and only in training."""
 
 import pytest
 import torch

@@ -25,7 +25,7 @@ def encoder_of(**options):
 
 
 def encoded(encoder, text):
-    """Return what the encoder gives for a text, and which tokens begin its words, the marks among them."""
+    """Return the encoder's output for a text, and which tokens begin a word, counting the marks as words."""
     ids = torch.tensor(SpelledTokenizer.of().encode(text).ids)
     layout = SequenceLayout.from_lengths([len(ids)])
     with torch.no_grad():
@@ -41,7 +41,7 @@ def words_of(encoder, text):
 def test_one_way_is_blind_to_the_right_and_the_other_to_the_left():
     encoder = encoder_of()
     before, after = words_of(encoder, "one two three four"), words_of(encoder, "one two trees four")
-    changed, size = 3, 6  # the third word, behind the mark
+    changed, size = 3, 6  # the third word, after the begin mark
     for layer, (old, new) in enumerate(zip(before[1:], after[1:], strict=True), start=1):
         assert torch.equal(old[:changed, :size], new[:changed, :size]), layer
         assert torch.equal(old[changed + 1 :, size:], new[changed + 1 :, size:]), layer

@@ -1,4 +1,4 @@
-"""torch.export follows an encoder, for every size of batch and length."""
+"""torch.export traces an encoder for every batch size and length."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_an_exported_encoder_gives_what_the_eager_one_gives(has_mask, options, t
         if not has_mask:
             return ids, {}
         mask = (torch.rand((batch, length), generator=generator) > 0.3).long()
-        mask[0] = 0  # a row without tokens; the others have padding in any place
+        mask[0] = 0  # a row without tokens; the others have padding anywhere
         segments = torch.randint(0, 2, (batch, length), generator=generator)
         return ids, {"attention_mask": mask, "segment_ids": segments}
 

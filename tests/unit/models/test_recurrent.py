@@ -96,7 +96,7 @@ def test_a_folder_has_the_heads_that_were_saved(heads, tmp_path):
 def test_padding_changes_nothing(config_type, keys, causal):
     model = encoder(config_type, **keys, causal=causal)
     ids, mask = torch.randint(0, 30, (4, 9)), torch.zeros(4, 9)
-    mask[0, :9] = mask[1, :2] = mask[2, 3:7] = mask[3, 1:9:2] = 1  # none, behind, on both sides, and between
+    mask[0, :9] = mask[1, :2] = mask[2, 3:7] = mask[3, 1:9:2] = 1  # padding: none, at the end, at both ends, in between
     found = model(ids, attention_mask=mask)
     for row, (own, real) in enumerate(zip(ids, mask.bool(), strict=True)):
         alone = model(own[real][None])

@@ -1,4 +1,4 @@
-"""Self-attention restricted to a neighborhood (Vaswani et al. 2017, 4): values, who sees whom, decoding, folders."""
+"""Self-attention restricted to a neighborhood (Vaswani et al. 2017, 4): values, visibility, decoding, folders."""
 
 import math
 
@@ -23,7 +23,7 @@ def make(neighborhood, **more):
 
 
 def dense(qkv, lengths, num_heads, neighborhood, *, causal):
-    """One sequence at a time, with every score that counts and minus infinity for the others."""
+    """Attend sequence by sequence over all scores, with minus infinity for those outside the neighborhood."""
     contexts = []
     for part in qkv.split(lengths):
         q, k, v = part.view(len(part), 3, num_heads, -1).permute(1, 2, 0, 3)
@@ -90,7 +90,7 @@ def test_what_a_token_depends_on_grows_by_a_neighborhood_a_layer(part, pre_norm)
     for token in range(26):
         (gradient,) = torch.autograd.grad(vectors[token] @ weights, kept[0], retain_graph=True)
         behind = places[token] - places
-        is_near = (behind.abs() <= 4) & (owners == owners[token])  # two layers of two tokens on either side
+        is_near = (behind.abs() <= 4) & (owners == owners[token])  # two layers that reach two tokens on either side
         is_near &= (behind >= 0) | (part == "encoder")
         assert torch.equal(gradient.abs().amax(1) > 0, is_near), token
 
@@ -130,7 +130,7 @@ def test_sequences_of_unequal_length_have_a_cache_too():
 
 @torch.no_grad()
 def test_distances_are_those_of_positions_where_tokens_are_left_out():
-    """The columns of a padded call: with every second token masked, a neighborhood of 2 has one on either side."""
+    """Distances count columns of padded input: with every second token masked, 2 reaches one token on either side."""
     ids = torch.randint(0, 30, (2, 11), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[:, 1::2] = 0

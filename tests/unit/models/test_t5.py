@@ -1,4 +1,4 @@
-"""T5: sizes, buckets, initial weights, leaks, decoding with a cache, and its own convention of targets."""
+"""T5: sizes, buckets, initial weights, leaks, decoding with a cache, and its convention for targets."""
 
 import numpy as np
 import pytest
@@ -98,7 +98,7 @@ def test_a_later_token_changes_nothing_before_it_and_sources_are_apart(keys):
     with torch.no_grad():
         before = head(ids, layout, memory, source)
         changed = ids.clone()
-        changed[9] += 1  # the last of the second target
+        changed[9] += 1  # the last token of the second target
         after = head(changed, layout, memory, source)
         other = memory.clone()
         other[5:8] += 1.0  # the second source

@@ -41,7 +41,7 @@ def encoded(model, lengths):
         return model.encoder.encode_packed(ids, torch.zeros_like(ids), layout).last_hidden_state, layout
 
 
-# Table 3 of the paper, in millions; a vocabulary of about 41,000 words fits all rows but that of the big model.
+# Table 3 of the paper, in millions; a vocabulary of about 41,000 words fits all rows except the big model's.
 BIG = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
 TABLE_3 = [
     ({}, 65.09), ({"key_size": 16}, 58.02), ({"key_size": 32}, 60.38), ({"num_hidden_layers": 2}, 35.69),
@@ -56,15 +56,15 @@ def test_the_table_of_the_paper_counts_these_parameters(keys, millions):
     with torch.device("meta"):
         model = build_model(TransformerConfig(**{"vocab_size": 41_000, **keys}), ("decoder",))
     biased = sum(p.numel() for name, p in model.named_parameters() if "attention." in name and name.endswith(".bias"))
-    count = sum(parameter.numel() for parameter in model.parameters()) - biased  # the paper's projections have none
-    assert count / 1e6 == pytest.approx(millions, rel=5e-4 if millions != 213 else 1e-3)  # 213 has three digits
+    count = sum(parameter.numel() for parameter in model.parameters()) - biased  # the paper's have no biases
+    assert count / 1e6 == pytest.approx(millions, rel=5e-4 if millions != 213 else 1e-3)  # 213 is given to three digits
 
 
 def test_narrow_keys_start_as_if_apart_and_are_kept_in_folders(tmp_path):
     model = build_model(config(key_size=3), ("decoder",), seed=3).eval()
     weight = model.heads["decoder"].layers[0].cross_attention.key_value.weight
     assert weight.shape == (6 + 16, 16)
-    for part in weight.split([6, 16]):  # by Glorot and Bengio
+    for part in weight.split([6, 16]):  # Glorot uniform
         assert float(part.detach().abs().max()) == pytest.approx(math.sqrt(6 / (len(part) + 16)), rel=0.1)
     save_model(model, tmp_path)
     back, _ = load_model(tmp_path)
@@ -97,7 +97,7 @@ def test_sinusoids():
 
 @pytest.mark.parametrize("offset", [1, 7, 100])
 def test_a_sinusoid_some_places_further_is_a_fixed_linear_map_of_one(offset):
-    """Section 3.5: each pair of sine and cosine is turned by an angle that depends on the offset alone."""
+    """Section 3.5: each pair of sine and cosine is rotated by an angle that depends only on the offset."""
     width, places, exact = 16, torch.arange(300), exact_sinusoids(400, 16)
     vectors, turn = exact[places + offset], torch.zeros(width, width, dtype=torch.float64)
     for first in range(0, width, 2):
@@ -143,7 +143,7 @@ def test_a_later_token_changes_nothing_before_it_and_sources_are_apart(keys):
     with torch.no_grad():
         before = head(ids, layout, memory, source)
         changed = ids.clone()
-        changed[9] += 1  # the last of the second target
+        changed[9] += 1  # the last token of the second target
         after = head(changed, layout, memory, source)
         other = memory.clone()
         other[5:8] += 1.0  # the second source
@@ -177,7 +177,7 @@ def test_targets_read_their_own_sources_in_whatever_order_and_number_they_are_ke
     memory, source = encoded(model, lengths)
     decoder, texts, sources = SourceDecoder(model, memory, source, 14), [[BEGIN]] * 3, np.arange(3)
     decoder.start([[BEGIN]] * 3)
-    for token in range(12):  # beyond what a cache has at first
+    for token in range(12):  # beyond the initial capacity of a cache
         if orders and token % 3 == 0:
             rows = np.array(orders.pop(0))
             decoder.take(rows)
@@ -213,7 +213,7 @@ def test_a_search_in_a_batch_finds_what_one_alone_finds():
 
 
 class Table:
-    """A decoder whose logits, of three words and an end, depend on the text so far alone."""
+    """A decoder whose logits, for three words and an end, depend only on the text so far."""
 
     def __init__(self, seed):
         self.seed = seed
@@ -236,7 +236,7 @@ class Table:
         return np.random.default_rng([self.seed, *text, len(text)]).normal(0.0, 1.5, 4).tolist()
 
     def grown(self, text, total):
-        """Each text that is one token longer, with whether that is an end and its log-probability."""
+        """Return each text one token longer, whether that token is an end, and the text's log-probability."""
         logits = self.of(text)
         norm = math.log(sum(map(math.exp, logits)))
         return [((*text, token), token == END, total + value - norm) for token, value in enumerate(logits)]
@@ -246,7 +246,7 @@ LONGEST, ALPHA = 4, 0.6
 
 
 def of_paper(text, total, alpha=ALPHA):
-    """The score: log-probability over ((5 + length) / 6)^alpha, an end counted."""
+    """Return the paper's score: log-probability over ((5 + length) / 6)^alpha, where the length includes an end."""
     return total / ((5 + len(text)) / 6) ** alpha
 
 
@@ -259,13 +259,13 @@ def all_texts(table, text=(), total=0.0):
 
 
 def written_out_search(table, width):
-    """Of each step's 2 B best, the first B of those that go on are kept; ends count among the first B."""
+    """Keep the first B unfinished texts of each step's 2 B best; ends count only among the first B."""
     going, ended = [((), 0.0)], []
     for _ in range(LONGEST):
         best = sorted((one for text in going for one in table.grown(*text)), key=lambda one: -one[2])[: 2 * width]
         ended += [(text, total) for text, is_ended, total in best[:width] if is_ended]
         if width == 1 and ended:
-            return ended  # it is greedy
+            return ended  # greedy search
         going = [(text, total) for text, is_ended, total in best if not is_ended][:width]
     return ended + going
 
@@ -274,7 +274,7 @@ def written_out_search(table, width):
 @pytest.mark.parametrize("alpha", [ALPHA, 3.0])
 @pytest.mark.parametrize("width", [1, 2, 4**LONGEST])
 def test_a_beam_finds_what_a_written_out_search_finds_and_a_wide_one_the_best_of_all(width, alpha, seed):
-    """Three words and an end, at most four tokens, by the rule of the paper."""
+    """Three words and an end, at most four tokens, scored by the paper's rule."""
     settings = Generation(max_tokens=LONGEST, beam=width, length_penalty=alpha)
     (found,) = found_by(Table(seed), [[9]], Choice(END, (), settings, [0]), [LONGEST])
     texts = all_texts(Table(seed)) if width > 2 else written_out_search(Table(seed), width)
@@ -321,7 +321,7 @@ def test_settings_that_are_given_change_others_and_a_draw_ends_a_search():
     own = Generation(max_tokens=20, beam=4, length_penalty=0.6)
     assert own.changed({}) == own
     assert own.changed({"num_best": 2}) == Generation(max_tokens=20, beam=4, length_penalty=0.6, num_best=2)
-    for name in ("temperature", "top_p"):  # their usual values, too
+    for name in ("temperature", "top_p"):  # even at their default values
         assert own.changed({name: 1.0, "seed": 3}) == Generation(max_tokens=20, seed=3)
     assert own.changed({"max_tokens": 64, "top_k": 9, "beam": None}) == Generation(top_k=9)
     with pytest.raises(ConfigError, match="beam = 3 beside top_k"):
@@ -336,11 +336,11 @@ def test_an_end_is_forced_at_the_limit_of_each_source_at_no_cost(how):
     for forced in (None, END):
         config = BartConfig(**sizes, vocab_size=40, initializer_range=0.5, forced_eos_token_id=forced)
         model = build_model(config, ("decoder",), seed=0).eval()
-        model.heads["decoder"].bias.data[0, END] = -1e3  # it would never end
+        model.heads["decoder"].bias.data[0, END] = -1e3  # so that no text ends on its own
         memory, source = encoded(model, [2, 9])
-        settings = Generation(max_tokens=56, **how)  # of the first source 52 at most
+        settings = Generation(max_tokens=56, **how)  # at most 52 for the first source
         found[forced] = decode_sources(model, memory, source, settings, begin=[BEGIN], end=END)
-        least = replace(settings, min_tokens=6, max_tokens=6)  # more than what is forced
+        least = replace(settings, min_tokens=6, max_tokens=6)  # the minimum overrides the forced end
         again = decode_sources(model, memory, source, least, begin=[BEGIN], end=END)
         assert [(len(text.token_ids), text.finish) for text in again] == [(6, "length")] * 2
     assert [(len(text.token_ids), text.is_ended) for text in found[None]] == [(52, False), (56, False)]

@@ -22,7 +22,7 @@ from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 ROW = PRETRAINING["bidirectional_lm"]
 VOCABULARY = Vocabulary([*SPECIAL_TOKENS, "cat", "dog", "sees", "a", "the"])
 BEGIN, END = VOCABULARY.cls_id, VOCABULARY.sep_id
-# two rows, of which each goes on over sentences
+# two rows, each of which continues across sentences
 ROWS = np.array([[BEGIN, 9, 5, 7, 8, 6, END, BEGIN, 5, END], [BEGIN, 6, 7, 5, END, BEGIN, 8, 6, 7, END]])
 
 

@@ -21,7 +21,7 @@ CONFIG = BertConfig(
     initializer_range=0.5,
 )
 LENGTHS = np.array([6, 9, 4])
-# The first sequence has two chains, the second one in which two tokens are context only, the third one.
+# The first sequence has two chains, the second has one with two tokens of context only, the third has one.
 CHAINS = np.array([-1, 0, -1, 0, 1, -1, -1, 2, 2, -1, 2, 2, 2, -1, -1, -1, 3, 3, -1])
 LABELS = np.where(CHAINS >= 0, np.arange(19) % 4, -100)
 LABELS[[7, 8]] = -100
@@ -70,7 +70,7 @@ def test_rows_hold_probabilities_and_the_best_path_over_all_words_of_a_chain():
     assert outputs.rows[places, 4:].argmax(1).tolist() == built.heads["crf"].best_tags(emissions, lengths).tolist()
     inside = np.flatnonzero(CHAINS >= 0)
     torch.testing.assert_close(outputs.rows[inside, :4].exp().sum(1), torch.ones(len(inside)))
-    # as softmax sees them, both halves weigh the same
+    # both halves are normalised, so they weigh the same in a softmax
     torch.testing.assert_close(outputs.rows[inside, 4:].exp().sum(1), torch.ones(len(inside)))
 
 

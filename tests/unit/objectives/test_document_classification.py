@@ -1,4 +1,4 @@
-"""The regularisers of labels of documents against their sums, pair by pair."""
+"""The regularisers of document labels compared with explicit sums over pairs."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_labels_that_stand_together_get_like_probabilities(logits):
     found = more(logits, similarity=0.7)
     torch.testing.assert_close(found, 0.7 * expected)
     (gradient,) = torch.autograd.grad(found, logits)
-    assert not gradient[2].any()  # this document has one label alone
+    assert not gradient[2].any()  # this document has only one label
     assert gradient[0, 0] * gradient[0, 1] < 0
     assert not gradient[0, 2].any()
 
@@ -53,7 +53,7 @@ def test_a_label_raises_what_it_implies(logits):
     found = more(logits, implication=0.7)
     torch.testing.assert_close(found, 0.7 * expected)
     (gradient,) = torch.autograd.grad(found, logits)
-    assert (gradient[:, 0] > 0).all()  # which implies and is not implied
+    assert (gradient[:, 0] > 0).all()  # it implies another label and is not implied
     assert (gradient[:, 1] < 0).all()
 
 

@@ -15,7 +15,7 @@ CONFIG = BertConfig(
     max_position_embeddings=16, initializer_range=0.3,
 )  # fmt: skip
 LENGTHS = [6, 4, 8]
-# the first tokens of words, by sentence: 0-based places within each sequence
+# the first token of each word, by sentence: 0-based positions within each sequence
 FIRST = [[1, 2, 4], [1, 2], [1, 3, 4, 5, 6]]
 
 

@@ -30,7 +30,7 @@ def batch_of(lengths, num_predictions, has_pairs=True, seed=0):
 
 
 def plain_loss(model, batch):
-    """All positions scored, then those that are predicted picked: mean MLM + mean NSP loss."""
+    """Score all positions, then select the predicted ones: mean MLM + mean NSP loss."""
     output = model.encoder.encode_packed(
         torch.from_numpy(batch.token_ids), torch.from_numpy(batch.segment_ids),
         SequenceLayout.from_lengths(batch.lengths),
@@ -98,7 +98,7 @@ def test_next_sentence_can_be_left_out_but_not_missed():
 @pytest.mark.parametrize(("wrong", "message"), [(-1, "id -1"), (60, "id 60")])
 @pytest.mark.parametrize("name", ["token", "segment", "label"])
 def test_an_id_that_the_model_has_not_is_named(name, wrong, message):
-    """A GPU's kernels would read what lies beside their tables."""
+    """GPU kernels would read beyond the ends of their tables."""
     field = {"token": "token_ids", "segment": "segment_ids", "label": "mlm_labels"}[name]
     batch = PretrainingBatch(
         token_ids=np.array([2, 7, 8]),

@@ -1,4 +1,4 @@
-"""The loss of a decoder that restores texts: by hand, and the same in micro-batches and on ranks."""
+"""The loss of a decoder that restores texts: computed by hand, and the same in micro-batches and across ranks."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def _model(dropout=0.0):
 
 
 def _batch():
-    """Sources and targets of lengths of their own."""
+    """Return sources and targets of different lengths."""
     settings = {"delete_rate": 0.2, "infill_rate": 0.3, "permute_sentences": 1.0, "rotate_rate": 0.5}
     return noised(random_documents(8, seed=4), **settings)
 
@@ -85,7 +85,7 @@ def test_micro_batches_and_ranks_draw_and_learn_what_one_batch_does(world_size, 
     alone = _model(dropout=0.3)
     expected = accumulate_gradients(alone, OBJECTIVE, batch, None, draws=StepDraws(0, 7))["denoising"]
     assert loss == pytest.approx(expected, rel=1e-6)
-    assert loss != pytest.approx(sum(_loss_of_each(alone.eval(), batch)) / len(batch.labels), rel=1e-3)  # dropout
+    assert loss != pytest.approx(sum(_loss_of_each(alone.eval(), batch)) / len(batch.labels), rel=1e-3)  # dropout is on
     for (name, ours), theirs in zip(model.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=2e-5, atol=1e-6, msg=name)
 

@@ -1,4 +1,4 @@
-"""The loss of targets: the same for any micro-batches, dropout included; and how often a device is waited for."""
+"""The loss of targets: the same for any micro-batches, dropout included; and how often it waits for the device."""
 
 import numpy as np
 import pytest
@@ -64,11 +64,11 @@ def losses_of_gpus(probabilities, _rows, _decoder, _bias, targets):
 @WITH_DECODER
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 def test_a_step_reads_once_from_its_device(name, micro_batch_size, monkeypatch):
-    monkeypatch.setattr("maskloom.layers.vocabulary_loss._losses", losses_of_gpus)  # that of processors looks at each
+    monkeypatch.setattr("maskloom.layers.vocabulary_loss._losses", losses_of_gpus)  # the CPU's version reads values
     settings = TrainingSection(steps=5, micro_batch_size=micro_batch_size)
     state, batch = TrainState.fresh(make_small(name), settings), make_batch([5, 2, 9, 3, 1], [3, 7, 2, 3, 4])
     steps = train_steps(state, SequenceToSequence(0.1), lambda at: (batch, at), settings=settings, seed=0)
-    for _ in range(2):  # afterwards the optimiser's steps are counted on the host
+    for _ in range(2):  # from then on, the optimiser's steps are counted on the host
         next(steps)
     with Reads() as reads:
         assert len(list(steps)) == 3
@@ -77,7 +77,7 @@ def test_a_step_reads_once_from_its_device(name, micro_batch_size, monkeypatch):
 
 @WITH_DECODER
 def test_no_value_is_read_on_the_way_to_gradients_or_to_a_next_token(name, monkeypatch):
-    """Tensors without values, which nobody can read, go all the way; dropout is that of other devices."""
+    """Meta tensors, which have no values to read, pass all the way through; dropout is the version of other devices."""
     with torch.device("meta"):
         model = make_small(name, 0.3).train()
     head, batch = model.heads["decoder"], make_batch([5, 2, 9], [3, 7, 2])

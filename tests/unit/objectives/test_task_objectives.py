@@ -1,4 +1,4 @@
-"""Objectives with several rows a unit: what belongs to which unit, and losses that split into micro-batches."""
+"""Objectives with several rows per unit: which rows belong to which unit, and losses that split into micro-batches."""
 
 import numpy as np
 import pytest

@@ -46,9 +46,9 @@ def test_a_trend_without_its_scores_is_not_measured():
 def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale):
     experiment = EXPERIMENTS[name](scale)
     plan = Plan(experiment, scale, range(2), tmp_path, tmp_path, {}, {})
-    assert {arm.model for arm in experiment.arms} == (set(experiment.models) or {""})  # "": from nothing
+    assert {arm.model for arm in experiment.arms} == (set(experiment.models) or {""})  # "": trained from scratch
     assert len({arm.name for arm in experiment.arms}) == len(experiment.arms)
-    if not experiment.models:  # each arm is a recipe of its own, also where a scale has a size that another changes to
+    if not experiment.models:  # each arm has its own recipe, even where a scale's size is one that another changes to
         recipes = [
             plan.finetuning(arm, Probe("multi30k", "seq2seq", LabelledFiles("", "")), 0) for arm in experiment.arms
         ]
@@ -58,7 +58,7 @@ def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale)
         assert isinstance(recipe, PretrainRecipe)
         assert recipe.seed == 1
     scored = {role: [1.0, 2.0] for role in (*experiment.probes, *experiment.measures)}
-    for trend in experiment.trends:  # equal scores, and each claim finds its own
+    for trend in experiment.trends:  # equal scores, and each claim finds its scores
         verdict = trend.verdict({arm.name: scored for arm in experiment.arms})["verdict"]
         assert verdict == ("shown" if "within one BLEU" in trend.claim else "not shown")
 

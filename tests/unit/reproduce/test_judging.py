@@ -1,4 +1,4 @@
-"""Losses on common masks, and linear classifiers beside which models are judged."""
+"""Losses on common masks, and the linear classifiers that models are compared with."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture
 def model(corpus, tmp_path):
-    """A model whose logits are all zero."""
+    """The folder of a model whose logits are all zero."""
     tokenizer = Tokenizer.load(corpus)
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     made = build_model(BertConfig(vocab_size=len(tokenizer.vocabulary), **sizes), heads=("mlm",))
@@ -66,7 +66,7 @@ def test_a_bag_of_words_sees_what_two_texts_share(tmp_path, model):
 def test_word_vectors_are_those_of_the_model(tmp_path, model):
     rows = [{"text": word, "label": word} for word in ("good", "bad") * 10]
     probe = _probe(tmp_path, "single", rows)
-    assert linear_score(probe, model, "vectors", max_length=32)["scores"]["accuracy"] == 0.5  # all are zero
+    assert linear_score(probe, model, "vectors", max_length=32)["scores"]["accuracy"] == 0.5  # all vectors are zero
     made = build_model(BertConfig.of_size("tiny", vocab_size=len(Tokenizer.load(model).vocabulary)), heads=("mlm",))
     save_model(made, model)
     assert linear_score(probe, model, "vectors", max_length=32)["scores"]["accuracy"] == 1.0

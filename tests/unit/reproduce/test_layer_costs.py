@@ -1,4 +1,4 @@
-"""Table 1 of the Transformer's paper: the layers, what joins the ends of a text, and the page."""
+"""Table 1 of the Transformer paper: the layers, the path between the ends of a text, and the page."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def test_operations_grow_with_the_stated_powers_of_length_and_size(monkeypatch):
     def operations(name, length, size):
         monkeypatch.setattr(layer_costs, "SIZE", size)
         layer, vectors = layers()[name], torch.randn(length, size)
-        # torch counts matrix products and convolutions, of which its plain attention consists
+        # torch counts matrix products and convolutions, and its plain attention consists of these
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
             layer(vectors)
         return counter.get_total_flops()
@@ -84,7 +84,7 @@ def test_the_page_has_a_row_for_each_layer(tmp_path, monkeypatch):
     content = json.loads((tmp_path / "out" / "transformer-table1.json").read_text())
     assert [len(row["seconds"]) for row in content["layers"].values()] == [3] * 5
     page = (tmp_path / "out" / "transformer-table1.html").read_text()
-    assert page.count("<polyline") == 10  # of the time, and of the longest path
+    assert page.count("<polyline") == 10  # five layers each for the time and the longest path
     assert "recurrent: 49.000 at 49</title>" in page
     assert content["layers"]["dilated convolution"]["paths"] == [2, 2, 3, 3, 4, 4]
     assert content["layers"]["restricted self-attention"]["paths"] == [1, 1, 2, 3, 4, 6]

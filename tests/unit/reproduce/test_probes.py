@@ -1,4 +1,4 @@
-"""The span task, and the folders in which a person's own tasks are found."""
+"""The span task, and the folders in which users' own tasks are found."""
 
 import pytest
 

@@ -24,7 +24,7 @@ READERS = ("none", "dot", "scaled_dot", "mlp", "bilinear")
 
 
 class StageRecorder(Progress):
-    """Keeps what is shown of stages."""
+    """Records the progress that is shown for stages."""
 
     def __init__(self):
         self.seen = []

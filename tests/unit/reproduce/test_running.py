@@ -1,4 +1,4 @@
-"""What an experiment says before it starts: how long the rest will take."""
+"""What an experiment reports before it starts: how long the remaining work will take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def probe(path, kind: str) -> Probe:
 
 
 def plan(path, *, kind: str, models: dict[str, bool], arm_model: str, epochs: float = 2.0) -> Any:
-    """Return a plan of which `models` tells whether each is still to be pre-trained, with one run of fine-tuning."""
+    """Return a plan with one fine-tuning run; `models` says which models are still to be pre-trained."""
     recipe = SimpleNamespace(
         data=SimpleNamespace(max_length=64), training=SimpleNamespace(batch_size=16, epochs=epochs)
     )
@@ -43,7 +43,7 @@ def test_training_files_are_measured_by_rows_and_bytes(tmp_path):
 
 def test_steps_of_short_examples_take_longer_than_their_tokens_say(tmp_path, monkeypatch):
     path = tmp_path / "train.conll"
-    path.write_text("Anna B-PER\nsleeps O\n\n" * 4000, encoding="utf-8")  # 1.8 tokens a sentence by its bytes
+    path.write_text("Anna B-PER\nsleeps O\n\n" * 4000, encoding="utf-8")  # 1.8 tokens per sentence, from bytes
     asked = []
 
     def timed(plan, model, batch_size=None):

@@ -1,4 +1,4 @@
-"""Figure 1: what outputs depend on, by the derivatives."""
+"""Figure 1: which inputs each output depends on, by derivatives."""
 
 import re
 

@@ -66,7 +66,7 @@ def test_long_names_of_rows_of_dots_are_told_apart() -> None:
 
 
 def test_names_at_the_ends_of_lines_have_room() -> None:
-    """What was cut: "restricted self-…" beside a chart whose right half was empty."""
+    """Regression: a name was cut to "restricted self-…" next to a chart whose right half was empty."""
     names = ["restricted self-attention", "convolution"]
     svg = line_chart([Line(name, [(0, 0.0), (9, 1.0)], "c0") for name in names], x_name="tokens", y_name="layers")
     places = {e.text: float(e.attrib["x"]) for e in ElementTree.fromstring(svg).iter("text")}

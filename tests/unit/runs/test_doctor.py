@@ -1,4 +1,4 @@
-"""What a machine is and would use; a device whose numbers are wrong is found."""
+"""The report on a machine and the device it would use; a device that computes wrong numbers is found."""
 
 import json
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def test_every_device_is_checked_in_both_precisions_and_sound(found):
     assert [name for name in checked if name[0] == "cpu"] == [("cpu", "fp32"), ("cpu", "bf16")]
     assert len(checked) == 2 * len(found["devices"])
     assert found["is_sound"]
-    assert found["checks"][0]["largest_difference"] == 0.0  # the processor beside itself
+    assert found["checks"][0]["largest_difference"] == 0.0  # the processor compared with itself
     assert found["checks"][1]["largest_difference"] > 0.0
     assert all(check["tokens_per_second"] > 0 for check in found["checks"])
     said = "\n".join(doctor_lines(found))
@@ -39,7 +39,7 @@ def test_a_gpu_is_checked_in_the_precisions_that_it_has(monkeypatch, major, expe
 
 
 def test_fp16_is_checked_with_a_loss_scale():
-    """On a processor here, as on a GPU."""
+    """The check runs on a processor here as it does on a GPU."""
     checked = module._checked(torch.device("cpu"), "fp16", module._losses(torch.device("cpu"), "fp32", 3), 0.1)
     assert checked["is_sound"], checked
 
@@ -52,7 +52,7 @@ def test_wrong_numbers_and_a_device_that_fails_are_said_and_end_with_1(monkeypat
         calls.append(precision)
         if precision == "bf16":
             raise RuntimeError("no such product\nbelow")
-        shift = 0.5 if len(calls) > 1 else 0.0  # the first call makes what the others are compared with
+        shift = 0.5 if len(calls) > 1 else 0.0  # the first call computes the reference
         return [loss + shift for loss in sound(device, precision, steps)]
 
     monkeypatch.setattr(module, "_losses", losses)

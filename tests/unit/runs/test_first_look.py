@@ -1,4 +1,4 @@
-"""How far commands look at a file before they import torch."""
+"""How much of a file commands inspect before they import torch."""
 
 from pathlib import Path
 
@@ -130,7 +130,7 @@ def test_labels_are_looked_at_where_both_files_are_read_whole(
     with pytest.raises(DataError, match=message):
         look_at_training_data(model, files, "single", ReadingOptions())
     rest = "".join(f"text {number},x\n" for number in range(2000))
-    files[0].write_text(f"text,label\n{train}{rest}")  # more may follow, so that nothing is said
+    files[0].write_text(f"text,label\n{train}{rest}")  # the rest is unread, so nothing is reported
     monkeypatch.setattr(first_look, "_SECONDS", 0.0)
     look_at_training_data(model, files, "single", ReadingOptions())
 

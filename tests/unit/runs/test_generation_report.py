@@ -22,7 +22,7 @@ def page_of(folder, name, texts=("one two three", "four"), given=SEARCH, words=W
 def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path):
     page, found = page_of(tmp_path, name)
     for title, number in (("Cross-attention", 1), ("Self-attention of the encoder", 2), ("Padding", 1)):
-        assert page.count(f"<h3>{title}</h3>") == number  # of the masks, and of the first text
+        assert page.count(f"<h3>{title}</h3>") == number  # for the masks, and for the first text
     assert page.count("<h3>Cross-attention: what") == 2
     assert page.count("Every row sees all columns.") == 2
     assert page.count("A token sees itself and those before it.") == 1
@@ -47,7 +47,7 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
 
 def test_a_gpt_is_shown_by_its_own_attention(tmp_path):
     page, _ = page_of(tmp_path, "gpt", given={"max_tokens": 4, "seed": 1})
-    assert page.count("<h3>Self-attention</h3>") == 3  # of both texts and the masks
+    assert page.count("<h3>Self-attention</h3>") == 3  # for both texts and the masks
     assert "Cross-attention" not in page
     assert "A token sees itself and those before it." in page
     assert "temperature 1, top-p 1, seed 1" in page

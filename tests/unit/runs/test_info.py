@@ -1,4 +1,4 @@
-"""What a folder is said to hold, also where its files were edited by hand."""
+"""What `info` reports about a folder, even if its files were edited by hand."""
 
 import json
 

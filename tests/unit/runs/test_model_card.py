@@ -81,7 +81,7 @@ def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):
         ("accuracy", "nsp accuracy", 0.6),
         ("perplexity", "mlm perplexity", 12.2),
     ]
-    assert "| unigram_cross_entropy | 4 |" in found.text  # a person may see it
+    assert "| unigram_cross_entropy | 4 |" in found.text  # shown to readers only
 
 
 def test_the_names_of_scores_are_those_that_transformers_writes():
@@ -123,7 +123,7 @@ def test_the_base_model_is_one_that_a_hub_knows(tmp_path, config, card, expected
     made = finetuning_card(FinetuneRecipe(), what="w", scores={}, base=base, dev="dev.csv")
     (tmp_path / "next").mkdir()
     assert written(made, tmp_path / "next").data.base_model == expected
-    assert hub_name(tmp_path / "next") == expected  # and so on to what is made of that
+    assert hub_name(tmp_path / "next") == expected  # and is passed on to models trained from this one
     drawn = load_recipe(FinetuneRecipe, None, ["from_scratch=true"])
     found = written(finetuning_card(drawn, what="w", scores={}, base=base, dev="dev.csv"), tmp_path)
     assert found.data.base_model is None

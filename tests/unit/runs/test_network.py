@@ -1,4 +1,4 @@
-"""The blocks of a model: all of its parameters once, and the sizes of the paper."""
+"""The blocks of a model: every parameter counted once, and the sizes of the paper."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A pre-training recipe is told to be impossible before anything is read."""
+"""An impossible pre-training recipe is refused before anything is read."""
 
 import subprocess
 import sys
@@ -55,7 +55,7 @@ def test_a_length_or_cap_that_phases_do_not_take_is_said():
     ]
     recipe = load_recipe(PretrainRecipe, None, ["phases=[{max_length=256, steps=3}]"])
     assert ignored_settings(recipe, has_init=False) == []
-    resolved = PretrainRecipe.model_validate(recipe.model_dump())  # as the recipe of a run
+    resolved = PretrainRecipe.model_validate(recipe.model_dump())  # as a run stores its recipe
     assert ignored_settings(resolved, has_init=False) == []
 
 

@@ -1,4 +1,4 @@
-"""Tasks on Ray, with a cluster that is played: what is done, raised and given up. The real one: integration."""
+"""Tasks on a simulated Ray cluster: what is done, raised and given up. The integration tests use a real one."""
 
 import itertools
 import operator
@@ -15,18 +15,18 @@ from maskloom.runs.ray_tasks import chosen_engine, results_of_ray
 
 
 class TaskError(Exception):
-    """Ray's wrapping of what a task raised."""
+    """Ray's wrapper around an exception that a task raised."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause
 
 
 class LostError(Exception):
-    """Ray's news that a worker is gone for good."""
+    """Ray's report that a worker is lost for good."""
 
 
 class Ray:
-    """Does a task when its result is asked for."""
+    """Runs each task when its result is requested."""
 
     exceptions = SimpleNamespace(RayTaskError=TaskError, RayError=LostError)
 
@@ -68,7 +68,7 @@ class Ray:
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
-    """A cluster that is played."""
+    """A simulated cluster."""
     ray = Ray()
     monkeypatch.setattr(ray_tasks, "_imported_ray", lambda: ray)
     return ray

@@ -1,4 +1,4 @@
-"""The reference of recipes is made from the program, and stays current."""
+"""The recipe reference is generated from the program and stays current."""
 
 import json
 from pathlib import Path

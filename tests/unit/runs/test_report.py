@@ -1,4 +1,4 @@
-"""Pages about runs that nothing was trained for: their folders are written by hand."""
+"""Report pages about runs whose folders are written by hand, without any training."""
 
 import json
 import re
@@ -21,7 +21,7 @@ ENVIRONMENT = {
 
 
 class Page(HTMLParser):
-    """The tags and the cells of a page."""
+    """The tags, attributes and cells of a page."""
 
     def __init__(self, text):
         super().__init__()
@@ -73,7 +73,7 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["unigram_cross_entropy", "unigram_entropy"])  # the name that early runs wrote
+@pytest.mark.parametrize("name", ["unigram_cross_entropy", "unigram_entropy"])  # early runs wrote the second
 def test_a_run_that_is_not_finished_has_a_page(name, tmp_path):
     run = write_run(tmp_path / "run", events=EVENTS)
     log = run / "events.jsonl"

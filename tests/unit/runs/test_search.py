@@ -1,4 +1,4 @@
-"""Searches with a stand-in for fine-tuning: the order of things, failures, interruptions, what is kept and written."""
+"""Searches with a stand-in for fine-tuning: order, failures, interruptions, and what is kept and written."""
 
 import json
 import shlex
@@ -31,7 +31,7 @@ RATES = {"training.learning_rate": (1e-5, 3e-5, 2e-5)}
 
 
 class Finetuning:
-    """Scores a recipe by its learning rate, writes the files that a run leaves, and counts its calls."""
+    """Scores a recipe by its learning rate, writes the files that a run leaves behind, and records its calls."""
 
     def __init__(self, *, failing=(), stops=(), error=None):
         self.calls, self.failing, self.stops = [], set(failing), list(stops)
@@ -200,7 +200,7 @@ def test_other_failures_are_tried_again_and_may_win(run, inputs):
 
 
 def test_a_search_killed_after_the_best_model_was_put_in_place_keeps_it_whole(run, inputs, monkeypatch):
-    """A half removed model of the best trial was once copied over the whole one."""
+    """Regression: a half-removed model of the best trial was copied over the complete one."""
     remove = search_run.shutil.rmtree
 
     def killed(folder, **options):

@@ -1,4 +1,4 @@
-"""What a run says before it starts, and the time that it expects."""
+"""What a run reports before it starts, and its estimate of the time."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Runs that train word vectors: folders, stops and kills, commands and the page."""
+"""Runs that train word vectors: folders, stops and kills, commands, and the page."""
 
 import json
 import os
@@ -179,7 +179,7 @@ def test_text_in_which_nothing_is_learnt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{tmp_path / 'out'}: nothing was learnt: no line has two words"):
         train_words(tmp_path / "text.txt", RECIPE, out=tmp_path / "out")
     assert not (tmp_path / "out" / "metrics.json").exists()
-    # of two rounds only the first predicts something: the loss is still that of predictions
+    # only the first of two rounds predicts anything: the loss is still the loss of predictions
     (tmp_path / "text.txt").write_text("one two\n" * 200 + "one\ntwo\n" * 200)
     recipe = RECIPE.model_copy(update={"epochs": 1, "sample": 0.0})
     assert train_words(tmp_path / "text.txt", recipe, out=tmp_path / "new")["loss"] > 0

@@ -67,7 +67,7 @@ def test_a_stopped_call_goes_on_where_it_was(model, units, tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         write_features(tmp_path / "parts", model, LAST, units, model_sum="m")
     assert not (tmp_path / "parts").exists()
-    num_kept = sum(calls[:4])  # the fifth batch was written and not marked
+    num_kept = sum(calls[:4])  # the fifth batch was written but not marked
     parts = write_features(tmp_path / "parts", model, LAST, units, model_sum="m")
     assert sum(calls[6:]) == 40 - num_kept
     np.testing.assert_allclose(parts.array, whole.array, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Devices by name: what is taken where, and what is refused."""
+"""Devices by name: which one is chosen where, and what is refused."""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def test_auto_takes_the_gpu_that_there_is(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_chosen_gpu_computes_without_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LSTMs are cuDNN's, whose TF32 is on unless somebody turns it off."""
+    """LSTMs run on cuDNN, where TF32 is on by default."""
     _machine(monkeypatch, gpus=1)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     chosen_device("cpu")
@@ -86,7 +86,7 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("LOCAL_RANK")
     with pytest.raises(ConfigError, match="LOCAL_RANK is not set, so which of 2 GPUs is this process's"):
         chosen_device("auto")
-    _machine(monkeypatch, gpus=1)  # as where a scheduler shows each process its own GPU alone
+    _machine(monkeypatch, gpus=1)  # as if a scheduler exposed only its own GPU to each process
     assert chosen_device("auto").index == 0
     _machine(monkeypatch, mps=True)
     with pytest.raises(ConfigError, match="several processes cannot share it"):

@@ -46,7 +46,7 @@ def test_what_a_killed_write_left_goes_with_the_next_write(tmp_path) -> None:
     path, other = tmp_path / "a[1].txt", tmp_path / "other.txt"
     code = "from maskloom.system.files import write_text"
     code += "".join(f"; write_text({str(written)!r}, 'half')" for written in (path, other))
-    for faults in ("kill@files.sync#1", "kill@files.sync#3"):  # before the one file is whole, and the other
+    for faults in ("kill@files.sync#1", "kill@files.sync#3"):  # before the first file is complete, then the second
         killed = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "MASKLOOM_FAULTS": faults}, check=False
         )

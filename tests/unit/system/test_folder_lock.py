@@ -136,7 +136,7 @@ def test_a_holder_on_another_machine_that_gives_signs_keeps_its_lock(tmp_path, m
     monkeypatch.setattr(module, "_HEARTBEAT", 30.0)
     folder = tmp_path / "run"
     _lock_of(folder, host="elsewhere", pid=77)
-    monkeypatch.setattr(module.time, "sleep", lambda _: os.utime(folder / LOCK))  # what it does every 30 seconds
+    monkeypatch.setattr(module.time, "sleep", lambda _: os.utime(folder / LOCK))  # the heartbeat every 30 seconds
     started = time.monotonic()
     with pytest.raises(FolderInUseError, match="PID 77 on elsewhere"), folder_lock(folder):
         pass

@@ -1,4 +1,4 @@
-"""Files that others made: what is opened, and what JSON may be."""
+"""Files from elsewhere: what is opened, and which JSON is accepted."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Threads follow the cores that a process may use."""
+"""The number of threads follows the cores that a process may use."""
 
 import os
 import subprocess
@@ -49,7 +49,7 @@ def test_threads_are_bound_by_a_quota_alone_and_what_is_set_stays(monkeypatch, q
 
 
 def test_torch_takes_the_number(tmp_path):
-    """The quota is followed before torch is loaded, from the command line and from Python."""
+    """The quota takes effect before torch is loaded, from the command line and from Python."""
     code = (
         "import os; os.sched_getaffinity = lambda _: {0, 1, 2}; import maskloom.system.resources as cores; "
         "cores._quota = lambda: 1.0; cores.follow_quota(); "
@@ -84,7 +84,7 @@ def test_threads_sleep_soon_where_nothing_tells_of_others(monkeypatch, quota, to
 
 
 def test_torch_takes_how_threads_wait():
-    """libgomp itself shows what it took."""
+    """libgomp itself reports the settings that it uses."""
     environment = {name: value for name, value in os.environ.items() if name not in resources._SAY_HOW_TO_WAIT}
     code = (
         "import os; import maskloom.system.resources as cores; cores._quota = lambda: 1.0; cores.wait_briefly(); "

@@ -1,4 +1,4 @@
-"""Threads that wait for each other sleep beside other programs, and only there."""
+"""Threads that wait for each other sleep when other programs compete for the cores, and only then."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def test_they_end_when_no_thread_waits_any_longer(monkeypatch, teams):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     monkeypatch.setattr(shared_cores, "usable_cores", lambda: 4)
     teams.follow(0.5)
-    teams.follow(0.05)  # neither busy nor alone
+    teams.follow(0.05)  # between the two thresholds
     assert len(teams) == 1
     teams.follow(0.01)
     assert len(teams) == 0
@@ -42,7 +42,7 @@ def test_they_end_when_no_thread_waits_any_longer(monkeypatch, teams):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="threads are counted in /proc")
 def test_a_team_is_threads_that_end_with_it():
-    """In a process of its own, whose threads are counted."""
+    """Runs in a separate process, whose threads are counted."""
     code = """if True:
         import os, time, torch
         from maskloom.system import shared_cores
@@ -67,7 +67,7 @@ def test_a_team_is_threads_that_end_with_it():
 
 @pytest.mark.skipif(seconds_waited() == 0, reason="the system keeps no times of threads")
 def test_waiting_for_a_core_is_seen():
-    """Several busy processes on one core: each waits most of the time."""
+    """With several busy processes on one core, each waits most of the time."""
     code = """if True:
         import os, sys, time
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
@@ -84,7 +84,7 @@ def test_waiting_for_a_core_is_seen():
 
 def test_a_process_that_sleeps_waits_for_no_core():
     waited = []
-    for _ in range(20):  # other programs may keep the cores for a moment
+    for _ in range(20):  # other programs may briefly occupy the cores
         before = seconds_waited()
         time.sleep(0.05)
         waited.append(seconds_waited() - before)

@@ -1,4 +1,4 @@
-"""Processes do their tasks, tell their troubles, and never outlive the one that started them."""
+"""Worker processes run their tasks, report failures, and never outlive the process that started them."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ from maskloom.system.worker_processes import Patience, _work, results_of_process
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
-    before = set(children())  # what other tests have in use for a whole module, such as a server
+    before = set(children())  # processes that other tests use for a whole module, such as a server
     yield
     assert set(children()) <= before
 
@@ -95,7 +95,7 @@ def test_a_task_that_kills_its_process_twice_is_named(caplog: pytest.LogCaptureF
 
 
 def _once(task: tuple[int, str, str]) -> int:
-    """Give the number back, but at the first call for a file that is not there yet, die or stop for ever."""
+    """Return the number, but die or hang in the first call for a file, when it does not exist yet."""
     number, path, trouble = task
     if path and not Path(path).exists():
         Path(path).touch()
@@ -124,7 +124,7 @@ def test_a_process_that_hangs_is_named_and_replaced(tmp_path: Path, caplog: pyte
     tasks = [(number, str(tmp_path / str(number)) if number == 1 else "", "SIGSTOP") for number in range(4)]
     found = results(_once, iter(tasks), patience=patience, name=lambda task: f"task {task[0]}")
     assert sorted(found) == list(range(4))
-    # on a busy machine others may be late too
+    # on a busy machine, other tasks may be late too
     told = [message for message in caplog.messages if "at task 1" in message]
     assert "has been at task 1 for" in told[0]
     assert "which was at task 1, hung: no processor time for" in told[-1]
@@ -155,7 +155,7 @@ def test_a_process_that_never_comes_to_an_end_is_ended() -> None:
 
 
 class _Unreadable:
-    """Can be sent, but not be read again."""
+    """Can be pickled but not unpickled."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return int, ("not a number",)
@@ -171,7 +171,7 @@ def test_a_result_that_cannot_be_read_is_an_error_and_not_a_wait() -> None:
 
 
 def test_a_task_that_breaks_off_in_its_middle_ends_the_process_quietly() -> None:
-    """Ctrl-C may stop the first process between the length of a message and the rest of it."""
+    """Ctrl-C may stop the first process between the length of a message and its body."""
     ours, theirs = multiprocessing.Pipe()
     ours.send((functools.partial, (operator.neg,)))
     os.write(ours.fileno(), struct.pack("!i", 100) + b"only a few of a hundred bytes")
@@ -180,7 +180,7 @@ def test_a_task_that_breaks_off_in_its_middle_ends_the_process_quietly() -> None
 
 
 def _break_off(_: object) -> None:
-    """Send the first bytes of an answer through every pipe of this process, and die."""
+    """Send the first bytes of an answer through every socket of this process, and die."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
@@ -240,7 +240,7 @@ def test_no_process_is_left_when_the_first_one_ends(tmp_path: Path, number: sign
         # long enough for both processes to be at work
         assert [first.stdout.readline() for _ in range(30)] == ["one\n"] * 30
         assert len(members_of_session(first.pid)) >= 3
-        # a terminal's Ctrl-C goes to all of them, the other signals only to the first
+        # a terminal's Ctrl-C reaches all processes, the other signals only the first
         (os.killpg if number == signal.SIGINT else os.kill)(first.pid, number)
         errors = first.stderr.read()
         assert first.wait(30) == -number
@@ -249,7 +249,7 @@ def test_no_process_is_left_when_the_first_one_ends(tmp_path: Path, number: sign
                 break
             time.sleep(0.1)
         assert members_of_session(first.pid) == []
-        # the tale of an interrupt is told once
+        # the traceback of an interrupt is printed once
         assert errors.count("Traceback") == (number == signal.SIGINT)
 
 
@@ -258,7 +258,7 @@ def test_no_process_is_left_when_the_first_one_ends(tmp_path: Path, number: sign
 def test_processes_whose_first_one_is_killed_while_they_start_say_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    """Until they are at work they have imports to do, and the first task to read."""
+    """Before they start working, they import modules and read the first task."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
     for milliseconds in range(0, 200, 20):
@@ -270,5 +270,5 @@ def test_processes_whose_first_one_is_killed_while_they_start_say_nothing(
             time.sleep(milliseconds / 1000)
             first.send_signal(number)
             assert first.stderr is not None
-            # the end of the pipe comes when the last of them has ended
+            # the pipe reaches its end when the last process has exited
             assert first.stderr.read() == b""

@@ -7,7 +7,7 @@ from maskloom.tasks.kinds import make_task
 
 
 def outputs(rows):
-    """One array of one row an example."""
+    """Return one array of a single row per example."""
     return [np.array([row], dtype=np.float32) for row in rows]
 
 

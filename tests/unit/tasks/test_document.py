@@ -1,4 +1,4 @@
-"""Documents from files to a title and sentences, and the relations of their labels."""
+"""Documents read from files into a title and sentences, and the relations between their labels."""
 
 import json
 from itertools import pairwise

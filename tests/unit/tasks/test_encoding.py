@@ -61,7 +61,7 @@ def test_batches_do_not_depend_on_length_and_change_with_seed_and_epoch():
 def test_grouped_batches_hold_like_lengths_and_every_example_as_often(batch_size):
     data = encoded()
     batches = ShuffledBatches(data, batch_size, seed=5, group_by_length=True)
-    found = [batches.indices(number) for number in range(16 * 101)]  # where a window ends with an epoch
+    found = [batches.indices(number) for number in range(16 * 101)]  # up to where a window and an epoch end together
     assert (np.bincount(np.concatenate(found), minlength=101) == 16 * batch_size).all()
     assert np.mean([np.ptp(data.lengths[indices]) for indices in found]) < 4 < np.ptp(data.lengths)
     assert [data.lengths[indices].max() for indices in found[:16]] != sorted(

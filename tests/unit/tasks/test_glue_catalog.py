@@ -1,4 +1,4 @@
-"""Crafted files in the form of GLUE's own, with the traps that the real ones set."""
+"""Crafted files in GLUE's own format, with the pitfalls of the real ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Values in data files that once ended in a traceback, a wait without end, or a message as long as the file."""
+"""Values in data files that once caused a traceback, a hang, or a message as long as the file."""
 
 import json
 import time
@@ -70,7 +70,7 @@ def test_scores_in_every_plain_spelling(tmp_path):
     ],
 )
 def test_half_of_a_surrogate_pair_in_a_name_is_refused_at_reading(tmp_path, kind, row, what):
-    """It once passed, and ended in a traceback when the labels were written after training, or in predict."""
+    """Regression: it was accepted, and caused a traceback in predict or when labels were written after training."""
     with pytest.raises(DataError, match=rf"d\.jsonl: line 2: .*{what} holds half of a surrogate pair"):
         read(
             kind,
@@ -119,7 +119,7 @@ def test_keys_and_labels_that_stand_twice_are_found_among_many(tmp_path):
     (tmp_path / "labels.txt").write_text("\n".join([*(f"l{n}" for n in range(count)), f"l{count - 1}"]))
     with pytest.raises(DataError, match=rf"line {count + 1}: the label 'l{count - 1}' appears twice"):
         read_label_names(tmp_path / "labels.txt")
-    assert time.process_time() - started < 30  # it took minutes, growing with the square
+    assert time.process_time() - started < 30  # it once took minutes, in quadratic time
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ LABELS = ("NN", "VB", "DT")
     ],
 )
 def test_tags_that_are_no_entities_are_shown_where_they_differ_and_else_all(tags, truth, answer, error):
-    """A sentence tagged right stood on the page as "none" and "none"."""
+    """Regression: the page showed a correctly tagged sentence as "none" and "none"."""
     prediction = {"tags": tags, "tag_probabilities": [0.9, 0.8, 0.95]}
     found = judge_tags(SimpleNamespace(words=("the", "dog", "barks")), prediction, np.array([2, 0, 1]), LABELS)
     assert (found.truth, found.answer, found.error, found.probability) == (truth, answer, error, 0.8)

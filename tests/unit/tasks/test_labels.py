@@ -45,7 +45,7 @@ def test_labels_that_may_be_slips_are_told_rarest_first():
 
 
 def test_sound_labels_are_not_doubted():
-    """Two names that are alike and both frequent, names that differ in a number, and one that is nowhere."""
+    """Two similar names that are both frequent, names that differ in a number, and one that never occurs."""
     names = ("entailment", "not_entailment", "label_1", "label_10", "unseen")
     assert doubtful_labels(names, [50, 60, 400, 4, 0], [9, 9, 9, 1, 0]) == []
 

@@ -40,7 +40,7 @@ def test_line_separators_inside_text_do_not_split_lines(tmp_path):
 
 @pytest.mark.parametrize("name", ["data.txt", "data.txt.gz"])
 def test_a_file_without_any_line_feed_has_the_line_ends_of_old_and_of_unicode(tmp_path, monkeypatch, name):
-    """Such a file was one row, or a header without rows: one prediction for all of its lines, and exit code 0."""
+    """Regression: such a file was read as one row, or as a header only: one prediction for all lines, exit code 0."""
     monkeypatch.setattr(tables, "_BLOCK", 3)
     pack = gzip.compress if name.endswith(".gz") else bytes
 

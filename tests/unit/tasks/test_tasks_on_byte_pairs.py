@@ -59,7 +59,7 @@ def sentence(text: str) -> TaggedSentence:
 
 
 def in_a_text(tokenizer: Tokenizer, words: str) -> list[int]:
-    """The ids of words inside a text, where a blank stands before the first one too."""
+    """Return the ids of words inside a text, where a space precedes the first one too."""
     return tokenizer.token_ids(words if tokenizer.cuts_at_white_space else f" {words}")
 
 
@@ -80,7 +80,7 @@ def test_labels_and_answers_are_the_characters_of_the_answer(tokenizer: Tokenize
     outputs[encoded.labels[0], [0, 1]] = 9.0
     settings = SpanSettings(max_answer_length=100)
     (found,) = decode_answers(encoded, [outputs], settings)
-    # with a space before every text, the pieces of an answer inside a word are not to be had: it is all of the word
+    # with a space before every text, an answer inside a word has no pieces of its own: the whole word is returned
     assert isinstance(tokenizer, BytePairTokenizer)
     is_inside = tokenizer.prefix_space and answer in ("1895", "1895-1943")
     assert found.text == ("(1895-1943)" if is_inside else answer)
@@ -150,13 +150,13 @@ def test_windows_of_sentences_have_room_for_the_marks(tokenizer: Tokenizer) -> N
         (["(café,"], 2, 5, "afé"),
         (["(café,", "low"], 1, 10, "café, low"),
         (["東京"], 0, 2, "東"),
-        (["東京"], 0, 1, "東京"),  # a part of a character: all of the words
+        (["東京"], 0, 1, "東京"),  # part of a character: all of the words are returned
     ],
 )
 def test_bytes_lead_back_to_characters(words: list[str], first: int, last: int, text: str) -> None:
     tokenizer = of_bytes()
     plain = BytePairTokenizer(tokenizer.vocabulary, (), lowercase=False)
-    ids = plain.token_ids(f" {' '.join(words)}")[1:]  # a piece for each byte, without the blank before the first word
+    ids = plain.token_ids(f" {' '.join(words)}")[1:]  # one piece per byte, without the space before the first word
     found, start, end = TextFinder(plain).find(ids[first : last + 1], words)
     assert found == text
     assert " ".join(words)[start : end + 1] == text

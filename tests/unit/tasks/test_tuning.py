@@ -12,7 +12,7 @@ from maskloom.tasks.tuning import best_threshold, best_thresholds, checked_thres
 
 
 class Encoded:
-    """The labels of encoded examples, all that tuning reads of them."""
+    """The labels of encoded examples, which are all that tuning reads."""
 
     def __init__(self, labels):
         self.labels = np.asarray(labels)
@@ -28,7 +28,7 @@ def f1_at(scores, targets, threshold):
 
 def test_a_threshold_by_hand():
     scores = [0.9, 0.45, 0.4, 0.3, 0.1]
-    # F1 of the first 1, 2, 3, 4, 5: 2/4, 4/5, 4/6, 6/7, 6/8
+    # F1 with the top 1, 2, 3, 4, 5 chosen: 2/4, 4/5, 4/6, 6/7, 6/8
     assert best_threshold(scores, [1, 1, 0, 1, 0]) == pytest.approx(0.2)
     assert best_threshold(scores, [1, 1, 0, 0, 0]) == pytest.approx(0.425)
     assert best_threshold([0.9, 0.8, 0.7], [1, 0, 0]) == pytest.approx(0.85)
@@ -49,12 +49,12 @@ def test_a_half_stays_where_nothing_beats_it(scores, targets, reason):
 
 
 def test_of_equally_good_thresholds_the_nearest_to_a_half_is_taken():
-    # F1 of the first 1, 2, 3, 4: 2/3, 1/2, 2/5, 2/3
+    # F1 with the top 1, 2, 3, 4 chosen: 2/3, 1/2, 2/5, 2/3
     assert best_threshold([0.4, 0.35, 0.2, 0.1], [1, 0, 0, 1]) == pytest.approx(0.375)
     assert best_threshold([0.95, 0.91, 0.8, 0.7, 0.3], [1, 0, 0, 1, 1]) == pytest.approx(0.15)
-    # of five the first and the fourth: 2/3 with the first alone and with four, which 0.5 chooses as well
+    # the first and fourth of five are true: 2/3 with the top 1 or the top 4, which 0.5 chooses as well
     assert best_threshold([0.9, 0.7, 0.65, 0.6, 0.2], [1, 0, 0, 1, 0]) == 0.5
-    # F1 of the first 1, 2, 3, 4, 5: 2/3, 1/2, 2/5, 2/3, 4/7, with 0.5 among the worse: .75 and .25 are equally near
+    # F1 with the top 1, 2, 3, 4, 5: 2/3, 1/2, 2/5, 2/3, 4/7; 0.5 is among the worse, .75 and .25 are equally near
     assert best_threshold([0.8, 0.7, 0.4, 0.3, 0.2], [1, 0, 0, 1, 0]) == 0.75
 
 
@@ -79,7 +79,7 @@ def test_no_threshold_is_better(rows):
 
 def test_neighbouring_numbers_have_none_between():
     low = 0.3
-    for _ in range(4):  # halves round to either of them
+    for _ in range(4):  # the midpoint rounds to either of them
         high = float(np.nextafter(low, 1.0))
         assert f1_at([high, low], [1, 0], best_threshold([high, low], [1, 0])) == 1.0
         low = high
@@ -109,7 +109,7 @@ def test_labels_are_tuned_each_by_itself_on_what_the_temperature_gives():
 
 
 def test_thresholds_are_those_of_the_score_that_decides():
-    """A rare label that is hardly told apart: macro F1 gains by giving it often, micro F1 by giving it never."""
+    """For a rare label that is hard to detect, macro F1 gains by often predicting it, micro F1 by never doing so."""
     rng = np.random.default_rng(8)
     targets = np.stack([rng.random(400) < 0.5, rng.random(400) < 0.02], axis=1).astype(np.float32)
     logits = np.stack([6 * targets[:, 0] - 3 + 3 * rng.normal(size=400), rng.normal(size=400) - 1], axis=1)

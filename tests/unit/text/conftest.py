@@ -15,7 +15,7 @@ def paper_vocabulary() -> Vocabulary:
 
 @pytest.fixture(scope="session")
 def letters_vocabulary() -> Vocabulary:
-    """Letters, some scripts and some pieces, so that most random words are cut rather than unknown."""
+    """Letters of some scripts and some pieces, so that most random words are split rather than unknown."""
     letters = "abcdefghijklmnopqrstuvwxyzABCDEéßıʼnαβγδοςσдж한中文🙂한0123456789" + "".join(map(chr, range(33, 48)))
     pieces = ["ab", "abc", "##bc", "the", "##ing", "##e\u0301", "αβ", "##δος"]
     bare = dict.fromkeys(letters)

@@ -1,4 +1,4 @@
-"""Every character that goes to the library is cut there as Google's rules cut it."""
+"""The library splits every character that it is given as Google's rules do."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def test_every_single_one_agrees_in_several_surroundings(lowercase: bool) -> Non
     chars = [chr(code) for first, last in agreed_ranges() for code in range(first, last + 1)]
     assert len(chars) > 90_000
     for start in range(0, len(chars), 64):
-        # the blanks keep characters apart, so that a difference cannot hide behind another
+        # spaces separate the characters, so that one difference cannot hide another
         text = " ".join(f"a{char}b A{char}{char}B 1{char} {char}" for char in chars[start : start + 64])
         assert is_agreed(text)
         cut = [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]

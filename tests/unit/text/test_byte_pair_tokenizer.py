@@ -1,4 +1,4 @@
-"""Byte-pair tokenizers: pieces of words and of bytes, and folders of ours and of others, whole and damaged."""
+"""Byte-pair tokenizers: pieces of words and of bytes, and folders, our own and others', intact and damaged."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def write(folder: Path, name: str, content: Any) -> None:
 
 
 def published(folder: Path, *, tokens: list[str] | None = None, merges: str | None = None) -> Path:
-    """A folder as GPT was published: two files, `<unk>` first, and no other special token."""
+    """Write a folder in GPT's published form: two files, `<unk>` first, and no other special token."""
     tokens = ["<unk>", *LETTERS, *map("".join, MERGES)] if tokens is None else tokens
     write(folder, "vocab.json", {token: index for index, token in enumerate(tokens)})
     lines = "".join(f"{' '.join(pair)}\n" for pair in MERGES) if merges is None else merges

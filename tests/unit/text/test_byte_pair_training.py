@@ -1,4 +1,4 @@
-"""Byte-pair training against its definition, the `tokenizers` library, and itself in other orders and processes."""
+"""Byte-pair training compared with its definition, `tokenizers`, and itself in other orders and processes."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ def train(texts: list[str] = TEXTS, *, size: int = 120, work: Work = ONE_PROCESS
 
 
 def naive_merges(words: dict[str, int], *, num_symbols: int, min_frequency: int) -> list[tuple[str, str]]:
-    """The definition (Sennrich et al. 2016, listing 1): the most frequent pair, the older symbols at a tie."""
+    """The definition (Sennrich et al. 2016, listing 1): merge the most frequent pair; ties go to the older symbols."""
     inside = sorted({char for word in words for char in word[:-1]})
     symbols = [*inside, *(f"{char}</w>" for char in sorted({word[-1] for word in words}))]
     cut = {word: [*word[:-1], f"{word[-1]}</w>"] for word in words}
@@ -70,7 +70,7 @@ def test_the_merges_are_those_of_the_definition(words: dict[str, int], size: int
 
 def test_the_merges_are_those_of_the_library_where_symbols_have_the_same_age() -> None:
     found = train(size=150)
-    # the library numbers the characters at ends of words in the order of a hash table, unless all are given before
+    # the library numbers word-final characters in the order of a hash table, unless all are given beforehand
     alphabet = [token for token in found.vocabulary.tokens[6:] if len(found.vocabulary.bare(token)) == 1]
     library = Library(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     library.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -138,7 +138,7 @@ ODD = [
     min_frequency=st.integers(1, 3),
 )
 def test_pieces_of_bytes_are_merged_as_the_library_merges_them(texts, size, min_frequency) -> None:
-    """Ties too, as the bytes have the order of their characters there."""
+    """This includes ties, because the library orders bytes by their characters."""
     texts = [*texts, *TEXTS, *ODD]
     library = ByteLevelBPETokenizer()
     plain = [SURROGATE.sub("\ufffd", text) for text in texts]

@@ -1,4 +1,4 @@
-"""Long texts in parts."""
+"""Long texts are processed in parts."""
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +9,7 @@ from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
 
 
 def _split(text: str) -> list[str]:
-    """Words stand between spaces and stops; soft hyphens are left out."""
+    """Split at spaces and around ideographic full stops, dropping soft hyphens."""
     return text.replace("\u00ad", "").replace("。", " 。 ").split()
 
 

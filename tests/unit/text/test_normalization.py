@@ -1,4 +1,4 @@
-"""Google's rules of what a word is, case by case."""
+"""Google's rules for what a word is, case by case."""
 
 import unicodedata
 

@@ -1,4 +1,4 @@
-"""The fast trainer against one that counts everything again after every merge."""
+"""The fast trainer compared with one that recounts everything after every merge."""
 
 import math
 from collections import Counter
@@ -46,7 +46,7 @@ def log_likelihood(singles: Counter[str]) -> float:
 
 
 def naive_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_frequency: int) -> list[str]:
-    """The definition: recount all pairs, take the best, the older symbols at a tie, replace from left to right."""
+    """The definition: recount all pairs, take the best (ties go to the older symbols), replace from left to right."""
     found = symbols_of(words)
     cut = {word: [word[0], *(f"##{char}" for char in word[1:])] for word in words}
     while len(found) < num_symbols:
@@ -59,7 +59,7 @@ def naive_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_f
         if score == "pmi":
             values = {(a, b): count / (float(singles[a]) * float(singles[b])) for (a, b), count in values.items()}
         if score == "likelihood":
-            # what is gained is seen by doing it
+            # compute the gain by making the merge
             before = log_likelihood(singles)
             for pair in values:
                 after = log_likelihood(counted({word: replaced(cut[word], pair) for word in cut}, words))
@@ -109,7 +109,7 @@ def test_equal_to_recounting_on_larger_text(score: Score) -> None:
     words: Counter[str] = Counter()
     for length, count in zip(rng.integers(1, 12, 400), rng.integers(1, 50, 400), strict=True):
         words["".join(rng.choice(letters, length, p=np.arange(12, 0, -1) / 78))] += int(count)
-    # a gain in likelihood is found by replacing, which takes its time
+    # the naive gain in likelihood requires the replacement, which is slow
     size = 40 if score == "likelihood" else 180
     expected = naive_merges(words, num_symbols=size, score=score, min_frequency=2)
     assert fast_merges(words, num_symbols=size, score=score, min_frequency=2) == expected
@@ -124,14 +124,14 @@ def test_two_ways_to_a_string_are_one_symbol() -> None:
 
 
 def test_likelihood_knows_the_symbol_that_a_second_way_leads_to() -> None:
-    # ##bc is made of ##b ##c first; where ##bc is there already, joining ##b ##c elsewhere is worth another sum
+    # ##bc is first created from ##b ##c; once ##bc exists, joining ##b ##c elsewhere has a different gain
     words = {"abcd": 50, "xbcxbc": 20, "abxc": 9, "bbcc": 7, "aaaa": 31, "aaa": 5, "xaab": 8}
     expected = naive_merges(words, num_symbols=60, score="likelihood", min_frequency=1)
     assert fast_merges(words, num_symbols=60, score="likelihood", min_frequency=1) == expected
 
 
 def test_likelihood_stops_where_a_merge_gains_nothing() -> None:
-    # ##b follows a less often than chance would have it, and everything else too seldom to be merged
+    # ##b follows a less often than by chance, and every other pair is too rare to be merged
     words = {"a": 1000, "ab": 5, **{chr(0x4E00 + number) + "b": 4 for number in range(100)}}
     num_symbols = len(symbols_of(words)) + 1
     for score, num_merged in (("frequency", 1), ("likelihood", 0)):
@@ -142,7 +142,7 @@ def test_likelihood_stops_where_a_merge_gains_nothing() -> None:
 def test_counts_do_not_overflow_32_bits() -> None:
     words = {"ab": 3_000_000_000, "cd": 2_999_999_999, "ef": 5_000_000_000_000}
     assert fast_merges(words, num_symbols=8, score="frequency", min_frequency=2)[6:] == ["ef", "ab"]
-    # each pair is all that its symbols do, so the rarest is the most telling
+    # symbols occur only in their own pair, so the rarest pair has the highest PMI
     assert fast_merges(words, num_symbols=8, score="pmi", min_frequency=2)[6:] == ["cd", "ab"]
     assert fast_merges(words, num_symbols=8, score="likelihood", min_frequency=2)[6:] == ["ef", "ab"]
 

@@ -66,7 +66,7 @@ def test_a_long_text_is_split_window_by_window_as_at_once(separator: str, monkey
     monkeypatch.setattr(sentences_module, "_PIECE_BYTES", 500)
     monkeypatch.setattr(sentences_module, "_WINDOW_BYTES", 6000)
     monkeypatch.setattr(sentences_module, "_MARGIN", 1500)
-    # every part closes its quotations, as paragraphs do
+    # every part closes its quotation marks, as paragraphs do
     text = separator.join(f"“Yes, {line} now.” He left." for line in re.sub('[“”"]', "", novel()).split("\n"))
     assert list(sentences_of_long_text(text.encode())) == split_sentences(text)
 

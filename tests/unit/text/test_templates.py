@@ -1,4 +1,4 @@
-"""The marks around texts, and the truncation between them, for templates of several families."""
+"""The marks around texts, and truncation between them, for the templates of several model families."""
 
 import numpy as np
 import pytest

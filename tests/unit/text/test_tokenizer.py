@@ -1,4 +1,4 @@
-"""Encoding: special tokens, segments, truncation, offsets, and one result on both paths."""
+"""Encoding: special tokens, segments, truncation, offsets, and the same result on both paths."""
 
 import pickle
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_library_and_rules_agree_on_ids_words_and_offsets(
 
 
 def by_rules(tokenizer: Tokenizer, *texts: str | None) -> Encoding:
-    """Return [CLS] A [SEP] B [SEP] of the pieces that the published rule gives for each text by itself."""
+    """Return [CLS] A [SEP] B [SEP] of the pieces that the published rule gives for each text separately."""
     rows: list[tuple] = [(tokenizer.vocabulary.cls_id, 0, None, (0, 0))]
     for segment, text in enumerate(texts):
         found = tokenizer._pieces_by_rules(text or "")
@@ -182,7 +182,7 @@ def test_decode(tokenizer: Tokenizer) -> None:
     ids = ids_of(tokenizer, "[CLS] abc ##bc , the ##ing [MASK] [SEP]")
     assert tokenizer.decode(ids) == "abcbc , theing"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "[CLS] abcbc , theing [MASK] [SEP]"
-    assert tokenizer.decode(ids_of(tokenizer, "##bc a")) == "bc a"  # as a text that is written may begin
+    assert tokenizer.decode(ids_of(tokenizer, "##bc a")) == "bc a"  # as a generated text may begin
     assert tokenizer.decode([]) == ""
 
 
@@ -193,7 +193,7 @@ def test_it_can_be_sent_to_another_process(tokenizer: Tokenizer, tmp_path: Path)
     assert copy.encode("the x, Σ") == tokenizer.encode("the x, Σ")
 
 
-# runs of one character or two, long enough to be shortened
+# runs of one or two characters, long enough to be shortened
 LONG_WORD = st.builds(
     lambda unit, number: unit * number,
     st.sampled_from(

@@ -1,4 +1,4 @@
-"""A tokenizer folder: what is written, and what is understood of folders made elsewhere."""
+"""A tokenizer folder: what is written, and what is accepted from folders made elsewhere."""
 
 import json
 from pathlib import Path
@@ -92,7 +92,7 @@ def test_damaged_and_missing_files_are_named(tmp_path: Path) -> None:
 
 
 def only_json(folder, **changes):
-    """Leave tokenizer.json alone in a folder of ours without what says that it is ours, with changes to its model."""
+    """Reduce a folder of ours to tokenizer.json, with changes, and without the files that identify it as ours."""
     vocabulary = Vocabulary([*SPECIAL_TOKENS, "a", "##a", "b"])
     WordPieceTokenizer(vocabulary, max_length=512, compatibility="hf").save(folder)
     values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
@@ -127,4 +127,4 @@ def test_a_tokenizer_json_alone_with_rules_that_are_not_berts_is_refused(tmp_pat
     with pytest.raises(DataError, match=rf"tokenizer\.json: .*{message}"):
         Tokenizer.load(folder)
     Vocabulary([*SPECIAL_TOKENS, "a"]).save(folder)
-    assert len(Tokenizer.load(folder).vocabulary) == 6  # a vocab.txt beside it decides
+    assert len(Tokenizer.load(folder).vocabulary) == 6  # a vocab.txt next to it takes precedence

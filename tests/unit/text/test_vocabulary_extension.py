@@ -1,4 +1,4 @@
-"""New pieces against the definition: try every candidate, cut every word anew, take the best."""
+"""New pieces compared with the definition: try every candidate, split every word again, take the best."""
 
 from collections import Counter
 
@@ -23,7 +23,7 @@ def total(counts: dict[str, int], known: Vocabulary) -> int:
 
 
 def candidates(counts: dict[str, int], known: Vocabulary, min_frequency: int) -> dict[str, int]:
-    """Return how many pieces are saved where the pieces of each candidate stand side by side."""
+    """Return how many pieces each candidate saves where its own pieces are adjacent."""
     found: Counter[str] = Counter()
     joined: Counter[str] = Counter()
     for word, count in counts.items():
@@ -50,7 +50,7 @@ def test_the_first_piece_is_the_best_one_and_every_one_saves_what_it_says(
         token: min(joined, total(counts, known) - total(counts, vocabulary("ab", "##bc", token)))
         for token, joined in candidates(counts, known, min_frequency).items()
     }
-    # a piece may save more than where its pieces stand side by side, which is not looked for
+    # a piece may save more than that where its pieces are not adjacent, which is not searched for
     assert (chosen[0].num_saved if chosen else 0) >= max(saved.values(), default=0)
     assert bool(chosen) == (max(saved.values(), default=0) > 0)
     for piece in chosen:
@@ -63,13 +63,13 @@ def test_the_first_piece_is_the_best_one_and_every_one_saves_what_it_says(
 def _cut_by(known: Vocabulary, token: str) -> list[str]:
     if not token.startswith("##"):
         return wordpiece(token, known)
-    # a word of one piece before it puts it inside
+    # a one-piece word before the token puts it inside a word
     grown = Vocabulary([*known.tokens, "X"])
     return wordpiece(f"X{token[2:]}", grown)[1:]
 
 
 def test_what_saves_most_comes_first() -> None:
-    # abcabc is five pieces after "a"; bcc occurs less often
+    # abcabc has five pieces after "a"; bcc occurs less often
     counts = {"abcabc": 10, "bcc": 9, "c": 1000}
     chosen = choose_pieces(counts, vocabulary(), num_pieces=3, min_frequency=1)
     assert [(piece.token, piece.num_saved) for piece in chosen] == [("abcabc", 50), ("bcc", 18)]
@@ -84,7 +84,7 @@ def test_a_part_that_many_words_share_beats_each_of_them() -> None:
 
 
 def test_a_piece_that_would_make_a_word_unknown_is_not_taken() -> None:
-    # with "abx", abxy could be cut no further: there is no ##y
+    # with "abx", abxy could not be split any more: there is no ##y
     known = Vocabulary([*SPECIAL_TOKENS, "a", "##b", "##x", "##xy"])
     assert wordpiece("abxy", known) == ["a", "##b", "##xy"]
     chosen = choose_pieces({"abx": 100, "abxy": 1}, known, num_pieces=5, min_frequency=2)

@@ -47,7 +47,7 @@ def test_layout_of_the_vocabulary() -> None:
     assert len(tokens) == len(set(tokens)) == 160
     starts = [t for t in tokens[5:] if len(t) == 1]
     inside = [t for t in tokens[5:] if t.startswith("##") and len(t) == 3]
-    # characters come first, in the order of code points, and only where they were seen
+    # characters come first, in code point order, and only at positions where they were seen
     assert list(tokens[5 : 5 + len(starts) + len(inside)]) == [*sorted(starts), *sorted(inside)]
     assert "中" in starts
     assert "##中" not in inside
@@ -70,7 +70,7 @@ def test_the_same_text_gives_the_same_vocabulary(score: Any) -> None:
     assert train([" ".join(TEXTS)], score=score).vocabulary == expected
     assert train(score=score, num_workers=2).vocabulary == expected
     assert train([*TEXTS[3:], *TEXTS[:3]], score=score, num_workers=3, max_distinct_words=100).vocabulary == expected
-    # the cap is reached and runs go to disk, but no word is lost
+    # the cap is reached and runs spill to disk, but no word is lost
     distinct = train().report["num_distinct_words"]
     spilled = train(score=score, max_distinct_words=distinct)
     assert spilled.vocabulary == expected

@@ -1,4 +1,4 @@
-"""Counting in bounded memory gives what counting at once gives, and cleans up after itself."""
+"""Counting in bounded memory gives the same counts as counting all at once, and cleans up after itself."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ TEXTS = ["The cat, the Dog\x00 THE", "a b a\tb", "", "Ünï \ud800x 中文 ΟΔ�
 
 
 def workers() -> list[int]:
-    """The processes that this one started to do tasks."""
+    """Return the worker processes that this process started."""
     named = ((number, Path(f"/proc/{number}/cmdline")) for number in children())
     return [number for number, path in named if b"maskloom.system.worker_processes" in path.read_bytes()]
 
@@ -56,7 +56,7 @@ def test_counts_are_those_of_plain_counting(
     assert found.num_pruned_words == expected.total() - sum(found.counts.values())
     assert found.num_pruned_distinct_words == len(expected) - len(kept)
     assert (found.num_spilled_runs > 0) == (cap < 1000)
-    # with a batch a text, more runs than may be open at a time
+    # with one batch per text, there are more runs than may be open at a time
     assert found.num_spilled_runs > 2 or cap == 1000 or batch_length > 1
 
 
@@ -79,7 +79,7 @@ def test_a_word_that_is_rare_in_each_run_but_frequent_in_all_is_kept(monkeypatch
 
 def test_memory_does_not_grow_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(word_counting, "_BATCH_LENGTH", 10_000)
-    # reached by either text: each open run has a buffer, of 128 KiB as of Python 3.14
+    # either text reaches this limit: each open run has a buffer, of 128 KiB as of Python 3.14
     monkeypatch.setattr(word_counting, "_MAX_OPEN_RUNS", 8)
 
     def texts(num_words: int) -> Iterator[str]:
@@ -116,7 +116,7 @@ def test_text_without_blanks_is_counted_part_by_part(batch_length: int, monkeypa
     monkeypatch.setattr(word_counting, "_LONGEST_RUN", 64)
     for text in ("中文 is,中" * 200, "中文是" * 300, "one,two,ΑΣ,ΣΑ." * 50, "a-" * 500 + "b c"):
         assert count_words([text], lowercase=True, max_distinct_words=100).counts == expected_counts([text])
-    # no end of a word for long: what no tokenizer would read is cut
+    # a very long word is cut where no tokenizer would read on
     found = count_words(["é" * 1000 + " the"], lowercase=False, max_distinct_words=100)
     assert found.counts["the"] == 1
     assert sum(len(word) * count for word, count in found.counts.items()) == 1003
@@ -133,7 +133,7 @@ def test_memory_does_not_hang_on_the_shape_of_a_text(unit: str, monkeypatch: pyt
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # the rules of words take some hundred times the characters that they are given at once
+    # the word rules take about a hundred times the memory of the characters in one call
     assert peak < 2 << 20
 
 

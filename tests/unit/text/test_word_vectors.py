@@ -1,4 +1,4 @@
-"""Files of vectors in both forms, damaged ones, and questions to vectors."""
+"""Vector files in both formats, damaged files, and queries to vectors."""
 
 import gzip
 import struct

@@ -1,4 +1,4 @@
-"""A toy objective that carries state: masked LM beside a trace of what each row of the batches before held."""
+"""A toy objective that carries state: masked LM with a trace of each row in earlier batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maskloom.objectives.objective import encode_batch
 
 @dataclass(frozen=True)
 class Remembering:
-    """Adds to every predicted token what its row remembers, and then remembers half of that and its pooled vector."""
+    """Adds each row's memory to its predicted tokens, then carries half of that memory plus the pooled vector."""
 
     width: int = 8
 

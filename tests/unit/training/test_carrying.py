@@ -1,4 +1,4 @@
-"""State that is carried from batch to batch: through micro-batches, checkpoints, bad steps, precisions."""
+"""State that is carried from batch to batch: with micro-batches, checkpoints, bad steps and precisions."""
 
 from dataclasses import replace
 
@@ -88,7 +88,7 @@ def test_without_it_nothing_is_written(tmp_path):
 
 @pytest.mark.parametrize("rule", ["skip", "rewind"])
 def test_a_step_that_is_not_taken_leaves_it(tmp_path, rule):
-    """The batch after the bad one goes on where the last good step ended."""
+    """The batch after the bad one continues from the state of the last good step."""
 
     class Breaking(Remembering):
         def loss_sums(self, model, batch):

@@ -30,7 +30,7 @@ def _model(seed: int = 0, dropout: float = 0.0):
 
 
 def _batch(predictions: list[int], seed: int = 0) -> PretrainingBatch:
-    """A batch whose sequences have the given numbers of predictions."""
+    """Return a batch whose sequences have the given numbers of predictions."""
     rng = np.random.default_rng(seed)
     lengths = np.array([max(count, 0) + 3 + index for index, count in enumerate(predictions)])
     starts = np.cumsum(lengths) - lengths
@@ -52,7 +52,7 @@ def _gradients(model) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("micro", [1, 2, 3])
 def test_micro_batches_with_uneven_counts_equal_one_batch(micro: int) -> None:
-    """1 and 19 predictions side by side: a mean of means would be wrong."""
+    """With 1 and 19 predictions in two sequences, a mean of means would be wrong."""
     batch = _batch([1, 19, 0, 4, 7])
     whole, parts = _model(), _model()
     losses = accumulate_gradients(whole, MaskedLanguageModeling(), batch, None)
@@ -109,7 +109,7 @@ def test_training_learns_and_is_the_same_twice() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
 def test_the_schedule_scales_both_rates_and_heads_have_their_own(optimizer: str) -> None:
-    """One step from the same gradients: heads move as at their rate alone, the rest as at the other alone."""
+    """One step from the same gradients: heads move as if all had their rate, the rest as if all had the other."""
     base = TrainingSection(steps=4, warmup_ratio=0.0, max_grad_norm=None, optimizer=optimizer, learning_rate=1e-3)
 
     def trained(**rates: float):
@@ -150,7 +150,7 @@ def test_dropout_is_on_in_training_and_depends_on_the_seed() -> None:
 
 
 def test_every_step_draws_dropout_of_its_own() -> None:
-    """One batch and weights that stand still: only the draws can make the losses differ."""
+    """With one batch and weights that do not move, only the draws can make the losses differ."""
     settings = TrainingSection(steps=3, learning_rate=1e-30, warmup_ratio=0.0)
     state, batch = TrainState.fresh(_model(dropout=0.3), settings), _batch([7, 19, 4])
     steps = train_steps(state, MaskedLanguageModeling(), lambda place: (batch, place), settings=settings, seed=0)
@@ -162,7 +162,7 @@ def test_every_step_draws_dropout_of_its_own() -> None:
 def test_ranks_and_micro_batches_draw_what_one_process_draws_for_the_whole_batch(
     world_size: int, micro_batch_size: int | None
 ) -> None:
-    """Each rank takes its part of the batch; their sums are those of one process, dropout included."""
+    """Each rank takes its part of the batch; their sums equal the sums of one process, dropout included."""
     batch = _batch([1, 19, 0, 4, 7, 2, 3, 5])
     objective, parts = MaskedLanguageModeling(), batch.split(8 // world_size)
     counts = objective.target_counts(batch)
@@ -206,7 +206,7 @@ def test_a_loss_that_is_not_finite_is_never_stepped() -> None:
 
 def test_clipping_is_by_the_norm_of_all_gradients_together() -> None:
     def clipped(limit: float | None) -> tuple[float, float]:
-        """Return the norm that a step tells, and that of the gradients that it leaves."""
+        """Return the gradient norm that a step reports, and the norm of the gradients that it leaves."""
         settings = TrainingSection(steps=1, max_grad_norm=limit)
         state = TrainState.fresh(_model(), settings)
         (report,) = train_steps(
@@ -229,7 +229,7 @@ def test_a_step_reads_once_from_its_device(
     def losses_of_gpus(probabilities, _rows, _decoder, _bias, targets):
         return -probabilities.gather(1, targets).squeeze(1).log()
 
-    monkeypatch.setattr("maskloom.layers.vocabulary_loss._losses", losses_of_gpus)  # that of processors looks at each
+    monkeypatch.setattr("maskloom.layers.vocabulary_loss._losses", losses_of_gpus)  # the CPU's version reads values
     settings = TrainingSection(steps=6, optimizer=optimizer, micro_batch_size=micro_batch_size)
     steps = train_steps(
         TrainState.fresh(_model(), settings),
@@ -238,7 +238,7 @@ def test_a_step_reads_once_from_its_device(
         settings=settings,
         seed=0,
     )
-    for _ in range(2):  # afterwards the optimiser's steps are counted on the host
+    for _ in range(2):  # from then on, the optimiser's steps are counted on the host
         next(steps)
     with Reads() as reads:
         taken = list(steps)
@@ -249,7 +249,7 @@ def test_a_step_reads_once_from_its_device(
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
 @pytest.mark.parametrize("limit", [None, 0.1, 1e9])
 def test_steps_launched_before_their_loss_is_read_are_the_same(monkeypatch, optimizer, limit):
-    """As on a GPU, to the bit; a step whose loss is not finite changes nothing, and those after it count as before."""
+    """As on a GPU, bit for bit; a step whose loss is not finite changes nothing, and later steps count as before."""
     settings = TrainingSection(steps=4, learning_rate=1e-2, optimizer=optimizer, max_grad_norm=limit)
     expected, reports = _run(settings)
     monkeypatch.setattr("maskloom.training.loop._Gradients.steps_unread", True)
@@ -292,7 +292,7 @@ def test_evaluation_weighs_every_prediction_the_same() -> None:
 
 
 def test_evaluation_in_half_precision_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA, by the processor's own bf16."""
+    """Half precision as on CUDA, simulated by the processor's own bf16."""
     model, asked, in_half = _model(), [], torch.autocast("cpu", torch.bfloat16)
     plain = evaluate(model, MaskedLanguageModeling(), iter([_batch([19, 3])]))
     assert evaluate(model, MaskedLanguageModeling(), iter([_batch([19, 3])]), "bf16") == plain

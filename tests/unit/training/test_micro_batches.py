@@ -1,4 +1,4 @@
-"""Micro-batches that are as large as memory allows."""
+"""Micro-batches as large as memory allows."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -58,13 +58,13 @@ def test_it_counts_what_the_longest_sequences_keep(monkeypatch, model):
 
 
 def test_it_is_about_what_a_forward_pass_takes(model):
-    """The kept bytes are at least the hidden states of every layer, and far below the weights times anything."""
+    """The kept bytes are between 10 and 100 times the hidden states of one layer."""
     kept = module.kept_bytes(model, OBJECTIVE, _batch([64]))
     assert 64 * 128 * 4 * 10 < kept < 64 * 128 * 4 * 100
 
 
 def test_ranks_of_unequal_memory_agree_on_the_smallest(monkeypatch, model):
-    """Each rank is a thread: both ask as often, and get what fits where there is less."""
+    """Each rank is a thread; both ask equally often and get the size that fits the smaller memory."""
     lengths, memory = [64] * 256, (2**28, 2**26)
     fits = [_fitting(monkeypatch, model, lengths, free) for free in memory]
     meeting, flags, own = threading.Barrier(2, timeout=60), [False, False], threading.local()

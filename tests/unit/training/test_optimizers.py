@@ -32,7 +32,7 @@ SIZES = {"vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 2, "num_attent
 
 
 def _groups(model, **options) -> list[tuple[float, list[str]]]:
-    """Return the weight decay of each group with the names of its parameters, in order."""
+    """Return each group's weight decay and the names of its parameters, in order."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     return [
         (group["weight_decay"], [names[parameter] for parameter in group["params"]])
@@ -41,8 +41,8 @@ def _groups(model, **options) -> list[tuple[float, list[str]]]:
 
 
 def _groups_by_name(model) -> list[tuple[float, list[str]]]:
-    """Return the groups by the names that the published code exempts."""
-    exempt = re.compile(r"(layer|final)_?norm\.|\.bias(_|$)", re.IGNORECASE)  # not T5's tables of relative biases
+    """Return the groups according to the parameter names that the published code exempts."""
+    exempt = re.compile(r"(layer|final)_?norm\.|\.bias(_|$)", re.IGNORECASE)  # but not T5's tables of relative biases
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     decayed, rest = ([name for name in names if bool(exempt.search(name)) is is_exempt] for is_exempt in (False, True))
     return [group for group in ((0.01, decayed), (0.0, rest)) if group[1]]
@@ -75,11 +75,11 @@ def test_a_norm_at_the_end_has_no_decay_whatever_it_is_called() -> None:
 
 
 class _Table(nn.Embedding):
-    """A bias on scores by distance, as of T5."""
+    """A bias on scores by distance, as in T5."""
 
 
 def _with_more(model):
-    """Add to a model what names tell wrongly: a norm without biases, and a table of biases by distance."""
+    """Add what names would misclassify to a model: a norm without biases, and a table of biases by distance."""
     model.encoder.layers[0].rms = nn.RMSNorm(8)
     model.encoder.layers[0].relative_bias = _Table(4, 2)
     model.encoder.layers[0].around = nn.Sequential(nn.Linear(8, 8))
@@ -144,7 +144,7 @@ def test_bert_adam_follows_the_published_rule_for_50_steps() -> None:
 
 
 def test_bert_adam_counts_by_itself_and_notices_another_state() -> None:
-    """A GPU is asked once for the number of steps; a checkpoint that is loaded, or a copy, has another one."""
+    """A GPU is asked only once for the number of steps; a loaded checkpoint or a copy has a different one."""
     torch.manual_seed(0)
     parameter, idle = nn.Parameter(torch.randn(4)), nn.Parameter(torch.randn(4))
 
@@ -161,7 +161,7 @@ def test_bert_adam_counts_by_itself_and_notices_another_state() -> None:
     before = parameter.detach().clone()
     expected = stepped(optimizer, parameter, 2)
     parameter.grad = None
-    optimizer.step()  # nothing to do, and nothing is counted
+    optimizer.step()  # nothing to do, and no step is counted
     assert optimizer._num_taken(0) == int(optimizer.state[parameter]["step"]) == 5
     with torch.no_grad():
         parameter.copy_(before)

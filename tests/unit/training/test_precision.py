@@ -1,4 +1,4 @@
-"""Half precision: close to fp32, with a loss scale that finds its size, and the same again after a resume."""
+"""Half precision: close to fp32, with a loss scale that adapts, and the same again after a resume."""
 
 import math
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from maskloom.training.precision import HalfPrecision, fastest_precision, in_pre
 from maskloom.training.settings import TrainingSection
 
 CPU = torch.device("cpu")
-# What rounding to 8 and to 11 bits does to the losses of twenty steps, with room to spare.
+# Bounds on the effect of rounding to 8 and 11 bits on the losses of twenty steps, with a margin.
 BOUNDS = {"bf16": 5e-3, "fp16": 5e-4}
 
 

@@ -1,4 +1,4 @@
-"""What a training session does when numbers, memory or people get in its way."""
+"""What a training session does about bad numbers, exhausted memory and interruptions."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ NO_MEMORY = (
 
 
 class Planted(MaskedLanguageModeling):
-    """An objective whose losses are not a number for batches that hold a sequence of six tokens."""
+    """An objective whose losses are NaN for batches that contain a sequence of six tokens."""
 
     def loss_sums(self, model, batch):
         sums = super().loss_sums(model, batch)
@@ -38,7 +38,7 @@ class Planted(MaskedLanguageModeling):
 
 
 class Hungry(MaskedLanguageModeling):
-    """An objective that fails for want of memory, after some work, on more than so many sequences at once."""
+    """An objective that runs out of memory, after some work, on more than `most` sequences in one call."""
 
     def __init__(self, most: int, error: Exception) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def _batch(number: int, *, is_bad: bool = False) -> PretrainingBatch:
 
 
 def _stream(bad: set[int] = frozenset(), left_out: set[int] = frozenset()):  # pyright: ignore[reportArgumentType]
-    """Batches 0, 1, 2 ... of which some are bad, and some are skipped without a word."""
+    """Return a function that draws batches 0, 1, 2, ..., some of them bad, and silently skips some."""
 
     def next_batch(position: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
         number = position.get("number", 0)
@@ -291,7 +291,7 @@ def test_one_sequence_without_room_for_a_kernel_is_done_by_another_library(tmp_p
                 raise RuntimeError("could not create a primitive")
             return super().loss_sums(*arguments)
 
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # and set back at the end
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)  # and restored at the end
     session = _trained(tmp_path, objective=Crowded(), dropout=0.0)
     assert not torch.backends.mkldnn.enabled
     assert session.state.micro_batch_size == 1

@@ -1,4 +1,4 @@
-"""A tiny model, its batches and its session, for tests of what a run keeps."""
+"""A tiny model, its batches and its session, for tests of what a run saves."""
 
 from __future__ import annotations
 

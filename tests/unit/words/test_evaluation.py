@@ -1,4 +1,4 @@
-"""Scores against hand-made vectors, and the forms of files of pairs and questions."""
+"""Scores of hand-made vectors, and the formats of pair and question files."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The inner loop: its updates against autograd, the compiled loop against the plain one, its draws."""
+"""The inner loop: its updates compared with autograd, the compiled loop with the plain one, and its draws."""
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def by_autograd(
         ("skipgram", False, False, "true"),
         ("cbow", False, True, "true"),
         ("cbow", True, False, "true"),
-        ("cbow", False, False, "times"),  # word2vec's rule: each word of the window gets the whole
+        ("cbow", False, False, "times"),  # word2vec's rule: each word of the window gets the whole gradient
         ("cbow", True, True, "over"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Words and their numbers, what is left out, and phrases."""
+"""Words and their ids, what is left out, and phrases."""
 
 import gc
 import tracemalloc
@@ -90,7 +90,7 @@ def test_a_line_of_megabytes_takes_little_memory(tmp_path: Path) -> None:
 
 def test_a_line_without_blanks_is_cut_between_characters(tmp_path: Path) -> None:
     words, numbers = numbered("字" * 100_000 + "\nend", tmp_path / "t", tokenize="spaces")
-    assert [len(word) for word in words] == [43_691, 100_000 - 2 * 43_691, 3]  # characters of three bytes
+    assert [len(word) for word in words] == [43_691, 100_000 - 2 * 43_691, 3]  # each character has three bytes
     assert numbers == [0, 0, 1, -1, 2, -1]
 
 
@@ -100,7 +100,7 @@ def test_the_vocabulary_is_by_count_then_by_characters(tmp_path: Path) -> None:
     vocabulary = keep_frequent(path, words, 2)
     assert vocabulary.words == ["a", "b", "z"]
     assert vocabulary.counts.tolist() == [3, 3, 3]
-    assert read(vocabulary.words, path) == ["z z b b a a", "b a z |"]  # nothing is left of the second line
+    assert read(vocabulary.words, path) == ["z z b b a a", "b a z |"]  # nothing remains of the second line
 
 
 def test_a_vocabulary_that_min_count_empties_is_refused(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_of_overlapping_pairs_every_second_one_is_joined(tmp_path: Path) -> None
 
 
 def test_what_a_sentence_trains_on():
-    """The published lists, and what a slide of them leaves out: the second "the" is within 3 of cat too."""
+    """The published lists, and what one of the slides leaves out: the second "the" is also within 3 of cat."""
 
     def of(sentence, target=None, **settings):
         pairs = list(training_pairs(sentence, WordsRecipe(**settings)))

@@ -1,4 +1,4 @@
-"""Tables, threads and what training arrives at."""
+"""Tables, threads and what training converges to."""
 
 import heapq
 from itertools import pairwise
@@ -101,7 +101,7 @@ def test_copies_meet_in_their_sum_where_they_differ_and_their_mean_where_they_ag
 @pytest.mark.parametrize("loss", ["negative", "hierarchical", "softmax"])
 def test_words_of_the_same_contexts_come_together(model: str, loss: str) -> None:
     draw = np.random.default_rng(4)
-    # in each of 4 topics two words (0, 1; 2, 3; ...) stand among the same ten words of context
+    # in each of 4 topics, two words (0, 1; 2, 3; ...) share the same ten context words
     topics = draw.integers(0, 4, 6000)
     sentences = [
         [2 * topic + draw.integers(2), *(8 + 10 * topic + draw.integers(0, 10, 5)).tolist(), -1] for topic in topics
@@ -118,9 +118,9 @@ def test_words_of_the_same_contexts_come_together(model: str, loss: str) -> None
 
 
 def test_products_are_pmi_less_the_logarithm_of_the_noise_words() -> None:
-    """Levy and Goldberg 2014: of skip-gram with k noise words by unigram frequency, w c tends to PMI - ln k."""
+    """Levy and Goldberg 2014: in skip-gram with k noise words by unigram frequency, w c tends to PMI - ln k."""
     size, draw = 50, np.random.default_rng(5)
-    both = 1 + draw.poisson(20 * draw.gamma(1.0, size=(size, size)))  # how often each pair of words stands together
+    both = 1 + draw.poisson(20 * draw.gamma(1.0, size=(size, size)))  # how often each pair of words occurs together
     pairs = draw.permutation(np.repeat(np.arange(size * size), both.ravel()))
     tokens = np.stack([pairs // size, pairs % size, np.full(len(pairs), -1)], 1).ravel().astype(np.int32)
     counts = np.bincount(tokens[tokens >= 0], minlength=size)

@@ -7,14 +7,14 @@ ROWS = model_names(12, ("mlm", "nsp"))
 
 
 def test_table_is_one_to_one_in_every_dialect():
-    # heads of one published name never stand in one file
+    # heads with the same published name never occur in one file
     rows = model_names(3, [head for head in HEAD_NAMES if head not in SAME_NAME[1:]])
     for key in (lambda row: row.huggingface, lambda row: row.tensorflow, lambda row: (row.ours, row.part)):
         assert len({key(row) for row in rows}) == len(rows)
 
 
 def test_base_has_the_published_number_of_tensors():
-    # 199 of the encoder with its pooler and 7 of the heads.
+    # 199 for the encoder with its pooler and 7 for the heads.
     assert len(ROWS) == 206
     assert len(model_names(12, ())) == 199
 

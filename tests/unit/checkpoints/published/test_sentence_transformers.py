@@ -1,4 +1,4 @@
-"""Vectors of sentence-transformers folders, against transformers' hidden states pooled by hand."""
+"""Vectors of sentence-transformers folders, compared with transformers' hidden states pooled by hand."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Building corpora: the same bytes in every way, and a clear refusal of what cannot be built."""
+"""Building corpora: the same bytes whichever way, and a clear error for what cannot be built."""
 
 import functools
 import gzip
@@ -64,7 +64,7 @@ def text(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def encoded_shards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of texts of the shards that were encoded in this process."""
+    """The number of texts in each shard that was encoded in this process."""
     calls: list[int] = []
     encode = SentenceEncoder.parts
 
@@ -124,7 +124,7 @@ def test_a_paragraph_separated_book_can_be_one_document(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"made otherwise \(documents differ\)"):
         build_corpus(book, **options)
     paragraphs = build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs")
-    # what corpora said before there was a choice, they go on to say
+    # the manifest of a default build is the same as before the setting existed
     assert "documents" not in paragraphs["settings"]
     with pytest.raises(ConfigError, match=r"made otherwise \(documents differ\)"):
         build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs", settings=CorpusSettings(documents="file"))
@@ -378,7 +378,7 @@ def test_a_folder_of_anything_else_is_refused_and_left_alone(text: Path, tmp_pat
 @pytest.mark.parametrize("rank", [None, "1"])
 def test_two_builds_of_one_folder_do_not_meet(text: Path, tmp_path: Path, monkeypatch, rank: str | None) -> None:
     out = tmp_path / "out"
-    if rank is not None:  # a script that torchrun or srun starts: a build has no ranks that share its folder
+    if rank is not None:  # a script started by torchrun or srun: ranks do not share the folder of a build
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", rank)
     with folder_lock(out), pytest.raises(FolderInUseError, match=f"out is in use by PID {os.getpid()} on"):

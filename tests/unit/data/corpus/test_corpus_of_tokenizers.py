@@ -1,4 +1,4 @@
-"""Corpora and the tokenizers that make them: WordPiece's keep their bytes, byte pairs' say their kind."""
+"""Corpora by tokenizer: WordPiece corpora keep their bytes, byte-pair corpora record their kind."""
 
 import hashlib
 import json
@@ -148,7 +148,7 @@ def of_bytes() -> Tokenizer:
 @pytest.mark.parametrize("sentences", ["split", "lines"])
 @pytest.mark.parametrize("prefix_space", [False, True])
 def test_sentences_of_bytes_together_are_the_whole_text(of_bytes, sentences, prefix_space) -> None:
-    """One blank stands between any two words, and before every sentence but the first."""
+    """One space separates any two words and precedes every sentence but the first."""
     tokenizer = replace(of_bytes, prefix_space=prefix_space)
     encoder, draw = SentenceEncoder(tokenizer, sentences=sentences), random.Random(0)
     texts = ["".join(draw.choices(ODD, k=draw.randint(1, 60))) for _ in range(300)]

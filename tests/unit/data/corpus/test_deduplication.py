@@ -1,4 +1,4 @@
-"""The set of digests against Python's own."""
+"""The digest set compared with Python's `set`."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Reading documents: every kind of file, and every wrong input."""
+"""Reading documents: every kind of file, and every invalid input."""
 
 import gzip
 import hashlib
@@ -69,7 +69,7 @@ def test_rows_are_documents_with_their_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("compress", [gzip.compress, zstandard.ZstdCompressor().compress], ids=["gz", "zst"])
 def test_compressed_files_read_like_plain_ones(tmp_path: Path, compress, request) -> None:
     suffix = request.node.callspec.id
-    # two members or frames, as made by appending
+    # two members or frames, as created by appending
     text = compress(b"one\n\ntw") + compress(b"o\n\n" + b"three " * 60_000)
     assert texts(write(tmp_path / f"a.txt.{suffix}", text)) == ["one", "two", "three " * 60_000]
     assert texts(write(tmp_path / f"a.jsonl.{suffix}", compress(rows("x", "y").encode()))) == ["x", "y"]
@@ -128,7 +128,7 @@ def test_a_link_to_a_text_of_the_same_folder_is_said_and_not_read_again(tmp_path
     write(tmp_path / "in" / "a.txt", "a")
     write(tmp_path / "in" / "other.data", "b")
     (tmp_path / "in" / "link.txt").symlink_to(tmp_path / "in" / "a.txt")
-    (tmp_path / "in" / "named.txt").symlink_to(tmp_path / "in" / "other.data")  # only the link says that it is text
+    (tmp_path / "in" / "named.txt").symlink_to(tmp_path / "in" / "other.data")  # only the link's name marks it as text
     (tmp_path / "given").symlink_to(tmp_path / "in")
     for folder in (tmp_path / "in", tmp_path / "given"):
         report = ReadingReport()

@@ -1,4 +1,4 @@
-"""What a corpus will take, foreseen from samples, against what it then takes."""
+"""The size of a corpus estimated from samples, compared with its actual size."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ def text(num_sentences: int, seed: int) -> str:
 def test_sizes_are_foreseen(tmp_path: Path, kind: str) -> None:
     (tmp_path / "texts").mkdir()
     for number in range(12):
-        # rows are half other fields
+        # half of each row is other fields
         content = text(200 + 400 * (number % 2), number)
         if "jsonl" in kind:
             content = "".join(

@@ -36,7 +36,7 @@ def documents(num_documents: int, num_sentences: int = 4, seed: int = 0) -> list
 
 @pytest.fixture
 def linted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lint:
-    """A function from files to the findings by code; the limits of sizes are made small."""
+    """A function from files to their findings by code; the size limits are lowered."""
     monkeypatch.setattr(corpus_lint, "_FEW_TOKENS", 1_000)
     monkeypatch.setattr(corpus_lint, "_TOO_FEW_TOKENS", 200)
     monkeypatch.setattr(corpus_lint, "_LONG_DOCUMENT", 500)
@@ -150,7 +150,7 @@ def test_the_share_of_repeated_lines_can_be_estimated_from_a_part(
 
 @pytest.mark.parametrize(("num_unknown", "level"), [(1, "warning"), (8, "error")])
 def test_unknown_tokens(linted: Lint, num_unknown: int, level: str) -> None:
-    # 40 tokens a document without them
+    # 40 tokens per document without them
     found = linted([f"{document}{' 中' * num_unknown}" for document in documents(80)])
     assert {code: finding.level for code, finding in found.items()} == {"unknown_tokens": level}
     share = num_unknown / (40 + num_unknown)
@@ -170,7 +170,7 @@ def test_another_script_falls_into_letters(linted: Lint) -> None:
 def test_another_script_falls_into_unknown_tokens(linted: Lint) -> None:
     latin = WordPieceTokenizer(Vocabulary([*SPECIALS, *WORDS, ".", *LATIN]))
     found = linted([in_cyrillic(document) for document in documents(80)], tokenizer=latin)
-    # every word of a document is one unknown token, so that its sentences are all alike
+    # every word of a document is one unknown token, so all its sentences look the same
     assert {"other_script", "unknown_tokens"} <= set(found)
     assert found["other_script"].level == found["unknown_tokens"].level == "error"
 
@@ -197,7 +197,7 @@ def test_little_text(linted: Lint, num_documents: int, level: str, monkeypatch: 
 
 @pytest.mark.parametrize("sentences", ["lines", "split"])
 def test_long_sentences(linted: Lint, sentences: str) -> None:
-    """The advice is what is left to do: nobody is told to build as the corpus was built."""
+    """The advice names only what is left to do: it never suggests the settings that the corpus was built with."""
     rng = random.Random(1)
     found = linted([*documents(60), "\n".join([sentence(rng, 600), sentence(rng)])], sentences=sentences)
     assert set(found) == {"long_sentences"}

@@ -1,4 +1,4 @@
-"""Opening corpora: what they hold, and every kind of damage named before anything is read."""
+"""Opening corpora: their contents, and every kind of damage reported before anything is read."""
 
 import json
 import os
@@ -35,7 +35,7 @@ FILES = (
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of three documents, a shard each."""
+    """A corpus of three documents, one shard each."""
     folder = tmp_path_factory.mktemp("corpora")
     letters = "\n\n".join("\n".join(" ".join("abcdefg"[i - 5] for i in s) for s in document) for document in DOCUMENTS)
     (folder / "a.txt").write_text(letters)

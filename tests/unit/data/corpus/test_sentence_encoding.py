@@ -1,4 +1,4 @@
-"""The cached encoder against the tokenizer, sentence by sentence."""
+"""The cached encoder compared with the tokenizer, sentence by sentence."""
 
 import tracemalloc
 
@@ -20,7 +20,7 @@ LETTERS = "abcdefghijklmnoprstuvwyz"
 VOCABULARY = Vocabulary(
     [*SPECIALS, *LETTERS, *(f"##{letter}" for letter in LETTERS), "the", "##ing", "é", ".", ",", "!", "[", "]", "中"]
 )
-# any character, and often those that the rules treat in ways of their own
+# any character, with a preference for those with special rules
 CHARACTERS = st.one_of(
     st.characters(codec="utf-8"), st.sampled_from("aA1. [],\t\r\x0b\x85\u00a0\u2028\u0301éΣσİ中\0\ufffd\u200b")
 )
@@ -54,7 +54,7 @@ def expected(tokenizer: Tokenizer, texts: list[str], sentences: str) -> list[lis
 def test_the_ids_are_those_of_the_tokenizer(sentences, lowercase: bool, compatibility) -> None:
     tokenizer = WordPieceTokenizer(VOCABULARY, lowercase=lowercase, compatibility=compatibility)
     encoder = SentenceEncoder(tokenizer, sentences=sentences)
-    for _ in range(2):  # from an empty and from a filled cache
+    for _ in range(2):  # with an empty cache, then with a filled one
         encoded = encoder.encode(TEXTS)
         assert decoded(encoded) == expected(tokenizer, TEXTS, sentences)
         assert encoded.num_empty_documents == 1
@@ -129,7 +129,7 @@ def test_memory_does_not_hang_on_the_shape_of_a_text(sentences, unit: str, monke
     finally:
         tracemalloc.stop()
     assert num_tokens
-    # the whole document at once takes some sixty times its bytes
+    # encoding the whole document in one call takes about sixty times its bytes
     assert peak < 1 << 20
 
 

@@ -1,4 +1,4 @@
-"""Shards on disk, and many of them read as one array."""
+"""Shards on disk, read together as one array."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from maskloom.data.corpus.shards import TokenShards, finished_shard, read_length
 
 
 def encoded(documents: list[list[int]]) -> EncodedDocuments:
-    """Documents by the tokens of each sentence; ids count from 0."""
+    """Return documents given by the token counts of their sentences; token ids count up from 0."""
     lengths = np.array([length for document in documents for length in document], dtype="<i4")
     return EncodedDocuments(
         tokens=np.arange(lengths.sum(), dtype="<u2").tobytes(),

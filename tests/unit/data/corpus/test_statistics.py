@@ -1,4 +1,4 @@
-"""A corpus in figures, counted by hand."""
+"""Corpus statistics compared with counts by hand."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 TOKENIZER = WordPieceTokenizer(Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c"]))
-# documents of 2, 1 and 1 sentences with 3 + 1, 2 and 4 tokens: five a, three b, two unknown
+# documents of 2, 1 and 1 sentences with 3 + 1, 2 and 4 tokens and a duplicate: five a, three b, two unknown
 TEXT = "a a b\nb\n\na ?\n\na ! b a\n\na ?\n"
 
 
@@ -55,7 +55,7 @@ def test_figures_are_those_counted_by_hand(corpus: Corpus, block: int, monkeypat
     assert documents["mean"] == pytest.approx(10 / 3)
     sentences = found["sentences_per_document"]  # 1, 1, 2
     assert (sentences["min"], sentences["p50"], sentences["max"]) == (1, 1, 2)
-    # every document gives at least one instance
+    # every document yields at least one instance
     assert found["estimated_instances_per_epoch"] == {"128": 3, "512": 3}
     files = [path for path in corpus.folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
     assert found["num_bytes"] == sum(path.stat().st_size for path in files)

@@ -1,4 +1,4 @@
-"""Documents out of the bytes of a text file: every line end, any block size, and no more memory than the text."""
+"""Documents from the bytes of a text file: every line ending, any block size, and memory in proportion to the text."""
 
 import io
 import random
@@ -81,7 +81,7 @@ def test_cutting_keeps_memory_bounded_and_bad_bytes(monkeypatch: pytest.MonkeyPa
 
 
 def expected(content: bytes) -> list[tuple[str, int, int]]:
-    """The documents of text with LF or CR LF, line by line."""
+    """Return the documents of a text with LF or CR LF, found line by line."""
     found: list[tuple[str, int, int]] = []
     lines: list[bytes] = []
     first, offset, position = 1, 0, 0
@@ -130,5 +130,5 @@ def test_memory_is_that_of_the_text_and_not_of_its_lines(unit: bytes, monkeypatc
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    # a list of lines would take about thirty times the text
+    # a list of lines would take about thirty times the size of the text
     assert peak < 8 * len(content)

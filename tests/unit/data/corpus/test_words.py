@@ -1,4 +1,4 @@
-"""Words in bytes against a plain reading of the rule, and the table of words against a dict."""
+"""Word spans in bytes compared with a plain implementation of the rule, and the word table with a dict."""
 
 import random
 import re
@@ -42,7 +42,7 @@ def test_names_differ_exactly_where_words_do() -> None:
     words = [
         rng.integers(97, 99, size).astype(np.uint8).tobytes() for size in range(1, LONGEST_NAMED + 1) for _ in range(30)
     ]
-    # neighbours in everything but one byte, at each place of the longest word
+    # words that differ in a single byte, at each position of the longest word
     words += [bytes(97 + (place == other) for place in range(LONGEST_NAMED)) for other in range(LONGEST_NAMED + 1)]
     content = b"x".join(words)
     ends = np.cumsum([len(word) + 1 for word in words]) - 1
@@ -55,7 +55,7 @@ def test_names_differ_exactly_where_words_do() -> None:
 
 def test_the_table_answers_like_a_dict_while_it_grows() -> None:
     rng = np.random.default_rng(4)
-    # many share a half of the name, so that both halves must count
+    # many names share one half, so that both halves must count
     names = np.unique(rng.integers(0, 300, (2, 20_000), dtype=np.uint64), axis=1)
     names = names[:, rng.permutation(names.shape[1])]
     lists = [[random.Random(index).randrange(99)] * (index % 4) for index in range(names.shape[1])]

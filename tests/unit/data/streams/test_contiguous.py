@@ -21,7 +21,7 @@ def loader(random_corpus):
 
 
 def text_of_epoch(corpus, epoch, *, seed=1):
-    """The text that the stream of running text reads, in its order."""
+    """Return the text that the running-text stream reads, in order."""
     data = PretrainingData(max_length=16, next_sentence=False)
     stream = RunningText(corpus, None, data, seed=seed)
     (rows,) = stream.epoch(epoch)

@@ -98,7 +98,7 @@ def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> 
 
 
 def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
-    """With sentences of one token the lengths of a document's instances give its target away."""
+    """With one-token sentences, the lengths of a document's instances reveal its target."""
     corpus = memory_corpus([[[7]] * 300 for _ in range(400)])
     instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=35, short_seq_prob=0.5), seed=4))
     actual = instances.is_random == 0
@@ -283,7 +283,7 @@ def test_sentence_order_swaps_half_of_the_pairs_of_consecutive_texts(random_corp
     assert (np.searchsorted(offsets, first, side="right") == np.searchsorted(offsets, last - 1, side="right")).all()
     order = np.argsort(first)
     assert (last[order][:-1] <= first[order][1:]).all()
-    # what is left over is the last sentence of a document
+    # only last sentences of documents are left over
     unused = np.setdiff1d(
         np.arange(offsets[-1]), np.concatenate([np.arange(*ends) for ends in zip(first, last, strict=True)])
     )

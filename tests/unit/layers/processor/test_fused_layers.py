@@ -1,4 +1,4 @@
-"""What kernels of a GPU compute is what the layers compute on a processor, dropout included."""
+"""GPU kernels compute what the layers compute on a processor, dropout included."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_nothing_is_fused_on_a_processor():
 
 
 def test_draws_for_a_device_are_those_of_the_processor():
-    """The words that a kernel hashes with keys give the factors of `dropout_factors`."""
+    """Hashing the words with the keys as a kernel does gives the factors of `dropout_factors`."""
     lengths, rate, width = np.array([5, 1, 7]), 0.3, 11
     with drawing(RowDraws(77, 3, lengths)):
         expected = dropout_factors(torch.ones(13, width), rate, *next_keys(13))
@@ -98,7 +98,7 @@ def test_without_a_step_a_device_draws_from_the_generator():
 
 
 def autograd_of(function, gradient, *inputs):
-    """Return the gradients to inputs by autograd, which is off within a backward pass."""
+    """Return the gradients of the inputs by autograd, enabled here because it is off within a backward pass."""
     with torch.enable_grad():
         inputs = [each.detach().requires_grad_() for each in inputs]
         return torch.autograd.grad(function(*inputs), inputs, gradient)
@@ -117,7 +117,7 @@ def attended(qkv, settings):
 
 @pytest.fixture
 def _plain_kernels(monkeypatch):
-    """Let a processor train by the sublayers of GPUs, with plain operations for their kernels."""
+    """Let a processor train with the GPU sublayers, with plain operations in place of their kernels."""
 
     def normed_sum(hidden, added, scale, shift, epsilon, draws):
         return F.layer_norm(hidden + added, hidden.shape[1:], scale, shift, epsilon), scale, shift
@@ -152,7 +152,7 @@ def _plain_kernels(monkeypatch):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_gradients_of_sublayers_are_those_of_the_layer(monkeypatch, request, causal):
-    """What is written out for GPUs, product by product, with plain operations in place of the kernels."""
+    """The backward pass written out for GPUs, product by product, with plain operations in place of the kernels."""
     model, again = model_of(0.0, causal=causal), model_of(0.0, causal=causal)
     again.load_state_dict(model.state_dict())
     loss, exact = loss_and_gradients(model, LENGTHS["short"], "fp32", torch.device("cpu"))
@@ -175,7 +175,7 @@ def test_the_gradients_of_sublayers_are_those_of_the_layer(monkeypatch, request,
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_gpu_trains_as_a_processor_does(lengths, causal, precision):
-    """Loss and all gradients of a model; dropout too, up to the length from which torch's attention draws."""
+    """Loss and all gradients; with dropout only up to the length from which torch's attention makes the draws."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     for dropout in (0.0, 0.1) if lengths == "short" else (0.0,):

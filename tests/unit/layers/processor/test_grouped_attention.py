@@ -24,7 +24,7 @@ def through_groups(qkv, layout, num_heads, dropout):
 
 
 def one_by_one(qkv, lengths, num_heads, factors):
-    """Attention sequence by sequence, with the same factor for a (head, query, key) of every sequence."""
+    """Attend sequence by sequence, with the same dropout factor for a (head, query, key) in every sequence."""
     contexts = []
     for part in qkv.split([length for length in lengths if length > 0]):
         q, k, v = part.view(len(part), 3, num_heads, -1).permute(1, 2, 0, 3)

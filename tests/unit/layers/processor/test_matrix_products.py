@@ -89,7 +89,7 @@ def test_few_row_counts_reach_onednn(monkeypatch):
             transposed_product(x[:num_rows], torch.ones(num_rows, 2048))
     assert 2 * 7 <= len(seen) <= 2 * 9
     seen.clear()
-    transposed_product(x, torch.ones(511, 2047))  # MKL makes smaller gradients faster
+    transposed_product(x, torch.ones(511, 2047))  # MKL is faster for smaller gradients
     assert not seen
     assert [filled_number(n) for n in (0, 5, 511, 513, 1024, 1025, 2000)] == [0, 5, 511, 576, 1024, 1152, 2048]
     with products_by("mkl"):
@@ -136,7 +136,7 @@ def test_a_packed_weight_gives_the_values_of_linear(packed, rows, name):
 
 def test_a_packed_weight_is_left_aside_once_the_weight_changes_or_learns(packed):
     x = torch.randn(5, 96)
-    assert not packed.is_packed_for(x)  # with gradients
+    assert not packed.is_packed_for(x)  # gradients are on
     with torch.no_grad():
         assert packed.is_packed_for(x)
         for changed in (lambda: packed.weight.mul_(2.0), lambda: setattr(packed, "weight", torch.nn.Parameter(x))):

@@ -1,4 +1,4 @@
-"""The fused kernels give what attention over groups gives."""
+"""The fused kernels agree with attention over groups."""
 
 from types import SimpleNamespace
 
@@ -22,7 +22,7 @@ def test_only_half_precision_on_cuda_takes_them() -> None:
     [
         (8, 64, torch.bfloat16, True),
         (9, 256, torch.float16, True),
-        (7, 64, torch.float16, False),  # groups: the kernels begin with Ampere
+        (7, 64, torch.float16, False),  # groups: the kernels need Ampere or later
         (8, 12, torch.bfloat16, False),
         (8, 264, torch.bfloat16, False),
         (8, 64, torch.float32, False),

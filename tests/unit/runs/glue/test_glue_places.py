@@ -1,4 +1,4 @@
-"""Where the files of GLUE are looked for, and how its test files are counted."""
+"""Where GLUE's files are looked for, and how its test files are counted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Zips with one fault each; the sound one has the lengths of the real test files."""
+"""Zip files with one fault each; the valid one has the lengths of the real test files."""
 
 import zipfile
 
@@ -33,7 +33,7 @@ def write(path, contents, **changes):
 
 
 def faults(tmp_path, contents, **changes):
-    """Return the problems of a zip of the small files only, one of them changed."""
+    """Return the problems of a zip file with only the small files, one of them changed."""
     small = {name: text for name, text in contents.items() if name in ("WNLI.tsv", "STS-B.tsv", "RTE.tsv")}
     return check_submission(write(tmp_path / "s.zip", small, **changes), allow_partial=True)
 

@@ -85,7 +85,7 @@ def test_race_has_an_example_for_each_question(tmp_path):
 
 
 def race_folder(folder, **articles):
-    """Write articles of RACE by name, such as high_1, and return their folder."""
+    """Write RACE articles by name, such as high_1, and return their folder."""
     for name, content in articles.items():
         level, number = name.split("_")
         (folder / level).mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def test_files_without_answers_are_read_for_prediction(tmp_path, row):
 @pytest.mark.parametrize("row", [ARC, ARC_AS_LISTS, COMMONSENSEQA, COPA, RACE])
 @pytest.mark.parametrize("given", ["?", "-1", ["?"], ""])
 def test_placeholders_in_place_of_answers_do_not_stop_prediction(tmp_path, row, given):
-    """ARC's were looked up among the labels of the choices, which ended `predict` on a test set."""
+    """Regression: ARC's were looked up among the labels of the choices, so `predict` failed on a test set."""
     fields = json.loads(row)
     (key,) = {"answerKey", "label", "answers"} & set(fields)
     examples = read(tmp_path, json.dumps({**fields, key: given}), needs_label=False).examples

@@ -1,4 +1,4 @@
-"""Every key of [seq2seq] acts: on the task that is made of a recipe, on what is found, and on what is cut."""
+"""Every key of [seq2seq] takes effect: on the task built from a recipe, on the generated texts, and on truncation."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_key_changes_its_own_part_of_a_task(key, value, name):
 
 @pytest.fixture(scope="module")
 def found():
-    """What a model of large random weights finds for a few sources, as lists of tokens without an end."""
+    """A function that decodes a few sources with large random weights, into lists of tokens without an end."""
     model = build_model(
         TransformerConfig(
             vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=20
@@ -58,7 +58,7 @@ def found():
     ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "word" not in name:  # so that texts end, some early
+            if parameter.ndim == 2 and "word" not in name:  # so that texts end, some of them early
                 parameter.mul_(4.0)
     draw, lengths = np.random.default_rng(0), np.full(40, 5)
     ids, marks = draw.integers(4, 20, lengths.sum()), np.tile([1, END], (len(lengths), 1))
@@ -101,11 +101,11 @@ def test_targets_beyond_their_limit_are_cut_counted_and_noted(limit, lengths, cu
     tokenizer = WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *words]), max_length=32, lowercase=False)
     data = KIND.read(path, ReadingOptions())
     encoded = task_of(max_target_length=limit).encode(data, tokenizer, 16)
-    assert encoded.targets.lengths.tolist() == lengths  # with their marks
+    assert encoded.targets.lengths.tolist() == lengths  # including their marks
     last = encoded.targets.token_ids[encoded.targets.offsets[1:] - 1]
-    assert set(last.tolist()) == {tokenizer.vocabulary.sep_id}  # a cut target ends all the same
+    assert set(last.tolist()) == {tokenizer.vocabulary.sep_id}  # a truncated target still has its end
     account, (examples, tokens) = encoded.account(), cut
     assert (account["num_truncated_targets"], account["num_truncated_target_tokens"]) == (examples, tokens)
     note = f"train.tsv: {examples} of 3 examples exceed {limit} tokens and lose {tokens} tokens (of targets)"
     assert encoded.notes(Path("train.tsv")) == ([note] if examples else [])
-    assert encoded.texts == [(example.label,) for example in data.examples]  # what is scored is whole
+    assert encoded.texts == [(example.label,) for example in data.examples]  # references for scoring are not truncated

@@ -1,4 +1,4 @@
-"""Sources with targets from tables, objects and pairs of files."""
+"""Sources and targets from tables, JSON objects and pairs of files."""
 
 import gzip
 import re

@@ -25,7 +25,7 @@ def encode(tokenizer, context, **options):
 
 
 def logits(encoded, window, **places):
-    """Logits of a window: all 0, but for (place in the window, start or end) named like s7=3.0."""
+    """Return a window's logits: 0 except at positions given like s7=3.0 for a start and e7=3.0 for an end."""
     values = np.zeros((int(encoded.lengths[window]), 2), dtype=np.float32)
     for name, value in places.items():
         values[int(name[1:]), "se".index(name[0])] = value
@@ -44,8 +44,8 @@ def found_by_pieces(pieces, words, *, lowercase=True):
         (["steve", "smith"], ["Steve", "Smith's"], "Steve Smith"),
         (["smith", "'", "s"], ["Smith's"], "Smith's"),
         (["cafe"], ["Café,"], "Café"),
-        (["cafe"], ["cafe\u0301,"], "cafe\u0301,"),  # the accent is a character of its own: lengths differ
-        (["a", "b"], ["a\u00a0b"], "a\u00a0b"),  # the no-break space parts tokens, not words
+        (["cafe"], ["cafe\u0301,"], "cafe\u0301,"),  # the accent is a separate character: lengths differ
+        (["a", "b"], ["a\u00a0b"], "a\u00a0b"),  # the no-break space separates tokens, not words
         (["a", "b"], ["x\u200ba", "b"], "x\u200ba b"),
         (["[UNK]"], ["☃,"], "☃,"),
         (["ﬁne"], ["(ﬁne)"], "ﬁne"),

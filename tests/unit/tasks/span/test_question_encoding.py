@@ -37,7 +37,7 @@ def labels_of(encoded):
 
 
 def label_tokens(encoded, window=0):
-    """The tokens between the labels of a window."""
+    """Return the tokens from the start label to the end label of a window."""
     batch = encoded.batch(np.array([window]))
     start, end = batch.labels[0]
     return [TOKENS[index] for index in batch.token_ids[start : end + 1]]
@@ -61,7 +61,7 @@ def test_labels_are_the_pieces_of_the_answer(tokenizer, context, answer, expecte
 
 
 def test_the_first_equal_span_of_the_answer_s_words_is_taken(tokenizer):
-    # both 1895 stand in one word, which is where the search takes place
+    # both 1895 are in one word, and the search is within that word
     context = "a 1895-1895 a"
     answers = (Answer("1895", 7),)
     encoded = encode_questions([Question("q", QUESTION, context, answers, 1)], tokenizer, max_length=40)
@@ -179,7 +179,7 @@ def test_memory_does_not_grow_with_the_windows_of_a_long_context(tokenizer):
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert len(encoded) > 18_000
-    # 120,000 words in 24 bytes each; the windows' ids alone would take over 25 MB in 32 bits
+    # 120,000 words at 24 bytes each; as 32-bit numbers, the windows' ids alone would take over 25 MB
     assert held < 5 * 2**20
 
 
@@ -187,7 +187,7 @@ def test_memory_does_not_grow_with_the_windows_of_a_long_context(tokenizer):
 def test_windows_of_the_whole_dev_set(data_folder, minilm_folder):
     data = read_questions(data_folder / "qa" / "squad" / "dev-v1.1.json")
     encoded = encode_questions(data.examples, Tokenizer.load(minilm_folder))
-    assert len(encoded) == 10_833  # 10,784 with 128 read as overlap
+    assert len(encoded) == 10_833  # 10,784 if 128 is taken as the overlap
     assert len(encoded.contexts) == 2_067
     assert encoded.unaligned == []
     assert encoded.lengths.max() == 384

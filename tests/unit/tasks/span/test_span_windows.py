@@ -9,7 +9,7 @@ SIZES = {"num_pieces": st.integers(0, 60), "capacity": st.integers(1, 20), "stri
 
 
 def published_windows(num_pieces, capacity, stride):
-    """The published loop: (start, length) until a window reaches the end."""
+    """Return (start, length) of each window by the published loop, until one reaches the end."""
     found, start = [], 0
     while start < num_pieces:
         length = min(num_pieces - start, capacity)
@@ -56,7 +56,7 @@ def test_a_stride_is_a_step_not_an_overlap():
 
 
 def test_questions_with_other_windows_are_told_apart():
-    # the same piece of one context in windows of 8, and of a short context in its only window
+    # the same piece of one context in two windows of 8, and one of a short context in its only window
     args = np.array([6, 6, 5]), np.array([0, 1, 0]), np.array([3, 3, 1]), np.array([14, 14, 6]), np.array([8, 8, 8])
     assert is_max_context(*args, 3).tolist() == [False, True, True]
 

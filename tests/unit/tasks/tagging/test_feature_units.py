@@ -19,7 +19,7 @@ OPTIONS = {"layers": "last", "lstm_size": 8, "lstm_layers": 1, "dropout": 0.0, "
 
 
 def sentences(*lengths, document=0):
-    """Sentences of running words; every third has a second piece."""
+    """Return sentences of consecutive words; every third word has a second piece."""
     found, place = [], 0
     for number, length in enumerate(lengths):
         words = tuple(f"w{place + n}" + ("x" if n % 3 == 0 else "") for n in range(length))

@@ -86,7 +86,7 @@ def test_no_word_is_ever_lost(sentences, max_length, context):
     scored, rows = 0, [np.empty(0)] * len(data)
     for batch in batches_by_length(data, max_tokens=100):
         scored += int((batch.labels != NOT_SCORED).sum())
-        # every label of a batch lies on a token of a chain
+        # every label of a batch is on a token of a chain
         assert (batch.chains[batch.labels != NOT_SCORED] >= 0).all()
         known = batch.chains[batch.chains >= 0]
         assert (np.diff(known) >= 0).all()
@@ -94,7 +94,7 @@ def test_no_word_is_ever_lost(sentences, max_length, context):
         for index, part in zip(batch.indices, np.split(one_hot, np.cumsum(batch.lengths)[:-1]), strict=True):
             rows[index] = part
     assert scored == num_words
-    # the labels that went out with the batches come back word by word
+    # the labels sent out with the batches come back word by word
     ids = data.word_rows(rows).argmax(axis=1)
     assert [[LABELS[i] for i in part] for part in data.by_sentence(ids)] == [list(s.tags) for s in sentences]
 

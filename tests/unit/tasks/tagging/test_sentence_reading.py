@@ -84,7 +84,7 @@ def test_runs_of_spaces_and_tabs_part_columns_of_a_file_in_spaces(write):
 )
 def test_variants_of_columns_read_the_same(write, content):
     if content == CONLL.replace("O\n\n", "O\n"):
-        # the blank line after -DOCSTART- may be missing; that of the first sentence then is as well
+        # the blank line after -DOCSTART- may be missing; put back the first sentence's, removed along with it
         content = content.replace("rejects VBZ B-VP O\n", "rejects VBZ B-VP O\n\n")
     found = read_sentences(write(content)).examples
     assert [(s.words, s.tags, s.document) for s in found] == [
@@ -147,7 +147,7 @@ def test_raw_text_is_cut_into_words_with_their_characters(write):
 
 
 def test_long_lines_in_columns_are_not_kept(write):
-    """Lines are remembered to be split once; 300 of 100 kB would be 60 MB."""
+    """Lines are cached to be split only once; 300 lines of 100 kB would take 60 MB."""
     path = write("".join(f"{number}{'x' * 100_000} O\n\n" for number in range(300)), "a.conll")
     tracemalloc.start()
     assert sum(1 for _ in iterate_sentences(path, settings=TaggingSettings(scheme="plain"))) == 300
@@ -157,7 +157,7 @@ def test_long_lines_in_columns_are_not_kept(write):
 
 
 def test_rows_without_the_tag_are_read_where_tags_are_not_needed(write):
-    """A file that is tagged in part was refused: "3 between spaces, expected 4"."""
+    """Regression: a partly tagged file was refused with "3 between spaces, expected 4"."""
     path = write("The DT O\nP. NNP B-PER\n\nSimmons NNP\nsleeps VBZ\n", "a.conll")
     first, second = read_sentences(path, needs_label=False).examples
     assert second.words == ("Simmons", "sleeps")

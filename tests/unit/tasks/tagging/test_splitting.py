@@ -1,4 +1,4 @@
-"""Raw text is cut into words as the words of training data were."""
+"""Raw text is split into words the way the training data was."""
 
 import json
 import time
@@ -124,7 +124,7 @@ def read(path, text, splitter):
 
 
 def test_columns_and_lines_give_the_same_words(tmp_path):
-    """Also where a line by itself does not show that it was cut before: the file does."""
+    """Even if a single line does not show that it was already split into words: the file does."""
     sentences = [*(line.split() for line in TREEBANK.splitlines()), ["Unseen", "assoc.", "profits"]]
     splitter = learned(TREEBANK)
     columns = "\n\n".join("\n".join(f"{word} O" for word in words) for words in sentences)

@@ -25,7 +25,7 @@ def sentence(text, **more):
 
 
 def outputs_of(encoded, *tags, sure=4.0):
-    """Rows in which the words of all sentences have those tags, and every other token another one."""
+    """Return rows that give the words of all sentences the given tags, and every other token another tag."""
     wanted, rows = iter(tags), []
     for first, end, first_word, end_word in encoded.windows.tolist():
         values = np.full((end - first + 2, len(LABELS)), 0.0, dtype=np.float32)

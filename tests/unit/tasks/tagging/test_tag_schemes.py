@@ -21,7 +21,7 @@ ALL_PAIRS = list(itertools.product(SCHEMES, repeat=2))
 
 @st.composite
 def entities(draw, apart=False):
-    """Entities of one sentence, with neighbours of the same type unless `apart`, and its number of words."""
+    """Draw the entities of one sentence, adjacent ones allowed unless `apart`, and its number of words."""
     found, place = [], draw(st.integers(0, 2))
     for length, gap, kind in draw(
         st.lists(st.tuples(st.integers(1, 4), st.integers(0, 2), st.sampled_from(["PER", "LOC", "a-b"])), max_size=6)
@@ -114,7 +114,7 @@ def test_the_first_breach_is_named_with_its_rule(scheme, tags, place, rule):
         (["B-PER E-PER"], "bioes"),
         (["B-PER L-PER"], "bilou"),
         (["U-PER O B-PER I-PER L-PER"], "bilou"),
-        # one mistake does not change what is meant
+        # a single mistake does not change the detected scheme
         (["B-PER I-PER", "B-LOC O B-LOC", "O I-PER"], "iob2"),
         (["I-PER I-PER O I-LOC", "O B-PER", "I-PER B-PER"], "iob1"),
         (["B-PER E-PER", "S-PER O S-PER", "B-PER O"], "bioes"),
@@ -153,5 +153,5 @@ def test_forbidden_pairs_are_all_that_a_scheme_does_not_allow(scheme):
 
 
 def test_forbidden_pairs_of_one_type():
-    # O, B-X, I-X: only I-X at the start and after O
+    # O, B-X, I-X: only I-X is forbidden, at the start and after O
     assert forbidden_pairs(("O", "B-X", "I-X"), "iob2") == ((-1, 2), (0, 2))

@@ -111,7 +111,7 @@ def test_plain_tags_have_scores_of_their_own():
     assert make_task("tagging", ("A", "B"), primary="f1_macro").metric().primary == "f1_macro"
     with pytest.raises(ValueError, match=r"plain tags: metric 'f1' is not one of"):
         make_task("tagging", ("NN", "VB"), primary="f1")
-    # tags that look like entities are plain where the recipe says so
+    # tags that look like entities are plain if the recipe says so
     assert make_task("tagging", LABELS, settings={"scheme": "plain"}).primary == "accuracy"
 
 

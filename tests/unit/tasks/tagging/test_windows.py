@@ -12,7 +12,7 @@ def starts(lengths):
 
 @st.composite
 def files(draw):
-    """Piece counts of words, by document and sentence, most of one piece and some of many."""
+    """Draw word piece counts by document and sentence: mostly one piece, sometimes many."""
     word = st.sampled_from([1, 1, 1, 2, 3, 9, 40])
     sentence = st.lists(word, min_size=1, max_size=draw(st.sampled_from([3, 12, 60])))
     return draw(st.lists(st.lists(sentence, min_size=1, max_size=8), min_size=1, max_size=3))
@@ -57,7 +57,7 @@ def test_no_window_reaches_over_the_end_of_its_sentence_or_document(documents, r
 def test_each_word_of_a_long_sentence_is_scored_where_its_context_is_largest(words, room):
     word_starts = starts(words)
     windows = plan_windows(word_starts, np.array([0, len(words)]), np.zeros(1, int), room, "sentence")
-    # a window in which no word begins is left out of the plan; it could have scored nothing
+    # the plan omits windows in which no word begins, since they have nothing to score
     for first, end, first_word, end_word in windows.tolist():
         for place in word_starts[first_word:end_word].tolist():
             inside = windows[(windows[:, 0] <= place) & (place < windows[:, 1])]
@@ -79,7 +79,7 @@ def test_a_short_document_is_one_window_and_sentences_alone_are_many():
 
 
 def test_a_long_document_is_filled_up_on_both_sides():
-    # six sentences of four pieces, room for 16: cores of two sentences in the middle of their windows
+    # six sentences of four pieces, room for 16: cores of two sentences, centred in their windows
     word_starts, sentence_starts, numbers = arrays([[[1] * 4] * 6])
     windows = plan_windows(word_starts, sentence_starts, numbers, 16, "document")
     assert windows.tolist() == [[0, 16, 0, 8], [4, 20, 8, 16], [8, 24, 16, 24]]

@@ -1,4 +1,4 @@
-"""Saves that a thread writes while training goes on."""
+"""Checkpoints that a thread writes while training goes on."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ from tools.checking import verify_checkpoint
 
 
 class _Gate:
-    """Holds every write of a checkpoint until it is opened, and counts how many stand there together."""
+    """Blocks every checkpoint write until opened, and counts how many wait simultaneously."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""A save is killed or broken at every write, sync, rename and removal: the old checkpoint or the new one stands."""
+"""A save is killed or fails at every write, sync, rename and removal: the old or the new checkpoint survives."""
 
 import functools
 import os
@@ -25,19 +25,19 @@ from tools.checking import verify_checkpoint
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spare thousands of syncs: what a kill leaves behind does not depend on them, and their places are passed."""
+    """Skip thousands of syncs: what a kill leaves behind does not depend on them, and fault points are still passed."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 def _fresh() -> TrainState:
-    """Return a state of few tensors, since each of them is a place of its own."""
+    """Return a state of few tensors, since each one adds a fault point."""
     model = torch.nn.Linear(3, 2)
     return TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()), step=0, position={})  # pyright: ignore[reportArgumentType]
 
 
 @functools.cache
 def _at(step: int) -> TrainState:
-    """Return the state that a run has at a step: the same one every time."""
+    """Return the state of a run at a step, the same every time."""
     torch.manual_seed(step)
     state = _fresh()
     for parameter in state.model.parameters():
@@ -57,12 +57,12 @@ def _later(folder: Path) -> None:
 
 
 def _again(folder: Path) -> None:
-    """A save in the place of a whole checkpoint of the same step."""
+    """A save that replaces a complete checkpoint of the same step."""
     _save(folder, 3)
 
 
 def _replaced(folder: Path) -> None:
-    """A save in the place of a damaged checkpoint of the same step, with one that a killed save left behind."""
+    """A save that replaces a damaged checkpoint of the same step, next to one that a killed save left behind."""
     _save(folder, 3, keep=1)
 
 
@@ -78,7 +78,7 @@ def _prepared(folder: Path, save) -> Path:
 
 
 def _points(folder: Path, log: Path, save) -> list[str]:
-    """Return the names of all places that one save passes, in order."""
+    """Return the names of all fault points that one save passes, in order."""
     fault_points.arm(log=str(log))
     try:
         save(folder)
@@ -96,9 +96,9 @@ def _error_of(save, folder: Path) -> OSError | None:
 
 
 def _killed(save, folder: Path, number: int) -> None:
-    """Do the save in a process of its own that is killed at one of its places."""
+    """Run the save in a child process that is killed at one of its fault points."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the child saves and ends, it waits for no thread
+        warnings.simplefilter("ignore", DeprecationWarning)  # the child saves and exits; it waits for no thread
         process = os.fork()
     if process == 0:
         fault_points.arm(f"kill@*#{number}")
@@ -110,7 +110,7 @@ def _killed(save, folder: Path, number: int) -> None:
 
 
 def _check(folder: Path, save) -> None:
-    """The newest whole checkpoint is the old one or the new one, with the state of its step, and saves go on."""
+    """Check that the newest complete checkpoint is the old or the new one, with its step's state, and saves go on."""
     old, new = (2, 3) if save is _replaced else (3, 3) if save is _again else (3, 4)
     state = _fresh()
     restored = restore_checkpoint(state, folder, run="this")
@@ -143,7 +143,7 @@ def test_a_save_whose_disk_fails_anywhere_leaves_the_old_checkpoint_or_the_new_o
     points = _points(Path(shutil.copytree(start, tmp_path / "count")), tmp_path / "log", save)
     failed = 0
     for number in range(1, len(points) + 1):
-        for stays in ("", "+"):  # once, or from there on: the cleaning up fails as well
+        for stays in ("", "+"):  # once, or from there on, so that the cleanup fails as well
             folder = Path(shutil.copytree(start, tmp_path / f"error-{number}{stays}"))
             fault_points.arm(f"{'eio' if number % 2 else 'enospc'}@*#{number}{stays}")
             error_of_save = _error_of(save, folder)

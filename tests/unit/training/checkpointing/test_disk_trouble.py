@@ -1,4 +1,4 @@
-"""What a full, broken, read-only or vanished disk does to a run: nothing that was saved is lost."""
+"""A full, broken, read-only or vanished disk during a run: nothing that was saved is lost."""
 
 import errno
 import os
@@ -24,7 +24,7 @@ from maskloom.training.checkpointing.background_saves import BackgroundSaves
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Let the second file of a step's checkpoint fill the disk."""
+    """Make the second file of a step's checkpoint, the optimizer's, fill the disk."""
     write = checkpoints.write_hashed
 
     def full(path: Path, *given, **named):
@@ -38,7 +38,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
 
 @pytest.fixture
 def prompt(monkeypatch):
-    """Let every write end before the next batch is drawn, and return that drawing of batches."""
+    """Return a batch function that waits for all writes to end before it draws the next batch."""
     futures: list[Future] = []
 
     class Recording(ThreadPoolExecutor):
@@ -102,7 +102,7 @@ def test_a_save_without_room_is_not_begun(tmp_path, monkeypatch) -> None:
             saves.save(tiny_state(), {})
         assert caught.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: (0, 0, 0))  # a file system that does not say
+    monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: (0, 0, 0))  # a file system that reports no size
     with BackgroundSaves(tmp_path, keep=2, on_whole=lambda *_: None) as saves:
         saves.save(tiny_state(), {})
 

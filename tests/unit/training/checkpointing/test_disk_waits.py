@@ -1,4 +1,4 @@
-"""Whether the process waits for a disk."""
+"""Detecting whether the process waits for a disk."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ def _thread(folder: Path, state: str, place: str) -> None:
 def test_the_place_in_the_kernel_decides(tmp_path: Path, state: str, place: str, expected: bool) -> None:
     _thread(tmp_path / "1", "S", "futex_do_wait")
     _thread(tmp_path / "2", state, place)
-    (tmp_path / "3").mkdir()  # a thread that has ended meanwhile
+    (tmp_path / "3").mkdir()  # a thread that has ended in the meantime
     assert waits_for_disk(tmp_path) is expected
 
 
@@ -48,7 +48,7 @@ def test_a_process_whose_threads_sleep_waits_for_no_disk() -> None:
     thread = threading.Thread(target=ended.wait)
     thread.start()
     try:
-        # pages of the interpreter may come from a disk now and then
+        # pages of the interpreter may occasionally be read from a disk
         assert any(not waits_for_disk() or time.sleep(0.05) for _ in range(100))
     finally:
         ended.set()

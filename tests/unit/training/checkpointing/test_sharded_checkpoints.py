@@ -1,4 +1,4 @@
-"""Checkpoints of shares: whole or refused, and never code."""
+"""Sharded checkpoints: loaded complete or refused, and never executed as code."""
 
 import pickle
 import threading
@@ -33,7 +33,7 @@ SETTINGS = TrainingSection()
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[DistributedRanks]:
-    """The only rank of a job, with all of every share."""
+    """The only rank of a job, which holds every tensor whole."""
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     watch = RankWatch(store, 0, 1, 60.0)
@@ -80,7 +80,7 @@ def _save(state: TrainState, ranks: DistributedRanks, folder: Path, extra: dict 
 
 @pytest.fixture
 def saved(ranks: DistributedRanks, tmp_path: Path) -> Path:
-    """The folder of a checkpoint of shares, of step 2."""
+    """The folder of a sharded checkpoint of step 2."""
     state = _shared(ranks, 0)
     for _ in range(2):
         _step(state)
@@ -147,7 +147,7 @@ def test_a_damaged_share_is_refused_by_name(saved: Path, name: str, harm: str) -
 
 
 class _Canary:
-    """What runs a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -236,7 +236,7 @@ def test_a_failed_write_leaves_the_older_checkpoint_and_is_forgiven_once(
 def test_a_copy_of_what_lies_on_gpus_is_whole(
     ranks: DistributedRanks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]
 ) -> None:
-    """The mesh says "cuda" from when the copies are made; groups and values are the processor's."""
+    """The mesh reports "cuda" from when the copies are made; process groups and values stay on the processor."""
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("machines", "processes")[-len(shape) :])
     monkeypatch.setattr(ranks, "_mesh", lambda: mesh)
     state, made = _shared(ranks, 1), []

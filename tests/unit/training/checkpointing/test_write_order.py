@@ -1,4 +1,4 @@
-"""What a kill cannot show and a power cut would: the order of writing, syncing and renaming."""
+"""The order of writing, syncing and renaming, which a kill cannot reveal but a power cut would."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from maskloom.training.ranks.ranks import Ranks
 
 
 class Witness:
-    """Sees every sync and rename, and notes each that comes before what it needs is on disk."""
+    """Watches every sync and rename, and records each one that precedes the sync of what it depends on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: list[str] = []
@@ -26,7 +26,7 @@ class Witness:
         monkeypatch.setattr(os, "replace", lambda source, target: self._rename("replace", Path(source), Path(target)))
 
     def end(self) -> list[str]:
-        """Return what was wrong: renames too early, and folders whose new names no sync has followed."""
+        """Return the violations: premature renames, and folders that were not synced after a rename."""
         return self.found + [f"{folder} was not synced after a rename" for folder in sorted(self._unsynced_folders)]
 
     def _fsync(self, descriptor: int) -> None:

@@ -1,4 +1,4 @@
-"""Sessions that end before their last step: by the clock, or because it is enough."""
+"""Sessions that end before their last step: because time is up, or because a stopping rule is met."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ STEPS = 10**12
 
 
 class Clock:
-    """Tells a time that goes on by one second at every look."""
+    """A clock that advances by one second with every reading."""
 
     def __init__(self) -> None:
         self.time = 0.0

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: at once, or when it suits."""
+"""Signals that ask a run to stop: immediately, or at the end of a deferred section."""
 
 import os
 import signal
@@ -115,7 +115,7 @@ def test_a_second_ctrl_c_ends_a_process_that_is_inside_a_call() -> None:
         process.stdout.readline()
         for _ in range(2):
             process.send_signal(signal.SIGINT)
-            # pending signals of one number count once, so the second waits until the first has arrived
+            # equal pending signals count once, so the second waits until the first has been delivered
             while int(_field(process.pid, "ShdPnd"), 16) & 1 << (signal.SIGINT - 1) and process.poll() is None:
                 pass
         assert process.wait(60) == 130

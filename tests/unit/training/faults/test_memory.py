@@ -21,12 +21,12 @@ def test_freed_pages_between_blocks_in_use_are_given_back() -> None:
     libc.malloc.restype = ctypes.c_void_p
     libc.free.argtypes = [ctypes.c_void_p]
     libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    size = 100_000  # below the size that gets pages of its own
+    size = 100_000  # below the size that malloc maps separately
     blocks = [libc.malloc(size) for _ in range(2000)]
     for block in blocks:
         libc.memset(block, 1, size)
     for block in blocks[:-1]:
-        libc.free(block)  # the last one keeps the heap from shrinking by itself
+        libc.free(block)  # the last one keeps the heap from shrinking on its own
     before = resident_mib()
     assert release_free_memory()
     assert before - resident_mib() > 150
@@ -35,7 +35,7 @@ def test_freed_pages_between_blocks_in_use_are_given_back() -> None:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
 def test_freed_memory_is_kept_within():
-    """Pages that come anew are counted by the system, in a process of its own."""
+    """The system counts newly mapped pages, in a separate process."""
     code = """if True:
         import contextlib, resource, torch
         from maskloom.training.faults.memory import kept_memory

@@ -1,4 +1,4 @@
-"""A step whose numbers are not finite is written down so that it can be done again."""
+"""A step with non-finite numbers is dumped so that it can be replayed."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def _model(seed: int = 0):
 
 
 def _batches(position: dict) -> tuple[PretrainingBatch, dict]:
-    """Five sequences of five tokens a batch; the last one of the third batch has a sixth."""
+    """Return five sequences of five tokens per batch; the last one of the third batch has a sixth."""
     number = position.get("number", 0)
     rng = np.random.default_rng(number)
     lengths = np.array([5, 5, 5, 5, 6 if number == 2 else 5])
@@ -47,7 +47,7 @@ def _batches(position: dict) -> tuple[PretrainingBatch, dict]:
 
 
 def _bad_step(plant) -> tuple[TrainState, NonFiniteStepError]:
-    """Train with a planted fault until a step is not finite."""
+    """Train with an injected fault until a step is not finite."""
     state = TrainState.fresh(_model(), SETTINGS)
     plant(state.model)
     with pytest.raises(NonFiniteStepError) as caught:
@@ -98,7 +98,7 @@ def test_a_dump_is_replayed_to_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_gradient_that_overflows_is_dumped_and_replayed(tmp_path: Path) -> None:
-    """The loss is finite: only a gradient is not, and its name is written down."""
+    """The loss is finite; only a gradient is not, and its name is recorded."""
 
     state = TrainState.fresh(_model(), SETTINGS)
     name, weight = next((n, p) for n, p in state.model.named_parameters() if "nsp" in n and n.endswith("weight"))

@@ -1,4 +1,4 @@
-"""Ranks that wait for others say for whom."""
+"""Ranks that wait for others report which ones."""
 
 import signal
 
@@ -12,7 +12,7 @@ from maskloom.training.ranks.ranks import RankLostError
 
 
 class _Store:
-    """Knows the first rank; at the second look a signal comes, if it should."""
+    """Knows only the first rank; the second check raises `Interrupted` if `signals` is set."""
 
     def __init__(self, *, signals: bool = False) -> None:
         self.signals, self.looks = signals, 0

@@ -1,4 +1,4 @@
-"""Who is to blame when several processes do not get on."""
+"""Which rank is to blame when several processes make no progress."""
 
 import threading
 from types import SimpleNamespace
@@ -90,7 +90,7 @@ def test_a_rank_that_left_in_order_is_not_missed() -> None:
 
 
 class _Store(dict):
-    """A store in this process."""
+    """An in-process store."""
 
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()
