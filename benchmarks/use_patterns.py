@@ -65,7 +65,7 @@ _WRITTEN = ("--task", "seq2seq", "--batch-size", "64")
 _SPELLED = (*_WRITTEN, *_sets("seq2seq.label_smoothing=0.0"))
 _TRANSLATED = (*_WRITTEN, *_sets("seq2seq.target_suffix=en", "seq2seq.beam=1"), "--epochs", "3")
 _FAST, _FASTER = _sets("training.learning_rate=2e-3"), _sets("training.learning_rate=3e-3")
-_WORDS_ALONE = _sets("model.config.num_hidden_layers=0", "model.config.pooling=mean")
+_WORDS_ALONE = (*_sets("model.config.num_hidden_layers=0", "model.config.pooling=mean"), "--epochs", "10")
 _MAXIMUM = _sets("model.config.pooling=max")
 _WITHOUT, _WITH = _sets("model.config.decoder_attention=none"), _sets("model.config.decoder_attention=mlp")
 
