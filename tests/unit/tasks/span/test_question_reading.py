@@ -87,7 +87,7 @@ BAD = [
     (question(question=" \n"), "empty question"),
     (question(question="\ud800"), "half of a surrogate pair"),
     (question(answers="absent"), "no answers"),
-    (question(answers=[]), "no answers: a question without answer says so"),
+    (question(answers=[]), "no answers: a question without an answer needs is_impossible = true"),
     (question(answers="cat"), "the answers are not a list: they are str"),
     (question(answers=["cat"]), "an answer is not an object: it is str"),
     (question(answers=[{"text": "cat"}]), "an answer has no answer_start"),
@@ -102,7 +102,7 @@ BAD = [
     (question(answers=[{"text": 7, "answer_start": 3}]), "answer text is not a string"),
     (
         question(answers=[{"text": "cat", "answer_start": 5}]),
-        "does not stand in the context: 'cat' at 5, where 'at ' stands; it stands at 4",
+        "does not stand in the context: 'cat' at 5, where the context has 'at '; the nearest occurrence is at 4",
     ),
     (question(answers=[{"text": "dog", "answer_start": 4}]), "'dog' at 4, where 'cat' stands$"),
     (question(answers=[{"text": "Cat", "answer_start": 4}]), "'Cat' at 4, where 'cat' stands$"),
@@ -272,7 +272,7 @@ def test_columns_by_name(tmp_path):
     assert read_questions(path, options).examples[0].answers == (Answer("Katze", 4),)
     with pytest.raises(DataError, match="line 1: there is no column 'question'; the columns are 'frage', 'text'"):
         read_questions(path)
-    with pytest.raises(DataError, match="no column of answers"):
+    with pytest.raises(DataError, match="no answer column"):
         read_questions(path, ReadingOptions(text_column="frage", pair_column="text"))
     with pytest.raises(DataError, match="there is no column '1'"):
         read_questions(path, ReadingOptions(text_column="1", pair_column="2"))
@@ -299,7 +299,7 @@ def test_every_question_of_real_sets_is_read(data_folder, name, num_questions, n
 @pytest.mark.realdata
 def test_real_flaws_are_named_and_counted(data_folder):
     path = data_folder / "qa" / "covid-qa.json"
-    with pytest.raises(DataError, match=r"article 91, paragraph 1, question 1 \(id 1057\).*stands at 157"):
+    with pytest.raises(DataError, match=r"article 91, paragraph 1, question 1 \(id 1057\).*occurrence is at 157"):
         read_questions(path)
     read = read_questions(path, ReadingOptions(on_bad_rows="skip"))
     assert read.report.num_kept == 1_342
@@ -309,5 +309,7 @@ def test_real_flaws_are_named_and_counted(data_folder):
 def test_a_file_of_another_kind_is_told_what_questions_come_in(tmp_path):
     path = tmp_path / "questions.conll"
     path.write_text("Anna NNP B-PER\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"questions\.conll: the suffix '\.conll' .*\.jsonl.*, and not SQuAD's \.json"):
+    with pytest.raises(
+        DataError, match=r"questions\.conll: the suffix '\.conll' .*\.jsonl.*; SQuAD's \.json is accepted too"
+    ):
         read_questions(path)
