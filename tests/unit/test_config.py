@@ -164,7 +164,7 @@ def test_extensions_end_before_the_last_step_of_the_last_phase_or_of_the_counted
 def test_the_clock_takes_warm_up_as_a_share_and_no_extension() -> None:
     for kind, key in ((PretrainRecipe, "training"), (FinetuneRecipe, "training"), (PretrainRecipe, "phases.0")):
         changes = ["phases=[{max_length=64, steps=30}]"] if key == "phases.0" else []
-        said = rf"{key}\.warmup_steps = 3: with training\.minutes give training\.warmup_ratio"
+        said = rf"{key}\.warmup_steps = 3: with training\.minutes, give training\.warmup_ratio instead"
         with pytest.raises(ConfigError, match=said):
             load_recipe(kind, None, [*changes, "training.minutes=2.0", f"{key}.warmup_steps=3"])
     with pytest.raises(ConfigError, match=r"training\.minutes = 5e-324: it must be greater than or equal to 0\.001"):

@@ -125,7 +125,7 @@ def test_a_process_that_hangs_is_named_and_replaced(tmp_path: Path, caplog: pyte
     found = results(_once, iter(tasks), patience=patience, name=lambda task: f"task {task[0]}")
     assert sorted(found) == list(range(4))
     # on a busy machine, other tasks may be late too
-    told = [message for message in caplog.messages if "at task 1" in message]
+    told = [message for message in caplog.messages if "on task 1" in message]
     assert "has been working on task 1 for" in told[0]
     assert "which was working on task 1, hung: no processor time for" in told[-1]
 

@@ -46,7 +46,7 @@ def test_pairs_are_read(name: str, content: str, tmp_path: Path) -> None:
         ("a.csv", "a,b,\nc,d,1\n", "line 1: two words and a number"),
         ("a.csv", "word1,word2,score,rater\na,b,1,x\n,,,x\n", "line 3: two words and a number"),
         ("a.csv", "word1,word2,score\n,b,1\n", "line 2: two words and a number"),
-        ("a.jsonl", '{"word1": "a", "word2": "b", "score": 1}\n', r"a.jsonl: pairs .* not from .jsonl"),
+        ("a.jsonl", '{"word1": "a", "word2": "b", "score": 1}\n', r"a.jsonl: word pairs .* not from .jsonl"),
     ],
 )
 def test_bad_pairs_are_refused(name: str, content: str, message: str, tmp_path: Path) -> None:

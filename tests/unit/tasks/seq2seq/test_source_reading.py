@@ -169,7 +169,7 @@ def test_the_suffix_of_targets_may_be_told_beside_what_fine_tuning_knew(write):
         assert [one.label for one in read(path, suffix=suffix, target_suffix="fr").examples] == ["un homme"]
     for wrong in ("", ".fr", "../fr", "f r"):
         for stored in (None, "en"):
-            with pytest.raises(ConfigError, match=f"target suffix '{re.escape(wrong)}': letters"):
+            with pytest.raises(ConfigError, match=f"target suffix '{re.escape(wrong)}': only letters"):
                 read(path, suffix=stored, target_suffix=wrong)
     with pytest.raises(ConfigError, match=r"--target-suffix fr: .*a\.csv has its targets in a column"):
         read(write("a.csv", "source,target\na,b\n"), target_suffix="fr")

@@ -353,5 +353,5 @@ def test_conll_2003_has_its_published_counts(
 
 
 def test_words_and_tags_that_differ_in_number_make_no_sentence():
-    with pytest.raises(ValueError, match="line 7: 2 words and 1 tags"):
+    with pytest.raises(ValueError, match="line 7: 2 words but 1 tags"):
         TaggedSentence(("a", "b"), ("O",), 7, 1, 0)
