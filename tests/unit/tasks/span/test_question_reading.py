@@ -204,7 +204,10 @@ def test_rows_of_jsonl(tmp_path, form):
         ("[]", "line 2: a JSON object is expected"),
         ('{"question": "Who?", "answer": "cat", "answer_start": 4}', "line 2: no context"),
         ('{"question": "Who?", "context": "a cat", "answer": "cat"}', "line 2: an answer has no answer_start"),
-        ('{"question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 1}', "where the context has ' ca'; the nearest"),
+        (
+            '{"question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 1}',
+            "where the context has ' ca'; the nearest",
+        ),
         (
             '{"question": "Who?", "context": "a cat", "answers": ["cat", "a"], "answer_start": [2]}',
             "line 2: 2 answers have 1 starts",
