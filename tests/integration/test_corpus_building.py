@@ -200,7 +200,7 @@ def test_a_killed_worker_is_replaced_and_changes_nothing(
     _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, errors
     place = r"shard \d+ \(documents from .*text\.txt, line \d+ to .*text\.txt, line \d+\)"
-    assert re.search(rf"worker process {killed}, which was at {place}, died with exit code -9", errors), errors
+    assert re.search(rf"worker process {killed}, which was working on {place}, died with exit code -9", errors), errors
     assert "Traceback" not in errors, errors
     assert_all_end(process.pid)
     assert folder_bytes(out) == folder_bytes(folder / "whole")

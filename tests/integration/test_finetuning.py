@@ -436,7 +436,7 @@ def test_a_slip_in_a_label_is_told(model_folder, data, tmp_path):
     ("train", "dev", "options", "error", "message"),
     [
         ("text,label\na,x\nb,y\n", "text,label\na,z\n", {}, DataError, r"dev\.csv: line 2: the label 'z'"),
-        ("text,label\na,x\nb,x\n", "text,label\na,x\n", {}, DataError, r"train\.csv: every one of 2 rows"),
+        ("text,label\na,x\nb,x\n", "text,label\na,x\n", {}, DataError, r"train\.csv: all 2 rows"),
         ("text,label\na,x\nb,y\n", "", {}, DataError, r"dev\.csv: the file is empty"),
         ("text,label\na,x\nb,y\n", "text,label\na,x\n", {"task": "pair"}, DataError, "no second text"),
         ("text,label\na,x\nb,y\n", "text,label\na,x\n", {"data": {"max_length": 64}}, ConfigError, "exceeds the 32"),

@@ -92,7 +92,7 @@ def test_a_snapshot_of_the_hugging_face_cache_opens(tmp_path):
     assert Predictor.load(snapshot).predict(["the ab"])
     (snapshot / "vocab.txt").unlink()
     (snapshot / "vocab.txt").symlink_to("/etc/passwd")
-    with pytest.raises(DataError, match=r"vocab\.txt: is a link to /etc/passwd, outside of the folder"):
+    with pytest.raises(DataError, match=r"vocab\.txt: is a link to /etc/passwd, outside the folder"):
         Predictor.load(snapshot)
 
 
@@ -105,7 +105,7 @@ def test_a_link_to_a_whole_model_folder_opens(tmp_path):
 def test_a_model_larger_than_memory_is_refused_with_both_figures(tmp_path, monkeypatch):
     write_model(tmp_path)
     monkeypatch.setattr("maskloom.system.resources.available_memory", lambda: 1000)
-    with pytest.raises(DataError, match=r"the model takes [\d,]+ bytes of memory, 1,000 are available"):
+    with pytest.raises(DataError, match=r"the model takes [\d,]+ bytes of memory, but only 1,000 are available"):
         load_model(tmp_path)
 
 

@@ -148,7 +148,7 @@ def test_targets_beside_other_files_are_found_by_their_suffix(model, data, tmp_p
     (out, result), scores = model, {}
     for name in ("src", "tgt"):
         shutil.copy(data / f"dev.{name}", tmp_path / f"dev.{'ref' if name == 'tgt' else name}")
-    assert "dev.tgt: no such file; it has the targets of" in run(
+    assert "dev.tgt: no such file; expected the targets of" in run(
         "evaluate", "--model", out, "--data", tmp_path / "dev.src", code=3
     )
     said = run("evaluate", "--model", out, "--data", tmp_path / "dev.src", "--target-suffix", "ref", "--json")
@@ -231,7 +231,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     )
     beam = run("finetune", *files, *suffix, "--vocab", data / "v", "--set", "seq2seq.beam=0", code=3)
     assert "seq2seq.beam = 0: it must be greater than or equal to 1" in beam
-    assert "has sources alone" in run("finetune", *files, "--vocab", data / "v", code=3)
+    assert "has only sources" in run("finetune", *files, "--vocab", data / "v", code=3)
     bert = ("--vocab", data / "v", "--set", "model.architecture=bert", "--size", "tiny")
     assert "a Bert has no decoder; a Transformer has" in run("finetune", *files, *suffix, *bert, code=3)
     averaged = run("predict", "--model", out, "--model", out, "--input", data / "dev.src", "--output", "x.csv", code=3)

@@ -224,7 +224,7 @@ def test_a_hanging_process_is_named_and_ends_all(fleet: Fleet, command: list[str
     own = {1: {"MASKLOOM_FAULTS": "hang@training.micro_batch#30"}}
     ended = fleet.run(2, [*command, "--set", "training.rank_timeout=15"], tmp_path, own=own)
     for rank in range(2):
-        _ended(ended, rank, r"rank 1 hangs: nothing done for \d+ s at fault_points.py")
+        _ended(ended, rank, r"rank 1 hangs: no progress for \d+ s at fault_points.py")
 
 
 @pytest.mark.slow
@@ -252,7 +252,7 @@ def test_a_number_of_processes_that_does_not_divide_is_refused(
 ) -> None:
     ended = fleet.run(2, [*command, *MICRO, "--set", "training.batch_size=6"], tmp_path)
     for rank in range(2):
-        _ended(ended, rank, r"3 micro-batches .* cannot be shared by 2 processes; .* that work: 1, 3", code=3)
+        _ended(ended, rank, r"3 micro-batches .* cannot be divided among 2 processes; .* that work: 1, 3", code=3)
     assert not (tmp_path / "run").exists()
 
 

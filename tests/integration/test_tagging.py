@@ -206,14 +206,14 @@ def test_sentences_as_columns_as_lines_and_as_text_get_the_same_tags(run, tmp_pa
     lines, columns = rows_of(tmp_path / "lines.jsonl"), rows_of(tmp_path / "columns.jsonl")
     assert [row["words"] for row in lines] == [row["words"] for row in columns] == words
     assert [row["tags"] for row in lines] == [row["tags"] for row in columns]
-    assert told["data"]["notes"] == ["its lines were cut into words before, and are cut at blanks alone"]
+    assert told["data"]["notes"] == ["its lines are already split into words, and are split only at blanks"]
     raw = ["anna smith saw rome, oslo and the old town."]
     for predictor in (Predictor.load(folder), Ensemble.load([folder, folder])):
         (found,) = predictor.predict(raw)
         assert found["words"] == ["anna", "smith", "saw", "rome", ",", "oslo", "and", "the", "old", "town", "."]
         (given,) = predictor.predict([found["words"]])
         assert given["tags"] == found["tags"]
-        with pytest.raises(DataError, match="input 0: an empty text"):
+        with pytest.raises(DataError, match="input 0: the text is empty"):
             predictor.predict([["anna", ""]])
 
 
@@ -360,7 +360,9 @@ def test_parts_of_speech(model_folder, tmp_path, crf):
 def test_a_plain_tag_that_training_lacks_is_refused(model_folder, tmp_path):
     train, dev = write_parts_of_speech(tmp_path / "train.conll", 1, 8), tmp_path / "dev.conll"
     dev.write_text("saw VBD O\nmay MD O\n")
-    with pytest.raises(DataError, match=r"dev.conll: line 2: the tag 'MD' is not one of training, .*--labels FILE"):
+    with pytest.raises(
+        DataError, match=r"dev.conll: line 2: the tag 'MD' is not in the training data, .*--labels FILE"
+    ):
         finetune(
             recipe(), model=model_folder, train=train, dev=dev, out=tmp_path / "run",
             reading=ReadingOptions(label_column="2"),
@@ -373,7 +375,7 @@ def test_a_format_stands_for_the_task_and_its_score(model_folder, tmp_path, run)
     expected = evaluate(folder, dev)
     assert evaluate(folder, dev, reading=reading) == expected
     predict(folder, dev, tmp_path / "out.conll", reading=reading)
-    with pytest.raises(ConfigError, match=r"'cola' is of a single task, not tagging; tagging knows .*conll2003"):
+    with pytest.raises(ConfigError, match=r"'cola' is for the task single, not tagging; tagging formats: .*conll2003"):
         evaluate(folder, dev, reading=ReadingOptions(format="cola"))
     train = write_columns(tmp_path / "train.conll", sentences(8, 1))
     values = {"training": {**TRAINING, "epochs": 1.0}, "data": {"max_length": 32}}
@@ -385,7 +387,7 @@ def test_a_format_stands_for_the_task_and_its_score(model_folder, tmp_path, run)
 def test_a_type_that_training_lacks_is_refused(model_folder, tmp_path):
     train = write_columns(tmp_path / "train.conll", sentences(8, 1))
     (tmp_path / "dev.conll").write_text("anna B-PER\nmay B-DATE\n")
-    with pytest.raises(DataError, match=r"dev.conll: line 2: the tag 'B-DATE' .* types of entity are LOC, PER"):
+    with pytest.raises(DataError, match=r"dev.conll: line 2: the tag 'B-DATE' .* entity types are LOC, PER"):
         finetune(recipe(), model=model_folder, train=train, dev=tmp_path / "dev.conll", out=tmp_path / "run")
 
 

@@ -61,8 +61,8 @@ def tune(model, folder, train, dev=FINE, *, suffix="csv", reading=None, metric=N
 @pytest.mark.parametrize(
     ("train", "dev", "values", "message"),
     [
-        (b"body,label\na,x\n", FINE, {}, r"train\.csv: line 1: no column of text .* among 'body', 'label'"),
-        (b"text,mark\na,x\n", FINE, {}, r"train\.csv: line 1: no column of labels .* among 'text', 'mark'"),
+        (b"body,label\na,x\n", FINE, {}, r"train\.csv: line 1: no text column .* among 'body', 'label'"),
+        (b"text,mark\na,x\n", FINE, {}, r"train\.csv: line 1: no label column .* among 'text', 'mark'"),
         (b"text,label\na,x\nb\n", FINE, {}, r"train\.csv: line 3: wrong number of fields: 1, expected 2"),
         (FINE, b"text,label\na,x,y\n", {}, r"dev\.csv: line 2: wrong number of fields: 3, expected 2"),
         (b"text,label\na,x\n,y\n", FINE, {}, r"train\.csv: line 3: empty text"),
@@ -76,7 +76,7 @@ def tune(model, folder, train, dev=FINE, *, suffix="csv", reading=None, metric=N
         (None, FINE, {}, r"train\.csv: cannot be read: No such file"),
         (FINE, FINE, {"task": "regression"}, r"train\.csv: line 2: label is not a finite number: 'x'"),
         (b"text,score\na,1\nb,inf\n", FINE, {"task": "regression"}, r"line 3: label is not a finite number: 'inf'"),
-        (b"text,score\na,2\nb,2\n", b"text,score\na,2\n", {"task": "regression"}, "every one of 2 rows has the score"),
+        (b"text,score\na,2\nb,2\n", b"text,score\na,2\n", {"task": "regression"}, "all 2 rows have the score"),
         (b"text,labels\na,\nb,\n", FINE, {"task": "multilabel"}, r"train\.csv: no row has any label"),
         (FINE, b"text,label\na,q\n", {"task": "multilabel"}, r"dev\.csv: line 2: the label 'q' is not one of"),
         (FINE, FINE, {"task": "pair"}, r"train\.csv: line 1: no second text"),
@@ -175,7 +175,7 @@ def test_a_seed_that_breaks_does_not_take_the_others_with_it(pretrained, tmp_pat
         ("in.csv", b"", r"in\.csv: the file is empty"),
         ("in.csv", LATIN, r"in\.csv: line 3: byte 6 of the line is 0xe9"),
         ("in.csv", b"text,label\na,x\nb\n", r"in\.csv: line 3: wrong number of fields: 1, expected 2"),
-        ("in.csv", b"body,label\na,x\n", r"in\.csv: line 1: no column of text"),
+        ("in.csv", b"body,label\na,x\n", r"in\.csv: line 1: no text column"),
         ("in.csv", b"text,label\n ,x\n", r"in\.csv: line 2: empty text"),
         ("in.tsv", "text\tlabel\n".encode("utf-16"), r"in\.tsv: line 1: the file is UTF-16"),
         ("in.jsonl", b'{"text": "a", "label": "x"}\n[]\n', r"in\.jsonl: line 2: a JSON object is expected"),
@@ -195,7 +195,7 @@ def test_wrong_files_for_every_use(classifier, tmp_path, use, name, content, mes
     ("content", "message"),
     [
         (b"text,label\na,x\nb,q\n", r"in\.csv: line 3: the label 'q' is not one of the task's labels: 'x', 'y'"),
-        (b"text\na\n", r"in\.csv: line 1: no column of labels"),
+        (b"text\na\n", r"in\.csv: line 1: no label column"),
         (b"text,label\na,\n", r"in\.csv: line 2: missing label"),
         (b"text,label\n", r"in\.csv: .*no examples"),
     ],
@@ -243,5 +243,5 @@ def test_a_format_of_another_kind_is_refused(tmp_path, kind, heads, num_labels):
     folder = folder_of(tmp_path / "model", heads, num_labels)
     write_json(folder / "maskloom.json", {"kind": kind, "labels": [], "max_length": 16})
     (tmp_path / "data.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match=f"format 'conll2003' is of a tagging task, not {kind}"):
+    with pytest.raises(ConfigError, match=f"format 'conll2003' is for the task tagging, not {kind}"):
         evaluate(folder, tmp_path / "data.jsonl", reading=ReadingOptions(format="conll2003"))

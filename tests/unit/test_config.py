@@ -137,7 +137,7 @@ def test_finetuning_counts_its_steps_from_epochs() -> None:
 def test_more_warm_up_than_counted_steps_is_refused() -> None:
     recipe = load_recipe(FinetuneRecipe, None, ["training.warmup_steps=31", "training.batch_size=4"])
     assert recipe.training.with_steps(44).warmup_steps == 31
-    with pytest.raises(ConfigError, match=r"training\.warmup_steps = 31: 40 examples give 30 steps"):
+    with pytest.raises(ConfigError, match=r"training\.warmup_steps = 31: 40 examples give only 30 steps"):
         recipe.training.with_steps(40)
 
 
@@ -153,18 +153,18 @@ def test_extensions_end_before_the_last_step_of_the_last_phase_or_of_the_counted
     phases = "phases=[{max_length=64, steps=30}, {max_length=64, steps=20000}]"
     planned = "training.extensions=[{at=12000, steps=12000}]"
     assert load_recipe(PretrainRecipe, None, [phases, planned]).training.extensions[0].at == 12_000
-    with pytest.raises(ConfigError, match=r"training\.extensions at \[30\]: .* ends before phases\.0\.steps"):
+    with pytest.raises(ConfigError, match=r"training\.extensions at \[30\]: .* before phases\.0\.steps"):
         load_recipe(PretrainRecipe, None, ["phases=[{max_length=64, steps=30}]", planned.replace("12000", "30")])
     recipe = load_recipe(FinetuneRecipe, None, ["training.extensions=[{at=9, steps=9}]", "training.batch_size=4"])
     assert recipe.training.with_steps(16).steps == 12
-    with pytest.raises(ConfigError, match=r"training\.extensions at 9: 12 examples give 9 steps"):
+    with pytest.raises(ConfigError, match=r"training\.extensions at 9: 12 examples give only 9 steps"):
         recipe.training.with_steps(12)
 
 
 def test_the_clock_takes_warm_up_as_a_share_and_no_extension() -> None:
     for kind, key in ((PretrainRecipe, "training"), (FinetuneRecipe, "training"), (PretrainRecipe, "phases.0")):
         changes = ["phases=[{max_length=64, steps=30}]"] if key == "phases.0" else []
-        said = rf"{key}\.warmup_steps = 3: with training\.minutes give training\.warmup_ratio"
+        said = rf"{key}\.warmup_steps = 3: with training\.minutes, give training\.warmup_ratio instead"
         with pytest.raises(ConfigError, match=said):
             load_recipe(kind, None, [*changes, "training.minutes=2.0", f"{key}.warmup_steps=3"])
     with pytest.raises(ConfigError, match=r"training\.minutes = 5e-324: it must be greater than or equal to 0\.001"):
@@ -201,7 +201,7 @@ def test_the_clock_for_a_run_that_was_extended_is_refused_in_the_flags_of_the_co
     path.write_text("[training]\nsteps = 9\n[[training.extensions]]\nat = 4\nsteps = 6\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_recipe(PretrainRecipe, path, ["training.minutes=30.0"], flags={"training.minutes": "--minutes 30"})
-    expected = "training.minutes = 30: this run was extended with --steps and goes by steps; leave --minutes out"
+    expected = "training.minutes = 30: this run was extended with --steps, so its length is in steps; omit --minutes"
     assert str(caught.value) == f"{path} with --minutes 30: {expected}"
 
 

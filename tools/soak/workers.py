@@ -144,7 +144,7 @@ def troubled_workers(budget: Budget) -> Iterator[Trial]:
     with ForkServer() as server:
         build = prepare(server, budget.work / "left-alone", megabytes=30)[2]
     plan = [(kill, "died with exit code -9")] * 6
-    plan += [(stop, "without processor time")] * 2 + [(slow_down, "has been at")] * 2
+    plan += [(stop, "without processor time")] * 2 + [(slow_down, "has been working on")] * 2
     for number, (trouble, told) in enumerate(plan):
         trial = None
         for attempt in range(_ATTEMPTS):

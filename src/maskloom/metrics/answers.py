@@ -131,7 +131,7 @@ class AnswerMetric:
         self, *, has_unanswerable: bool | None = None, primary: str = "f1", null_threshold: float | None = None
     ) -> None:
         if primary not in ("f1", "exact_match"):
-            raise ValueError(f"primary {primary!r}: questions are compared by f1 or exact_match")
+            raise ValueError(f"primary {primary!r}: answers are scored by f1 or exact_match")
         if null_threshold is not None and math.isnan(null_threshold):
             raise ValueError("the null threshold is nan; a number is expected")
         self.null_threshold = null_threshold
@@ -209,7 +209,7 @@ class AnswerMetric:
     def _rows(self) -> _Rows:
         rows = np.concatenate(self._parts) if self._parts else np.empty((0, 7))
         if not len(rows):
-            raise ValueError("answers: no questions were given; a score of nothing is not defined")
+            raise ValueError("answers: no questions were given, so there is no score")
         has_answer, has_unanswerable = rows[:, 0] > 0, self._has_unanswerable
         if has_unanswerable is None:
             has_unanswerable = not has_answer.all()
@@ -257,7 +257,7 @@ def score_answers(
     if has_unanswerable:
         report = {"exact" if name == "exact_match" else name: value for name, value in report.items()}
     if len(missing) == len(golds):
-        report["note"] = "no prediction has the id of a question: these are predictions of another file"
+        report["note"] = "no prediction has the id of a question: these are predictions for another file"
     if has_unanswerable:
         num_answerable = sum(map(bool, golds.values()))
         report |= {"HasAns_total": num_answerable, "NoAns_total": len(golds) - num_answerable}

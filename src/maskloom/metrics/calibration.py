@@ -92,7 +92,7 @@ class CalibrationMetric:
     def errors(self) -> np.ndarray:
         """Return the expected calibration error of each label, (labels,), or a single one, (1,), for classes."""
         if not self._num_rows:
-            raise ValueError("calibration: no examples were given; an error of nothing is not defined")
+            raise ValueError("calibration: no examples were given, so there is no error to measure")
         return np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
 
     def _put(self, confidences: np.ndarray, hits: np.ndarray) -> None:
@@ -122,7 +122,7 @@ def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, *, temperat
     """Return the mean of -log p of the targets over examples (and labels, if there are several), in nats."""
     logits, targets = _checked(logits, targets)
     if not logits.size:
-        raise ValueError("likelihood: no examples were given; a mean of nothing is not defined")
+        raise ValueError("likelihood: no examples were given, so there is no mean")
     return float(_losses(logits / temperature, targets).mean())
 
 
@@ -158,7 +158,7 @@ def _checked(logits: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.nd
     if not np.isfinite(logits).all():
         raise ValueError("calibration: a logit is not a finite number")
     if targets.ndim == 2 and not np.isin(targets, (0, 1)).all():
-        raise ValueError("calibration: the targets of several labels are 0 or 1")
+        raise ValueError("calibration: the targets of several labels must be 0 or 1")
     if targets.ndim == 1:
         if len(targets) and not (targets.min() >= 0 and targets.max() < logits.shape[1]):
             raise ValueError(f"calibration: a target lies outside the classes 0 to {logits.shape[1] - 1}")

@@ -179,7 +179,7 @@ class EntityMetric:
         """Return fractions in 0..1: f1, precision and recall, also as strict_f1 ... and f1_TYPE ..., and accuracy."""
         num_words = int(self._true_labels.sum())
         if num_words == 0:
-            raise ValueError("entities: no words were given; a score of nothing is not defined")
+            raise ValueError("entities: no words were given, so there is no score")
         scores = _ratios(*self._counts.sum(axis=1).tolist())
         scores |= {f"strict_{name}": value for name, value in _ratios(*self._strict.sum(axis=1).tolist()).items()}
         scores["accuracy"] = self._num_right / num_words

@@ -18,7 +18,7 @@ class SingleLabelMetric:
 
     def __init__(self, num_labels: int, *, primary: str = "accuracy") -> None:
         known = ["accuracy", "f1_macro", "matthews", *(["f1"] if num_labels == 2 else [])]
-        self.primary = checked_primary(primary, known, f"a task of {num_labels} classes")
+        self.primary = checked_primary(primary, known, f"a task with {num_labels} classes")
         self.num_labels = num_labels
         self._counts = np.zeros((num_labels, num_labels), dtype=np.int64)
 
@@ -66,7 +66,7 @@ class SingleLabelMetric:
     def _gathered(self) -> np.ndarray:
         """Return counts (true classes, predicted classes); raises ValueError if there are no examples."""
         if not self._counts.any():
-            raise ValueError("accuracy: no examples were given; a score of nothing is not defined")
+            raise ValueError("accuracy: no examples were given, so there is no score")
         return self._counts
 
 
@@ -95,7 +95,7 @@ class MultiLabelMetric:
             raise ValueError(f"multi-label F1: shape {predictions.shape}, expected (examples, {self.num_labels})")
         for values in (predictions, targets):
             if not np.isin(values, (0, 1)).all():
-                raise ValueError("multi-label F1: takes decisions, 0 or 1; apply the threshold first")
+                raise ValueError("multi-label F1: predictions must be 0 or 1; apply the threshold first")
         chosen, true = predictions.astype(bool), targets.astype(bool)
         self._true_positives += (chosen & true).sum(axis=0)
         self._predicted += chosen.sum(axis=0)
@@ -110,7 +110,7 @@ class MultiLabelMetric:
     def compute(self) -> dict[str, float]:
         """Return fractions in 0..1."""
         if not self._num_examples:
-            raise ValueError("multi-label F1: no examples were given; a score of nothing is not defined")
+            raise ValueError("multi-label F1: no examples were given, so there is no score")
         by_label = _f1(self._true_positives, self._predicted + self._actual)
         micro = _f1(self._true_positives.sum(), self._predicted.sum() + self._actual.sum())
         exact = self._num_exact / self._num_examples
@@ -165,7 +165,7 @@ class ChoiceMetric:
 
     def _num_examples(self) -> int:
         if not self._targets:
-            raise ValueError("accuracy: no examples were given; a score of nothing is not defined")
+            raise ValueError("accuracy: no examples were given, so there is no score")
         return self._targets.total()
 
 
@@ -213,7 +213,7 @@ class RegressionMetric:
     def _sides(self) -> np.ndarray:
         """Return predictions and targets, (2, examples); raises ValueError if there are no examples."""
         if not sum(part.shape[1] for part in self._parts):
-            raise ValueError("correlation: no examples were given; a score of nothing is not defined")
+            raise ValueError("correlation: no examples were given, so there is no score")
         return np.concatenate(self._parts, axis=1)
 
 

@@ -32,7 +32,7 @@ class TextMetric:
             from sacrebleu.metrics.bleu import BLEU
             from sacrebleu.metrics.chrf import CHRF
         except ImportError:
-            raise ConfigError(f"scores of texts need the package sacrebleu: {_INSTALL}") from None
+            raise ConfigError(f"scoring texts needs the package sacrebleu: {_INSTALL}") from None
         self._bleu, self._chrf = BLEU(force=True), CHRF()  # `force`: score texts that look tokenised, too
         self._rouge = _rouge_scorer()
         if self._rouge is None and primary.startswith("rouge"):

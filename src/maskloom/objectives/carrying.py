@@ -66,7 +66,7 @@ def with_carry(batch: Any, objective: Objective, model: EncoderWithHeads, carry:
     if any(len(tensor) != number for tensor in carry):
         raise ConfigError(
             f"training.batch_size: a batch of {number} sequences after one of {len(carry[0])}; the objective carries "
-            "state from row to row, so that all batches of a run have as many"
+            "state from row to row, so all batches of a run must have the same size"
         )
     if begins is not None and begins.any():
         is_new = torch.from_numpy(begins)

@@ -76,7 +76,7 @@ class MaskedLanguageModeling:
     def _vectors(self, model: EncoderWithHeads, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
         """Return the vectors at the predictions, (predictions, hidden), and of the sequences, (sequences, hidden)."""
         if self.pair_part and batch.nsp_labels is None:
-            raise ValueError(f"{self.pair_part} needs a batch with labels of pairs; this batch has none")
+            raise ValueError(f"{self.pair_part} needs a batch with pair labels; this batch has none")
         return vectors_at(batch.mlm_positions, encode_batch(model, batch))
 
 

@@ -38,17 +38,19 @@ def chosen_device(name: Any = "auto") -> torch.device:
         if name.startswith("cuda"):
             raise ConfigError(f"device {name!r}: torch {torch.__version__} finds no CUDA device here")
         if not torch.backends.mps.is_available():
-            raise ConfigError(f"device 'mps': torch {torch.__version__} finds no GPU of Apple's here")
+            raise ConfigError(f"device 'mps': torch {torch.__version__} finds no Apple GPU here")
         if is_one_of_several():
-            raise ConfigError("device 'mps': several processes cannot share it; take device 'cpu'")
+            raise ConfigError("device 'mps': several processes cannot share it; use device 'cpu'")
         return torch.device("mps")
     number = int(match[1] or 0)
     if is_one_of_several():
         if match[1] is not None:
-            raise ConfigError(f"device {name!r}: each process takes a GPU of its own; give 'cuda'")
+            raise ConfigError(f"device {name!r}: each process uses its own GPU; give 'cuda'")
         local = os.environ.get("LOCAL_RANK")
         if local is None and min(num_processes(), num_gpus) > 1:
-            raise ConfigError(f"LOCAL_RANK is not set, so which of {num_gpus} GPUs is this process's? torchrun sets it")
+            raise ConfigError(
+                f"LOCAL_RANK is not set, so it is unclear which of {num_gpus} GPUs to use; torchrun sets it"
+            )
         number = int(local or 0) % num_gpus
     if number >= num_gpus:
         raise ConfigError(f"device {name!r}: torch {torch.__version__} finds {num_gpus} CUDA devices here")
@@ -70,7 +72,7 @@ def half_type(precision: str, device: torch.device) -> torch.dtype | None:
     if precision in ("auto", "fastest"):
         precision = "bf16" if device.type == "cuda" and has_bf16(device) else "fp32"
     if precision == "bf16" and not has_bf16(device):
-        raise ConfigError(f"training.precision = 'bf16': {device} has no bf16; take 'fp16' or 'fp32'")
+        raise ConfigError(f"training.precision = 'bf16': {device} has no bf16; use 'fp16' or 'fp32'")
     return _HALF_TYPES.get(precision)
 
 

@@ -71,7 +71,7 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
             fault_point("files.unlink")
             os.unlink(temporary)
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            raise OSError(error.errno, f"{error.strerror}; it was not written", str(path)) from None
+            raise OSError(error.errno, f"{error.strerror}; the file was not written", str(path)) from None
         raise
     sync(path.parent)
 

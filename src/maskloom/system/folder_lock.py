@@ -71,11 +71,11 @@ class _Holder:
         if self.host != socket.gethostname():
             return None
         if self.boot != _boot():
-            return "this machine was started again since"
+            return "this machine has been restarted since"
         start = _start_of(self.pid)
         if start is None:
             return "that process is gone"
-        return None if start == self.start else "another process has its number now"
+        return None if start == self.start else "another process has its PID now"
 
     def __str__(self) -> str:
         return f"PID {self.pid} on {self.host}, since {self.since} ({self.command})"
@@ -211,7 +211,7 @@ def _may_be_taken_over(former: _Holder, path: Path, out: Path, say: Callable[[st
     """
     reason = former.why_gone()
     if reason is None and former.host != socket.gethostname():
-        reason = "its machine gives no sign of it" if _is_silent(path, out, former, say) else None
+        reason = "its machine shows no sign of it" if _is_silent(path, out, former, say) else None
     if reason is not None:
         say(f"{out}: the lock of {former} is stale: {reason}; taken over")
     return reason is not None
@@ -221,7 +221,7 @@ def _is_silent(path: Path, out: Path, former: _Holder, say: Callable[[str], None
     touched = path.stat().st_mtime_ns
     if time.time() - touched / 1e9 > 3 * _HEARTBEAT:
         return True
-    say(f"{out}: waiting {1.2 * _HEARTBEAT:.0f} s for a sign of {former}")
+    say(f"{out}: waiting {1.2 * _HEARTBEAT:.0f} s for a sign of life from {former}")
     deadline = time.monotonic() + 1.2 * _HEARTBEAT
     while time.monotonic() < deadline:
         time.sleep(min(1.0, _HEARTBEAT / 10))
@@ -231,8 +231,8 @@ def _is_silent(path: Path, out: Path, former: _Holder, say: Callable[[str], None
 
 
 def _in_use(out: Path, holder: _Holder | None) -> FolderInUseError:
-    who = holder or "a process that has not written its name"
-    return FolderInUseError(f"{out} is in use by {who}; wait for its end or choose another --out")
+    who = holder or "a process that has not identified itself"
+    return FolderInUseError(f"{out} is in use by {who}; wait until it ends or choose another --out")
 
 
 def _touch(descriptor: int, end: threading.Event) -> None:

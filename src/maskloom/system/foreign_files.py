@@ -36,8 +36,10 @@ def why_unreadable(path: str | Path) -> str | None:
     except OSError as error:
         return f"cannot be read: {error.strerror or error}"
     except ValueError:
-        return "cannot be read: a NUL character is in its name"
-    return None if stat.S_ISREG(mode) else f"is {_KINDS.get(stat.S_IFMT(mode), 'no file')}; a regular file is expected"
+        return "cannot be read: its name contains a NUL character"
+    return (
+        None if stat.S_ISREG(mode) else f"is {_KINDS.get(stat.S_IFMT(mode), 'not a file')}; a regular file is expected"
+    )
 
 
 def check_regular(path: str | Path) -> None:
@@ -100,8 +102,8 @@ def check_model_name(path: Any) -> None:
     message = "there is no such folder; a model folder in Hugging Face layout or a run is expected"
     if not path.is_absolute() and len(path.parts) <= 2 and not str(path).startswith("."):
         message += (
-            "; nothing is downloaded: for a model of a hub, put its files (config.json, model.safetensors, vocab.txt "
-            "or tokenizer.json) into a folder and name that"
+            "; nothing is downloaded: for a model from a hub, put its files (config.json, model.safetensors, "
+            "vocab.txt or tokenizer.json) into a folder and give that"
         )
     raise DataError(f"{shown_name(str(path))}: {message}")
 
@@ -122,7 +124,7 @@ def file_inside(folder: Path, name: str) -> Path | None:
     inside = next((above.parent for above in home.parents[:2] if above.name == _SNAPSHOTS), home)
     target = path.resolve()
     if not target.is_relative_to(inside):
-        raise DataError(f"{path}: is a link to {target}, outside of the folder; put a copy of the file in its place")
+        raise DataError(f"{path}: is a link to {target}, outside the folder; replace it with a copy of the file")
     return path
 
 
@@ -135,7 +137,7 @@ def read_bytes(path: str | Path, *, limit: int) -> bytes:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(content) > limit:
-        raise DataError(f"{path}: larger than {limit:,} bytes, which is the most that is read of such a file")
+        raise DataError(f"{path}: larger than {limit:,} bytes, the limit for such a file")
     return content
 
 

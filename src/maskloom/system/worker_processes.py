@@ -209,8 +209,8 @@ class _Worker(threading.Thread):
         memory = "; code -9 often means that memory ran out: use fewer workers" if code == -signal.SIGKILL else ""
         how = attempt.why_ended or f"died with exit code {code}{memory}"
         if is_second or self._is_ending:
-            raise ChildProcessError(f"worker process {attempt.pid}, the second one at {name}, {how}; run it again")
-        _log.warning("worker process %s, which was at %s, %s; a new one does that again", attempt.pid, name, how)
+            raise ChildProcessError(f"worker process {attempt.pid}, the second one for {name}, {how}; run it again")
+        _log.warning("worker process %s, which was working on %s, %s; a new one will redo it", attempt.pid, name, how)
         self._start_process()
         return self._answer(payload, name, is_second=True)
 
@@ -269,7 +269,9 @@ def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
         if is_late and not seen.is_named and seen.seconds >= patience.named_after:
             seen.is_named = True
             idle = f", the last {seen.idle_seconds:.0f} without processor time" if seen.idle_seconds else ""
-            _log.warning("worker process %s has been at %s for %.0f seconds%s", seen.pid, seen.name, seen.seconds, idle)
+            _log.warning(
+                "worker process %s has been working on %s for %.0f seconds%s", seen.pid, seen.name, seen.seconds, idle
+            )
         if seen.idle_seconds >= patience.ended_after:
             seen.why_ended = f"hung: no processor time for {seen.idle_seconds:.0f} seconds"
         elif seen.seconds >= patience.limit:

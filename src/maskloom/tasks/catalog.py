@@ -100,5 +100,5 @@ def catalog_row(name: str, *, kinds: Collection[Kind] | None = None) -> CatalogR
     if row is None:
         raise ConfigError(f"format {name!r:.80} is not in the catalog; known: {', '.join(CATALOG)}")
     if kinds is not None and row.kind not in kinds:
-        raise ConfigError(f"format {name!r:.80} is of a {row.kind} task, not {' or '.join(kinds)}")
+        raise ConfigError(f"format {name!r:.80} is for the task {row.kind}, not {' or '.join(kinds)}")
     return row

@@ -32,7 +32,7 @@ def document_task(labels: tuple[str, ...], primary: str | None, settings: Docume
     check_language(settings.language)
     uses = (settings.title, settings.guided, settings.own)
     if not any(uses):
-        raise ValueError("document.title, guided and own are all false; a document has at least one of these vectors")
+        raise ValueError("document.title, guided and own are all false; a document needs at least one of these vectors")
     objective = DocumentClassification(
         checked_weights(settings.class_weights, labels),
         uses,
@@ -68,7 +68,7 @@ class EncodedDocuments(EncodedGroups):
     def notes(self, path: Path) -> list[str]:
         """Report how many sequences were truncated and how many documents lost sentences, if any."""
         total, num_cut = int(self.num_left_out.sum()), int(np.count_nonzero(self.num_left_out))
-        cut = f"{path}: {num_cut} of {amount(len(self), 'document')} lose {amount(total, 'sentence')} at their end"
+        cut = f"{path}: {num_cut} of {amount(len(self), 'document')} lose {amount(total, 'sentence')} at the end"
         return [*super().notes(path), *([f"{cut} (document.max_sentences)"] if total else [])]
 
 

@@ -140,7 +140,7 @@ def encode_both_orders(
 ) -> EncodedGroups:
     """Encode pairs in order, as A B and as B A (Radford et al. 2018, 3.3); raises DataError for a single text."""
     if alone := [example.line for example in examples if example.pair is None]:
-        raise DataError(f"line {alone[0]}: one text; pair.both_orders = true takes pairs of texts")
+        raise DataError(f"line {alone[0]}: only one text; pair.both_orders = true needs pairs of texts")
     texts = (pair for e in examples for pair in ((e.text, e.pair), (e.pair or "", e.text)))
     return EncodedGroups(**encoded_texts(texts, 2 * np.arange(len(examples) + 1), tokenizer, max_length), labels=labels)
 

@@ -183,7 +183,7 @@ def checked_text(text: Any, number: int, *, may_be_blank: bool = True) -> str:
     if not is_utf8(text):
         raise DataError(f"input {number}: holds half of a surrogate pair, which is not valid Unicode")
     if not (may_be_blank or text.strip()):
-        raise DataError(f"input {number}: an empty text where one with words is expected")
+        raise DataError(f"input {number}: the text is empty")
     return text
 
 

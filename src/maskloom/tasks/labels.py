@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.foreign_files import is_utf8, read_bytes
 from maskloom.tasks.catalog import Kind, catalog_row
 from maskloom.tasks.examples import Example, ReadExamples, are_labelled
@@ -108,15 +108,14 @@ def check_variety(train: ReadExamples, kind: Kind) -> None:
     path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
     if kind in ("single", "pair") and len(counts) == 1:
         raise DataError(
-            f"{path}: every one of {len(train.examples)} rows has the label {next(iter(counts))!r:.80}; "
+            f"{path}: all {len(train.examples)} rows have the label {next(iter(counts))!r:.80}; "
             "a classifier needs at least two"
         )
     if kind == "multilabel" and not counts:
         raise DataError(f"{path}: no row has any label")
     if kind == "regression" and len({example.label for example in train.examples}) == 1:
         raise DataError(
-            f"{path}: every one of {len(train.examples)} rows has the score {train.examples[0].label}; "
-            "there is nothing to fit"
+            f"{path}: all {len(train.examples)} rows have the score {train.examples[0].label}; there is nothing to fit"
         )
 
 
@@ -126,7 +125,7 @@ def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
     takes_pairs = train.examples[0].pair is not None
     if takes_pairs != (dev.examples[0].pair is not None):
         has, lacks = (train, dev) if takes_pairs else (dev, train)
-        raise DataError(f"{lacks.report.path}: has no second text, while {has.report.path} has one; both must be alike")
+        raise DataError(f"{lacks.report.path}: has no second text, but {has.report.path} has one; they must agree")
 
 
 def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.ndarray | None:
@@ -148,7 +147,7 @@ def encode_labels(data: ReadExamples, kind: Kind, names: tuple[str, ...]) -> np.
         data.report.labels_are_ids = are_ids
         if are_ids:
             shown = ", ".join(f"{number} is {name!r:.80}" for number, name in [*enumerate(names)][:20])
-            data.report.notes.append(f"labels are numbers, taken as ids: {shown}{' ...' if len(names) > 20 else ''}")
+            data.report.notes.append(f"labels are numbers, read as ids: {shown}{' ...' if len(names) > 20 else ''}")
     if data.report.labels_are_ids:
         ids = {str(number): number for number in range(len(names))}
     if kind != "multilabel":
@@ -201,7 +200,7 @@ def balanced_weights(labels: np.ndarray, num_labels: int) -> list[float]:
 def checked_weights(weights: Any, labels: tuple[str, ...]) -> tuple[float, ...] | None:
     """Return the class weights, one per label, or None; raises ValueError for any other number of weights."""
     if weights is not None and len(weights) != len(labels):
-        raise ValueError(f"class_weights are {len(weights)} numbers, there are {len(labels)} labels")
+        raise ValueError(f"class_weights: {amount(len(weights), 'weight')} for {amount(len(labels), 'label')}")
     return None if weights is None else tuple(weights)
 
 
@@ -211,7 +210,7 @@ def weights_by_name(weights: dict[str, float], names: tuple[str, ...]) -> list[f
         if name not in names:
             raise ConfigError(f"class_weights: there is no label {name!r:.80}; the labels are {', '.join(names)}")
         if not 0.0 < weight < float("inf"):
-            raise ConfigError(f"class_weights: {name} = {weight}; a weight is a finite number above 0")
+            raise ConfigError(f"class_weights: {name} = {weight}; a weight must be a finite number above 0")
     return [float(weights.get(name, 1.0)) for name in names]
 
 

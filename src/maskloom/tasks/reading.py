@@ -47,7 +47,7 @@ def iterate_examples(
     takes_pair = _TAKES_PAIR.get(kind, False)  # seq2seq: a source is a text, its target the label
     row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))
     if takes_pair is False and options.pair_column is not None:
-        hint = "use the task pair" if kind == "single" else "--label-column names the column of targets"
+        hint = "use the task pair" if kind == "single" else "name the target column with --label-column"
         raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; {hint}")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else tables.layout_of(path)
     rows = tables.read_rows(path, layout)
@@ -148,7 +148,7 @@ def parse_label(
     if kind in ("multilabel", "document"):
         items = value.split(",") if isinstance(value, str) else value
         if not isinstance(items, list):
-            raise BadRowError("labels are not a list", f"{value!r:.80}; expected names joined by commas or a JSON list")
+            raise BadRowError("labels are not a list", f"{value!r:.80}; expected comma-separated names or a JSON list")
         names = [_name(item) for item in items] if items != [""] else []
         if len(set(names)) != len(names):
             raise BadRowError("a label appears twice", repr(value))
@@ -189,7 +189,7 @@ def _number(value: Any, label_range: tuple[float, float] | None) -> float:
     except OverflowError:  # an integer with more than 308 digits
         number = math.inf
     if not math.isfinite(number):
-        raise BadRowError("label is not a finite number", f"{value!r:.80}; such as -3, 2.5 or 1e-3 is expected")
+        raise BadRowError("label is not a finite number", f"{value!r:.80}; expected a number such as -3, 2.5 or 1e-3")
     if abs(number) > _LARGEST_TARGET:
         raise BadRowError(
             "label is too large for fp32", f"{value!r}; squared errors stay finite up to {_LARGEST_TARGET:g}"

@@ -107,7 +107,7 @@ def layout_of(path: Path) -> str:
     """Return csv, tsv, jsonl or text by suffix (ignoring a final .gz); raises DataError for any other suffix."""
     if path.is_dir():
         held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(_LAYOUTS))[:8]
-        hint = f", such as one of those in it: {', '.join(held)}" if held else ""
+        hint = f", such as one of these in it: {', '.join(held)}" if held else ""
         raise DataError(f"{path}: is a folder; a file is expected{hint}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     suffix = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes or [""])[-1]
@@ -231,7 +231,7 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
 
 
 def _too_large(path: Path, number: int) -> str:
-    return f"{path}: line {number}: a row of more than {MAX_ROW_BYTES:,} bytes, which is the most that is read"
+    return f"{path}: line {number}: a row larger than {MAX_ROW_BYTES:,} bytes, the limit for one row"
 
 
 def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
@@ -255,8 +255,8 @@ def _csv_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:
             return
         except csv.Error as error:
             raise DataError(
-                f"{path}: line {first_line}: not valid CSV: {error}; a field with a comma, a quote or a line end "
-                'stands in double quotes, with each quote inside it doubled ("")'
+                f"{path}: line {first_line}: not valid CSV: {error}; a field with a comma, a quote or a line break "
+                'must be in double quotes, with each quote inside it doubled ("")'
             ) from None
         yield Row(fields or [""], first_line, problem=None if fields not in ([], [""]) else BLANK)
 
@@ -328,7 +328,7 @@ class ReadingOptions:
             if not isinstance(value := getattr(self, name), str | None):
                 raise ConfigError(f"{name} = {value!r:.80}: a str or None is expected; this is {type(value).__name__}")
         if self.on_bad_rows not in ("error", "skip"):
-            raise ConfigError(f"on_bad_rows = {self.on_bad_rows!r:.80}: either 'error' or 'skip'")
+            raise ConfigError(f"on_bad_rows = {self.on_bad_rows!r:.80}: must be 'error' or 'skip'")
 
     @property
     def columns(self) -> tuple[str | None, str | None, str | None]:
@@ -375,7 +375,7 @@ def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> 
     if not text:
         raise ConfigError("columns by number: the text column must be given")
     if max(numbers) > len(first):
-        raise DataError(f"{path}: line 1: column {max(numbers)} was asked for, the row has {len(first)}")
+        raise DataError(f"{path}: line 1: column {max(numbers)} was requested, but the row has {len(first)}")
     return Columns(text, pair, label)
 
 
@@ -406,12 +406,12 @@ def choose_names(
         text = next((lower[name] for name in _TEXTS if name in lower and lower[name] not in (pair, label)), None)
     if text is None and label is not None and label.lower() in _TEXTS:
         raise DataError(
-            f"{place}: {label!r:.80} was given as the label column, and no column of text is left among "
-            f"{listed(names)}; name the column of labels with --label-column, or the text with --text-column"
+            f"{place}: {label!r:.80} was given as the label column, which leaves no text column among "
+            f"{listed(names)}; name the label column with --label-column, or the text column with --text-column"
         )
     if text is None:
         raise DataError(
-            f"{place}: no column of text ({', '.join(_TEXTS)}) among {listed(names)}; name it with "
+            f"{place}: no text column ({', '.join(_TEXTS)}) among {listed(names)}; name it with "
             "--text-column, by number (from 1) if the file has no header"
         )
     if takes_pair and pair is None:
@@ -441,10 +441,10 @@ def check_single(chosen: Iterable[str | None], names: Sequence[str], place: str)
             raise DataError(f"{place}: the header has {names.count(name)} columns named {name!r:.80}")
 
 
-def no_labels(place: str, known: Sequence[str], names: Sequence[str], what: str = "labels") -> DataError:
+def no_labels(place: str, known: Sequence[str], names: Sequence[str], what: str = "label") -> DataError:
     """Return the error for a table that has no label column with one of the known names."""
     return DataError(
-        f"{place}: no column of {what} ({', '.join(known)}) among {listed(names)}; name it with --label-column"
+        f"{place}: no {what} column ({', '.join(known)}) among {listed(names)}; name it with --label-column"
     )
 
 

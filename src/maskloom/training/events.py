@@ -202,7 +202,7 @@ class TensorBoardLog(EventLog):
             self._copies[stage].write(_record(**content))
         except OSError as error:
             self._is_broken = True
-            super().write("warning", kind="tensorboard", text=f"no more is written for TensorBoard: {error}")
+            super().write("warning", kind="tensorboard", text=f"writing for TensorBoard stopped: {error}")
 
 
 def _scalars(event: str, values: dict[str, Any]) -> dict[str, float]:

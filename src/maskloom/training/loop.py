@@ -368,8 +368,8 @@ class _Gradients:
         if size == 1 and not give_up_kernels(why):
             raise MemoryExhaustedError(
                 f"step {self.state.step + 1}: memory ran out on a micro-batch of one sequence (the longest of the "
-                f"batch has {int(max(batch.lengths))} tokens): {why}. The weights were not changed. Shorter sequences "
-                "(data.max_length), a smaller model or more memory are needed."
+                f"batch has {int(max(batch.lengths))} tokens): {why}. The weights were not changed. Use shorter "
+                "sequences (data.max_length), a smaller model or more memory."
             )
         return (size + 1) // 2
 
@@ -377,16 +377,16 @@ class _Gradients:
         here = f"rank {self.ranks.rank} of {self.ranks.world_size}"
         half = self._halved(size, batch, f"{why} ({here})")
         return MemoryExhaustedError(
-            f"step {self.state.step + 1}: memory ran out on {here} and the weights were not changed; started again, "
-            "by torchrun's --max-restarts or with --resume, all ranks go on from the last checkpoint in micro-batches "
-            f"of {half}",
+            f"step {self.state.step + 1}: memory ran out on {here} and the weights were not changed; when restarted "
+            "by torchrun's --max-restarts or with --resume, all ranks continue from the last checkpoint in "
+            f"micro-batches of {half}",
             micro_batch_size=half,
         )
 
 
 def _not_finite(report: StepReport, settings: TrainingSection) -> str:
     own = settings.head_learning_rate
-    now = f"{settings.learning_rate}{'' if own is None else f', of heads {own}'}"
+    now = f"{settings.learning_rate}{'' if own is None else f', for heads {own}'}"
     return (
         f"step {report.step}: loss {report.loss} with gradient norm {report.gradient_norm}; the weights were not "
         f"changed. Losses by name: {report.losses}. A smaller training.learning_rate (now {now}) may help."

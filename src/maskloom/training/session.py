@@ -177,7 +177,7 @@ class TrainingSession:
             batch = self._coming_batch()
             is_half = self.ranks.is_first and fastest_precision(self.state.model, self.objective, batch) == "bf16"
             self._found_precision = "bf16" if self.ranks.any_(is_half) else "fp32"
-            self._tell(f"precision: {self._found_precision} is the faster one here")
+            self._tell(f"precision: {self._found_precision} is faster here")
         return self._found_precision if wanted == "fastest" and self._found_precision else wanted
 
     def _coming_batch(self) -> Any:
@@ -187,7 +187,9 @@ class TrainingSession:
 
     def _require_whole_weights(self, setting: str) -> None:
         if self.ranks.is_sharded:
-            raise ConfigError(f'training.{setting} does not go with training.parallel = "{self.settings.parallel}"')
+            raise ConfigError(
+                f'training.{setting} cannot be combined with training.parallel = "{self.settings.parallel}"'
+            )
 
     def _train(self, stop: StopRequests, saves: Saves) -> None:
         steps = train_steps(
@@ -320,7 +322,7 @@ class TrainingSession:
         except NumericalError as error:  # on the first rank, which evaluates for all
             metrics, problem = {}, error
         if self.ranks.any_(problem is not None):
-            raise problem or NumericalError(f"step {step}: the evaluation found numbers that are not finite")
+            raise problem or NumericalError(f"step {step}: the evaluation produced numbers that are not finite")
         self._evaluation_is_due = False
         return self.ranks.any_(self.ranks.is_first and self._note(step, metrics))
 

@@ -121,16 +121,16 @@ class TrainingSection(Section):
                 raise ValueError(f"{told(part)} = {count}: it may not exceed {told(whole)} = {limit}")
         if self.minutes is not None and both.warmup_steps is not None:
             given = f"{told('warmup_steps')} = {both.warmup_steps}"
-            raise ValueError(f"{given}: with training.minutes give training.warmup_ratio")
+            raise ValueError(f"{given}: with training.minutes, give training.warmup_ratio instead")
         starts = [extension.at for extension in self.extensions]
         if self.minutes is not None and starts:
             raise ValueError(
-                f"training.minutes = {self.minutes:g}: this run was extended with --steps and goes by steps; leave "
-                "--minutes out"
+                f"training.minutes = {self.minutes:g}: this run was extended with --steps, so its length is in "
+                "steps; omit --minutes"
             )
         if starts != sorted(set(starts)) or (starts and starts[-1] >= (both.steps or MOST_STEPS)):
             raise ValueError(
-                f"training.extensions at {starts}: each begins after the one before and ends before {told('steps')}"
+                f"training.extensions at {starts}: each must begin after the previous one and before {told('steps')}"
             )
 
 
@@ -169,7 +169,7 @@ class FinetuneTraining(TrainingSection):
         own = FinetuneTraining.model_fields.keys() - TrainingSection.model_fields.keys()
         counted = TrainingSection(steps=steps, **self.model_dump(exclude={"steps", *own}))
         if (warmup := counted.resolved_warmup_steps()) > steps:
-            raise ConfigError(f"training.warmup_steps = {warmup}: {num_examples} examples give {steps} steps")
+            raise ConfigError(f"training.warmup_steps = {warmup}: {num_examples} examples give only {steps} steps")
         if self.extensions and (at := self.extensions[-1].at) >= steps:
-            raise ConfigError(f"training.extensions at {at}: {num_examples} examples give {steps} steps")
+            raise ConfigError(f"training.extensions at {at}: {num_examples} examples give only {steps} steps")
         return counted

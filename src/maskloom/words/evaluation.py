@@ -29,7 +29,7 @@ def read_pairs(path: Path) -> list[Triple]:
     """
     layout = layout_of(path)
     if layout == "jsonl":
-        raise DataError(f"{path}: pairs of words are read from .csv, .tsv and .txt, not from {path.suffix}")
+        raise DataError(f"{path}: word pairs are read from .csv, .tsv and .txt, not from {path.suffix}")
     rows = [([*map(str, row.fields)], row.line) for row in read_rows(path, layout)]
     rows = [(fields[0].split() if layout == "text" else fields, line) for fields, line in rows]
     rows = [(fields, line) for fields, line in rows if "".join(fields).strip() and not fields[0].startswith("#")]
@@ -38,7 +38,7 @@ def read_pairs(path: Path) -> list[Triple]:
     if {"word1", "word2"} <= {*names}:
         score = next((name for name in _SCORES if name in names), None)
         if score is None:
-            raise DataError(f"{path}: line 1: no column of scores named similarity among {', '.join(names)}")
+            raise DataError(f"{path}: line 1: no score column, such as similarity, among {', '.join(names)}")
         places = [names.index(name) for name in ("word1", "word2", score)]
         # a row may have only its number, in a column without a name
         rows = [row for row in rows[1:] if any(cell.strip() for cell, name in zip(row[0], names, strict=False) if name)]
@@ -46,7 +46,7 @@ def read_pairs(path: Path) -> list[Triple]:
         rows = rows[1:]
     triples = [_triple(f"{path}: line {line}", fields, places) for fields, line in rows]
     if not triples:
-        raise DataError(f"{path}: no pairs of words")
+        raise DataError(f"{path}: no word pairs")
     if all(_PART_OF_SPEECH.search(word) for triple in triples for word in triple[:2]):
         return [(first[:-2], second[:-2], score) for first, second, score in triples]
     return triples
@@ -84,7 +84,7 @@ def similarity_scores(vectors: WordVectors, pairs: list[Triple]) -> dict[str, An
     for name, values in (("scores", scores), ("cosines", cosines)):
         if len({*values.tolist()}) < 2:
             same = f"the {name} of all {len(known):,} pairs of known words are equal"
-            why = same if len(known) > 1 else "it needs two pairs of known words"
+            why = same if len(known) > 1 else "a correlation needs two pairs of known words"
             return {**result, "spearman": None, "pearson": None, "no_correlation": why}
     of_ranks: Any = spearmanr(scores, cosines)
     of_values: Any = pearsonr(scores, cosines)

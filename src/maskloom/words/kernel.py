@@ -277,9 +277,7 @@ def compiled() -> Callable[..., tuple[float, int]]:
         from numba.core import cgutils, types
         from numba.extending import intrinsic, overload, register_jitable
     except ImportError:
-        raise ConfigError(
-            "word vectors are trained by a loop that numba compiles; install it with: pip install 'maskloom[words]'"
-        ) from None
+        raise ConfigError("training word vectors needs numba; install it with: pip install 'maskloom[words]'") from None
 
     @intrinsic
     def prefetch(_context: Any, array: Any, row: Any) -> Any:

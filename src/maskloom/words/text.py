@@ -82,7 +82,7 @@ def training_pairs(sentence: str, recipe: WordsRecipe) -> Iterator[tuple[list[st
     names = list(numbering.numbers)
     words = [names[number] for number in numbers]
     if len(words) < 2:
-        raise DataError(f"{sentence[:60]!r}: {amount(len(words), 'word')}, and a window has two at least")
+        raise DataError(f"{sentence[:60]!r}: {amount(len(words), 'word')}; a window needs at least two")
     for place, word in enumerate(words):
         around = [*words[max(0, place - recipe.window) : place], *words[place + 1 : place + 1 + recipe.window]]
         if recipe.model == "cbow":
@@ -155,8 +155,8 @@ def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
         first = f"{words[int(counts.argmax())]!r:.60}" if len(words) else ""
         which = f"the most frequent, {first}, occurs {amount(top, 'time')}; " if first else ""
         raise DataError(
-            f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, {len(kept)} occur that often, and at "
-            f"least two must; {which}give more text or a lower --min-count"
+            f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, only {len(kept)} occur that often, "
+            f"but at least two must; {which}give more text or a lower --min-count"
         )
     order = sorted(kept.tolist(), key=lambda number: (-counts[number], words[number]))
     renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last one is for END

@@ -265,5 +265,5 @@ def test_published_predictions_get_their_published_scores(data_folder, predictio
 
 def test_predictions_of_another_file_are_called_that():
     report = score_answers({"1": ["cat"]}, {"9": "cat"}, has_unanswerable=False)
-    assert "predictions of another file" in report["note"]
+    assert "predictions for another file" in report["note"]
     assert "note" not in score_answers({"1": ["cat"]}, {"1": "cat"}, has_unanswerable=False)

@@ -130,7 +130,9 @@ def test_memory_is_asked_for_before_a_model_is_built(monkeypatch):
     monkeypatch.setattr("maskloom.system.resources.available_memory", lambda: needed)
     build_model(CONFIG, seed=1)
     monkeypatch.setattr("maskloom.system.resources.available_memory", lambda: needed - 1)
-    with pytest.raises(ConfigError, match=f"the model takes {needed:,} bytes of memory, {needed - 1:,} are available"):
+    with pytest.raises(
+        ConfigError, match=f"the model takes {needed:,} bytes of memory, but only {needed - 1:,} are available"
+    ):
         build_model(CONFIG, seed=1)
     with torch.device("meta"):
         build_model(CONFIG)

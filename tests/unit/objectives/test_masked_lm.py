@@ -91,7 +91,7 @@ def test_next_sentence_can_be_left_out_but_not_missed():
     model, batch = build_model(CONFIG, heads=("mlm",), seed=4), batch_of([5, 6], 3, has_pairs=False)
     assert set(MaskedLanguageModeling(pair_part=None).loss_sums(model, batch)) == {"mlm"}
     assert set(MaskedLanguageModeling(pair_part=None).target_counts(batch)) == {"mlm"}
-    with pytest.raises(ValueError, match="nsp needs a batch with labels of pairs"):
+    with pytest.raises(ValueError, match="nsp needs a batch with pair labels"):
         MaskedLanguageModeling().loss_sums(model, batch)
 
 
@@ -110,5 +110,5 @@ def test_an_id_that_the_model_has_not_is_named(name, wrong, message):
     )
     getattr(batch, field)[0] = wrong
     model = build_model(BertConfig.of_size("tiny", vocab_size=60), heads=("mlm",), seed=0)
-    with pytest.raises(ValueError, match=f"{name} {message}: the model's are 0 to {1 if name == 'segment' else 59}"):
+    with pytest.raises(ValueError, match=f"{name} {message}: the model has 0 to {1 if name == 'segment' else 59}"):
         MaskedLanguageModeling(pair_part=None).loss_sums(model, batch)

@@ -117,7 +117,7 @@ def test_a_wrong_row_of_a_table_says_nothing_of_tasks(model: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("train", "dev", "message"),
     [
-        ("a,x\nb,x\n", "a,x\n", r"train\.csv: every one of 2 rows has the label 'x'; a classifier needs at least two"),
+        ("a,x\nb,x\n", "a,x\n", r"train\.csv: all 2 rows have the label 'x'; a classifier needs at least two"),
         ("a,x\nb,y\n", "a,x\nb,z\n", r"dev\.csv: line 3: the label 'z' is not one .* 'x', 'y'; .*\(--labels FILE\)$"),
     ],
 )

@@ -81,10 +81,10 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         taken.append(chosen_device("cuda").index)
     assert taken == [0, 1, 0, 1]
-    with pytest.raises(ConfigError, match="each process takes a GPU of its own; give 'cuda'"):
+    with pytest.raises(ConfigError, match="each process uses its own GPU; give 'cuda'"):
         chosen_device("cuda:1")
     monkeypatch.delenv("LOCAL_RANK")
-    with pytest.raises(ConfigError, match="LOCAL_RANK is not set, so which of 2 GPUs is this process's"):
+    with pytest.raises(ConfigError, match="LOCAL_RANK is not set, so it is unclear which of 2 GPUs to use"):
         chosen_device("auto")
     _machine(monkeypatch, gpus=1)  # as if a scheduler exposed only its own GPU to each process
     assert chosen_device("auto").index == 0
@@ -98,7 +98,7 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     [
         ("cuda", "finds no CUDA device here"),
         ("cuda:7", "finds no CUDA device here"),
-        ("mps", "finds no GPU of Apple's here"),
+        ("mps", "finds no Apple GPU here"),
         ("gpu", "device 'gpu' is not known"),
         (7, "device 7 is not known"),
         (None, "device None is not known"),

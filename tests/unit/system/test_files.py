@@ -124,7 +124,7 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path) -> None:
     fault_points.arm("enospc@files.copy#2")
     try:
         with (
-            pytest.raises(OSError, match=r"No space left on device; it was not written: .*b\.txt"),
+            pytest.raises(OSError, match=r"No space left on device; the file was not written: .*b\.txt"),
             replacing_folder(final) as new,
         ):
             copy_files(source, new)

@@ -103,9 +103,9 @@ def _lock_of(folder: Path, **changed) -> None:
 
 STALE = {
     "dead": ({"pid": 2**22 + 1}, "that process is gone"),
-    "reused": ({"start": "1"}, "another process has its number now"),
-    "restarted": ({"boot": "another"}, "this machine was started again since"),
-    "elsewhere": ({"host": "elsewhere"}, "its machine gives no sign of it"),
+    "reused": ({"start": "1"}, "another process has its PID now"),
+    "restarted": ({"boot": "another"}, "this machine has been restarted since"),
+    "elsewhere": ({"host": "elsewhere"}, "its machine shows no sign of it"),
 }
 
 
@@ -193,7 +193,7 @@ def test_a_decorated_run_is_alone_and_other_ranks_share_it_only_where_ranks_trai
 
     alone, shared = alone_in_folder()(run), alone_in_folder(ranks_share=True)(run)
     assert alone(0) == shared(0) == 7
-    with pytest.raises(FolderInUseError, match="wait for its end or choose another --out"):
+    with pytest.raises(FolderInUseError, match="wait until it ends or choose another --out"):
         alone(1)
     with folder_lock(tmp_path / "run"):
         monkeypatch.setenv("WORLD_SIZE", "2")

@@ -26,7 +26,7 @@ def test_what_is_no_file_is_named(tmp_path):
         ("device", "is a device; a regular file"),
         (".", "is a folder; a regular file"),
         ("absent", "cannot be read: No such file"),
-        ("a\0b", "a NUL character is in its name"),
+        ("a\0b", "its name contains a NUL character"),
     ):
         with pytest.raises(DataError, match=message):
             check_regular(tmp_path / name)
@@ -42,7 +42,7 @@ def test_links_count_as_what_they_lead_to_if_that_is_inside(tmp_path):
     assert file_inside(home, "in") == home / "in"
     assert file_inside(home, "absent") is None
     assert file_inside(home, 300 * "m") is None
-    with pytest.raises(DataError, match=r"out: is a link to .*outside, outside of the folder"):
+    with pytest.raises(DataError, match=r"out: is a link to .*outside, outside the folder"):
         file_inside(home, "out")
 
 

@@ -87,11 +87,11 @@ def test_what_the_tasks_raise_is_raised() -> None:
 
 def test_a_task_that_kills_its_process_twice_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(
-        ChildProcessError, match=r"worker process \d+, the second one at task 9, died with exit code -9.*fewer workers"
+        ChildProcessError, match=r"worker process \d+, the second one for task 9, died with exit code -9.*fewer workers"
     ):
         list(results(signal.raise_signal, iter([signal.SIGKILL]), name=lambda task: f"task {task}"))
     assert len(caplog.messages) == 1
-    assert "which was at task 9, died with exit code -9" in caplog.messages[0]
+    assert "which was working on task 9, died with exit code -9" in caplog.messages[0]
 
 
 def _once(task: tuple[int, str, str]) -> int:
@@ -106,7 +106,7 @@ def _once(task: tuple[int, str, str]) -> int:
 def test_every_task_that_lost_its_process_is_done_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tasks = [(number, str(tmp_path / str(number)) if number % 3 == 0 else "", "SIGKILL") for number in range(9)]
     assert sorted(results(_once, iter(tasks))) == list(range(9))
-    assert [message.count("a new one does that again") for message in caplog.messages] == [1, 1, 1]
+    assert [message.count("a new one will redo it") for message in caplog.messages] == [1, 1, 1]
 
 
 def test_processes_killed_while_they_wait_or_read_are_replaced() -> None:
@@ -125,13 +125,13 @@ def test_a_process_that_hangs_is_named_and_replaced(tmp_path: Path, caplog: pyte
     found = results(_once, iter(tasks), patience=patience, name=lambda task: f"task {task[0]}")
     assert sorted(found) == list(range(4))
     # on a busy machine, other tasks may be late too
-    told = [message for message in caplog.messages if "at task 1" in message]
-    assert "has been at task 1 for" in told[0]
-    assert "which was at task 1, hung: no processor time for" in told[-1]
+    told = [message for message in caplog.messages if "on task 1" in message]
+    assert "has been working on task 1 for" in told[0]
+    assert "which was working on task 1, hung: no processor time for" in told[-1]
 
 
 def test_a_process_that_hangs_at_the_same_task_again_ends_the_work() -> None:
-    with pytest.raises(ChildProcessError, match="second one at 600, hung: no processor time"):
+    with pytest.raises(ChildProcessError, match="second one for 600, hung: no processor time"):
         list(results(time.sleep, iter([0, 600]), patience=Patience(named_after=1, ended_after=2)))
 
 
@@ -145,7 +145,7 @@ def _count_for(seconds: float) -> float:
 def test_a_slow_process_is_named_and_waited_for(caplog: pytest.LogCaptureFixture) -> None:
     patience = Patience(named_after=1, ended_after=2)
     assert sorted(results(_count_for, iter([0, 2.5]), patience=patience)) == [0, 2.5]
-    assert len([message for message in caplog.messages if "has been at 2.5 for" in message]) == 1
+    assert len([message for message in caplog.messages if "has been working on 2.5 for" in message]) == 1
     assert not any("hung" in message for message in caplog.messages)
 
 
@@ -190,7 +190,7 @@ def _break_off(_: object) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs a list of the open files of a process")
 def test_a_process_that_dies_in_the_middle_of_its_answer_is_an_error() -> None:
-    with pytest.raises(ChildProcessError, match="the second one at None, died with exit code 9"):
+    with pytest.raises(ChildProcessError, match="the second one for None, died with exit code 9"):
         list(results(_break_off, iter([None])))
 
 

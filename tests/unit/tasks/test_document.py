@@ -51,7 +51,7 @@ def test_what_is_not_read_is_counted(tmp_path):
     assert data.account()["num_sentences"] == 5
     cut, left_out = data.notes(tmp_path / "in.jsonl")
     assert "1 of 2 examples have sentences that exceed 4 tokens and lose 3 tokens" in cut
-    assert "1 of 2 documents lose 2 sentences at their end (document.max_sentences)" in left_out
+    assert "1 of 2 documents lose 2 sentences at the end (document.max_sentences)" in left_out
 
 
 def test_sentences_follow_the_rules_of_the_language(tmp_path):
@@ -90,5 +90,5 @@ def test_what_cannot_be_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"in.csv: line 2: empty text: 'title'"):
         KINDS["document"].read(path)
     path.write_text("title,labels\na,x\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"in.csv: line 1: no column of text"):
+    with pytest.raises(DataError, match=r"in.csv: line 1: no text column"):
         KINDS["document"].read(path)

@@ -78,7 +78,7 @@ def test_test_files_have_no_labels(tmp_path):
     assert (data.examples[0].text, data.examples[0].label) == ("Bill whistled.", None)
     _, data = read(tmp_path, "rte", "index\tsentence1\tsentence2\n0\tA\tB\n", needs_label=False)
     assert (data.examples[0].pair, data.examples[0].label) == ("B", None)
-    with pytest.raises(DataError, match="no column of labels"):
+    with pytest.raises(DataError, match="no label column"):
         read(tmp_path, "rte", "index\tsentence1\tsentence2\n0\tA\tB\n")
 
 

@@ -143,5 +143,5 @@ def test_articles_of_squad_that_unpack_without_end_are_refused(tmp_path):
     import gzip
 
     (tmp_path / "d.json.gz").write_bytes(gzip.compress(json.dumps({"data": "a" * (9 << 20)}).encode()))
-    with pytest.raises(DataError, match=r"d\.json\.gz: unpacks to more than 8,388,608 bytes"):
+    with pytest.raises(DataError, match=r"d\.json\.gz: expands to more than 8,388,608 bytes"):
         read_json(tmp_path / "d.json.gz")

@@ -29,7 +29,7 @@ def test_balanced_weights_of_several_labels_weigh_positives():
     assert balanced_weights(labels, 4) == [3.0, 1.0, pytest.approx(1 / 3), 1.0]
     assert label_counts(labels, 4).tolist() == [1, 0, 3, 4]
     assert label_counts(np.array([0, 2, 2]), 4).tolist() == [1, 0, 2, 0]
-    with pytest.raises(ValueError, match="class_weights are 3 numbers, there are 2 labels"):
+    with pytest.raises(ValueError, match="class_weights: 3 weights for 2 labels"):
         checked_weights([1.0, 2.0, 3.0], ("a", "b"))
 
 
@@ -82,7 +82,7 @@ def test_some_labels_missing():
 def test_ids_stand_for_names_only_where_nothing_else_is_a_label_and_no_name_is_a_number():
     data = data_with("1", "0")
     assert encode_labels(data, "single", ("a", "b")).tolist() == [1, 0]
-    assert data.report.notes == ["labels are numbers, taken as ids: 0 is 'a', 1 is 'b'"]
+    assert data.report.notes == ["labels are numbers, read as ids: 0 is 'a', 1 is 'b'"]
     for labels, names in [(("1",), ("0", "5")), (("1", "-1"), ("+1", "-1")), (("1", "a"), ("a", "b"))]:
         with pytest.raises(DataError, match="'1' is not one of"):
             encode_labels(data_with(*labels), "single", names)
@@ -103,9 +103,9 @@ def test_the_first_piece_of_a_file_decides_whether_labels_are_ids():
 @pytest.mark.parametrize(
     ("data", "kind", "message"),
     [
-        (data_with("a", "a"), "single", "every one of 2 rows has the label 'a'"),
+        (data_with("a", "a"), "single", "all 2 rows have the label 'a'"),
         (data_with((), ()), "multilabel", "no row has any label"),
-        (data_with(2.0, 2.0), "regression", "every one of 2 rows has the score 2.0"),
+        (data_with(2.0, 2.0), "regression", "all 2 rows have the score 2.0"),
     ],
 )
 def test_nothing_to_learn(data, kind, message):

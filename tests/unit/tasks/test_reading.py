@@ -51,7 +51,7 @@ def test_columns_by_number_mean_no_header(tmp_path):
     [
         ({"text_column": "0", "label_column": "1"}, ConfigError, "counted from 1"),
         ({"text_column": "1", "label_column": "label"}, ConfigError, "all of them by name or all by number"),
-        ({"text_column": "9", "label_column": "1"}, DataError, "column 9 was asked for, the row has 2"),
+        ({"text_column": "9", "label_column": "1"}, DataError, "column 9 was requested, but the row has 2"),
         ({"text_column": "body"}, DataError, "line 1: there is no column 'body'; the columns are 'text', 'label'"),
         ({"text_column": "label", "label_column": "label"}, ConfigError, "used twice"),
         ({"text_column": "text", "pair_column": "label"}, ConfigError, "takes one text"),
@@ -65,8 +65,8 @@ def test_wrong_columns(tmp_path, options, error, message):
 @pytest.mark.parametrize(
     ("content", "kind", "message"),
     [
-        ("body,label\na,b\n", "single", "no column of text"),
-        ("text,mark\na,b\n", "single", "no column of labels"),
+        ("body,label\na,b\n", "single", "no text column"),
+        ("text,mark\na,b\n", "single", "no label column"),
         ("text,label\na,b\n", "pair", "no second text"),
         ("text;label\na;b\n", "single", "is the separator a semicolon"),
         ("text,text,label\na,b,c\n", "single", "line 1: the header has 2 columns named 'text'"),
@@ -167,16 +167,16 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, suffix):
 
 def test_a_folder_and_the_text_column_as_label_are_named(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\na,x\n")
-    with pytest.raises(DataError, match=r"is a folder; a file is expected, such as one of those in it: train\.csv$"):
+    with pytest.raises(DataError, match=r"is a folder; a file is expected, such as one of these in it: train\.csv$"):
         KINDS["single"].read(tmp_path)
-    with pytest.raises(DataError, match="'text' was given as the label column, and no column of text is left"):
+    with pytest.raises(DataError, match="'text' was given as the label column, which leaves no text column"):
         KINDS["single"].read(tmp_path / "train.csv", ReadingOptions(label_column="text"))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"on_bad_rows": "raise"}, "on_bad_rows = 'raise': either 'error' or 'skip'"),
+        ({"on_bad_rows": "raise"}, "on_bad_rows = 'raise': must be 'error' or 'skip'"),
         ({"text_column": 5}, "text_column = 5: a str or None is expected; this is int"),
         ({"format": ["cola"]}, r"format = \['cola'\]: a str or None is expected; this is list"),
     ],

@@ -57,7 +57,7 @@ def test_a_file_without_any_line_feed_has_the_line_ends_of_old_and_of_unicode(tm
     assert found('{"text": "a\u2028b"}', "jsonl") == [{"text": "a\u2028b"}]
     assert found("a\rb\nc", "text") == [["a\rb"], ["c"]]
     monkeypatch.setattr(tables, "MAX_ROW_BYTES", 8)
-    with pytest.raises(DataError, match="line 1: a row of more than 8 bytes"):
+    with pytest.raises(DataError, match="line 1: a row larger than 8 bytes"):
         found("one\rtwo\rthree\rfour", "text")
 
 
@@ -77,7 +77,7 @@ def test_lines_are_the_same_wherever_a_block_ends(tmp_path, monkeypatch, block, 
 def test_rows_before_a_bad_one_are_read(tmp_path):
     path = tmp_path / "data.tsv"
     long = b"x" * (MAX_ROW_BYTES + 1)
-    for bad, message in ((b"caf\xe9", "byte 4"), (b"a\0", "holds a NUL"), (long, "a row of more than")):
+    for bad, message in ((b"caf\xe9", "byte 4"), (b"a\0", "holds a NUL"), (long, "a row larger than")):
         path.write_bytes(b"a\nb\r\n" + bad + b"\nc\n")
         rows = read_rows(path, "tsv")
         assert [next(rows).fields, next(rows).fields] == [["a"], ["b"]]
@@ -109,8 +109,8 @@ def test_wrong_encodings_are_named(tmp_path, content, message):
         ('text,label\na,b\n"never closed,x\ny,z\n', "line 3: not valid CSV"),
         ('text,label\n"a"b,c\n', "line 2: not valid CSV"),
         ("text,label\na\rb,c\n", "line 2: not valid CSV"),
-        ("text,label\n" + "x" * MAX_ROW_BYTES + ",c\n", "line 2: a row of more than 16,777,216 bytes"),
-        ('text,label\n"' + ("x" * 2**20 + "\n") * 17, "line 2: a row of more than 16,777,216 bytes"),
+        ("text,label\n" + "x" * MAX_ROW_BYTES + ",c\n", "line 2: a row larger than 16,777,216 bytes"),
+        ('text,label\n"' + ("x" * 2**20 + "\n") * 17, "line 2: a row larger than 16,777,216 bytes"),
     ],
 )
 def test_broken_csv_is_named(tmp_path, content, message):

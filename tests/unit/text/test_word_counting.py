@@ -170,7 +170,7 @@ def test_a_killed_worker_changes_nothing(caplog: pytest.LogCaptureFixture) -> No
 
     found = count_words(texts(), lowercase=True, max_distinct_words=10, work=Work(2), place=lambda: "a.txt, line 7")
     assert found.counts == {"a": 1, "b": 6_000_000}
-    assert "which was at the words up to a.txt, line 7, died with exit code -9" in caplog.messages[0]
+    assert "which was working on the words up to a.txt, line 7, died with exit code -9" in caplog.messages[0]
 
 
 def test_temporary_files_lie_where_they_should(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def test_the_faster_precision_is_found_once_said_and_kept_by_a_resume(tmp_path: 
     stated.run()
     session = _session(tmp_path / "found", steps=4, precision="fastest")
     session.run()
-    assert f"precision: {faster} is the faster one here" in session.said
+    assert f"precision: {faster} is faster here" in session.said
     shutil.rmtree(max((tmp_path / "found" / "checkpoints").iterdir()))
     again = _session(tmp_path / "found", steps=4, precision="fastest")
     assert again.resume() == 2

@@ -37,16 +37,16 @@ def test_pairs_are_read(name: str, content: str, tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("a.csv", "word1,word2,similarity\na,b,1\nc,d,\n", r"a.csv: line 3: two words and a number .* 'c d '"),
-        ("a.csv", "word1,word2,rank\na,b,1\n", "no column of scores"),
+        ("a.csv", "word1,word2,rank\na,b,1\n", "no score column"),
         ("a.txt", "a b 1\na b\n", "line 2: two words"),
-        ("a.txt", "word1 word2 score\n", "no pairs"),
+        ("a.txt", "word1 word2 score\n", "no word pairs"),
         ("a.txt", "a b x\nc d 1\n", "line 1: two words and a number are expected, this is 'a b x'"),
         ("a.csv", "a,b,meaning\nc,d,1\n", "line 1: two words and a number are expected, this is 'a b meaning'"),
         ("a.txt", "a b\nc d 1\n", "line 1: two words and a number"),
         ("a.csv", "a,b,\nc,d,1\n", "line 1: two words and a number"),
         ("a.csv", "word1,word2,score,rater\na,b,1,x\n,,,x\n", "line 3: two words and a number"),
         ("a.csv", "word1,word2,score\n,b,1\n", "line 2: two words and a number"),
-        ("a.jsonl", '{"word1": "a", "word2": "b", "score": 1}\n', r"a.jsonl: pairs .* not from .jsonl"),
+        ("a.jsonl", '{"word1": "a", "word2": "b", "score": 1}\n', r"a.jsonl: word pairs .* not from .jsonl"),
     ],
 )
 def test_bad_pairs_are_refused(name: str, content: str, message: str, tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_similarity_skips_and_counts_unknown_pairs() -> None:
 @pytest.mark.parametrize(
     ("pairs", "why"),
     [
-        ([("man", "pear", 9.0), ("man", "king", 1.0)], "it needs two pairs of known words"),
+        ([("man", "pear", 9.0), ("man", "king", 1.0)], "a correlation needs two pairs of known words"),
         ([("man", "king", 2.0), ("man", "apple", 2.0)], "the scores of all 2 pairs of known words are equal"),
         ([("man", "king", 2.0), ("king", "man", 3.0)], "the cosines of all 2 pairs of known words are equal"),
     ],

@@ -106,14 +106,14 @@ def test_the_vocabulary_is_by_count_then_by_characters(tmp_path: Path) -> None:
 def test_a_vocabulary_that_min_count_empties_is_refused(tmp_path: Path) -> None:
     words, _ = numbered("a b a c", tmp_path / "t")
     with pytest.raises(
-        DataError, match=r"--min-count 3: of 3 distinct words, 0 .* 'a', occurs 2 times; give more text"
+        DataError, match=r"--min-count 3: of 3 distinct words, only 0 .* 'a', occurs 2 times; give more text"
     ):
         keep_frequent(tmp_path / "t", words, 3)
     words, _ = numbered("a", tmp_path / "t")
-    with pytest.raises(DataError, match=r"--min-count 3: of 1 distinct word, 0 .* 'a', occurs 1 time; give"):
+    with pytest.raises(DataError, match=r"--min-count 3: of 1 distinct word, only 0 .* 'a', occurs 1 time; give"):
         keep_frequent(tmp_path / "t", words, 3)
     words, _ = numbered("... !", tmp_path / "t")
-    with pytest.raises(DataError, match="of 0 distinct words, 0"):
+    with pytest.raises(DataError, match="of 0 distinct words, only 0"):
         keep_frequent(tmp_path / "t", words, 1)
 
 
@@ -159,5 +159,5 @@ def test_what_a_sentence_trains_on():
 
 @pytest.mark.parametrize(("sentence", "number"), [("", "0 words"), ("alone", "1 word"), ("...", "0 words")])
 def test_a_sentence_without_a_pair_is_named(sentence, number):
-    with pytest.raises(DataError, match=f"{sentence!r}: {number}, and a window has two at least"):
+    with pytest.raises(DataError, match=f"{sentence!r}: {number}; a window needs at least two"):
         list(training_pairs(sentence, WordsRecipe()))

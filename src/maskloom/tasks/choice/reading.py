@@ -57,7 +57,7 @@ def choose_columns(
     lower = {name.lower(): name for name in reversed(names)}
     for wanted in options.columns:
         if wanted is not None and wanted not in names and tables.is_column_number(wanted):
-            raise ConfigError(f"column {wanted!r}: columns of multiple choice are given by the names of a header")
+            raise ConfigError(f"column {wanted!r}: multiple choice needs columns given by header name")
     tables.check_given(options.columns, names, place)
     choices, are_list = _choices(names, lists, place)
     taken = set(choices)
@@ -73,7 +73,7 @@ def choose_columns(
         context, stem = first(_QUESTIONS, options.pair_column, label), options.pair_column
     if context is None:
         raise DataError(
-            f"{place}: no column of contexts ({', '.join((*_CONTEXTS, *_QUESTIONS))}) among {tables.listed(names)}; "
+            f"{place}: no context column ({', '.join((*_CONTEXTS, *_QUESTIONS))}) among {tables.listed(names)}; "
             "name it with --text-column"
         )
     if needs_label and label is None:
@@ -98,15 +98,13 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tu
     whole = [numbered for numbered in stems.values() if len(numbered) > 1]
     if not whole:
         raise DataError(
-            f"{place}: no columns of choices (ending0, choice0, answer0 …, or a list {' or '.join(_LISTS)}) among "
+            f"{place}: no choice columns (ending0, choice0, answer0 …, or a list {' or '.join(_LISTS)}) among "
             f"{tables.listed(names)}"
         )
     numbered = max(whole, key=len)
     numbers = sorted(numbered)
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
-        raise DataError(
-            f"{place}: the columns of choices {tables.listed([numbered[n] for n in numbers])} leave one out"
-        )
+        raise DataError(f"{place}: the choice columns {tables.listed([numbered[n] for n in numbers])} leave one out")
     return tuple(numbered[number] for number in numbers), False
 
 
@@ -148,11 +146,11 @@ def race_files(folder: Path) -> list[Path]:
     levels = [folder / level for level in _LEVELS if (folder / level).is_dir()] or [folder]
     for level in levels:
         if not level.resolve().is_relative_to(folder.resolve()):
-            raise DataError(f"{level}: is a link to {level.resolve()}, outside of the folder; put a copy in its place")
+            raise DataError(f"{level}: is a link to {level.resolve()}, outside the folder; replace it with a copy")
     found = [path for level in levels for path in sorted(level.glob("*.txt")) if file_inside(level, path.name)]
     if not found:
         raise DataError(
-            f"{folder}: no .txt file in it, nor in high/ or middle/ in it; of RACE name one of train/, dev/ and test/"
+            f"{folder}: no .txt file in it or in its high/ or middle/; for RACE, give its train/, dev/ or test/"
         )
     return found
 
@@ -407,7 +405,7 @@ def check_choices(train: ReadExamples, dev: ReadExamples) -> None:
     labels = {example.label for example in train.examples}
     if len(labels) == 1:
         raise DataError(
-            f"{train.report.path}: every one of {len(train.examples)} rows has choice {labels.pop()} as the right one; "
+            f"{train.report.path}: all {len(train.examples)} rows have choice {labels.pop()} as the right one; "
             "there is nothing to learn"
         )
 
@@ -416,6 +414,6 @@ def choice_example(item: Any, number: int) -> ChoiceExample:
     """Return the example for a (context, choices) pair."""
     context, choices = checked_parts(item, number, "(context, choices)")
     if not isinstance(choices, tuple | list) or len(choices) < 2:
-        raise DataError(f"input {number}: the choices are a list of at least two texts")
+        raise DataError(f"input {number}: the choices must be a list of at least two texts")
     texts = tuple(checked_text(choice, number, may_be_blank=False) for choice in choices)
     return ChoiceExample(checked_text(context, number, may_be_blank=False), "", texts, None, number + 1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.tasks import tables
 from maskloom.tasks.examples import Example, ReadingReport, kept_examples
 from maskloom.tasks.reading import iterate_examples
@@ -47,7 +47,9 @@ def iterate_sources(
     path, options = Path(path), options or ReadingOptions()
     report = report or ReadingReport(path)
     if options.format is not None:
-        raise ConfigError(f"--format {options.format}: no format has targets; --label-column names their column")
+        raise ConfigError(
+            f"--format {options.format}: no format has targets; name the target column with --label-column"
+        )
     if Path(path.name.lower().removesuffix(".gz")).suffix in _TABLES:
         if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
@@ -60,12 +62,12 @@ def iterate_sources(
         suffix = settings.target_suffix
     if needs_label and suffix is None:
         raise DataError(
-            f"{path}: a file of lines has sources alone; name that of the targets, when fine-tuning with --set "
-            "seq2seq.target_suffix=en for one that ends in .en, to evaluate with --target-suffix en, or give CSV, TSV "
-            "or JSONL with source and target"
+            f"{path}: a file of lines has only sources; name the target file by its suffix (for one that ends in .en: "
+            "--set seq2seq.target_suffix=en to fine-tune, --target-suffix en to evaluate), or give CSV, TSV or JSONL "
+            "with source and target"
         )
     if suffix is not None and not re.fullmatch(SUFFIX, suffix):
-        raise ConfigError(f"target suffix {suffix!r:.80}: letters, digits, _ and - are expected, without a dot")
+        raise ConfigError(f"target suffix {suffix!r:.80}: only letters, digits, _ and - are allowed, without a dot")
     rows = _lines(path, _beside(path, suffix) if needs_label and suffix is not None else None)
     yield from kept_examples(rows, _example, report, skips=options.on_bad_rows == "skip")
 
@@ -84,7 +86,7 @@ def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool)
     lower = {str(name).strip().lower(): str(name).strip() for name in (first.fields if first else ())}
     if first and needs_label and options.label_column is None and not {*_TARGETS} & lower.keys():
         raise DataError(
-            f"{path}: line {first.line}: no column of targets ({', '.join(_TARGETS)}) among "
+            f"{path}: line {first.line}: no target column ({', '.join(_TARGETS)}) among "
             f"{tables.listed([*lower.values()])}; name it with --label-column"
         )
     source, target = (next((lower[name] for name in names if name in lower), None) for names in (_SOURCES, _TARGETS))
@@ -101,10 +103,10 @@ def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
         yield from (Row([line], number) for number, line in tables.read_lines(sources))
         return
     if targets == sources:
-        raise ConfigError(f"target suffix {sources.suffix[1:]!r}: {sources} would be its own targets")
+        raise ConfigError(f"target suffix {sources.suffix[1:]!r}: {sources} would be its own target file")
     if not targets.exists():
         raise DataError(
-            f"{targets}: no such file; it has the targets of {sources} by seq2seq.target_suffix or --target-suffix"
+            f"{targets}: no such file; expected the targets of {sources} (seq2seq.target_suffix or --target-suffix)"
         )
     pairs = zip_longest(tables.read_lines(sources), tables.read_lines(targets))
     for number, (source, target) in enumerate(pairs, start=1):
@@ -112,8 +114,8 @@ def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
             longer, shorter = (targets, sources) if source is None else (sources, targets)
             more = number + sum(1 for _ in pairs)
             raise DataError(
-                f"{longer}: line {number} has no line beside it: {more:,} lines, and {number - 1:,} in {shorter}; both "
-                "files need the same number of lines"
+                f"{longer}: line {number} has no counterpart: {amount(more, 'line')}, but {number - 1:,} in {shorter}; "
+                "both files need the same number of lines"
             )
         yield Row([source[1], target[1]], number)
 

@@ -110,7 +110,7 @@ class EncodedTargets:
     def notes(self, path: Path) -> list[str]:
         """Report how many sources and targets were truncated, if any."""
         notes = self.sources.notes(path)
-        return notes + [f"{note} (of targets)" for note in (self.targets.notes(path) if self.targets else ())]
+        return notes + [f"{note} (targets)" for note in (self.targets.notes(path) if self.targets else ())]
 
 
 def _encode(
@@ -150,7 +150,7 @@ def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ..
         start = tokenizer.vocabulary.pad_id
     marks = [*([] if start is None else [start]), *marks]
     if len(marks) < 2:
-        raise DataError("a target needs a token that begins it and one that ends it; the vocabulary has none")
+        raise DataError("a target needs a begin and an end token; the vocabulary does not have both")
     return tuple(marks), start
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from maskloom.data.batch import ClassificationBatch
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, amount
 from maskloom.tasks.span.reading import Question
 from maskloom.text.tokenizer import Tokenizer
 
@@ -199,13 +199,13 @@ class EncodedQuestions:
         if self.unaligned:
             total = self.num_examples + (len(self.unaligned) if self.is_for_training else 0)
             shown = ", ".join(self.unaligned[:_SHOWN_IDS]) + (" …" if len(self.unaligned) > _SHOWN_IDS else "")
-            fate = "left out of training" if self.is_for_training else "scored by their text all the same"
+            fate = "left out of training" if self.is_for_training else "still scored by their text"
             notes.append(
                 f"{path}: the answers of {len(self.unaligned)} of {total} questions cannot be found among the words "
                 f"of their context; {fate}: {shown}"
             )
         if self.num_cut_questions:
-            notes.append(f"{path}: {self.num_cut_questions} questions are longer than allowed and lose their end")
+            notes.append(f"{path}: {amount(self.num_cut_questions, 'question')} truncated (span.max_question_length)")
         return notes
 
 

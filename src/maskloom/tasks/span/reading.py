@@ -84,7 +84,7 @@ def iterate_questions(
     def question_of(row: Row) -> Question:
         question = _question(form(row), row.line, needs_label=needs_label)
         if question.id in seen:
-            raise BadRowError("an id comes twice", f"{question.id!r:.80} is also that of {seen[question.id]}")
+            raise BadRowError("an id comes twice", f"{question.id!r:.80} is also the id of {seen[question.id]}")
         seen[question.id] = row.where
         return question
 
@@ -130,7 +130,7 @@ def _answers(fields: dict[str, Any], context: str) -> tuple[Answer, ...]:
     if answers is not None and not isinstance(answers, list):
         raise BadRowError("the answers are not a list", f"they are {type(answers).__name__}")
     if not answers and not is_impossible:
-        raise BadRowError("no answers", "a question without answer says so: is_impossible is true")
+        raise BadRowError("no answers", "a question without an answer needs is_impossible = true")
     if answers and is_impossible:
         raise BadRowError("is_impossible is true, yet there are answers")
     return tuple(_answer(value, context) for value in answers or ())
@@ -162,8 +162,8 @@ def _what_stands(text: str, start: int, context: str) -> str:
     """Describe the text at an answer's stated position, and the nearest position where the answer occurs."""
     there = context[start : start + min(len(text), _SHOWN)]
     found = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
-    elsewhere = f"; it stands at {min(found, key=lambda at: abs(at - start))}" if found else ""
-    return f"{text[:_SHOWN]!r:.80} at {start}, where {there!r:.80} stands{elsewhere}"
+    elsewhere = f"; the nearest occurrence is at {min(found, key=lambda at: abs(at - start))}" if found else ""
+    return f"{text[:_SHOWN]!r:.80} at {start}, where the context has {there!r:.80}{elsewhere}"
 
 
 MAX_JSON_BYTES = 1 << 30
@@ -212,7 +212,7 @@ def read_json(path: Path) -> Any:
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DataError(f"{path}: the gzip stream is broken: {error}") from None
         if len(content) > limit:
-            raise DataError(f"{path}: unpacks to more than {limit:,} bytes, which is more than such text does")
+            raise DataError(f"{path}: expands to more than {limit:,} bytes, the limit for a file of this size")
     return parse_json(content, str(path))
 
 
@@ -221,7 +221,7 @@ def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
         raise DataError(f"{path}: {place}: a JSON object is expected, this is {type(value).__name__}")
     if key not in value:
         known = ", ".join(name[:40] for name in list(value)[:8]) or "none"
-        raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); SQuAD's form is expected")
+        raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); SQuAD's format is expected")
     if not isinstance(value[key], list):
         raise DataError(f"{path}: {place}: {key!r:.80} is not a list but {type(value[key]).__name__}")
     return value[key]
@@ -244,7 +244,7 @@ def question_rows(
     try:
         layout = tables.layout_of(path)
     except DataError as error:
-        raise DataError(f"{error}, and not SQuAD's .json") from None
+        raise DataError(f"{error}; SQuAD's .json is accepted too") from None
     if layout == "text":
         raise DataError(f"{path}: a .txt file holds no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
     rows = tables.read_rows(path, layout)
@@ -315,7 +315,7 @@ def _check_columns(names: list[str], options: ReadingOptions, place: str, *, nee
     wanted += [options.label_column] if options.label_column and needs_label else []
     tables.check_given(wanted, names, place)
     if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
-        raise tables.no_labels(place, _ANSWERS, names, "answers")
+        raise tables.no_labels(place, _ANSWERS, names, "answer")
     tables.check_single(wanted, names, place)
 
 
@@ -350,7 +350,7 @@ def score_files(
 def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
     values = read_json(path)
     if not isinstance(values, dict):
-        raise DataError(f"{path}: a JSON object by question id is expected, this is {type(values).__name__}")
+        raise DataError(f"{path}: a JSON object keyed by question id is expected, this is {type(values).__name__}")
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, kind):
             raise DataError(f"{path}: id {name!r:.80}: {wanted} is expected, this is {type(value).__name__}")

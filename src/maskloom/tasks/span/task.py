@@ -129,7 +129,7 @@ class _Decoder:
         logits = np.full((len(windows), int(lengths.max()), 2), -np.inf)
         for row, window, length in zip(logits, windows.tolist(), lengths.tolist(), strict=True):
             if len(self.outputs[window]) != length:
-                raise ValueError(f"window {window} has {length} tokens and {len(self.outputs[window])} rows of output")
+                raise ValueError(f"window {window} has {length} tokens but {len(self.outputs[window])} rows of output")
             row[:length] = self.outputs[window]
         return logits
 

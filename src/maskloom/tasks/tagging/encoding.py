@@ -122,8 +122,8 @@ class EncodedSentences:
         if not num_split:
             return []
         return [
-            f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are seen in "
-            "windows; every word is scored"
+            f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are split "
+            "into windows; every word is scored"
         ]
 
     def _num_split(self) -> int:
@@ -203,7 +203,7 @@ def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path:
         for place, tag in enumerate(sentence.tags):
             if tag not in ids:
                 raise DataError(
-                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r:.80} is not one of training, "
+                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r:.80} is not in the training data, "
                     f"{_known(labels)}"
                 )
             found.append(ids[tag])
@@ -214,9 +214,9 @@ def _known(labels: Sequence[str]) -> str:
     """Describe the known tags, with a hint on tags that are too rare to occur in training."""
     if all(map(is_tag, labels)):
         types = sorted({label[2:] for label in labels if label != "O"})
-        return f"whose types of entity are {', '.join(types) or 'none'}"
+        return f"whose entity types are {', '.join(types) or 'none'}"
     shown = ", ".join(labels[:12]) + (" ..." if len(labels) > 12 else "")
-    return f"whose {len(labels)} tags are {shown}; for tags that training lacks, fine-tune with --labels FILE"
+    return f"whose {len(labels)} tags are {shown}; to add tags, fine-tune with --labels FILE"
 
 
 def plan_windows(

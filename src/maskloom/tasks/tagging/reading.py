@@ -57,7 +57,7 @@ class TaggedSentence:
         for name in ("tags", "columns", "source_spans"):
             values = getattr(self, name)
             if values is not None and len(values) != len(self.words):
-                raise ValueError(f"line {self.line}: {len(self.words)} words and {len(values)} {name}")
+                raise ValueError(f"line {self.line}: {len(self.words)} words but {len(values)} {name}")
 
     @classmethod
     def of_text(
@@ -124,7 +124,7 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
             catalog_row(options.format, kinds=("tagging",))
         except ConfigError as error:
             ours = [*_FORMATS, *(row.name for row in CATALOG.values() if row.kind == "tagging")]
-            raise ConfigError(f"{error}; tagging knows {', '.join(ours)}") from None
+            raise ConfigError(f"{error}; tagging formats: {', '.join(ours)}") from None
         return "columns"  # as for every tagging row of the catalog
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
     if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
@@ -205,13 +205,13 @@ def iterate_sentences(
         yield sentence
     if counts["joined"] > _MOST_JOINED * counts["words"]:
         report.notes.append(
-            f"{counts['joined']:,} of {counts['words']:,} words hold marks that training data has as words of their "
-            "own, such as the full stop of a sentence; the model has not seen such words"
+            f"{counts['joined']:,} of {counts['words']:,} words contain punctuation that is a separate word in the "
+            "training data, such as the full stop of a sentence; the model has not seen such words"
         )
     if counts["parted"] > max(1, counts["whole"]):
         report.notes.append(
-            f"{counts['parted']:,} marks stand by themselves that training data has within words, such as the full "
-            "stops of U.N.; the model has not seen words cut there"
+            f"{counts['parted']:,} punctuation marks are separate words, but parts of words in the training data, "
+            "such as the full stops of U.N.; the model has not seen words split there"
         )
 
 
@@ -223,11 +223,11 @@ def _splitter(
     if layout_of_sentences(path, options, needs_label=needs_label) != "text":
         return splitter.spans
     if splitter.are_cut(line for _, line in islice(tables.read_lines(path), SNIFFED_LINES)):
-        report.notes.append("its lines were cut into words before, and are cut at blanks alone")
+        report.notes.append("its lines are already split into words, and are split only at blanks")
         return blank_spans
     if learned is None:
         report.notes.append(
-            "the model does not say how the words of its training data were cut; these are cut as English in CoNLL-2003"
+            "the model does not record how its training data was split into words; this text is split like CoNLL-2003's"
         )
     return splitter.spans
 
@@ -397,11 +397,12 @@ class _Columns:
         for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else 0)):
             if number > self._width:
                 raise DataError(
-                    f"{self._path}: line {line}: column {number} was asked for as the {what}, the row has {self._width}"
+                    f"{self._path}: line {line}: column {number} was requested as the {what}, but the row "
+                    f"has {self._width}"
                 )
         if self._needs_label and self._width < 2:
             raise DataError(
-                f"{self._path}: line {line}: one column; a word and its tag are expected, with a space or a tab between"
+                f"{self._path}: line {line}: only one column; expected a word and its tag, separated by a space or tab"
             )
 
 
@@ -409,7 +410,7 @@ def _column_number(column: str | None, what: str) -> int | None:
     if column is None:
         return None
     if not tables.is_column_number(column) or int(column) < 1:
-        raise ConfigError(f"column {column!r:.80} of the {what}: columns of such a file are given by number, from 1")
+        raise ConfigError(f"{what} column {column!r:.80}: columns of such a file are given by number, from 1")
     return int(column)
 
 

@@ -64,7 +64,7 @@ class FormFinder:
             (line, plain), (entity_line, entity) = self._first[False], self._first[True]
             raise DataError(
                 f"{self._path}: line {line}: {UNKNOWN_FORM}: {plain!r:.60} is {ENTITY_RULE}, while {entity!r:.60} in "
-                f"line {entity_line} is such a tag; tags are entity tags throughout, or any at all with "
+                f"line {entity_line} is an entity tag; use entity tags throughout, or any tags with "
                 'tagging.scheme = "plain"'
             )
         breaches: dict[Scheme, tuple[int, int]] = {}
@@ -132,20 +132,20 @@ def _breach(previous: str, tag: str, scheme: Scheme) -> str | None:
     """Return the rule that a tag breaks when it follows `previous` (O at both ends of a sentence), or None."""
     name, prefix = scheme.upper(), tag[0]
     if prefix != "O" and prefix not in _PREFIXES[scheme]:
-        return f"{name} has the prefixes {', '.join(f'{p}-' for p in _PREFIXES[scheme])} and no {prefix}-"
+        return f"{name} has the prefixes {', '.join(f'{p}-' for p in _PREFIXES[scheme])}, but no {prefix}-"
     goes_on = previous != "O" and previous[2:] == tag[2:]
     if scheme == "iob2" and prefix == "I" and not goes_on:
-        return f"in IOB2 an entity opens with B-, so {tag:.60} cannot follow {previous:.60}"
+        return f"in IOB2 an entity begins with B-, so {tag:.60} cannot follow {previous:.60}"
     if scheme in ("bioes", "bilou"):
         last = "E" if scheme == "bioes" else "L"
         is_inner = prefix in ("I", last)
         if previous[0] in "BI" and not (is_inner and goes_on):
             return (
-                f"in {name} the entity of {previous:.60} goes on until {last}{previous[1:60]}, and {tag:.60} does not "
-                "continue it"
+                f"in {name} the entity of {previous:.60} continues until {last}{previous[1:60]}, but {tag:.60} does "
+                "not continue it"
             )
         if is_inner and previous[0] not in "BI":
-            return f"in {name} an entity opens with B-, so {tag:.60} cannot follow {previous:.60}"
+            return f"in {name} an entity begins with B-, so {tag:.60} cannot follow {previous:.60}"
     return None
 
 
@@ -176,7 +176,7 @@ def tags_of_task(train: ReadExamples, options: ReadingOptions, settings: Tagging
     if set(names) != wanted:
         odd = sorted(set(names) ^ wanted)[0]
         fault = "is not a tag of IOB2" if odd in names else "is missing"
-        raise ConfigError(f"{options.labels}: {odd!r:.80} {fault}; tagging needs O, and B- and I- of every type")
+        raise ConfigError(f"{options.labels}: {odd!r:.80} {fault}; tagging needs O, and B- and I- for every type")
     return names
 
 

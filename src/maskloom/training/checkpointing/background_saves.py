@@ -167,6 +167,6 @@ class BackgroundSaves(Saves):
             return True
         self._say(
             "training waits until each save is on disk: a copy of weights and moments takes "
-            f"{needed / 2**20:,.0f} MiB, and only {available / 2**20:,.0f} MiB of memory are free"
+            f"{needed / 2**20:,.0f} MiB, but only {available / 2**20:,.0f} MiB of memory is free"
         )
         return False

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 from maskloom.system.files import DISK_ERRORS, is_running, remove_tree, rename, taking_the_place, write_hashed
 from maskloom.system.foreign_files import MAX_JSON_BYTES, parse_json, read_bytes, why_changed
 from maskloom.system.launch import num_processes
@@ -68,14 +68,14 @@ def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
     number = folder.name.removeprefix("step-").partition(".")[0]
     if number.isdigit() and int(number) != manifest.get("step"):
         raise DataError(
-            f"{folder}: its manifest is of step {manifest.get('step')!r}: the folder was renamed or swapped"
+            f"{folder}: its manifest is for step {manifest.get('step')!r}: the folder was renamed or swapped"
         )
     missing = {MODEL, OPTIMIZER, ".metadata"} - files.keys()
     if missing != ({MODEL, OPTIMIZER} if manifest.get("layout") == SHARDED else {".metadata"}):
         raise DataError(f"{folder}: not a checkpoint: the manifest does not name {', '.join(sorted(missing))}")
     owner = manifest.get("run")
     if run is not None and owner is not None and owner != run:
-        raise DataError(f"{folder}: the checkpoint is of another run ({owner}, this one is {run})")
+        raise DataError(f"{folder}: the checkpoint belongs to another run ({owner}; this one is {run})")
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -86,14 +86,14 @@ def _read(path: Path) -> dict[str, Any]:
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise DataError(
             f"{path.parent}: format version {version}; this program reads version {FORMAT_VERSION}: "
-            "a newer one wrote it"
+            "a newer program wrote it"
         )
     if version != FORMAT_VERSION or not isinstance(manifest.get("files"), dict):
         raise DataError(f"{path}: not a checkpoint manifest")
     own = _sum_of({key: value for key, value in manifest.items() if key != "sha256"})
     # compare exact bytes, so that not even changed whitespace or case passes
     if manifest.get("sha256") != own or content != _as_bytes(manifest):
-        raise DataError(f"{path}: damaged: it does not agree with its own SHA-256")
+        raise DataError(f"{path}: damaged: it does not match its own SHA-256")
     return manifest
 
 
@@ -197,16 +197,16 @@ def new_step_folder(snapshot: Snapshot, folder: Path, *, keep: int, pinned: Coll
         _tidy(folder)
         total, _used, free = shutil.disk_usage(folder)
         if total and free < (needed := _ROOM * snapshot.num_bytes):
-            cause = f"{os.strerror(errno.ENOSPC)}: {free / 2**20:,.1f} MiB are free"
+            cause = f"{os.strerror(errno.ENOSPC)}: {free / 2**20:,.1f} MiB free"
             raise OSError(
-                errno.ENOSPC, f"{cause}, {_ROOM} times the checkpoint are {needed / 2**20:,.1f} MiB", str(folder)
+                errno.ENOSPC, f"{cause}, {needed / 2**20:,.1f} MiB ({_ROOM} times the checkpoint) needed", str(folder)
             )
         with taking_the_place(temporary, final, former):  # a checkpoint set aside as `former` still counts
             yield temporary
     except OSError as error:  # whatever the cause, no file can be stored here now
-        rest = "earlier ones are intact" if folder.exists() else "the folder has vanished"
+        rest = "earlier ones are intact" if folder.exists() else "its folder no longer exists"
         number = error.errno if error.errno in DISK_ERRORS else errno.EIO
-        message = f"{error.strerror}; the checkpoint of step {step} was not saved, {rest}"
+        message = f"{error.strerror}; the checkpoint of step {step} was not saved; {rest}"
         raise OSError(number, message, str(error.filename or temporary)) from error
     drop_old_checkpoints(folder, step, keep, pinned)
 
@@ -224,7 +224,9 @@ def restore_checkpoint(
     if restored is None and step >= 0:
         found = next((path for path in step_folders(folder) if step_of(path) == step), None)
         if found is None:
-            raise DataError(f"{folder}: rank {ranks.rank} does not see step {step}; all ranks need one file system")
+            raise DataError(
+                f"{folder}: rank {ranks.rank} does not see step {step}; all ranks must share one file system"
+            )
         restored = Restored(step=step, extra=_load_into(state, found, ranks), refused=[])
     return restored
 
@@ -351,7 +353,8 @@ def check_shapes(folder: Path, found: Tensors, expected: Tensors, moments: Tenso
             differing.add(f"optimizer.{full}")
     if differing:
         raise DataError(
-            f"{folder}: the checkpoint is of another model; {len(differing)} tensors differ: {sorted(differing)[:4]}"
+            f"{folder}: the checkpoint belongs to another model; it differs in {amount(len(differing), 'tensor')}: "
+            f"{sorted(differing)[:4]}"
         )
 
 
@@ -386,4 +389,4 @@ def checkpoint_weights(folder: Path) -> dict[str, torch.Tensor]:
             return read_sharded_weights(folder)
         return load_file(folder / MODEL)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"{folder}: cannot be read, perhaps removed by the run just now: {error}") from None
+        raise DataError(f"{folder}: cannot be read; perhaps the run has just removed it: {error}") from None

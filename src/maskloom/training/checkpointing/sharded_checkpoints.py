@@ -99,7 +99,7 @@ class ShardedSaves(BackgroundSaves):
 
     def __init__(self, folder: Path, ranks: Ranks, **settings: Any) -> None:
         if not isinstance(ranks, DistributedRanks):
-            raise TypeError(f"{type(ranks).__name__} does not share the weights")
+            raise TypeError(f"{type(ranks).__name__} does not shard the weights")
         super().__init__(folder, **settings)
         self._ranks = ranks.for_saving()
         self._mesh: DeviceMesh | None = None
@@ -184,11 +184,11 @@ class _Reader(FileSystemReader):
                     raise pickle.UnpicklingError(f"{name!r} is not a tensor")
             for stored in metadata.storage_data.values():
                 if Path(stored.relative_path).name != stored.relative_path or stored.transform_descriptors:
-                    raise pickle.UnpicklingError(f"{stored.relative_path!r} is not a plain file of the folder")
+                    raise pickle.UnpicklingError(f"{stored.relative_path!r} is not a plain file in the folder")
         except OSError as error:
             raise DataError(f"{place}: {error.strerror}") from None
         except Exception as error:  # a damaged pickle may raise anything
-            raise DataError(f"{place}: not the description of a maskloom checkpoint: {error}") from None
+            raise DataError(f"{place}: does not describe a maskloom checkpoint: {error}") from None
         if metadata.storage_meta is None:
             metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -198,7 +198,7 @@ class _Reader(FileSystemReader):
 class _HarmlessUnpickler(pickle.Unpickler):  # may run code: only listed names are allowed
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}")
         return super().find_class(module, name)
 
 

@@ -46,14 +46,14 @@ class LossWatch:
             if deviation > 0.0 and loss > mean + _SIGMAS * deviation:
                 found["spike"] = (
                     f"step {step}: loss {loss:.4g} is {(loss - mean) / deviation:.0f} standard deviations above the "
-                    f"{mean:.4g} of the {len(self._losses)} steps before"
+                    f"mean of the previous {len(self._losses)} steps, {mean:.4g}"
                 )
         self._losses.append(loss)
         if self._may_say("frozen", step) and len(self._losses) >= _FROZEN_STEPS:
             limit = _FROZEN_SPREAD * abs(loss)  # a changing loss ends this at the first comparison
             if all(abs(self._losses[-number] - loss) <= limit for number in range(2, _FROZEN_STEPS + 1)):
                 lasted = f"{loss:.6g} for {_FROZEN_STEPS} steps"
-                found["frozen"] = f"step {step}: the loss has been {lasted}; nothing is learned"
+                found["frozen"] = f"step {step}: the loss has been {lasted}; the model is not learning"
         self._said.update(dict.fromkeys(found, step))
         return found
 

@@ -128,8 +128,8 @@ class DistributedRanks(Ranks):
             return init_device_mesh(self.device.type, (self.world_size,), mesh_dim_names=names[1:])
         if self.world_size % local:
             raise ConfigError(
-                f'training.parallel = "hsdp": {self.world_size} processes are no multiple of the {local} on this '
-                "machine; every machine needs as many"
+                f'training.parallel = "hsdp": {self.world_size} processes are not a multiple of the {local} on '
+                "this machine; every machine must run the same number"
             )
         return init_device_mesh(self.device.type, (self.world_size // local, local), mesh_dim_names=names)
 
@@ -269,7 +269,7 @@ def _store_of_this_start(seconds: float) -> tuple[Any, int, int]:
         line = str(error).splitlines()[0]
         keeper = "torchrun" if torchrun_keeps_store() else "rank 0"
         raise RankLostError(
-            f"{keeper} keeps no store of all ranks at {host}:{port} (MASTER_ADDR, MASTER_PORT): {line}"
+            f"cannot open the store of {keeper} at {host}:{port} (MASTER_ADDR, MASTER_PORT): {line}"
         ) from None
     # torchrun's store outlives a restart of the ranks, so each start uses a prefix of its own
     start = f"maskloom/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{world_size}"
@@ -291,13 +291,15 @@ def _await_all(store: Any, world_size: int, seconds: float) -> None:
         while not store.check(keys):  # a single blocking call would delay signals until its end
             if time.monotonic() > until:
                 missing = _missing(store, keys)
-                raise RankLostError(f"rank {missing} has not come within {seconds:.0f} s (10 * training.rank_timeout)")
+                raise RankLostError(
+                    f"rank {missing} has not joined within {seconds:.0f} s (10 * training.rank_timeout)"
+                )
             time.sleep(_SECONDS_BETWEEN_LOOKS)
     except Interrupted:
         with undisturbed():
             missing = _missing(store, keys)
         if missing:
-            sys.stderr.write(f"rank {missing} has not come so far\n")
+            sys.stderr.write(f"rank {missing} has not joined so far\n")
         raise
 
 

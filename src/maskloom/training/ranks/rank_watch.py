@@ -92,9 +92,9 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     if idle <= limit * (1 if is_behind and not is_slow_save else _LONGER):
         return None
     if is_behind:
-        return f"rank {rank} hangs: nothing done for {idle:.0f} s at {slowest.place}, the others wait for it"
+        return f"rank {rank} hangs: no progress for {idle:.0f} s at {slowest.place}; the others wait for it"
     places = "; ".join(f"rank {rank} at {view.place}" for rank, view in present.items())
-    return f"no rank has got on for {idle:.0f} s: {places}"
+    return f"no rank has made progress for {idle:.0f} s: {places}"
 
 
 @dataclass

@@ -50,14 +50,14 @@ class Ranks:
         num_parts, left = divmod(batch_size, size)
         if left:
             raise ConfigError(
-                f"several processes need micro-batches of one size: training.batch_size {batch_size} is no multiple of "
-                f"training.micro_batch_size {size}"
+                f"several processes need micro-batches of one size: training.batch_size {batch_size} is not a "
+                f"multiple of training.micro_batch_size {size}"
             )
         if num_parts % world_size:
             parts = f" is {num_parts} micro-batches of training.micro_batch_size {size}, which" if size > 1 else ""
             works = ", ".join(str(number) for number in range(1, num_parts + 1) if num_parts % number == 0)
             raise ConfigError(
-                f"training.batch_size {batch_size}{parts} cannot be shared by {world_size} processes; numbers of "
+                f"training.batch_size {batch_size}{parts} cannot be divided among {world_size} processes; numbers of "
                 f"processes that work: {works}"
             )
         own = num_parts // world_size * size

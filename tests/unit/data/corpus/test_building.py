@@ -418,7 +418,7 @@ def test_what_a_worker_raises_is_raised_here() -> None:
 
 def test_a_worker_that_dies_is_an_error_and_not_a_wait() -> None:
     with pytest.raises(
-        ChildProcessError, match=r"worker process \d+, the second one at 7, died.* code 7; run it again"
+        ChildProcessError, match=r"worker process \d+, the second one for 7, died.* code 7; run it again"
     ):
         list(results_of_processes(functools.partial, (os._exit,), iter([7]), 2))
 

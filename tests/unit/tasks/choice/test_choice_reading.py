@@ -45,7 +45,7 @@ def test_swags_test_file_has_no_labels(tmp_path):
     header, row = SWAG_HEADER.removesuffix(",label"), SWAG_ROW.removesuffix(",{label}").format(id=7)
     path = write(tmp_path, "test.csv", header, row)
     assert read_choices(path, needs_label=False).examples[0].label is None
-    with pytest.raises(DataError, match=r"test.csv: line 1: no column of labels"):
+    with pytest.raises(DataError, match=r"test.csv: line 1: no label column"):
         read_choices(path)
 
 
@@ -110,7 +110,7 @@ def test_columns_can_be_named(tmp_path):
     assert read_choices(path, options).examples[0].pairs()[1] == ("B.", "S y")
     with pytest.raises(DataError, match="there is no column 'behind'; the columns are 'before', 'start'"):
         read_choices(path, ReadingOptions(text_column="behind"))
-    with pytest.raises(ConfigError, match="by the names of a header"):
+    with pytest.raises(ConfigError, match="columns given by header name"):
         read_choices(path, ReadingOptions(text_column="1"))
 
 
@@ -157,8 +157,8 @@ def test_a_row_that_was_dropped_does_not_take_its_id(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (("a,b,c", "1,2,3"), "no columns of choices"),
-        (("ending0,ending1,label", "x,y,0"), "no column of contexts"),
+        (("a,b,c", "1,2,3"), "no choice columns"),
+        (("ending0,ending1,label", "x,y,0"), "no context column"),
         (("sent1,ending0,ending2,label", "c,x,y,0"), "leave one out"),
         (("sent1,ending0,ending1,ending1,label", "c,x,y,z,0"), "2 columns named 'ending1'"),
         (("sent1,ending0,ending1,label", "c,x,0"), "line 2: wrong number of fields: 3, expected 4"),
@@ -173,7 +173,7 @@ def test_wrong_tables_are_refused(tmp_path, lines, message):
 def test_a_format_says_the_kind_of_task(tmp_path):
     path = swag(tmp_path, 1)
     assert len(read_choices(path, ReadingOptions(format="swag")).examples) == 1
-    with pytest.raises(ConfigError, match="'rte' is of a pair task, not choice"):
+    with pytest.raises(ConfigError, match="'rte' is for the task pair, not choice"):
         read_choices(path, ReadingOptions(format="rte"))
     assert catalog_row("HellaSwag").kind == "choice"
 

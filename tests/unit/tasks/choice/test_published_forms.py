@@ -107,7 +107,7 @@ def test_race_is_a_folder_of_articles(tmp_path):
     assert [one.line for one in read_choices(folder).examples] == [1, 1, 2, 2]
     with pytest.raises(DataError, match=r"train/middle: is a folder; a file is expected"):
         read_choices(folder / "middle")
-    with pytest.raises(DataError, match=r"no \.txt file in it, nor in high/ or middle/ in it; of RACE name"):
+    with pytest.raises(DataError, match=r"no \.txt file in it or in its high/ or middle/; for RACE, give"):
         read_choices(tmp_path, ReadingOptions(format="race"))
 
 
@@ -138,7 +138,7 @@ def test_hostile_files_in_a_folder_of_race_are_refused(tmp_path, monkeypatch):
     secret.write_text(RACE)
     place = folder / "high" / "2.txt"
     place.symlink_to(secret)
-    with pytest.raises(DataError, match=r"high/2\.txt: is a link to .*secret\.txt, outside of the folder"):
+    with pytest.raises(DataError, match=r"high/2\.txt: is a link to .*secret\.txt, outside the folder"):
         read_choices(folder)
     place.unlink()
     os.mkfifo(place)
@@ -147,7 +147,7 @@ def test_hostile_files_in_a_folder_of_race_are_refused(tmp_path, monkeypatch):
     place.unlink()
     race_folder(tmp_path / "elsewhere", middle_1=RACE)
     (folder / "middle").symlink_to(tmp_path / "elsewhere" / "middle")
-    with pytest.raises(DataError, match=r"train/middle: is a link to .*elsewhere/middle, outside of the folder"):
+    with pytest.raises(DataError, match=r"train/middle: is a link to .*elsewhere/middle, outside the folder"):
         read_choices(folder)
     (folder / "middle").unlink()
     place.write_bytes(b"\xff")

@@ -106,6 +106,6 @@ def test_targets_beyond_their_limit_are_cut_counted_and_noted(limit, lengths, cu
     assert set(last.tolist()) == {tokenizer.vocabulary.sep_id}  # a truncated target still has its end
     account, (examples, tokens) = encoded.account(), cut
     assert (account["num_truncated_targets"], account["num_truncated_target_tokens"]) == (examples, tokens)
-    note = f"train.tsv: {examples} of 3 examples exceed {limit} tokens and lose {tokens} tokens (of targets)"
+    note = f"train.tsv: {examples} of 3 examples exceed {limit} tokens and lose {tokens} tokens (targets)"
     assert encoded.notes(Path("train.tsv")) == ([note] if examples else [])
     assert encoded.texts == [(example.label,) for example in data.examples]  # references for scoring are not truncated

@@ -72,7 +72,7 @@ def test_columns_may_be_named(write):
     assert (one.text, one.label) == ("ein Mann", "a man")
     (one,) = read(path, text_column="en", needs_label=False).examples
     assert (one.text, one.label) == ("a man", None)
-    with pytest.raises(DataError, match=r"a\.csv: line 1: no column of targets"):
+    with pytest.raises(DataError, match=r"a\.csv: line 1: no target column"):
         read(path)
 
 
@@ -87,8 +87,8 @@ def test_two_files_are_read_line_by_line(write):
 @pytest.mark.parametrize(
     ("sources", "targets", "message"),
     [
-        ("a\nb\nc\n", "x\n", r"a\.de: line 2 has no line beside it: 3 lines, and 1 in .*a\.en"),
-        ("a\n", "x\ny\n", r"a\.en: line 2 has no line beside it: 2 lines, and 1 in .*a\.de"),
+        ("a\nb\nc\n", "x\n", r"a\.de: line 2 has no counterpart: 3 lines, but 1 in .*a\.en"),
+        ("a\n", "x\ny\n", r"a\.en: line 2 has no counterpart: 2 lines, but 1 in .*a\.de"),
         ("a\n\n", "x\ny\n", r"a\.de: line 2: empty source"),
         ("a\nb\n", "x\n  \n", r"a\.de: line 2: empty target"),
     ],
@@ -126,13 +126,13 @@ def test_rows_that_break_a_rule_are_counted_where_they_are_skipped(write):
 
 def test_what_is_missing_is_said(write):
     path = write("a.de", "a\n")
-    with pytest.raises(DataError, match=r"a\.de: a file of lines has sources alone.*seq2seq\.target_suffix=en"):
+    with pytest.raises(DataError, match=r"a\.de: a file of lines has only sources.*seq2seq\.target_suffix=en"):
         read(path)
-    with pytest.raises(DataError, match=r"line 1: no column of targets \(target, tgt, summary.*among 'source', 'x'"):
+    with pytest.raises(DataError, match=r"line 1: no target column \(target, tgt, summary.*among 'source', 'x'"):
         read(write("b.csv", "source,x\na,b\n"))
-    with pytest.raises(DataError, match=r"a\.en: no such file; .* targets of .*a\.de by seq2seq\.target_suffix"):
+    with pytest.raises(DataError, match=r"a\.en: no such file; .* targets of .*a\.de \(seq2seq\.target_suffix"):
         read(path, suffix="en")
-    with pytest.raises(ConfigError, match="would be its own targets"):
+    with pytest.raises(ConfigError, match="would be its own target file"):
         read(path, suffix="de")
     with pytest.raises(ConfigError, match="--format rte: no format has targets"):
         read(path, format="rte")
@@ -155,7 +155,9 @@ def test_messages_speak_of_targets(write):
     for value, message in (('["a", ["b"]]', "text is not a string: a part of 'source'"), ('[" "]', "empty text")):
         with pytest.raises(DataError, match=rf"a\.jsonl: line 1: {message}"):
             read(write("a.jsonl", f'{{"source": {value}, "target": "b"}}\n'))
-    with pytest.raises(ConfigError, match="pair column 'x': a seq2seq task takes one text; --label-column names"):
+    with pytest.raises(
+        ConfigError, match="pair column 'x': a seq2seq task takes one text; name the target column with"
+    ):
         read(write("a.csv", "source,target,x\na,b,c\n"), pair_column="x")
 
 
@@ -167,7 +169,7 @@ def test_the_suffix_of_targets_may_be_told_beside_what_fine_tuning_knew(write):
         assert [one.label for one in read(path, suffix=suffix, target_suffix="fr").examples] == ["un homme"]
     for wrong in ("", ".fr", "../fr", "f r"):
         for stored in (None, "en"):
-            with pytest.raises(ConfigError, match=f"target suffix '{re.escape(wrong)}': letters"):
+            with pytest.raises(ConfigError, match=f"target suffix '{re.escape(wrong)}': only letters"):
                 read(path, suffix=stored, target_suffix=wrong)
     with pytest.raises(ConfigError, match=r"--target-suffix fr: .*a\.csv has its targets in a column"):
         read(write("a.csv", "source,target\na,b\n"), target_suffix="fr")

@@ -108,7 +108,7 @@ def test_questions_are_cut_and_must_leave_room(tokenizer):
     )
     assert [len(ids) for ids in encoded.question_ids] == [5, 2]
     assert encoded.account()["num_cut_questions"] == 1
-    assert "1 questions are longer" in encoded.notes(Path("x"))[0]
+    assert "1 question truncated" in encoded.notes(Path("x"))[0]
     with pytest.raises(ConfigError, match="max_length 8: a question of 5 pieces and 3 special tokens leave no room"):
         encode_questions([long], tokenizer, max_length=8, max_question_length=5)
     assert len(encode_questions([long], tokenizer, max_length=9, max_question_length=5)) == 2

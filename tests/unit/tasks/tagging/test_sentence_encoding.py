@@ -132,7 +132,7 @@ def test_split_sentences_are_counted():
     assert data.account()["num_split_sentences"] == 2
     assert data.account()["num_truncated_examples"] == 0
     assert data.notes(Path("dev.txt")) == [
-        "dev.txt: 2 of 3 sentences exceed 5 tokens and are seen in windows; every word is scored"
+        "dev.txt: 2 of 3 sentences exceed 5 tokens and are split into windows; every word is scored"
     ]
     whole = encode_sentences([sentence("a b")], TOKENIZER, max_length=5)
     assert whole.notes(Path("dev.txt")) == []
@@ -147,7 +147,9 @@ def test_shuffled_batches_take_windows():
 
 
 def test_a_tag_that_training_lacks_is_refused_with_its_line():
-    with pytest.raises(DataError, match=r"dev: line 4: the tag 'B-Y' is not one of training, whose types .* are X"):
+    with pytest.raises(
+        DataError, match=r"dev: line 4: the tag 'B-Y' is not in the training data, whose entity types are X"
+    ):
         encode_sentences([sentence("a b", "O B-Y", 3)], TOKENIZER, max_length=9, labels=LABELS, path="dev")
     with pytest.raises(DataError, match="line 2: no tags"):
         encode_sentences([sentence("a", "O", 1), sentence("b", None, 2)], TOKENIZER, max_length=9, labels=LABELS)

@@ -187,7 +187,7 @@ def test_layouts(write):
     assert layout_of_sentences(write("one\n", "d.conll"), needs_label=False) == "columns"
     assert layout_of_sentences(write("{}", "d.jsonl.gz")) == "jsonl"
     assert layout_of_sentences(write("a b", "e.txt"), ReadingOptions(format="conll"), needs_label=False) == "columns"
-    with pytest.raises(ConfigError, match="tagging knows conll"):
+    with pytest.raises(ConfigError, match="tagging formats: conll"):
         layout_of_sentences(write("", "f.txt"), ReadingOptions(format="cola"))
 
 
@@ -205,8 +205,8 @@ def test_columns_without_tags_can_be_read_for_prediction(write):
         ("a O\n\nb x O\n", "d.conll", 3, "wrong number of columns: 3"),
         ("a B-X\nb NN\n", "d.conll", 2, "'NN' is neither O nor a prefix"),
         ("a B-X\nb B-\n", "d.conll", 2, "unknown form of tag: 'B-'"),
-        ("a B-X\nb O\nc I-X\nd B-X\ne O\nf B-X\n", "d.conll", 3, "in IOB2 an entity opens with B-"),
-        ("a B-X\nb E-X\n\nc B-X\n", "d.conll", 4, "goes on until E-X"),
+        ("a B-X\nb O\nc I-X\nd B-X\ne O\nf B-X\n", "d.conll", 3, "in IOB2 an entity begins with B-"),
+        ("a B-X\nb E-X\n\nc B-X\n", "d.conll", 4, "continues until E-X"),
         ("a\tO\n\tO\n", "d.conll", 2, "empty word"),
         ("a\tO\nb\t\n", "d.conll", 2, "missing tag"),
         ("a\nb\n", "d.conll", 1, "one column"),
@@ -256,7 +256,7 @@ def test_a_file_with_tags_of_either_form_is_refused(write, content, line, tag, o
         read_sentences(path)
     said = str(error.value)
     assert said.startswith(f"{path}: line {line}: unknown form of tag: {tag!r} is neither O nor a prefix")
-    assert f"{other!r} in line {other_line} is such a tag" in said
+    assert f"{other!r} in line {other_line} is an entity tag" in said
     assert 'tagging.scheme = "plain"' in said
 
 
@@ -275,11 +275,13 @@ def test_the_catalog_says_how_its_files_lie(write, name):
 
 def test_a_format_of_another_kind_is_refused(write):
     path = write(CONLL)
-    with pytest.raises(ConfigError, match=r"'rte' is of a pair task, not tagging; tagging knows conll, .*conll2003"):
+    with pytest.raises(
+        ConfigError, match=r"'rte' is for the task pair, not tagging; tagging formats: conll, .*conll2003"
+    ):
         read_sentences(path, ReadingOptions(format="rte"))
-    with pytest.raises(ConfigError, match=r"'nonsense' is not in the catalog.*tagging knows"):
+    with pytest.raises(ConfigError, match=r"'nonsense' is not in the catalog.*tagging formats"):
         read_sentences(path, ReadingOptions(format="nonsense"))
-    with pytest.raises(ConfigError, match="'conll2003' is of a tagging task, not single or pair"):
+    with pytest.raises(ConfigError, match="'conll2003' is for the task tagging, not single or pair"):
         KINDS["single"].read(path, ReadingOptions(format="conll2003"))
 
 
@@ -321,7 +323,7 @@ def test_column_numbers_are_checked(write):
         read_sentences(path, ReadingOptions(label_column="tag"))
     with pytest.raises(ConfigError, match="given by number, from 1"):
         read_sentences(path, ReadingOptions(text_column="0"))
-    with pytest.raises(DataError, match="line 1: column 3 was asked for as the tag, the row has 2"):
+    with pytest.raises(DataError, match="line 1: column 3 was requested as the tag, but the row has 2"):
         read_sentences(path, ReadingOptions(label_column="3"))
 
 
@@ -351,5 +353,5 @@ def test_conll_2003_has_its_published_counts(
 
 
 def test_words_and_tags_that_differ_in_number_make_no_sentence():
-    with pytest.raises(ValueError, match="line 7: 2 words and 1 tags"):
+    with pytest.raises(ValueError, match="line 7: 2 words but 1 tags"):
         TaggedSentence(("a", "b"), ("O",), 7, 1, 0)

@@ -131,7 +131,7 @@ def test_columns_and_lines_give_the_same_words(tmp_path):
     assert read(tmp_path / "a.conll", columns, splitter) == (sentences, [])
     lines, notes = read(tmp_path / "a.txt", "\n".join(map(" ".join, sentences)), splitter)
     assert lines == sentences
-    assert notes == ["its lines were cut into words before, and are cut at blanks alone"]
+    assert notes == ["its lines are already split into words, and are split only at blanks"]
     raw, notes = read(tmp_path / "b.txt", "Unseen assoc. profits fell.\nSo did Acme's.\n", splitter)
     assert raw == [["Unseen", "assoc", ".", "profits", "fell", "."], ["So", "did", "Acme", "'s", "."]]
     assert notes == []
@@ -142,13 +142,13 @@ def test_what_differs_from_training_is_said(tmp_path):
     words = ["Anna's", "board,", "in", "Rome,", "met."]
     columns = "\n".join(f"{word} O" for word in words)
     _, (note,) = read(tmp_path / "a.conll", columns, splitter)
-    assert note.startswith("4 of 5 words hold marks that training data has as words of their own")
+    assert note.startswith("4 of 5 words contain punctuation that is a separate word in the training data")
     parted = "Mr . Low - Beer of the U . S . met her"
     for name, lines in (("c.conll", "\n".join(f"{word} O" for word in parted.split())), ("c.txt", f"{parted} .\n")):
         _, notes = read(tmp_path / name, lines, splitter)
-        assert notes[-1].startswith("4 marks stand by themselves that training data has within words")
+        assert notes[-1].startswith("4 punctuation marks are separate words, but parts of words in the training data")
     _, (note,) = read(tmp_path / "b.txt", "Anna's board met.\n", None)
-    assert note.startswith("the model does not say how the words of its training data were cut")
+    assert note.startswith("the model does not record how its training data was split into words")
 
 
 @pytest.mark.realdata

@@ -81,16 +81,16 @@ def test_entities_that_do_not_fit_are_refused(second):
 @pytest.mark.parametrize(
     ("scheme", "tags", "place", "rule"),
     [
-        ("iob2", "O I-PER", 1, "in IOB2 an entity opens with B-, so I-PER cannot follow O"),
+        ("iob2", "O I-PER", 1, "in IOB2 an entity begins with B-, so I-PER cannot follow O"),
         ("iob2", "B-LOC I-PER", 1, "I-PER cannot follow B-LOC"),
-        ("iob2", "E-PER", 0, "IOB2 has the prefixes B-, I- and no E-"),
-        ("io", "O B-PER", 1, "IO has the prefixes I- and no B-"),
-        ("bioes", "B-PER O", 1, "the entity of B-PER goes on until E-PER, and O does not"),
+        ("iob2", "E-PER", 0, "IOB2 has the prefixes B-, I-, but no E-"),
+        ("io", "O B-PER", 1, "IO has the prefixes I-, but no B-"),
+        ("bioes", "B-PER O", 1, "the entity of B-PER continues until E-PER, but O does not"),
         ("bioes", "B-PER I-PER", 1, "(the sentence ends here)"),
         ("bioes", "B-PER E-LOC", 1, "E-LOC does not continue it"),
         ("bioes", "S-PER E-PER", 1, "E-PER cannot follow S-PER"),
         ("bioes", "E-PER", 0, "cannot follow O"),
-        ("bilou", "B-PER L-PER I-PER", 2, "in BILOU an entity opens with B-, so I-PER cannot follow L-PER"),
+        ("bilou", "B-PER L-PER I-PER", 2, "in BILOU an entity begins with B-, so I-PER cannot follow L-PER"),
         ("iob1", "S-PER", 0, "no S-"),
     ],
 )

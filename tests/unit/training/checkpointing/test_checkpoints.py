@@ -65,7 +65,7 @@ def test_a_tensor_of_the_optimizer_of_a_wrong_shape_is_named(tmp_path) -> None:
     write_checkpoint(Snapshot.of(state, {}), tmp_path)
     other = _state(seed=1)
     before = _values(other)
-    with pytest.raises(DataError, match=rf"another model; 1 tensors differ: \['optimizer.exp_avg.{name}'\]"):
+    with pytest.raises(DataError, match=rf"another model; it differs in 1 tensor: \['optimizer.exp_avg.{name}'\]"):
         restore_checkpoint(other, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(_values(other), before, strict=True))
 
@@ -183,7 +183,7 @@ def test_files_swapped_between_steps_are_refused_in_both(tmp_path, name: str) ->
 def test_folders_swapped_between_steps_are_refused(tmp_path) -> None:
     _two(tmp_path)
     _swap(tmp_path / "step-00000001", tmp_path / "step-00000002")
-    with pytest.raises(DataError, match="its manifest is of step 1: the folder was renamed or swapped"):
+    with pytest.raises(DataError, match="its manifest is for step 1: the folder was renamed or swapped"):
         restore_checkpoint(_state(), tmp_path)
 
 
@@ -200,8 +200,8 @@ def test_a_checkpoint_of_another_run_or_model_is_skipped(tmp_path) -> None:
     assert restored is not None
     assert restored.step == 1
     assert len(restored.refused) == 2
-    assert "step-00000003: the checkpoint is of another model" in restored.refused[0]
-    assert "step-00000002: the checkpoint is of another run (another, this one is mine)" in restored.refused[1]
+    assert "step-00000003: the checkpoint belongs to another model" in restored.refused[0]
+    assert "step-00000002: the checkpoint belongs to another run (another; this one is mine)" in restored.refused[1]
 
 
 def test_the_checkpoint_just_written_stays_beside_a_newer_one_that_was_skipped(tmp_path) -> None:

@@ -128,7 +128,7 @@ def test_a_tensor_of_the_optimizer_of_a_wrong_shape_is_named(ranks: DistributedR
     (name, parameter), *_ = state.model.named_parameters()
     state.optimizer.state[parameter]["exp_avg"] = torch.zeros(3, 5)
     _save(state, ranks, tmp_path)
-    with pytest.raises(DataError, match=rf"another model; 1 tensors differ: \['optimizer.exp_avg.{name}'\]"):
+    with pytest.raises(DataError, match=rf"another model; it differs in 1 tensor: \['optimizer.exp_avg.{name}'\]"):
         restore_checkpoint(_plain(0), tmp_path)
 
 
@@ -170,10 +170,10 @@ def _with_bytes(metadata: Metadata) -> Metadata:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda metadata, canary: _Canary(canary), "it asks for"),
-        (lambda metadata, canary: {**vars(metadata), "planner_data": _Canary(canary)}, "it asks for"),
-        (lambda metadata, canary: _outside(metadata), "not a plain file of the folder"),
-        (lambda metadata, canary: _with_bytes(metadata), "it asks for .*BytesStorageMetadata"),
+        (lambda metadata, canary: _Canary(canary), "it refers to"),
+        (lambda metadata, canary: {**vars(metadata), "planner_data": _Canary(canary)}, "it refers to"),
+        (lambda metadata, canary: _outside(metadata), "not a plain file in the folder"),
+        (lambda metadata, canary: _with_bytes(metadata), "it refers to .*BytesStorageMetadata"),
         (lambda metadata, canary: [1, 2], "a list"),
         (lambda metadata, canary: None, "a NoneType"),
     ],
@@ -186,7 +186,7 @@ def test_a_made_up_description_with_a_right_manifest_does_nothing_and_is_refused
     place.write_bytes(pickle.dumps(change(pickle.loads(place.read_bytes()), canary)))
     _write_manifest_again(saved)
     check_checkpoint(saved)
-    with pytest.raises(DataError, match=rf"\.metadata: not the description of a maskloom checkpoint: .*{message}"):
+    with pytest.raises(DataError, match=rf"\.metadata: does not describe a maskloom checkpoint: .*{message}"):
         restore_checkpoint(_plain(0), saved.parent)
     assert not canary.exists()
 
@@ -204,7 +204,7 @@ def _write_manifest_again(folder: Path) -> None:
 
 
 def test_shares_of_another_model_are_refused(saved: Path) -> None:
-    with pytest.raises(DataError, match="of another model"):
+    with pytest.raises(DataError, match="belongs to another model"):
         restore_checkpoint(_plain(0, hidden=12), saved.parent)
 
 

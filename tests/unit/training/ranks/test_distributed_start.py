@@ -25,14 +25,14 @@ class _Store:
 
 
 def test_ranks_that_do_not_come_are_named() -> None:
-    with pytest.raises(RankLostError, match=r"rank 1, 2 has not come within 1 s \(10 \* training.rank_timeout\)"):
+    with pytest.raises(RankLostError, match=r"rank 1, 2 has not joined within 1 s \(10 \* training.rank_timeout\)"):
         _await_all(_Store(), 3, 1.0)
 
 
 def test_ranks_that_have_not_come_are_named_when_this_one_is_asked_to_stop(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Interrupted):
         _await_all(_Store(signals=True), 3, 60.0)
-    assert capsys.readouterr().err == "rank 1, 2 has not come so far\n"
+    assert capsys.readouterr().err == "rank 1, 2 has not joined so far\n"
 
 
 @pytest.mark.parametrize(("name", "text"), [("RANK", "one"), ("WORLD_SIZE", "-2"), ("MASTER_PORT", "70000")])

@@ -44,7 +44,7 @@ def test_a_rank_behind_the_others_that_does_nothing_hangs(work: Work, written_at
         view.active_at = 1000.0 - seconds + 1
     assert culprit(views, 1000.0, LIMIT) is None
     views[1].active_at -= 2
-    expected = f"rank 1 hangs: nothing done for {seconds + 1:.0f} s at line-1, the others wait for it"
+    expected = f"rank 1 hangs: no progress for {seconds + 1:.0f} s at line-1; the others wait for it"
     assert culprit(views, 1000.0, LIMIT) == expected
 
 
@@ -79,7 +79,7 @@ def test_all_at_the_same_call_are_named_with_their_places_after_long() -> None:
     for view in views.values():
         view.heard_at = 1000.0
         view.active_at = 0.0
-    assert culprit(views, 1000.0, LIMIT) == "no rank has got on for 1000 s: rank 0 at line-0; rank 1 at line-1"
+    assert culprit(views, 1000.0, LIMIT) == "no rank has made progress for 1000 s: rank 0 at line-0; rank 1 at line-1"
 
 
 def test_a_rank_that_left_in_order_is_not_missed() -> None:

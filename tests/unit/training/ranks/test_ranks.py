@@ -26,9 +26,9 @@ def test_one_process_takes_everything_also_in_micro_batches_that_do_not_fit() ->
 
 
 def test_a_number_of_ranks_that_does_not_divide_is_refused_with_those_that_do() -> None:
-    with pytest.raises(ConfigError, match=r"batch_size 12 cannot be shared by 5 .* work: 1, 2, 3, 4, 6, 12$"):
+    with pytest.raises(ConfigError, match=r"batch_size 12 cannot be divided among 5 .* work: 1, 2, 3, 4, 6, 12$"):
         rows_of_rank(12, None, rank=0, world_size=5)
     with pytest.raises(ConfigError, match=r"6 micro-batches of training.micro_batch_size 4, which .* work: 1, 2, 3, 6"):
         rows_of_rank(24, 4, rank=0, world_size=4)
-    with pytest.raises(ConfigError, match=r"batch_size 22 is no multiple of training.micro_batch_size 4"):
+    with pytest.raises(ConfigError, match=r"batch_size 22 is not a multiple of training.micro_batch_size 4"):
         rows_of_rank(22, 4, rank=0, world_size=2)
