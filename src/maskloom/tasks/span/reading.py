@@ -244,7 +244,8 @@ def question_rows(
     try:
         layout = tables.layout_of(path)
     except DataError as error:
-        raise DataError(f"{error}; SQuAD's .json is accepted too") from None
+        hint = "; SQuAD's .json is accepted too" if path.is_file() else ""  # it is the suffix that is wrong
+        raise DataError(f"{error}{hint}") from None
     if layout == "text":
         raise DataError(f"{path}: a .txt file holds no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
     rows = tables.read_rows(path, layout)

@@ -316,3 +316,8 @@ def test_a_file_of_another_kind_is_told_what_questions_come_in(tmp_path):
         DataError, match=r"questions\.conll: the suffix '\.conll' .*\.jsonl.*; SQuAD's \.json is accepted too"
     ):
         read_questions(path)
+
+
+def test_a_missing_file_gets_no_hint_about_suffixes(tmp_path):
+    with pytest.raises(DataError, match=r"questions\.conll: no such file or folder$"):
+        read_questions(tmp_path / "questions.conll")
