@@ -286,4 +286,4 @@ def test_exit_codes(folder: Path, tmp_path: Path) -> None:
     assert "bad.txt, document at line 1: byte 4 (0xff) is not UTF-8" in done.stderr
     skipping = build(folder, tmp_path / "c", "--on-bad-text", "skip", text="bad.txt")
     assert skipping.returncode == 3
-    assert "no document with any token" in skipping.stderr
+    assert "found no documents with any tokens" in skipping.stderr

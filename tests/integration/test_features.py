@@ -318,7 +318,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     with pytest.raises(ConfigError, match="not a folder of features"):
         features(model_folder, data["dev"], tmp_path / "other")
     features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers="-1"))
-    with pytest.raises(DataError, match=r"manifest\.json: vectors is \['4'\], \['3'\] is needed"):
+    with pytest.raises(DataError, match=r"manifest\.json: vectors is \['4'\], but \['3'\] is needed"):
         features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers="-2"))
     with pytest.raises(ConfigError, match="max_length 25"):
         features(model_folder, data["dev"], tmp_path / "out2", max_length=25)
