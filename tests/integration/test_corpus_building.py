@@ -155,7 +155,7 @@ def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, 
         # each build continues from where the last one was killed
         kill_at(moment, folder, out)
         if not (out / "manifest.json").exists():
-            with pytest.raises(DataError, match=r"not finished|no manifest\.json|no such folder"):
+            with pytest.raises(DataError, match=r"is unfinished|no manifest\.json|no such folder"):
                 Corpus.open(out)
         written = {path.name: path.stat().st_mtime_ns for path in (out / "shards").glob("0*.tokens")}
         recorded = {path.stem for path in (out / "building").glob("0*.json")}

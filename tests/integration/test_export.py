@@ -151,7 +151,7 @@ def test_convert_says_what_it_was_given_instead(data, pretrained, tmp_path):
         (data / "corpus", "no weights; this is a corpus; expected"),
         (data / "vocab", "no weights; this is a vocabulary; expected"),
         (data / "first", f"no weights; this is a run; its model is in {data / 'first' / 'model'}; expected"),
-        (run, f"no weights; this is a run; maskloom export {run} --out DIR makes a model folder of a checkpoint;"),
+        (run, f"no weights; this is a run; maskloom export {run} --out DIR makes a model folder from a checkpoint;"),
         (data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that holds it with config.json"),
         (data / "first" / "model" / "model.safetensors", "not read by itself; name the folder that holds it with"),
         (data, "no weights; it holds corpus, dev.jsonl, first,"),

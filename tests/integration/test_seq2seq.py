@@ -109,7 +109,7 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     assert short.split("\n")[-3] == "three two"
     assert short.endswith(", cut at the limit of tokens\n")
     several = run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
-    assert "num_best 5 exceeds the beam, 1; give a wider beam" in several
+    assert "num_best 5 exceeds the beam, 4; give a wider beam" in several
     assert "'' has no token" in run("generate", "--model", out, "--prompt", "", code=3)
     longest = " ".join(["one"] * 1100)
     assert "1,102 tokens, and the model reads 1,024" in run("generate", "--model", out, "--prompt", longest, code=3)

@@ -152,6 +152,6 @@ def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Pa
     with pytest.raises(DataError, match="no piece to add: no run of pieces within a word occurs at least 5 times"):
         extend_vocabulary([text], 1, model=model, out=tmp_path / "out")
     text.write_text(" \n")
-    with pytest.raises(DataError, match=r"no words in \d+ texts?"):
+    with pytest.raises(DataError, match="hold no words"):
         extend_vocabulary([text], 1, model=model, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
