@@ -155,7 +155,7 @@ def test_a_build_killed_at_any_moment_continues_to_the_same_bytes(folder: Path, 
         # each build continues from where the last one was killed
         kill_at(moment, folder, out)
         if not (out / "manifest.json").exists():
-            with pytest.raises(DataError, match=r"not finished|no manifest\.json|no such folder"):
+            with pytest.raises(DataError, match=r"is unfinished|no manifest\.json|no such folder"):
                 Corpus.open(out)
         written = {path.name: path.stat().st_mtime_ns for path in (out / "shards").glob("0*.tokens")}
         recorded = {path.stem for path in (out / "building").glob("0*.json")}
@@ -286,4 +286,4 @@ def test_exit_codes(folder: Path, tmp_path: Path) -> None:
     assert "bad.txt, document at line 1: byte 4 (0xff) is not UTF-8" in done.stderr
     skipping = build(folder, tmp_path / "c", "--on-bad-text", "skip", text="bad.txt")
     assert skipping.returncode == 3
-    assert "no document with any token" in skipping.stderr
+    assert "found no documents with any tokens" in skipping.stderr

@@ -318,7 +318,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     with pytest.raises(ConfigError, match="not a folder of features"):
         features(model_folder, data["dev"], tmp_path / "other")
     features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers="-1"))
-    with pytest.raises(DataError, match=r"manifest\.json: vectors is \['4'\], \['3'\] is needed"):
+    with pytest.raises(DataError, match=r"manifest\.json: vectors is \['4'\], but \['3'\] is needed"):
         features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers="-2"))
     with pytest.raises(ConfigError, match="max_length 25"):
         features(model_folder, data["dev"], tmp_path / "out2", max_length=25)
@@ -344,7 +344,7 @@ def test_word_vectors_are_joined_to_features_and_travel_with_the_model(model_fol
     vectors.unlink()
     assert evaluate(moved, data["dev"])["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-4)
     write_vectors(moved / "word_vectors", ["anna"], np.ones((1, 7), np.float32), "text")
-    with pytest.raises(DataError, match="word vectors of 7 numbers; the model was trained with 5"):
+    with pytest.raises(DataError, match="word vectors have 7 numbers; the model was trained with 5"):
         Predictor.load(moved).predict([["anna"]])
     (moved / "word_vectors").unlink()
     with pytest.raises(DataError, match="no word_vectors, the word vectors that the model was trained with"):

@@ -95,6 +95,6 @@ def test_settings_that_do_not_go_together_are_refused(model, run):
     said = run("generate", "--model", model, "--prompt", TEXT, "--max-tokens", 20, code=3)
     assert "min_tokens 60: it may not exceed max_tokens, 20" in said
     said = run("generate", "--model", model, "--prompt", TEXT, "--temperature", 1, "--num-best", 2, code=3)
-    assert "num_best 2: give a beam of at least as many; it is 1" in said
+    assert "num_best 2 exceeds the beam, 1; give a wider beam" in said
     with pytest.raises(TypeError, match="temprature"):
         maskloom.load(model).generate([TEXT], temprature=1.0)

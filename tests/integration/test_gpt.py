@@ -137,10 +137,10 @@ def test_a_file_is_continued_in_its_order_whatever_the_batches(run, tmp_path):
     [
         (["--prompt", ""], "'' has no token; a prompt has at least one"),
         (["--prompt", "the red cat " * 400], "tokens, and the model reads 512"),
-        (["--prompt", "the", "--top-p", "2"], "top_p 2.0: a number above 0, at most 1, is expected"),
-        (["--prompt", "the", "--top-p", "0"], "top_p 0.0: a number above 0, at most 1, is expected"),
+        (["--prompt", "the", "--top-p", "2"], "top_p 2.0: a number above 0 and at most 1 is expected"),
+        (["--prompt", "the", "--top-p", "0"], "top_p 0.0: a number above 0 and at most 1 is expected"),
         (["--prompt", "the", "--temperature", "-1"], "temperature -1.0: a number from 0 to 1e+06 is expected"),
-        (["--prompt", "the", "--beam", "2", "--top-k", "3"], "beam = 2 beside top_k: a search draws nothing"),
+        (["--prompt", "the", "--beam", "2", "--top-k", "3"], "beam = 2 with top_k: beam search does not sample"),
         (["--prompt", "the", "--output", "x.jsonl"], "--input FILE and --output FILE go together"),
         ([], "give either --prompt TEXT or --input FILE"),
     ],

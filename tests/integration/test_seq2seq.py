@@ -108,7 +108,8 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     short = run("generate", "--model", out, "--prompt", "one two three", "--max-tokens", 2)  # still uses the search
     assert short.split("\n")[-3] == "three two"
     assert short.endswith(", cut at the limit of tokens\n")
-    assert "num_best 5: give a beam" in run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
+    several = run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
+    assert "num_best 5 exceeds the beam, 4; give a wider beam" in several
     assert "'' has no token" in run("generate", "--model", out, "--prompt", "", code=3)
     longest = " ".join(["one"] * 1100)
     assert "1,102 tokens, and the model reads 1,024" in run("generate", "--model", out, "--prompt", longest, code=3)
@@ -248,7 +249,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     kept = run("finetune", *files, *suffix, "--vocab", data / "v", "--restarts", 2, "--keep-restarts", code=3)
     assert "keep_restarts = true: models of task = 'seq2seq' make no ensemble" in kept
     penalty = run("generate", "--model", out, "--prompt", "one", "--length-penalty", 1, "--top-k", 3, code=3)
-    assert "length_penalty 1: it is for a search; give a beam" in penalty
+    assert "length_penalty 1: it is only for beam search; give a beam" in penalty
     assert "min_tokens 9: it may not exceed max_tokens, 5" in run(
         "generate", "--model", out, "--prompt", "one", "--min-tokens", 9, "--max-tokens", 5, code=3
     )

@@ -252,5 +252,5 @@ def test_a_vocabulary_that_was_changed_by_hand_is_refused(transformer, tmp_path,
 
 def test_a_source_has_both_its_sizes_or_none():
     assert BartConfig().with_sources(100).num_source_layers == 6
-    with pytest.raises(ValueError, match="go together"):
+    with pytest.raises(ValueError, match="must be set together"):
         BartConfig(source_vocab_size=100)

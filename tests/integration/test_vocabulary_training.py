@@ -189,7 +189,7 @@ def test_bad_utf8_is_skipped_and_counted_when_asked(texts: Path, tmp_path: Path)
         ("", r"empty\.txt: no text \(documents: 0 empty, 0 skipped\)"),
         ("\n \n\t\n", r"empty\.txt: no text \(documents: 0 empty, 0 skipped\)"),
         ("\u3000\n", r"empty\.txt: no text \(documents: 1 empty"),
-        ("\u00ad\u200b\n", "1 texts hold no words"),
+        ("\u00ad\u200b\n", "no words in 1 text;"),
     ],
 )
 def test_text_without_words_is_an_error(tmp_path: Path, content: str, message: str) -> None:

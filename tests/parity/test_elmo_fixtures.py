@@ -78,7 +78,7 @@ def test_missing_and_wrong_parts_are_named(folder: Path, tmp_path: Path) -> None
     options = json.loads((tmp_path / "options.json").read_text(encoding="utf-8"))
     for key, value, message in (
         ("n_layers", 3, r"Cell2/LSTMCell/B: missing"),
-        ("dim", 65, r"LSTMCell/B: gives \(2, 1, 256\), options.json needs \(2, 1, 260\)"),
+        ("dim", 65, r"LSTMCell/B: gives \(2, 1, 256\), but options.json needs \(2, 1, 260\)"),
         ("projection_dim", "16", r"options\.json: hidden_size"),
     ):
         changed = {**options, "lstm": {**options["lstm"], key: value}}
@@ -89,5 +89,5 @@ def test_missing_and_wrong_parts_are_named(folder: Path, tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"options\.json: 'lstm' is missing"):
         published_elmo(tmp_path)
     (tmp_path / "lm_weights.hdf5").unlink()
-    with pytest.raises(DataError, match=r"0 files \*weights\*\.hdf5 beside options\.json"):
+    with pytest.raises(DataError, match=r"0 files \*weights\*\.hdf5 next to options\.json"):
         published_elmo(tmp_path)

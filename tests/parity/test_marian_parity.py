@@ -124,7 +124,7 @@ def test_absent_keys_are_the_published_ones(tmp_path):
     assert (config.scale_embedding, config.pad_token_id, config.decoder_start_token_id) == (False, 58100, 58100)
     assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (1024, 12, 58101)
     assert (theirs.scale_embedding, theirs.pad_token_id, theirs.decoder_start_token_id) == (False, 58100, 58100)
-    with pytest.raises(ConfigError, match="sources with a vocabulary of their own"):
+    with pytest.raises(ConfigError, match="separate source vocabulary"):
         config.with_sources(10)
 
 

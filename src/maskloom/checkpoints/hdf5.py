@@ -30,7 +30,7 @@ def open_hdf5(path: Path) -> dict[str, StoredTensor]:
         file = _File(path)
         return {name: file.array(name, messages) for name, messages in file.objects(file.root, "")}
     except (struct.error, IndexError, ValueError) as error:
-        raise DataError(f"{path}: damaged, or no HDF5 file of plain arrays of floats: {error}") from None
+        raise DataError(f"{path}: damaged, or not an HDF5 file of plain float arrays: {error}") from None
 
 
 class _File:
@@ -38,14 +38,14 @@ class _File:
         self._path, self._bytes, self._num_objects = path, np.memmap(path, dtype=np.uint8, mode="r"), 0
         signature, version, sizes = bytes(self._bytes[:8]), self._bytes[8], bytes(self._bytes[13:15])
         if signature != _SIGNATURE or version != 0 or sizes != b"\x08\x08":
-            raise ValueError("its first bytes are not those of version 0")
+            raise ValueError("it does not begin like a file of version 0")
         (self.root,) = self._numbers("<Q", _ROOT_ENTRY + 8)
 
     def objects(self, address: int, name: str, depth: int = 0) -> Iterator[tuple[str, dict[int, int]]]:
         """Yield the path of each array below an object, with the addresses of its header messages."""
         self._num_objects += 1
         if self._num_objects > _MOST_OBJECTS or depth > _DEEPEST:
-            raise ValueError(f"more than {_MOST_OBJECTS} objects, or more than {_DEEPEST} groups in each other")
+            raise ValueError(f"more than {_MOST_OBJECTS} objects, or groups nested more than {_DEEPEST} deep")
         messages = dict(self._messages(address))
         if _GROUP not in messages:
             yield name, messages
@@ -67,7 +67,7 @@ class _File:
         (size,) = self._numbers("<I", messages[_TYPE] + 4)
         layout = self._numbers("<BB", messages[_LAYOUT])
         if layout != (3, 1) or kind & 15 != 1 or order & 1 or size not in (4, 8):
-            raise ValueError(f"{name!r} is not a contiguous array of floats of 4 or 8 bytes")
+            raise ValueError(f"{name!r} is not a contiguous array of 4- or 8-byte floats")
         first, num_bytes = self._numbers("<QQ", messages[_LAYOUT] + 2)
         if num_bytes != size * int(np.prod(shape, dtype=object)) or first + num_bytes > len(self._bytes):
             raise ValueError(f"{name!r} is cut short")
@@ -81,7 +81,7 @@ class _File:
         """Yield the type and address of each message in an object header."""
         version, _, number, _, size = self._numbers("<BBHII", address)
         if version != 1:
-            raise ValueError(f"an object of version {version}")
+            raise ValueError(f"an object has version {version}; only 1 is supported")
         blocks = [(address + 16, size)]
         for first, size in blocks:
             place, end = first, first + size
@@ -97,7 +97,7 @@ class _File:
         """Yield the address of each entry of a group."""
         signature, (level, number) = bytes(self._bytes[tree : tree + 4]), self._numbers("<xBH", tree + 4)
         if signature != b"TREE" or level >= above:
-            raise ValueError("a group without its tree")
+            raise ValueError("a group has no tree")
         for child in range(number):
             (node,) = self._numbers("<Q", tree + 32 + 16 * child)
             if level:

@@ -21,7 +21,7 @@ from maskloom.checkpoints.published.t5 import T5_FORMAT
 from maskloom.checkpoints.published.transformer import TRANSFORMER_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
 from maskloom.models.heads import HEADS
@@ -116,8 +116,8 @@ def load_model(
         head_options = _own_head_options(content, f"{_config_path(folder)}, {HEAD_OPTIONS}")
     if config.num_hidden_layers > len(stored):  # planning takes milliseconds per layer
         raise DataError(
-            f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but the weights are "
-            f"{len(stored)} tensors in all; these files do not belong together"
+            f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but there are only "
+            f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
         )
     with torch.device("meta"):
         planned = build_model(config, wanted, labels, head_options=head_options)
@@ -140,7 +140,7 @@ def load_model(
 
 def _refuse(problems: list[str], where: Path) -> None:
     more = [f"and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
-    raise DataError(f"{where}: {len(problems)} problems:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
+    raise DataError(f"{where}: {amount(len(problems), 'problem')}:\n  " + "\n  ".join(problems[:_NUM_NAMED] + more))
 
 
 def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dict[str, Any] | None = None) -> None:
@@ -165,7 +165,7 @@ def save_model(model: EncoderWithHeads, folder: str | Path, *, extra_config: dic
 def _form_with(heads: Sequence[str], config: ModelConfig, folder: Path) -> PublishedFormat:
     form = format_of(config)
     if absent := [head for head in heads if head in HEADS and head not in form.heads]:
-        raise ConfigError(f"{folder} is a {form.name}, and none has the head {', '.join(absent)}")
+        raise ConfigError(f"{folder} is a {form.name}, which cannot have the head {', '.join(absent)}")
     return form
 
 
@@ -217,7 +217,7 @@ class _Contents:
             # Some writers store only the second name of the decoder's bias.
             if copy in contents.copies and original not in contents.tensors:
                 contents.tensors[original] = contents.copies.pop(copy)
-        known, what = {row.huggingface for row in rows}, f"a {form.name} of {config.num_hidden_layers} layers"
+        known, what = {row.huggingface for row in rows}, f"a {form.name} of {amount(config.num_hidden_layers, 'layer')}"
         unknown = (tensor for name, tensor in contents.tensors.items() if name not in known)
         contents.unknown.extend(f"{tensor.name}: no place for it in {what}" for tensor in unknown)
         return contents
@@ -296,7 +296,7 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
         elif tensor.shape != expected:
             found.append(f"{tensor.name}: shape {tensor.shape}, the configuration needs {expected}")
         elif not tensor.is_float:
-            found.append(f"{tensor.name}: holds integers or an unknown type, floating point is expected")
+            found.append(f"{tensor.name}: holds integers or an unknown type; floating point is expected")
     for copy, original in contents.tied.items():
         if copy in contents.copies and contents.copies[copy].shape != contents.tensors[original].shape:
             found.append(
@@ -364,7 +364,9 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
         content["label2id"] = {name: int(index) for index, name in names.items()}
         for key in ("id2label", "label2id"):
             if key in extra and len(extra[key]) != num_labels:
-                raise ConfigError(f"{key} names {len(extra[key])} labels, the classifier has {num_labels}")
+                raise ConfigError(
+                    f"{key} names {amount(len(extra[key]), 'label')}, but the classifier has {num_labels}"
+                )
     return {**content, **extra}
 
 

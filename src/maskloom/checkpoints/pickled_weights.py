@@ -61,7 +61,7 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
     except _RefusedError as problem:
         raise DataError(f"{path}: not read: {problem}") from None
     except Exception as error:  # a damaged file may raise anything
-        raise DataError(f"{path}: not a whole file of torch.save: {error!s:.300}") from None
+        raise DataError(f"{path}: not a valid torch.save file: {error!s:.300}") from None
     pairs = values.items() if isinstance(values, dict) else [(None, values)]
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs):
         held = sorted(map(str, values))[:4] if isinstance(values, dict) else type(values).__name__
@@ -79,18 +79,18 @@ def _check(file: IO[bytes], size: int) -> None:
             _check_pickle(file, size)
         return
     if not zipfile.is_zipfile(file):
-        raise _RefusedError("neither of the two formats of torch.save")
+        raise _RefusedError("in neither of torch.save's two formats")
     with zipfile.ZipFile(file) as archive:
         parts = archive.infolist()
         if len({part.filename for part in parts}) != len(parts) or len(parts) > 2 * MAX_TENSORS:
-            raise _RefusedError("its zip holds a name twice, or too many")
+            raise _RefusedError("its zip holds a name twice, or too many files")
         if any(part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size for part in parts):
             raise _RefusedError("its zip is compressed; torch.save compresses nothing")
         if sum(part.file_size for part in parts) > size:
             raise _RefusedError("the parts of its zip overlap")
         pickles = [part for part in parts if part.filename.endswith(".pkl")]
         if [part.filename.count("/") for part in pickles] != [1] or not pickles[0].filename.endswith("/data.pkl"):
-            raise _RefusedError("its zip holds another program than data.pkl, or none")
+            raise _RefusedError("its zip holds a pickle other than data.pkl, or none")
         with archive.open(pickles[0]) as part:
             _check_pickle(part, size)
 
@@ -100,10 +100,10 @@ def _check_pickle(file: IO[bytes], size: int) -> None:
     start = file.tell()
     for count, (operation, argument, _place) in enumerate(pickletools.genops(file)):
         if count > _MAX_OPERATIONS or file.tell() - start > _MAX_PICKLE_BYTES:
-            raise _RefusedError("its pickle is longer than that of any model")
+            raise _RefusedError("its pickle is longer than any model's")
         if operation.name not in _OPERATIONS:
             raise _RefusedError(f"its pickle does more than hold tensors ({operation.name}), so it could run code")
         if operation.name == "GLOBAL" and argument not in _GLOBALS:
-            raise _RefusedError(f"its pickle asks for {argument!r:.80}, so it could run code")
+            raise _RefusedError(f"its pickle imports {argument!r:.80}, so it could run code")
         if isinstance(argument, int) and not -1 <= argument <= max(size, 4096):
             raise _RefusedError(f"its pickle holds the number {argument!r:.40}, beyond the size of the file")

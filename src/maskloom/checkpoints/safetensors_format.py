@@ -67,7 +67,7 @@ def read_header(path: Path) -> dict[str, HeaderEntry]:
             prefix = file.read(8)
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or not 2 <= length <= size - 8:
-                raise _BadHeaderError(f"its header would take {length:,} bytes, the file has {size:,}")
+                raise _BadHeaderError(f"its header would take {length:,} bytes, but the file has {size:,}")
             if length > MAX_HEADER_BYTES:
                 raise _BadHeaderError(f"its header takes {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
             header = _parsed(file.read(length))
@@ -75,7 +75,7 @@ def read_header(path: Path) -> dict[str, HeaderEntry]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except _BadHeaderError as error:
-        raise DataError(f"{path}: not a whole safetensors file: {error}") from None
+        raise DataError(f"{path}: not a valid safetensors file: {error}") from None
 
 
 def _parsed(text: bytes) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(number: str) -> Any:
-    raise _BadHeaderError(f"its header holds {number[:40]}; all of its numbers are whole")
+    raise _BadHeaderError(f"its header holds {number[:40]}; all of its numbers must be whole")
 
 
 def _checked(header: dict[str, Any], data_size: int) -> dict[str, HeaderEntry]:
@@ -118,28 +118,28 @@ def _checked(header: dict[str, Any], data_size: int) -> dict[str, HeaderEntry]:
     for begin, end, name in sorted(places):
         if begin != reached:
             what = "a gap" if begin > reached else "an overlap"
-            raise _BadHeaderError(f"tensor {name[:80]!r} begins at {begin:,}, after {reached:,}: {what}")
+            raise _BadHeaderError(f"tensor {name[:80]!r} begins at {begin:,} instead of {reached:,}: {what}")
         reached = end
     if reached != data_size:
-        raise _BadHeaderError(f"its tensors take {reached:,} bytes, the file holds {data_size:,} for them")
+        raise _BadHeaderError(f"its tensors take {reached:,} bytes, but the file holds {data_size:,} for them")
     return entries
 
 
 def _entry(what: str, value: Any) -> tuple[HeaderEntry, tuple[int, int]]:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
-        raise _BadHeaderError(f"{what} has not just dtype, shape and data_offsets")
+        raise _BadHeaderError(f"{what} must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _WIDTHS:
-        raise _BadHeaderError(f"{what} is of the unknown type {dtype!r:.40}")
+        raise _BadHeaderError(f"{what} has the unknown type {dtype!r:.40}")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise _BadHeaderError(f"{what} has no shape of at most {_MAX_DIMENSIONS} whole numbers: {shape!r:.80}")
+        raise _BadHeaderError(f"{what}: shape is not a list of at most {_MAX_DIMENSIONS} whole numbers: {shape!r:.80}")
     if not _are_sizes(offsets) or len(offsets) != 2:
-        raise _BadHeaderError(f"{what} has no data_offsets of two whole numbers: {offsets!r:.80}")
+        raise _BadHeaderError(f"{what}: data_offsets are not two whole numbers: {offsets!r:.80}")
     if 0 in shape:
         raise _BadHeaderError(f"{what} has no values: shape {shape}")
     size = math.prod(shape) * _WIDTHS[dtype]
     if offsets[1] - offsets[0] != size:
-        raise _BadHeaderError(f"{what} of shape {shape} takes {size:,} bytes, data_offsets say {offsets}")
+        raise _BadHeaderError(f"{what} of shape {shape} takes {size:,} bytes, but data_offsets are {offsets}")
     return HeaderEntry(dtype, tuple(shape)), (offsets[0], offsets[1])
 
 

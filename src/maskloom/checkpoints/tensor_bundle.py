@@ -55,7 +55,7 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
     """
     table = read_table(index)
     if b"" not in table:
-        raise DataError(f"{index}: not the index of a checkpoint: it has no header")
+        raise DataError(f"{index}: not a checkpoint index: it has no header")
     try:
         num_shards = _num_shards(table[b""])
         entries = {_name(key): _entry(_name(key), value) for key, value in table.items() if key}
@@ -63,8 +63,8 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
         raise DataError(f"{index}: {problem}") from None
     if any(_OBJECT_GRAPH in name for name in entries):
         raise DataError(
-            f"{index}: an object-based checkpoint of TensorFlow 2, whose names follow the program that wrote it; "
-            "only the layout of TensorFlow 1, with names such as bert/embeddings/word_embeddings, is read"
+            f"{index}: an object-based checkpoint of TensorFlow 2, whose names depend on the program that wrote it; "
+            "only the layout of TensorFlow 1, with names such as bert/embeddings/word_embeddings, is supported"
         )
     prefix = index.name.removesuffix(INDEX_END)
     sizes: dict[int, tuple[Path, int]] = {}
@@ -73,15 +73,13 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
         if entry.shard not in sizes:
             shard = f"{prefix}.data-{entry.shard:05d}-of-{num_shards:05d}"
             if (path := file_inside(index.parent, shard)) is None:
-                raise DataError(
-                    f"{index.parent / shard}: cannot be read: there is no such file, which {index.name} names"
-                )
+                raise DataError(f"{index.parent / shard}: does not exist, but {index.name} names it")
             sizes[entry.shard] = path, path.stat().st_size
         path, available = sizes[entry.shard]
         if entry.offset + entry.size > available:
             raise DataError(
-                f"{path}: {available:,} bytes, the index has variable {name!r:.80} at {entry.offset:,} with "
-                f"{entry.size:,}; the file is cut short or of another checkpoint"
+                f"{path}: has {available:,} bytes, but the index has variable {name!r:.80} at {entry.offset:,} "
+                f"with {entry.size:,}; the file is cut short or from another checkpoint"
             )
         is_float = entry.dtype in _TYPES and _TYPES[entry.dtype].is_floating_point
         found[name] = StoredTensor(name, entry.shape, is_float, index, partial(_read, name, entry, path))
@@ -113,25 +111,25 @@ def _num_shards(message: bytes) -> int:
     fields = dict(_fields(message))
     num_shards, version = fields.get(1, 0), dict(_fields(_bytes(fields.get(3, b""))))
     if not isinstance(num_shards, int) or not 1 <= num_shards <= _MAX_SHARDS:
-        raise DamagedError(f"its header says {num_shards!r:.40} files; 1 to {_MAX_SHARDS:,} are read")
+        raise DamagedError(f"its header says {num_shards!r:.40} files; 1 to {_MAX_SHARDS:,} are supported")
     if fields.get(2, 0) != 0:
-        raise DamagedError("its values are big-endian; only little-endian ones are read")
+        raise DamagedError("its values are big-endian; only little-endian ones are supported")
     if version.get(2, 0) not in (0, 1):
-        raise DamagedError(f"it asks for a reader of version {version[2]!r:.40}; this one is of version 1")
+        raise DamagedError(f"it needs a reader of version {version[2]!r:.40}; this one has version 1")
     return num_shards
 
 
 def _entry(name: str, message: bytes) -> _Entry:
     fields = dict(_fields(message))
     if 7 in fields:
-        raise DamagedError(f"variable {name!r:.80} is stored in slices, which are not read")
+        raise DamagedError(f"variable {name!r:.80} is stored in slices, which are not supported")
     dtype, shard, offset, size = numbers = [fields.get(number, 0) for number in (1, 3, 4, 5)]
     shape = _sizes(name, _bytes(fields.get(2, b"")))
     if not all(isinstance(number, int) and number <= _MAX_SIZE for number in numbers):
-        raise DamagedError(f"variable {name!r:.80} has no whole description")
+        raise DamagedError(f"variable {name!r:.80} has an invalid description")
     entry = _Entry(dtype, shape, shard, offset, size)  # pyright: ignore[reportArgumentType]
     if entry.dtype in _TYPES and entry.size != math.prod(shape) * _TYPES[entry.dtype].itemsize:
-        raise DamagedError(f"variable {name!r:.80} of shape {shape} does not take the {size:,} bytes that are said")
+        raise DamagedError(f"variable {name!r:.80} of shape {shape} does not take the stated {size:,} bytes")
     return entry
 
 
@@ -140,18 +138,18 @@ def _sizes(name: str, message: bytes) -> tuple[int, ...]:
     sizes: list[int] = []
     for number, value in _fields(message):
         if number == 3 and value:
-            raise DamagedError(f"variable {name!r:.80} has no known shape")
+            raise DamagedError(f"variable {name!r:.80} has an unknown shape")
         if number == 2:
             size = dict(_fields(_bytes(value))).get(1, 0)
             sizes.append(size if isinstance(size, int) else _MAX_SIZE + 1)
             if len(sizes) > _MAX_DIMENSIONS or math.prod(size or 1 for size in sizes) > _MAX_SIZE:
-                raise DamagedError(f"variable {name!r:.80} has a shape that no tensor has")
+                raise DamagedError(f"variable {name!r:.80} has an impossible shape")
     return tuple(sizes)
 
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise DamagedError("a message is no message")
+        raise DamagedError("a number stands where a message is expected")
     return value
 
 
@@ -170,7 +168,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             size, at = varint(view, at)
             value, at = bytes(view[at : at + size]), at + size
         else:
-            raise DamagedError(f"a message has a field of the unknown kind {kind}")
+            raise DamagedError(f"a message has a field of unknown kind {kind}")
         if at > len(view):
             raise DamagedError("a message is cut short")
         yield tag >> 3, value
@@ -192,7 +190,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
     try:
         return dict(_entries_of_table(content))
     except DamagedError as problem:
-        raise DataError(f"{path}: not a whole table of TensorFlow: {problem}") from None
+        raise DataError(f"{path}: not a valid TensorFlow table: {problem}") from None
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -239,9 +237,9 @@ def _block(content: memoryview, handle: tuple[int, int]) -> memoryview:
     """Return the bytes of a block, after which come a compression byte and a checksum of four bytes."""
     offset, size = handle
     if offset + size + 5 > len(content) - _FOOTER:
-        raise DamagedError(f"a block at {offset:,} of {size:,} bytes reaches beyond the {len(content):,} of the file")
+        raise DamagedError(f"a block of {size:,} bytes at {offset:,} exceeds the file of {len(content):,}")
     if content[offset + size]:
-        raise DamagedError(f"the block at {offset:,} is compressed, as TensorFlow writes none in a checkpoint")
+        raise DamagedError(f"the block at {offset:,} is compressed; TensorFlow never compresses checkpoints")
     return content[offset : offset + size]
 
 
@@ -250,14 +248,14 @@ def _entries_of_block(block: memoryview) -> Iterator[tuple[bytes, bytes]]:
     num_restarts = int.from_bytes(block[-4:], "little") if len(block) >= 4 else -1
     end = len(block) - 4 * (num_restarts + 1)
     if num_restarts < 0 or end < 0:
-        raise DamagedError("a block is shorter than its own list of places")
+        raise DamagedError("a block is shorter than its own list of restarts")
     at, key = 0, b""
     while at < end:
         shared, at = varint(block, at)
         fresh, at = varint(block, at)
         size, at = varint(block, at)
         if shared > len(key) or shared + fresh > _MAX_KEY_BYTES or at + fresh + size > end:
-            raise DamagedError(f"an entry reaches beyond its block, or its key beyond {_MAX_KEY_BYTES:,} bytes")
+            raise DamagedError(f"an entry exceeds its block, or its key exceeds {_MAX_KEY_BYTES:,} bytes")
         key = key[:shared] + bytes(block[at : at + fresh])
         at += fresh
         yield key, bytes(block[at : at + size])

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from maskloom.checkpoints.safetensors_format import MAX_TENSORS, read_header
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 from maskloom.system.foreign_files import file_inside, read_json_object
 
 WEIGHTS = "model.safetensors"
@@ -30,8 +30,8 @@ _UNSAFE = (
 
 # What a folder without weights is, by the first of these files that it holds.
 _OTHERS = {
-    "model/config.json": "this is a run; its model lies in {folder}/model",
-    "recipe.toml": "this is a run; maskloom export {folder} --out DIR makes a model folder of a checkpoint",
+    "model/config.json": "this is a run; its model is in {folder}/model",
+    "recipe.toml": "this is a run; maskloom export {folder} --out DIR makes a model folder from a checkpoint",
     "features.bin": "this is a folder of features",
     "manifest.json": "this is a corpus",
 }
@@ -61,8 +61,8 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
         raise DataError(f"{folder}: several .npz files ({', '.join(path.name for path in arrays)}); keep one")
     refuse_unconverted(folder)
     raise DataError(
-        f"{folder}: no weights; {_held_instead(folder)}; expected {WEIGHTS}, {INDEX} or one .npz file beside "
-        "config.json and vocab.txt; `maskloom convert` also takes a TensorFlow checkpoint and pytorch_model.bin"
+        f"{folder}: no weights; {_held_instead(folder)}; expected {WEIGHTS}, {INDEX} or one .npz file next to "
+        "config.json and vocab.txt; `maskloom convert` also reads a TensorFlow checkpoint and pytorch_model.bin"
     )
 
 
@@ -85,7 +85,7 @@ def refuse_unconverted(folder: Path) -> None:
     found = next((path for path in (folder / PICKLED, *sorted(folder.glob("*.index"))) if path.is_file()), None)
     if found is not None:
         what = "files of this kind can run code when opened" if found.name == PICKLED else "a TensorFlow checkpoint"
-        raise DataError(f"{found}: {what}; convert it to {WEIGHTS}, after checks: maskloom convert {folder} --out DIR")
+        raise DataError(f"{found}: {what}; check it and convert it to {WEIGHTS}: maskloom convert {folder} --out DIR")
 
 
 def refuse_unsafe(path: Path) -> None:
@@ -93,7 +93,7 @@ def refuse_unsafe(path: Path) -> None:
     if path.is_file() and any(path.match(pattern) for pattern in _UNSAFE):
         raise DataError(
             f"{path}: files of this kind can run code when opened and are never read; convert it to "
-            f"{WEIGHTS} where it is trusted (transformers: from_pretrained, then save_pretrained), or to .npz"
+            f"{WEIGHTS} where you trust it (transformers: from_pretrained, then save_pretrained), or to .npz"
         )
 
 
@@ -104,7 +104,7 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except SafetensorError as error:
-        raise DataError(f"{path}: not a whole safetensors file: {error!s:.300}") from None
+        raise DataError(f"{path}: not a valid safetensors file: {error!s:.300}") from None
 
     def read(name: str) -> Tensor:
         try:
@@ -128,15 +128,17 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
             raise DataError(f"{index}: {file!r:.80} is not the name of a safetensors file in the same folder")
         shard = file_inside(index.parent, file)
         if shard is None:
-            raise DataError(f"{index.parent / file}: cannot be read: there is no such file, which {index.name} names")
+            raise DataError(f"{index.parent / file}: does not exist, but {index.name} names it")
         for name, tensor in _safetensors(shard).items():
             if places.get(name) != file:
-                raise DataError(f"{index}: tensor {name!r:.80} lies in {file}, the index says {places.get(name)!s:.80}")
+                raise DataError(
+                    f"{index}: tensor {name!r:.80} is in {file}, but the index says {places.get(name)!s:.80}"
+                )
             found[name] = tensor
     missing = sorted(set(places) - set(found))
     if missing:
         raise DataError(
-            f"{index}: the index names {len(missing)} tensors that no file holds, such as {missing[0]!r:.80}"
+            f"{index}: the index names {amount(len(missing), 'tensor')} that no file holds, such as {missing[0]!r:.80}"
         )
     return found
 
@@ -147,7 +149,7 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
         with zipfile.ZipFile(path) as archive:
             members = archive.namelist()
             if len(members) > MAX_TENSORS or len(set(members)) != len(members):
-                raise DataError(f"{path}: not a whole .npz file: more than {MAX_TENSORS:,} arrays, or one name twice")
+                raise DataError(f"{path}: not a valid .npz file: more than {MAX_TENSORS:,} arrays, or a name twice")
             for member in members:
                 name = member.removesuffix(".npy")
                 with archive.open(member) as file:
@@ -165,7 +167,7 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
         raise
     except Exception as error:
         # The zip layer, the inflater and numpy each raise their own errors for a damaged member.
-        raise DataError(f"{path}: not a whole .npz file: {error!s:.300}") from None
+        raise DataError(f"{path}: not a valid .npz file: {error!s:.300}") from None
     return found
 
 

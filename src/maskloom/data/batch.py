@@ -36,7 +36,7 @@ class PackedBatch:
         If sequences belong together, such as the choices of an example, a batch has that many groups of them.
         """
         if num_sequences < 1:
-            raise ValueError(f"num_sequences is {num_sequences}, a part of a batch needs at least 1")
+            raise ValueError(f"num_sequences is {num_sequences}; it must be at least 1")
         edges = {name: ends.tolist() for name, ends in self._edges().items()}
         every = range(len(edges["token_ids"]))
         parts = []
@@ -231,9 +231,9 @@ def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | Non
     comes first, so that running out of memory shows immediately. Raises ValueError for a limit below 1.
     """
     if max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}, it must be at least 1")
+        raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
     if max_examples is not None and max_examples < 1:
-        raise ValueError(f"max_examples is {max_examples}, it must be at least 1")
+        raise ValueError(f"max_examples is {max_examples}; it must be at least 1")
     lengths = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     ends = _ends(lengths[order])

@@ -43,7 +43,7 @@ def integers(n: int | np.ndarray, seed: int, *counters: Counter) -> np.ndarray:
     """Return uniform integers (int64) in [0, n), for an int or array n; raises ValueError outside 1 ... 2^63 - 1."""
     bound = np.asarray(n)
     if bound.size and (int(bound.min()) < 1 or int(bound.max()) >= 2**63):
-        raise ValueError(f"n is {n}, a draw needs 1 <= n < 2^63")
+        raise ValueError(f"n is {n}; a draw needs 1 <= n < 2^63")
     if bound.size and int(bound.max()) > _EXACT_FLOAT:
         return (words(seed, *counters) % bound.astype(np.uint64)).astype(np.int64)
     # (1 - 2^-53) * n rounds below n for every n up to 2^53, so the bound is never drawn.
@@ -60,7 +60,7 @@ class Permutation:
 
     def __init__(self, size: int, seed: int, *counters: Counter) -> None:
         if size < 0:
-            raise ValueError(f"size is {size}, a permutation needs at least 0 elements")
+            raise ValueError(f"size is {size}; it must be at least 0")
         self.size = int(size)
         self._key = int(words(seed, *counters))
         self._table: np.ndarray | None = None

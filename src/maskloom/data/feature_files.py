@@ -106,11 +106,11 @@ class FeatureWriter:
         """Write the rows (rows, vectors, width) of units; raises ValueError for other shapes or non-finite numbers."""
         expected = (int(self._plan.row_counts[units].sum()), len(self._plan.vectors), self._plan.width)
         if rows.shape != expected:
-            raise ValueError(f"rows of shape {rows.shape} for units that have {expected}")
+            raise ValueError(f"rows have shape {rows.shape}, but the units need {expected}")
         with np.errstate(over="ignore"):
             values = rows.astype(_TYPES[self._plan.precision])
         if not np.isfinite(values).all():
-            raise ValueError(f"activations are not finite numbers of the precision {self._plan.precision}")
+            raise ValueError(f"activations are not finite in precision {self._plan.precision}")
         start = 0
         for unit in np.asarray(units).tolist():
             first, end = int(self._offsets[unit]), int(self._offsets[unit + 1])
@@ -131,7 +131,7 @@ class FeatureWriter:
         self.mark()
         missing = self.missing_units()
         if len(missing):
-            raise ValueError(f"{len(missing)} units are not written, unit {missing[0]} first")
+            raise ValueError(f"{len(missing)} units are not written, the first: {missing[0]}")
         del self._array
         write_bytes(self._building / OFFSETS, self._offsets.astype("<i8").tobytes())
         sums = {name: file_sha256(self._building / name) for name in (FEATURES, OFFSETS)}
@@ -208,7 +208,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     wanted = {"num_rows", "num_units", "width", "vectors", "precision", "sha256", "model", "source"}
     missing = sorted(wanted - manifest.keys())
     if missing:
-        raise DataError(f"{path}: {', '.join(missing)}: missing; write the features again")
+        raise DataError(f"{path}: missing {', '.join(missing)}; write the features again")
     sizes = [manifest[name] for name in ("num_rows", "num_units", "width")]
     are_sizes = all(type(size) is int and 0 <= size < 2**40 for size in sizes)
     vectors, sums = manifest["vectors"], manifest["sha256"]
@@ -216,7 +216,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     are_sums = isinstance(sums, dict) and set(sums) == {FEATURES, OFFSETS}
     if not (are_sizes and are_names and are_sums and manifest["precision"] in tuple(_TYPES)):
         raise DataError(
-            f"{path}: num_rows, num_units, width, vectors, precision or sha256 is not what a folder of features says; "
+            f"{path}: num_rows, num_units, width, vectors, precision or sha256 is not that of a folder of features; "
             "write the features again"
         )
     return manifest
@@ -225,10 +225,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _check_same(folder: Path, found: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, value in wanted.items():
         if found.get(name) != value:
-            what = {"model": "another model", "source": "another text, or of one cut in another way"}.get(name)
-            values = f"{name} is {found.get(name)!r:.90}, {value!r:.90} is needed"
+            what = {"model": "another model", "source": "another text, or from one cut differently"}.get(name)
+            values = f"{name} is {found.get(name)!r:.90}, but {value!r:.90} is needed"
             raise DataError(
-                f"{folder / MANIFEST}: {f'these features are of {what}' if what else values}; choose a new --out, or "
+                f"{folder / MANIFEST}: {f'these features are from {what}' if what else values}; choose a new --out, or "
                 "remove the folder to write them again"
             )
 

@@ -93,7 +93,7 @@ class Loader(Generic[Batch]):
         self, stream: Stream, corrupt: Corruption[Any, Batch], *, batch_size: int, rows: slice = slice(None)
     ) -> None:
         if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}, a batch needs at least 1 sequence")
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
         self._stream, self._corrupt, self._batch_size, self._rows = stream, corrupt, batch_size, rows
 
     def next_batch(self, position: dict[str, int]) -> tuple[Batch, dict[str, int]]:

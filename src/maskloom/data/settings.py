@@ -38,7 +38,7 @@ class PretrainingData(Section):
         if self.sentence_order and not self.next_sentence:
             raise ValueError("sentence_order = true needs pairs: next_sentence = true")
         if not self.next_sentence_loss and (self.sentence_order or not self.next_sentence):
-            raise ValueError("next_sentence_loss = false is for pairs: next_sentence = true, and no sentence_order")
+            raise ValueError("next_sentence_loss = false needs pairs: next_sentence = true, and no sentence_order")
         return self
 
     @property

@@ -95,7 +95,7 @@ class BothWays(Corruption[tuple[Texts, Texts], BothWaysBatch]):
     def __post_init__(self) -> None:
         if self.vocabulary.suffix or not self.vocabulary.prefix or self.vocabulary.is_continuation.any():
             raise ConfigError(
-                "objective = 'bidirectional_lm' predicts whole words, and this vocabulary has pieces of words; "
+                "objective = 'bidirectional_lm' predicts whole words, but this vocabulary has pieces of words; "
                 "make one with: maskloom vocab train TEXT... --model words --cased"
             )
 

@@ -28,7 +28,7 @@ _BLOCK = 64  # values per block whose maximum is computed first
 _NOTED = 6  # candidates recorded per text in each step
 _RANGES = (
     ("temperature", 1e6, "from 0 to 1e+06"),
-    ("top_p", 1.0, "above 0, at most 1,"),
+    ("top_p", 1.0, "above 0 and at most 1"),
     ("length_penalty", 100.0, "from 0 to 100"),
 )
 
@@ -66,7 +66,7 @@ class Generation:
             if type(value) is not int or not smallest <= value < 2**63:
                 raise ConfigError(f"{name} {value!r:.80}: a whole number of at least {smallest} is expected")
         if (self.beam or 0) > MOST_BEAMS:
-            raise ConfigError(f"beam {self.beam}: at most {MOST_BEAMS:,} is expected")
+            raise ConfigError(f"beam {self.beam}: a whole number of at most {MOST_BEAMS:,} is expected")
         for name, largest, rule in _RANGES:
             value = getattr(self, name)
             if value is None and name == "length_penalty":
@@ -79,7 +79,7 @@ class Generation:
         plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
         if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
             raise ConfigError(
-                f"beam = {self.beam} beside {', '.join(changed)}: a search draws nothing; give one of them"
+                f"beam = {self.beam} with {', '.join(changed)}: beam search does not sample; give only one of them"
             )
 
     def changed(self, given: Mapping[str, Any]) -> Generation:
@@ -153,7 +153,7 @@ def continue_texts(
     for number, prompt in enumerate(prompts):
         if not 0 < len(prompt) < limit:
             raise DataError(
-                f"prompt {number}: {len(prompt)} tokens; 1 to {limit - 1} are expected, as the model reads {limit}"
+                f"prompt {number}: {len(prompt)} tokens; 1 to {limit - 1} are expected, as the model takes {limit}"
             )
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
     num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
@@ -185,9 +185,9 @@ def found_by(
     Raises ConfigError if `num_best` exceeds the beam width, and for a length penalty without a beam.
     """
     if (wanted := choose.settings.num_best) > (width := choose.settings.beam or 1):
-        raise ConfigError(f"num_best {wanted}: give a beam of at least as many; it is {width}")
+        raise ConfigError(f"num_best {wanted} exceeds the beam, {width}; give a wider beam")
     if choose.settings.length_penalty is not None and choose.settings.beam is None:
-        raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is for a search; give a beam")
+        raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is only for beam search; give a beam")
     return (_draw if choose.settings.beam is None else _searched)(decoder, prompts, choose, num_steps)
 
 
@@ -320,7 +320,7 @@ class Decoder:
 
     def __init__(self, model: EncoderWithHeads, room: int) -> None:
         if (head := model.vocabulary_head) is None or not model.config.is_causal:
-            raise ConfigError("only a left-to-right model with a language-model head continues a text")
+            raise ConfigError("only a left-to-right model with a language-model head can continue a text")
         self._encoder, self._head, self._room = model.encoder, head, room
         self._device = model.encoder.word_embeddings.device
         self._single: SequenceLayout | None = None  # with one token per sequence

@@ -29,7 +29,7 @@ def most_tokens(source_length: int, min_tokens: int, *, name: str, room: int | N
     """
     most = source_length + _LONGER if room is None else min(source_length + _LONGER, room)
     if min_tokens > most:
-        why = f"{_LONGER} more than the source's {source_length}" if room != most else "as many as its decoder reads"
+        why = f"{_LONGER} more than the source's {source_length}" if room != most else "the most that its decoder reads"
         raise DataError(f"{name}: min_tokens {min_tokens}: a target has at most {most} tokens, {why}")
     return most
 

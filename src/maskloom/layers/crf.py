@@ -30,7 +30,9 @@ class ChainGrid:
         """Lay out chains of the given lengths. Raises ValueError for a chain without words."""
         sizes = np.asarray(lengths, dtype=np.int64)
         if len(sizes) and sizes.min() < 1:
-            raise ValueError(f"chain {int(sizes.argmin())} has length {int(sizes.min())}; a chain needs a word")
+            raise ValueError(
+                f"chain {int(sizes.argmin())} has length {int(sizes.min())}; a chain needs at least one word"
+            )
         starts = np.cumsum(sizes) - sizes
         steps = np.arange(int(sizes.sum())) - np.repeat(starts, sizes)
         indices = steps * len(sizes) + np.repeat(np.arange(len(sizes)), sizes)

@@ -80,10 +80,10 @@ class AttentionLayout:
         where a query may attend. Raises ValueError for layouts or masks that do not fit together.
         """
         if causal and keys is not None:
-            raise ValueError("causal attention is for the keys of the same tokens")
+            raise ValueError("causal attention needs keys of the same tokens")
         keys = queries if keys is None else keys
         if len(keys.sizes) != len(queries.sizes):
-            raise ValueError(f"{len(queries.sizes)} sequences of queries, {len(keys.sizes)} of keys")
+            raise ValueError(f"{len(queries.sizes)} sequences of queries, but {len(keys.sizes)} of keys")
         self.groups: list[PairedGroup] = []
         query_places, key_places = _Places(queries), _Places(keys)
         has_keyless = allowed is not None
@@ -101,7 +101,7 @@ class AttentionLayout:
                 for mask, sequence in zip(may, members, strict=True):
                     shape = (int(queries.sizes[sequence]), past + int(keys.sizes[sequence]))
                     if allowed[sequence].shape != shape:
-                        raise ValueError(f"the mask of sequence {sequence} is not of shape {shape}")
+                        raise ValueError(f"the mask of sequence {sequence} does not have shape {shape}")
                     mask[: shape[0], : shape[1]] &= allowed[sequence]
             device = queries.lengths.device
             mask = None if may.all() else to_device(may[:, None], device)

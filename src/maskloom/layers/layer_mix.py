@@ -56,13 +56,15 @@ class LayerCombination:
             chosen, join = _NAMED[choice]
             if (needed := max(0, -(chosen.start or 0))) > num_layers:
                 layers = "layer" if needed == 2 else "layers"
-                raise ConfigError(f"layers = {choice!r}: the encoder has {num_layers} {layers}, {needed} are needed")
+                raise ConfigError(
+                    f"layers = {choice!r}: the encoder has {num_layers} {layers}, but {needed} are needed"
+                )
             return cls(choice, tuple(range(num_layers + 1)[chosen]), join)
         try:
             numbers = [int(part) for part in choice.split(",")]
         except ValueError:
             raise ConfigError(
-                f"layers = {choice!r}: neither numbers of layers nor one of {', '.join(LAYER_CHOICES)}"
+                f"layers = {choice!r}: neither layer numbers nor one of {', '.join(LAYER_CHOICES)}"
             ) from None
         return cls(choice, _indices(numbers, num_layers), "each")
 

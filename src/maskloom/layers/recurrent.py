@@ -101,7 +101,7 @@ class RecurrentLayer(CarriedLayer):
     def __init__(self, cell: str, hidden_size: int, *, bidirectional: bool, dropout: float) -> None:
         super().__init__()
         if bidirectional and hidden_size % 2:
-            raise ValueError(f"hidden size {hidden_size}: two directions share it, so it must be even")
+            raise ValueError(f"hidden size {hidden_size} must be even: two directions share it")
         self.cell = CELLS[cell]
         self.state_shape = (self.cell.num_parts, hidden_size)
         width = hidden_size // 2 if bidirectional else hidden_size
@@ -132,7 +132,7 @@ class BiLSTM(nn.Module):
     def __init__(self, input_size: int, output_size: int, *, num_layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
         if output_size < 2 or output_size % 2:
-            raise ValueError(f"output_size is {output_size}; two directions share it, so it must be even")
+            raise ValueError(f"output_size {output_size} must be even: two directions share it")
         self.output_size = output_size
         self.lstm = nn.LSTM(
             input_size,

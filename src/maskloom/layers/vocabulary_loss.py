@@ -118,7 +118,9 @@ class _VocabularyLoss(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if ctx.gradients is None:
-            raise RuntimeError("the backward pass of vocabulary_loss can run once; its gradients were handed out")
+            raise RuntimeError(
+                "the backward pass of vocabulary_loss can run only once; its gradients were already returned"
+            )
         d_hidden, total, d_bias = ctx.gradients
         ctx.gradients = None
         d_bias = None if d_bias is None else d_bias.mul_(gradient)

@@ -117,12 +117,12 @@ def _assemble(
     config: ModelConfig, heads: Sequence[str], num_labels: int | None, head_options: HeadOptions
 ) -> EncoderWithHeads:
     if len(set(heads)) != len(heads):
-        raise ConfigError(f"heads {list(heads)} name one twice")
+        raise ConfigError(f"heads {list(heads)}: each must be named only once")
     if unknown := [name for name in heads if name not in HEADS]:
         raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
     has_sources = architecture_of(config).has_decoder and getattr(config, "source_vocab_size", None) is not None
     if has_sources and {*heads} - {"decoder"}:
-        raise ConfigError("a model that reads sources in a vocabulary of their own is only for seq2seq")
+        raise ConfigError("a model with a separate source vocabulary is only for seq2seq")
     encoder = architecture_of(config).build(config)
     if "decoder" not in heads:
         encoder.read_through_decoder()

@@ -107,7 +107,7 @@ class BartConfig(ModelConfig):
     @model_validator(mode="after")
     def _sources_are_whole(self) -> Self:
         if (self.source_vocab_size is None) != (self.num_source_layers is None):
-            raise ValueError("source_vocab_size and num_source_layers go together")
+            raise ValueError("source_vocab_size and num_source_layers must be set together")
         return self
 
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
@@ -151,5 +151,5 @@ class BartConfig(ModelConfig):
         for theirs, encoder in _ALIKE.items():
             one, other = (values.get(key, published[encoder]) for key in (theirs, encoder))
             if one != other:
-                found.append(f"{theirs} = {one!r:.200}: only the {encoder}, {other!r:.200}, is supported")
+                found.append(f"{theirs} = {one!r:.200}: only the value of {encoder}, {other!r:.200}, is supported")
         return found

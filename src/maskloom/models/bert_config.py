@@ -53,9 +53,7 @@ class BertConfig(ModelConfig):
     @model_validator(mode="after")
     def _heads_have_pairs(self) -> Self:
         if self.rotary and (size := self.hidden_size // self.num_attention_heads) % 2:
-            raise ValueError(
-                f"rotary = true: heads of even size are needed; hidden_size / num_attention_heads is {size}"
-            )
+            raise ValueError(f"rotary = true needs heads of even size; hidden_size / num_attention_heads is {size}")
         return self
 
     @classmethod

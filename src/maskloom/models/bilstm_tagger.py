@@ -37,7 +37,7 @@ class BiLSTMTagger(nn.Module):
     ) -> None:
         super().__init__()
         if lstm_size < 2 or lstm_size % 2:
-            raise ConfigError(f"lstm_size = {lstm_size}: an even number is needed, half of it for each direction")
+            raise ConfigError(f"lstm_size = {lstm_size} must be even and at least 2: two directions share it")
         self.num_labels, self.word_size = num_labels, word_size
         self.combination = LayerCombination.of(layers, config.num_hidden_layers)
         is_mixed, num_vectors = self.combination.join == "mix", self.combination.num_vectors
@@ -59,7 +59,9 @@ class BiLSTMTagger(nn.Module):
         """
         size = 0 if word_vectors is None else word_vectors.shape[1]
         if size != self.word_size:
-            raise ConfigError(f"word vectors of {size} numbers; the model was trained with {self.word_size or 'none'}")
+            raise ConfigError(
+                f"word vectors have {size} numbers; the model was trained with {self.word_size or 'none'}"
+            )
         mixed = vectors.flatten(1) if self.mix is None else self.mix(vectors)
         mixed = mixed if word_vectors is None else torch.cat([mixed, word_vectors], 1)
         return self.dense(self.dropout(self.bilstm(self.dropout(mixed), layout)))

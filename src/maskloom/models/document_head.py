@@ -25,7 +25,7 @@ class DocumentHead(nn.Module):
     def __init__(self, hidden_size: int, num_labels: int, dropout: float) -> None:
         super().__init__()
         if hidden_size % 2:
-            raise ConfigError(f"hidden size {hidden_size}: the two directions over sentences share it; make it even")
+            raise ConfigError(f"hidden size {hidden_size} must be even: the two directions over sentences share it")
         self.num_labels = num_labels
         self.sentences = RecurrentLayer("gru", hidden_size, bidirectional=True, dropout=0.0)
         self.key = nn.Linear(hidden_size, hidden_size)

@@ -55,11 +55,11 @@ class ElmoConfig(ModelConfig):
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         if self.hidden_size % 2:
-            raise ValueError(f"hidden_size {self.hidden_size}: two directions share it, so it must be even")
+            raise ValueError(f"hidden_size {self.hidden_size} must be even: two directions share it")
         if (widest := max(width for width, _ in self.filters)) > self.max_characters:
-            raise ValueError(f"filters: one is {widest} characters wide, and words have {self.max_characters}")
+            raise ValueError(f"filters: one is {widest} characters wide, but words have {self.max_characters}")
         if self.hidden_act not in ("relu", "tanh"):
-            raise ValueError(f"hidden_act {self.hidden_act!r}: 'relu' or 'tanh' reads the characters")
+            raise ValueError(f"hidden_act {self.hidden_act!r}: an ELMo needs 'relu' or 'tanh'")
         return self
 
     @property

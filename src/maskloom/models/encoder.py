@@ -82,7 +82,7 @@ class Encoder(nn.Module):
 
     def new_decoder(self) -> nn.Module:
         """Return a decoder that attends to this encoder's output; raises ConfigError if the architecture has none."""
-        raise ConfigError(f"a {type(self).__name__} has no decoder; a Transformer has")
+        raise ConfigError(f"a {type(self).__name__} has no decoder; a Transformer has one")
 
     def freeze(self) -> None:
         """Freeze everything except the modules that read the layers: their mix and the layer on top."""
@@ -235,7 +235,7 @@ class Encoder(nn.Module):
             raise ValueError(f"token ids have shape {tuple(token_ids.shape)}; (batch, length) is needed")
         for name, tensor in (("segment ids", segment_ids), ("attention mask", attention_mask)):
             if tensor is not None and tensor.shape != token_ids.shape:
-                raise ValueError(f"{name} have shape {tuple(tensor.shape)}, token ids {tuple(token_ids.shape)}")
+                raise ValueError(f"{name}: shape {tuple(tensor.shape)}, but token ids have {tuple(token_ids.shape)}")
         if attention_mask is not None and not bool(((attention_mask == 0) | (attention_mask == 1)).all()):
             raise ValueError("the attention mask holds values other than 0 and 1")
         if (length := token_ids.shape[1]) > (limit := self.config.max_position_embeddings):

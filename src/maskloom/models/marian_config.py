@@ -39,9 +39,9 @@ class MarianConfig(BartConfig):
     @model_validator(mode="after")
     def _is_the_original(self) -> Self:
         if self.hidden_size % 2:
-            raise ValueError(f"hidden_size {self.hidden_size}: sinusoidal positions need an even one")
+            raise ValueError(f"hidden_size {self.hidden_size} must be even for sinusoidal positions")
         if self.source_vocab_size is not None:
-            raise ValueError("source_vocab_size: only a BART has an encoder of sources")
+            raise ValueError("source_vocab_size: only a BART has a source encoder")
         return self
 
     @classmethod
@@ -57,5 +57,5 @@ class MarianConfig(BartConfig):
     def _unsupported(cls, values: dict[str, Any]) -> list[str]:
         found, size = super()._unsupported(values), values.get("decoder_vocab_size")
         if size not in (None, values.get("vocab_size", cls.model_fields["vocab_size"].default)):
-            found.append(f"decoder_vocab_size = {size!r:.200}: only the vocab_size is supported")
+            found.append(f"decoder_vocab_size = {size!r:.200} must equal vocab_size")
         return found

@@ -56,7 +56,7 @@ class ModelSection(Section):
     @model_validator(mode="after")
     def _vectors_are_named(self) -> Self:
         if self.freeze_word_vectors and self.word_vectors is None:
-            raise ValueError("freeze_word_vectors = true: there is no model.word_vectors")
+            raise ValueError("freeze_word_vectors = true needs model.word_vectors")
         return self
 
 
@@ -124,7 +124,7 @@ class ModelConfig(BaseModel):
 
         Raises ConfigError if the architecture does not support it.
         """
-        raise ConfigError("sources with a vocabulary of their own: only a Transformer or a BART reads them")
+        raise ConfigError("only a Transformer or a BART can have a separate source vocabulary")
 
     @property
     def num_segments(self) -> int:
@@ -196,8 +196,8 @@ class ModelConfig(BaseModel):
     @classmethod
     def _unsupported(cls, values: dict[str, Any]) -> list[str]:
         found = [
-            f"{key}: names code that comes with the model, which is never run; without the key the model is read as a "
-            "model of maskloom's own"
+            f"{key}: names code that comes with the model, which is never run; without the key the model is read as "
+            "one of maskloom's own"
             for key in _CODE
             if values.get(key)
         ]

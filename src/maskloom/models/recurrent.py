@@ -120,7 +120,9 @@ class Recurrent(Encoder):
     def new_decoder(self) -> RecurrentDecoder:
         """Return a decoder of the same sizes; raises ConfigError for an encoder without layers."""
         if not self.layers:
-            raise ConfigError("num_hidden_layers = 0: a decoder starts from the state of a layer, so it needs one")
+            raise ConfigError(
+                "num_hidden_layers = 0: a decoder starts from the state of a layer, so at least 1 is needed"
+            )
         return RecurrentDecoder(self)
 
 

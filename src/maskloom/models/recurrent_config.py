@@ -48,9 +48,9 @@ class RecurrentConfig(ModelConfig):
     @model_validator(mode="after")
     def _is_recurrent(self) -> Self:
         if self.num_hidden_layers == 0 and (self.causal or self.attention_query == "c"):
-            raise ValueError("num_hidden_layers 0: without layers there is no state, so no causal and no query 'c'")
+            raise ValueError("num_hidden_layers 0: causal and attention_query 'c' need the state of a layer")
         if self.hidden_size % 2 and not self.causal:
-            raise ValueError(f"hidden_size {self.hidden_size}: two directions share it, so it must be even")
+            raise ValueError(f"hidden_size {self.hidden_size} must be even: two directions share it")
         if self.num_attention_heads != 1 or self.attention_probs_dropout_prob != 0.0:
             raise ValueError("num_attention_heads, attention_probs_dropout_prob: a recurrent network has neither")
         usual = type(self).model_fields

@@ -92,11 +92,11 @@ class T5Config(ModelConfig):
             )
         if self.attention_probs_dropout_prob != self.hidden_dropout_prob:
             raise ValueError(
-                f"attention_probs_dropout_prob {self.attention_probs_dropout_prob}: a T5 has one rate of dropout, "
+                f"attention_probs_dropout_prob {self.attention_probs_dropout_prob}: a T5 has one dropout rate, "
                 f"hidden_dropout_prob {self.hidden_dropout_prob}"
             )
         if self.gated and self.hidden_act == "gelu":
-            raise ValueError("hidden_act 'gelu' with gated = true: a T5's is 'gelu_new'")
+            raise ValueError("hidden_act 'gelu' with gated = true: a T5 has 'gelu_new'")
         for key in ("eos_token_id", "decoder_start_token_id"):
             if getattr(self, key) >= self.vocab_size:
                 raise ValueError(f"{key} {getattr(self, key)} is not below vocab_size {self.vocab_size}")
@@ -123,7 +123,7 @@ class T5Config(ModelConfig):
     def _unsupported(cls, values: dict[str, Any]) -> list[str]:
         found = super()._unsupported(values)
         if values.get("tie_word_embeddings") is False and values.get("scale_decoder_outputs") is True:
-            found.append("scale_decoder_outputs = True: only False is supported beside tie_word_embeddings = False")
+            found.append("scale_decoder_outputs = True: only False is supported with tie_word_embeddings = False")
         return found
 
     def as_published(self) -> dict[str, Any]:

@@ -56,13 +56,13 @@ class TransformerConfig(ModelConfig):
     @model_validator(mode="after")
     def _has_sinusoids(self) -> Self:
         if self.hidden_size % 2 and not self.learned_positions:
-            raise ValueError(f"hidden_size {self.hidden_size}: sinusoidal positions need an even one")
+            raise ValueError(f"hidden_size {self.hidden_size} must be even for sinusoidal positions")
         return self
 
     @model_validator(mode="after")
     def _keys_fit(self) -> Self:
         if self.key_size is not None and self.key_size > (share := self.hidden_size // self.num_attention_heads):
-            raise ValueError(f"key_size {self.key_size} is above {share}, what a head has of hidden_size")
+            raise ValueError(f"key_size {self.key_size} is above {share}, a head's share of hidden_size")
         return self
 
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:

@@ -42,7 +42,7 @@ class BytePairTokenizer(Tokenizer):
 
     def __post_init__(self) -> None:
         if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: start, delimiter and extract token alone need 3 tokens")
+            raise ConfigError(f"max_length = {self.max_length}: the start, delimiter and extract tokens alone need 3")
 
     @classmethod
     def open(cls, folder: Path, *, max_length: int | None = None) -> BytePairTokenizer:

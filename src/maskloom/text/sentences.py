@@ -97,8 +97,8 @@ def check_language(language: str) -> None:
     hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else "."
     raise ConfigError(
         f"language is {language!r:.80}, which has no sentence rules{hint} There are rules for "
-        f"{', '.join(f'{code} ({name})' for code, name in LANGUAGES.items())} and languages near to these; for another "
-        "one choose the nearest, or put a sentence on each line and build with sentences 'lines'"
+        f"{', '.join(f'{code} ({name})' for code, name in LANGUAGES.items())} and closely related languages; for any "
+        "other, choose the nearest, or put each sentence on its own line and build with sentences 'lines'"
     )
 
 

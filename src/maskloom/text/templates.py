@@ -61,7 +61,7 @@ class SequenceTemplate:
     def num_marks(self, num_texts: int) -> int:
         """Return the number of marks around one or two texts; raises ConfigError for two if no mark separates them."""
         if num_texts > 1 and not self.middle:
-            raise ConfigError("this tokenizer has no token that stands between two texts, so it takes no pairs")
+            raise ConfigError("this tokenizer has no token to separate two texts, so it cannot encode pairs")
         return len(self.begin) + len(self.end) + (len(self.middle) if num_texts > 1 else 0)
 
     def second_places(self, first_lengths: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, cast
 import tokenizers
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, amount
 from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part
 from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
@@ -306,7 +306,9 @@ class Tokenizer(ABC):
         if limit > self.max_length:
             raise ConfigError(f"max_length = {limit}: the model's limit is {self.max_length} tokens")
         if limit < num_marks:
-            raise ConfigError(f"max_length = {limit}: the special tokens of {num_texts} texts need {num_marks}")
+            raise ConfigError(
+                f"max_length = {limit}: the special tokens of {amount(num_texts, 'text')} need {num_marks}"
+            )
         return limit
 
     def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:

@@ -64,7 +64,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
     by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
     compatibility = config.get("maskloom_compatibility", by_file)
     if compatibility not in ("google", "hf"):
-        raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}, it must be 'google' or 'hf'")
+        raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}; it must be 'google' or 'hf'")
     return {"lowercase": lowercase, "max_length": read_limit(folder, config), "compatibility": compatibility}
 
 
@@ -97,7 +97,7 @@ def _compatibility(path: Path, library: dict[str, Any]) -> str:
     words, longest = library.get("pre_tokenizer"), _model_of(library).get("max_input_chars_per_word", 100)
     kind = words.get("type") if isinstance(words, dict) else words
     if kind not in (None, "BertPreTokenizer"):
-        raise DataError(f"{path}: cuts text into words by {kind!r:.80}; only 'BertPreTokenizer' is BERT's")
+        raise DataError(f"{path}: pre_tokenizer is {kind!r:.80}; BERT's is 'BertPreTokenizer'")
     if not isinstance(longest, int) or longest not in _WORD_LENGTHS:
         known = " or ".join(f"{length} ({name})" for length, name in _WORD_LENGTHS.items())
         raise DataError(f"{path}: max_input_chars_per_word is {longest!r:.80}; {known} is expected")
@@ -107,19 +107,19 @@ def _compatibility(path: Path, library: dict[str, Any]) -> str:
 def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) -> None:
     """Raise DataError if a normalizer or a configuration asks for word rules other than BERT's."""
     if not isinstance(lowercase, bool):
-        raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}, it must be true or false")
+        raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}; it must be true or false")
     if rules.get("auto_map"):
         raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
     if rules.get("type", "BertNormalizer") != "BertNormalizer":
-        raise DataError(f"{folder}: tokenizer.json normalises by {rules['type']!r}; only 'BertNormalizer' is BERT's")
+        raise DataError(f"{folder}: the normalizer of tokenizer.json is {rules['type']!r}; BERT's is 'BertNormalizer'")
     if rules.get("strip_accents") not in (None, lowercase):
         raise DataError(
-            f"{folder}: strip_accents is {rules['strip_accents']!r} but do_lower_case is {lowercase!r}; BERT's rules "
-            "govern both by do_lower_case"
+            f"{folder}: strip_accents is {rules['strip_accents']!r} but do_lower_case is {lowercase!r}; in BERT's "
+            "rules do_lower_case decides both"
         )
     for key in ("tokenize_chinese_chars", "handle_chinese_chars", "clean_text", "do_basic_tokenize"):
         if rules.get(key) is False:
-            raise DataError(f"{folder}: {key} is false; BERT's rules always do it")
+            raise DataError(f"{folder}: {key} is false; in BERT's rules it is always true")
 
 
 def is_byte_pair(folder: Path) -> bool:
@@ -186,13 +186,13 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
     if path is not None:
         merges_path = file_inside(folder, "merges.txt")
         if merges_path is None:
-            raise DataError(f"{folder}: vocab.json without merges.txt, which says in what order pieces are merged")
+            raise DataError(f"{folder}: vocab.json without merges.txt, which lists the merges in order")
         ids, merges = read_json_object(path, limit=MAX_VOCABULARY_BYTES), _read_merges(merges_path)
     elif model.get("type") == "BPE":
         path = folder / "tokenizer.json"
         ids, merges = model.get("vocab"), _listed_merges(model.get("merges"), path)
     else:
-        raise DataError(f"{folder}: merges.txt without vocab.json, which holds the ids of tokens")
+        raise DataError(f"{folder}: merges.txt without vocab.json, which holds the token ids")
     if not isinstance(ids, dict):
         raise DataError(f"{path}: the vocabulary is not an object but {type(ids).__name__}")
     _take_added(ids, library, folder)
@@ -201,8 +201,8 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
     missing = [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids))
     if missing:
         raise DataError(
-            f"{path}: no token ends with {END_OF_WORD!r}, as in GPT, and {len(missing)} bytes have no token of their "
-            f"own, as in GPT-2, such as {missing[0]!r}"
+            f"{path}: neither GPT's tokens (none ends with {END_OF_WORD!r}) nor GPT-2's ({len(missing)} bytes "
+            f"have no token, such as {missing[0]!r})"
         )
     special = _special_tokens(folder, config, ids, suffix, path)
     vocabulary = Vocabulary(tokens, special, prefix="", suffix=suffix, source=str(path))
@@ -245,7 +245,7 @@ def _listed_merges(values: Any, path: Path) -> list[tuple[str, tuple[str, str]]]
 def _merge(parts: Any, place: str) -> tuple[str, tuple[str, str]]:
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
         shown = " ".join(map(str, parts)) if isinstance(parts, list) else parts
-        raise DataError(f"{place}: {shown!r:.80} is not a merge; two symbols with a blank between are expected")
+        raise DataError(f"{place}: {shown!r:.80} is not a merge; two symbols separated by a blank are expected")
     return place, (parts[0], parts[1])
 
 
@@ -256,7 +256,7 @@ def _check_merges(merges: Iterable[tuple[str, tuple[str, str]]], vocabulary: Voc
         if missing is not None:
             raise DataError(f"{place}: merges {' '.join(pair)!r:.80}, but {vocabulary_path} has no {missing!r:.80}")
         if pair in first:
-            raise DataError(f"{place}: {' '.join(pair)!r:.80} is merged already, see {first[pair]}")
+            raise DataError(f"{place}: {' '.join(pair)!r:.80} is already merged, see {first[pair]}")
         first[pair] = place
 
 
@@ -298,18 +298,18 @@ def _read_rules(
     path, words, normalizer = folder / "tokenizer.json", library.get("pre_tokenizer"), library.get("normalizer") or {}
     named = config.get("tokenizer_class") or "TokenizersBackend"
     if str(named).removesuffix("Fast") not in _CLASSES:
-        raise DataError(f"{folder}: tokenizer_class is {named!r:.80}; of byte pairs {', '.join(_CLASSES)} are known")
+        raise DataError(f"{folder}: tokenizer_class is {named!r:.80}; supported for byte pairs: {', '.join(_CLASSES)}")
     if library:
         kind = words.get("type") if isinstance(words, dict) else words
         cut = ("pre_tokenizer", kind, "BertPreTokenizer" if suffix else "ByteLevel")
         for what, value, known in (("model.type", model.get("type"), "BPE"), cut):
             if value != known:
-                raise DataError(f"{path}: {what} is {value!r:.80}; with these tokens only {known!r} is known")
+                raise DataError(f"{path}: {what} is {value!r:.80}; with these tokens only {known!r} is supported")
         for key, plain in _PLAIN.items():
             if model.get(key) not in plain:
-                raise DataError(f"{path}: {key} is {model[key]!r:.80}; neither GPT's nor GPT-2's ids are made so")
+                raise DataError(f"{path}: {key} is {model[key]!r:.80}; neither GPT nor GPT-2 has this setting")
     if not isinstance(normalizer, dict) or (normalizer and not suffix):
-        raise DataError(f"{path}: normalizer is {normalizer!r:.80}; GPT-2's text is taken as it is")
+        raise DataError(f"{path}: normalizer is {normalizer!r:.80}; GPT-2 does not normalise text")
     if not suffix:
         prefix = words.get("add_prefix_space", False) if isinstance(words, dict) else False
         return {"lowercase": False, "prefix_space": config.get("add_prefix_space", prefix) is True}

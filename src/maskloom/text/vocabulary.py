@@ -106,11 +106,11 @@ class Vocabulary:
             first_line[token] = line
         if SURROGATE.search("".join(self.tokens)):
             token, line = next(item for item in first_line.items() if SURROGATE.search(item[0]))
-            raise DataError(f"{source}, line {line}: token {token!r:.80} holds half of a surrogate pair")
+            raise DataError(f"{source}, line {line}: token {token!r:.80} contains half a surrogate pair")
         missing = [token for token in special.tokens if token not in first_line]
         if missing:
-            number = "all five" if special == BERT_TOKENS else "its special tokens"
-            raise DataError(f"{source}: {len(self.tokens)} tokens, but not {', '.join(missing)}; {number} are needed")
+            number = "all five special tokens" if special == BERT_TOKENS else "its special tokens"
+            raise DataError(f"{source}: no {', '.join(missing)} among {len(self.tokens)} tokens; {number} are needed")
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -73,11 +73,9 @@ class VocabularySettings:
                 f"score = {self.score!r}: byte-pair encoding merges the most frequent pair; leave --score out"
             )
         if self.model == "words" and (self.score != "frequency" or self.sentinels):
-            raise ConfigError(
-                "model = 'words': nothing is merged and no span is missing; leave --score, --sentinels out"
-            )
+            raise ConfigError("model = 'words' has neither merges nor sentinels; leave --score and --sentinels out")
         if self.model == "byte-bpe" and self.lowercase:
-            raise ConfigError("lowercase = True: pieces of bytes keep the case of a text, as GPT-2's and BART's do")
+            raise ConfigError("lowercase = True: byte-level pieces keep the case of the text, as in GPT-2 and BART")
         lowest = {"size": len(self.specials) + len(self.last) + 1, "min_frequency": 1, "alphabet_limit": 1}
         lowest |= {"max_distinct_words": 1, "sentinels": 0}
         for name, least in lowest.items():
@@ -116,7 +114,7 @@ def train_vocabulary(
     limit, lowercase = settings.max_distinct_words, None if is_bytes else settings.lowercase
     counted = count(texts, lowercase=lowercase, max_distinct_words=limit, work=work, progress=progress)
     if not counted.counts:
-        raise DataError(f"{counted.num_texts} texts hold no words; a vocabulary needs some")
+        raise DataError(f"no words in {amount(counted.num_texts, 'text')}; a vocabulary needs some")
     if settings.model == "words":
         whole = WordPieceTokenizer(_frequent_words(counted.counts, settings), lowercase=settings.lowercase)
         return whole, _report(whole, counted, len({*"".join(counted.counts)}), "", settings)

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 from maskloom.system.files import output_file
 from maskloom.system.foreign_files import check_regular
 
@@ -108,7 +108,7 @@ def read_vectors(path: Path) -> WordVectors:
         num_words, size = _sizes(path, header)
         if path.stat().st_size - len(header) < num_words * (2 * size + 1):
             raise DataError(
-                f"{path}: cut short: line 1 says {num_words:,} words of {size} numbers, the file is smaller"
+                f"{path}: cut short: line 1 says {num_words:,} words of {size} numbers, but the file is smaller"
             )
         matrix = np.empty((num_words, size), np.float32)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -120,7 +120,7 @@ def read_vectors(path: Path) -> WordVectors:
             try:
                 words = list(rows(path, content, len(header), matrix))
             except DataError as error:
-                raise DataError(f"{error} (line 1 says {num_words:,} words of {size:,} numbers)") from None
+                raise DataError(f"{error} (line 1 says {amount(num_words, 'word')} of {size:,} numbers)") from None
     bad = np.flatnonzero(~np.isfinite(matrix).all(1))
     if len(bad):
         raise DataError(
@@ -141,11 +141,11 @@ def _sizes(path: Path, header: bytes) -> tuple[int, int]:
             return num_words, size
     wanted = "the number of words and the size, such as 71290 100"
     if header.startswith(b"\x1f\x8b"):
-        raise DataError(f"{path}: is compressed by gzip; unpack it")
+        raise DataError(f"{path}: is compressed with gzip; unpack it")
     shown = header[:40].decode("utf-8", "replace").rstrip("\n")
     if len(fields) > 3 and all(map(_is_number, fields[1:-1])):  # the last one may be truncated
         raise DataError(f"{path}: line 1: {shown!r} is a vector, as in GloVe's files; put a line before it: {wanted}")
-    raise DataError(f"{path}: line 1: {shown!r} is not a header of word2vec: {wanted}")
+    raise DataError(f"{path}: line 1: {shown!r} is not a word2vec header: {wanted}")
 
 
 def _is_number(field: bytes) -> bool:
@@ -165,13 +165,13 @@ def _rows_of_binary(path: Path, content: mmap.mmap, place: int, matrix: np.ndarr
         end = blank + 1 + 4 * size
         if blank < 0 or end > len(content):
             raise DataError(
-                f"{path}: cut short in word {row + 1:,} of {num_words:,}, or not a file of {size} numbers a word"
+                f"{path}: cut short in word {row + 1:,} of {num_words:,}, or not a file of {size} numbers per word"
             )
         yield _word(path, content[place:blank], row)
         matrix[row] = np.frombuffer(content, "<f4", size, blank + 1)
         place = end
     if content[place:].strip(b"\n"):
-        raise DataError(f"{path}: has data after the last word, {num_words:,} by line 1")
+        raise DataError(f"{path}: has data after word {num_words:,}, which should be the last")
 
 
 def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
         line, number = content.readline(), row + 2
         fields = line.rstrip().split(b" ")
         if not line.strip():
-            raise DataError(f"{path}: cut short: {row:,} words, line 1 says {num_words:,}")
+            raise DataError(f"{path}: cut short after {amount(row, 'word')}")
         if not line.endswith(b"\n"):  # the number at its end may lack digits
             raise DataError(f"{path}: line {number:,}: cut short: it ends without a line break; add one if it is whole")
         if len(fields) != size + 1:

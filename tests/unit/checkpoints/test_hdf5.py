@@ -89,7 +89,7 @@ def test_what_is_cut_short_or_changed_is_refused_or_has_another_value(path):
 
 def test_integers_and_a_group_that_holds_itself_are_refused(tmp_path, path):
     path.write_bytes(hdf5(GROUPS, kind=0x10))
-    with pytest.raises(DataError, match="'CNN/W_cnn_0' is not a contiguous array of floats"):
+    with pytest.raises(DataError, match="'CNN/W_cnn_0' is not a contiguous array of 4- or 8-byte floats"):
         open_hdf5(path)
     content = bytearray(hdf5(GROUPS))
     (root,) = struct.unpack_from("<Q", content, 64)

@@ -99,7 +99,7 @@ def test_a_folder_without_a_class_that_is_known_holds_what_its_tensors_are(tmp_p
 
 @pytest.mark.parametrize("name", ["gpt", "transformer", "bart", "t5"])
 def test_a_head_without_published_names_is_not_written(name, tmp_path):
-    with pytest.raises(ConfigError, match=rf"(?i)is a {name}, and none has the head nsp"):
+    with pytest.raises(ConfigError, match=rf"(?i)is a {name}, which cannot have the head nsp"):
         save_model(build_model(ARCHITECTURES[name].config_type.of_size("tiny"), ("nsp",)), tmp_path)
     assert not any(tmp_path.iterdir())
 
@@ -348,7 +348,7 @@ class TestSaving:
         ("extra", "message"),
         [
             ({"hidden_size": 15}, r"may not change the model's own keys \['hidden_size'\]"),
-            ({"id2label": {"0": "a"}}, "id2label names 1 labels, the classifier has 3"),
+            ({"id2label": {"0": "a"}}, "id2label names 1 label, but the classifier has 3"),
         ],
     )
     def test_extra_config_may_not_contradict_the_model(self, tmp_path, extra, message):

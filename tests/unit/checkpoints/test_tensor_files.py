@@ -33,14 +33,14 @@ LYING_HEADERS = [
 @pytest.mark.parametrize("header", LYING_HEADERS)
 def test_lying_headers_are_refused_with_the_file_named(tmp_path, header):
     write_header(tmp_path / "model.safetensors", header, b"\0" * 8)
-    with pytest.raises(DataError, match=r"model.safetensors: not a whole safetensors file"):
+    with pytest.raises(DataError, match=r"model.safetensors: not a valid safetensors file"):
         open_weights(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0", b"\xff" * 8, struct.pack("<Q", 2**62) + b"{}", b"PK\x03\x04abcd"])
 def test_files_that_are_no_safetensors(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(DataError, match="not a whole safetensors file"):
+    with pytest.raises(DataError, match="not a valid safetensors file"):
         open_weights(tmp_path)
 
 
@@ -48,7 +48,7 @@ def test_a_file_cut_short(tmp_path):
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.arange(100.0)}, path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="not a whole safetensors file"):
+    with pytest.raises(DataError, match="not a valid safetensors file"):
         open_weights(tmp_path)
 
 
@@ -86,7 +86,7 @@ def test_arrays_of_objects_are_never_unpickled(tmp_path):
 
 def test_a_pickle_named_npz(tmp_path):
     (tmp_path / "model.npz").write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(DataError, match=r"not a whole .npz file"):
+    with pytest.raises(DataError, match=r"not a valid .npz file"):
         open_weights(tmp_path)
 
 
@@ -110,12 +110,12 @@ def test_big_endian_arrays_are_read_by_value(tmp_path):
     [
         ({"weight_map": {"a": "../x.safetensors"}}, "is not the name of a safetensors file in the same folder"),
         ({"weight_map": {"a": "x.bin"}}, "is not the name of a safetensors file"),
-        ({"weight_map": {"a": "y.safetensors"}}, "cannot be read"),
+        ({"weight_map": {"a": "y.safetensors"}}, "y.safetensors: does not exist"),
         ({"weight_map": {"a": 3}}, "no weight_map"),
         ({}, "no weight_map"),
         ([], "a JSON object is expected"),
-        ({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}, "1 tensors that no file holds, such as 'b'"),
-        ({"weight_map": {"b": "x.safetensors"}}, "tensor 'a' lies in x.safetensors, the index says None"),
+        ({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}, "1 tensor that no file holds, such as 'b'"),
+        ({"weight_map": {"b": "x.safetensors"}}, "tensor 'a' is in x.safetensors, but the index says None"),
     ],
 )
 def test_indexes_that_lie(tmp_path, index, message):

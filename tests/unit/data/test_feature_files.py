@@ -76,8 +76,8 @@ def test_a_cut_array_begins_anew(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "other"}, "manifest.json: these features are of another model; choose a new --out"),
-        ({"source": "other"}, "these features are of another text"),
+        ({"model": "other"}, "manifest.json: these features are from another model; choose a new --out"),
+        ({"source": "other"}, "these features are from another text"),
         ({"vectors": ("last",)}, "vectors is"),
         ({"row_counts": np.array([2, 3, 0, 1])}, "offsets_sha256"),
     ],
@@ -107,7 +107,7 @@ def test_a_broken_manifest_is_refused(folder):
     for content, message in (
         ("{", "line 1, column 2: not valid JSON"),
         (json.dumps({**manifest, "format_version": 2}), "format_version 2; this program reads 1"),
-        (json.dumps({key: value for key, value in manifest.items() if key != "width"}), "width: missing"),
+        (json.dumps({key: value for key, value in manifest.items() if key != "width"}), "missing width"),
         ("[]", "a JSON object is expected"),
     ):
         (folder / MANIFEST).write_text(content)
@@ -120,11 +120,11 @@ def test_a_broken_manifest_is_refused(folder):
 
 def test_wrong_rows_are_not_written(tmp_path):
     writer = FeatureWriter(tmp_path / "features", PLAN)
-    with pytest.raises(ValueError, match="rows of shape"):
+    with pytest.raises(ValueError, match="rows have shape"):
         writer.write(np.array([0]), ROWS[:1])
     with pytest.raises(ValueError, match="not finite"):
         writer.write(np.array([3]), np.full((1, 2, 5), np.nan, np.float32))
-    with pytest.raises(ValueError, match="4 units are not written, unit 0 first"):
+    with pytest.raises(ValueError, match="4 units are not written, the first: 0"):
         writer.finish()
     half = FeatureWriter(tmp_path / "half", dataclasses.replace(PLAN, precision="float16"))
     with pytest.raises(ValueError, match="precision float16"):

@@ -188,7 +188,7 @@ def test_wrong_settings_are_named(values):
 
 
 def test_a_search_draws_nothing():
-    with pytest.raises(ConfigError, match="beam = 2 beside temperature, top_k: a search draws nothing"):
+    with pytest.raises(ConfigError, match="beam = 2 with temperature, top_k: beam search does not sample"):
         Generation(beam=2, temperature=0.5, top_k=4)
 
 

@@ -167,10 +167,10 @@ def test_dropout_is_that_of_the_row_whatever_is_beside_it():
     ("options", "match"),
     [
         ({"num_keys": [1, 2], "causal": True}, "keys of the same tokens"),
-        ({"num_keys": [1]}, "2 sequences of queries, 1 of keys"),
+        ({"num_keys": [1]}, "2 sequences of queries, but 1 of keys"),
         (
             {"allowed": [np.ones((2, 2), dtype=bool), np.ones((3, 2), dtype=bool)]},
-            r"mask of sequence 1 is not of shape \(3, 3\)",
+            r"mask of sequence 1 does not have shape \(3, 3\)",
         ),
     ],
 )

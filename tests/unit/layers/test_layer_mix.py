@@ -51,15 +51,15 @@ def test_every_named_choice_is_tested_above_and_fits_a_model_of_twelve_layers():
 @pytest.mark.parametrize(
     ("choice", "num_layers", "message"),
     [
-        ("top", 5, "neither numbers of layers nor one of embeddings, last"),
+        ("top", 5, "neither layer numbers nor one of embeddings, last"),
         ("6", 5, "layer 6: the encoder has layers 1 to 5"),
         (-7, 5, "layer -7"),
         ([1, 1], 5, "each only once"),
         ([5, -1], 5, "each only once"),
         ([], 5, "at least one is needed"),
-        ("sum_last_four", 3, "3 layers, 4 are needed"),
-        ("second_to_last", 1, "1 layer, 2 are needed"),
-        ("1,", 5, "neither numbers"),
+        ("sum_last_four", 3, "3 layers, but 4 are needed"),
+        ("second_to_last", 1, "1 layer, but 2 are needed"),
+        ("1,", 5, "neither layer numbers"),
     ],
 )
 def test_what_there_is_not_is_refused(choice, num_layers, message):

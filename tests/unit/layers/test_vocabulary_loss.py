@@ -135,7 +135,7 @@ def test_a_second_backward_pass_is_refused_in_words():
     parameters, labels = example(3, 4, 9)
     loss = vocabulary_loss(*parameters, labels)
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="can run once"):
+    with pytest.raises(RuntimeError, match="can run only once"):
         loss.backward()
 
 

@@ -153,9 +153,9 @@ def test_a_longer_target_than_positions_is_refused():
         (
             "decoder_attention_heads",
             2,
-            "decoder_attention_heads = 2: only the encoder_attention_heads, 4, is supported",
+            "decoder_attention_heads = 2: only the value of encoder_attention_heads, 4, is supported",
         ),
-        ("decoder_ffn_dim", 34, "decoder_ffn_dim = 34: only the encoder_ffn_dim, 33, is supported"),
+        ("decoder_ffn_dim", 34, "decoder_ffn_dim = 34: only the value of encoder_ffn_dim, 33, is supported"),
         ("encoder_layerdrop", 0.1, "encoder_layerdrop = 0.1: only 0.0 is supported"),
         ("normalize_before", True, "normalize_before = True: only False is supported"),
         ("add_final_layer_norm", True, "add_final_layer_norm = True: only False"),

@@ -157,8 +157,8 @@ def test_too_long_packed_sequences_are_refused(encoder):
     ("ids", "segments", "mask", "message"),
     [
         (torch.zeros(3, dtype=torch.long), None, None, r"\(batch, length\) is needed"),
-        (torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 2, dtype=torch.long), None, "segment ids have shape"),
-        (torch.zeros(2, 3, dtype=torch.long), None, torch.ones(3, 2), "attention mask have shape"),
+        (torch.zeros(2, 3, dtype=torch.long), torch.zeros(2, 2, dtype=torch.long), None, "segment ids: shape"),
+        (torch.zeros(2, 3, dtype=torch.long), None, torch.ones(3, 2), "attention mask: shape"),
         (torch.zeros(2, 3, dtype=torch.long), None, torch.full((2, 3), -10000.0), "other than 0 and 1"),
     ],
 )

@@ -139,7 +139,7 @@ def test_sizes_take_overrides():
         (
             "tiny",
             {"rotary": True, "num_attention_heads": 128},
-            r"\[model.config\] rotary = true: heads of even size are needed; hidden_size / num_attention_heads is 1",
+            r"\[model.config\] rotary = true needs heads of even size; hidden_size / num_attention_heads is 1",
         ),
         ("tiny", {"hidden_size": "128"}, "hidden_size = '128'"),
         ("tiny", {"name": "huge"}, "unknown model key 'name'"),

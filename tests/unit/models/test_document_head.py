@@ -98,7 +98,7 @@ def test_it_is_saved_with_its_encoder(config, tmp_path):
 
 
 def test_what_it_cannot_do_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="hidden size 7: the two directions"):
+    with pytest.raises(ConfigError, match="hidden size 7 must be even: the two directions"):
         DocumentHead(7, 2, 0.0)
     pytest.importorskip("onnxscript")
     save_model(build_model(BertConfig(vocab_size=9, hidden_size=8, **SMALL_BERT), ("document",), 3, seed=1), tmp_path)

@@ -138,7 +138,7 @@ def test_a_folder_takes_a_bilstm_and_a_normalised_mix_and_others_do_not(tmp_path
     ("wrong", "message"),
     [
         ({"hidden_size": 11}, "must be even"),
-        ({"filters": [[51, 4]]}, "one is 51 characters wide, and words have 50"),
+        ({"filters": [[51, 4]]}, "one is 51 characters wide, but words have 50"),
         ({"filters": []}, "filters"),
         ({"hidden_act": "gelu"}, "'relu' or 'tanh'"),
         ({"cell_clip": -1.0}, "cell_clip"),

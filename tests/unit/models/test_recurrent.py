@@ -139,7 +139,7 @@ def test_every_key_changes_what_is_computed():
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
-        ("lstm", {"hidden_size": 7}, "hidden_size 7: two directions share it, so it must be even"),
+        ("lstm", {"hidden_size": 7}, "hidden_size 7 must be even: two directions share it"),
         ("gru", {"attention_query": "c"}, "attention_query 'c': only an LSTM has this state"),
         ("rnn", {"num_attention_heads": 2}, "a recurrent network has neither"),
         ("lstm", {"hidden_act": "relu"}, "hidden_act: a recurrent network has no feed-forward blocks"),

@@ -224,9 +224,9 @@ def test_wrong_keys_of_a_file_are_named_as_it_names_them(keys, message):
 def test_wrong_keys_of_a_recipe_are_named_as_it_names_them():
     with pytest.raises(ConfigError, match="unknown model size 'medium'; known: tiny, mini, base, large, small"):
         T5Config.of_size("medium", T5_SIZES)
-    with pytest.raises(ConfigError, match=r"attention_probs_dropout_prob 0\.2: a T5 has one rate of dropout"):
+    with pytest.raises(ConfigError, match=r"attention_probs_dropout_prob 0\.2: a T5 has one dropout rate"):
         T5Config.of_size("small", T5_SIZES, attention_probs_dropout_prob=0.2)
-    with pytest.raises(ConfigError, match="hidden_act 'gelu' with gated = true: a T5's is 'gelu_new'"):
+    with pytest.raises(ConfigError, match="hidden_act 'gelu' with gated = true: a T5 has 'gelu_new'"):
         T5Config.of_size("small", T5_SIZES, gated=True, hidden_act="gelu")
 
 

@@ -70,7 +70,7 @@ def test_narrow_keys_start_as_if_apart_and_are_kept_in_folders(tmp_path):
     back, _ = load_model(tmp_path)
     assert back.config == model.config
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), back.parameters(), strict=True))
-    with pytest.raises(ConfigError, match="key_size 65 is above 64, what a head has of hidden_size"):
+    with pytest.raises(ConfigError, match="key_size 65 is above 64, a head's share of hidden_size"):
         TransformerConfig.of_size("base", ARCHITECTURES["transformer"].sizes, key_size=65)
 
 
@@ -313,7 +313,7 @@ def test_the_next_best_are_what_a_search_for_more_finds():
         with pytest.raises(ConfigError, match=next(reversed(wrong))):
             Generation(**wrong)
     for wrong in ({"num_best": 2}, {"beam": 2, "num_best": 3}):
-        with pytest.raises(ConfigError, match=r"num_best \d: give a beam of at least as many"):
+        with pytest.raises(ConfigError, match=r"num_best \d exceeds the beam, \d; give a wider beam"):
             decode_sources(model, memory, source, Generation(**wrong), begin=[BEGIN], end=END)
 
 
@@ -324,7 +324,7 @@ def test_settings_that_are_given_change_others_and_a_draw_ends_a_search():
     for name in ("temperature", "top_p"):  # even at their default values
         assert own.changed({name: 1.0, "seed": 3}) == Generation(max_tokens=20, seed=3)
     assert own.changed({"max_tokens": 64, "top_k": 9, "beam": None}) == Generation(top_k=9)
-    with pytest.raises(ConfigError, match="beam = 3 beside top_k"):
+    with pytest.raises(ConfigError, match="beam = 3 with top_k"):
         own.changed({"beam": 3, "top_k": 9})
 
 
@@ -401,7 +401,7 @@ def test_labels_are_smoothed_in_training_alone():
 def test_what_has_no_decoder_says_so():
     with pytest.raises(ConfigError, match="a Bert has no decoder; a Transformer has"):
         build_model(BertConfig(), ("decoder",))
-    with pytest.raises(ConfigError, match="sinusoidal positions need an even one"):
+    with pytest.raises(ConfigError, match="must be even for sinusoidal positions"):
         TransformerConfig.of_size("tiny", ARCHITECTURES["transformer"].sizes, hidden_size=15, num_attention_heads=3)
     model = make()
     memory, source = encoded(model, [2])

@@ -64,7 +64,7 @@ def test_vectors_that_do_not_fit_are_refused(vectors: Path) -> None:
     model = build_model(config_of(section(None), vocab_size=6), heads=())
     with pytest.raises(ConfigError, match="no token of the vocabulary is a word of"):
         take_word_vectors(model, section(vectors), Vocabulary([*SPECIAL_TOKENS, "film"]))
-    with pytest.raises(ValueError, match=r"freeze_word_vectors = true: there is no model\.word_vectors"):
+    with pytest.raises(ValueError, match=r"freeze_word_vectors = true needs model\.word_vectors"):
         section(None, freeze_word_vectors=True)
 
 

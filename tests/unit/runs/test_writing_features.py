@@ -79,7 +79,7 @@ def test_a_stopped_call_goes_on_where_it_was(model, units, tmp_path, monkeypatch
 
 def test_features_of_another_model_are_refused(model, units, tmp_path):
     write_features(tmp_path / "out", model, LAST, units, model_sum="m")
-    with pytest.raises(DataError, match=r"manifest\.json: these features are of another model"):
+    with pytest.raises(DataError, match=r"manifest\.json: these features are from another model"):
         write_features(tmp_path / "out", model, LAST, units, model_sum="n")
 
 
@@ -87,7 +87,7 @@ def test_broken_weights_are_named(units, tmp_path):
     broken = build_model(CONFIG, (), seed=1)
     with torch.no_grad():
         broken.encoder.word_embeddings.fill_(float("nan"))
-    with pytest.raises(DataError, match="out: activations are not finite numbers"):
+    with pytest.raises(DataError, match="out: activations are not finite in precision"):
         write_features(tmp_path / "out", broken, LAST, units, model_sum="m")
 
 

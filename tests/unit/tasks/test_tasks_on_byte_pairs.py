@@ -113,7 +113,7 @@ def test_a_question_leaves_room_beside_the_marks(tokenizer: Tokenizer) -> None:
 def test_a_tokenizer_without_marks_takes_no_questions() -> None:
     bare = of_bytes()
     bare = BytePairTokenizer(Vocabulary(bare.vocabulary.tokens, SpecialTokens(), prefix=""), (), lowercase=False)
-    with pytest.raises(ConfigError, match="takes no pairs"):
+    with pytest.raises(ConfigError, match="cannot encode pairs"):
         encode_questions([question()], bare, max_length=100)
     data = encode_sentences([sentence("low")], bare, max_length=10, labels=("O",))
     assert data.batch(np.array([0])).token_ids.tolist() == bare.token_ids(" low")

@@ -179,9 +179,9 @@ def test_pieces_of_bytes_are_the_same_in_any_order_and_number_of_processes(tmp_p
     [
         (TEXTS, {"size": 20}, ConfigError, r"size = 20: 6 special tokens and \d+ symbols for \d+ characters need"),
         (TEXTS, {"score": "pmi"}, ConfigError, "score = 'pmi': byte-pair encoding merges the most frequent pair"),
-        (TEXTS, {"model": "byte-bpe"}, ConfigError, "lowercase = True: pieces of bytes keep the case of a text"),
+        (TEXTS, {"model": "byte-bpe"}, ConfigError, "lowercase = True: byte-level pieces keep the case of the text"),
         (TEXTS, {"model": "byte-bpe", "lowercase": False}, ConfigError, "5 special tokens and 256 symbols .* need 261"),
-        ([""], {}, DataError, "1 texts hold no words"),
+        ([""], {}, DataError, "no words in 1 text;"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(texts, options, error, message) -> None:

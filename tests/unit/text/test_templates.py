@@ -28,7 +28,7 @@ def test_a_pattern_of_roles_becomes_ids(pattern: str, vocabulary: Vocabulary, ma
 
 def test_marks_are_counted_and_pairs_without_a_mark_between_refused() -> None:
     assert [SequenceTemplate.of(BERT_TEXTS, BERT).num_marks(number) for number in (1, 2)] == [2, 3]
-    with pytest.raises(ConfigError, match="takes no pairs"):
+    with pytest.raises(ConfigError, match="cannot encode pairs"):
         SequenceTemplate.of(ONE_TEXT, GPT).num_marks(2)
 
 

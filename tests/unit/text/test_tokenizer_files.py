@@ -69,7 +69,7 @@ def test_settings_come_from_the_first_file_that_has_them(tmp_path: Path) -> None
         ("tokenizer_config.json", {"tokenize_chinese_chars": False}, "tokenize_chinese_chars is false"),
         ("tokenizer_config.json", {"maskloom_compatibility": "x"}, "maskloom_compatibility is 'x'"),
         ("tokenizer_config.json", [1], "a JSON object is expected"),
-        ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, "normalises by 'NFKC'"),
+        ("tokenizer.json", {"normalizer": {"type": "NFKC"}}, "the normalizer of tokenizer.json is 'NFKC'"),
     ],
 )
 def test_rules_that_are_not_those_of_bert_are_refused(tmp_path: Path, name: str, values: object, message: str) -> None:
@@ -119,7 +119,7 @@ def test_a_tokenizer_json_alone_is_followed(tmp_path, longest, compatibility):
         ({"model": {"continuing_subword_prefix": "@@"}}, "continuing_subword_prefix is '@@'; BERT's is '##'"),
         ({"model": {"unk_token": "<unk>"}}, "unk_token is '<unk>'"),
         ({"model": {"max_input_chars_per_word": 50}}, r"max_input_chars_per_word is 50; 100 \(hf\) or 200 \(google\)"),
-        ({"pre_tokenizer": {"type": "Whitespace"}}, "cuts text into words by 'Whitespace'"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer is 'Whitespace'"),
     ],
 )
 def test_a_tokenizer_json_alone_with_rules_that_are_not_berts_is_refused(tmp_path, changes, message):

@@ -82,7 +82,7 @@ def test_errors_name_file_line_and_rule(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="line 7: the token is empty"):
         Vocabulary.load(path)
     path.write_text("[PAD]\n[UNK]\na\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"not \[CLS\], \[SEP\], \[MASK\]"):
+    with pytest.raises(DataError, match=r"no \[CLS\], \[SEP\], \[MASK\] among"):
         Vocabulary.load(path)
     path.write_bytes(b"")
     with pytest.raises(DataError, match="0 tokens"):

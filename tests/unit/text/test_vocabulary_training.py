@@ -135,7 +135,7 @@ def test_impossible_settings_are_named(options: dict[str, Any]) -> None:
 
 
 def test_text_without_words_is_an_error() -> None:
-    with pytest.raises(DataError, match="2 texts hold no words"):
+    with pytest.raises(DataError, match="no words in 2 texts;"):
         train(["", " \x00 "])
 
 

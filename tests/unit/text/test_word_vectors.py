@@ -39,15 +39,15 @@ def test_a_text_file_of_word2vec_ends_its_lines_with_a_blank(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a header of word2vec"),
-        (b"a 1 2\nb 1 2\n", "line 1: 'a 1 2' is not a header of word2vec: the number of words and the size"),
+        (b"", "not a word2vec header"),
+        (b"a 1 2\nb 1 2\n", "line 1: 'a 1 2' is not a word2vec header: the number of words and the size"),
         (b"the 0.418 0.25 -0.4\n", "line 1: 'the 0.418 0.25 -0.4' is a vector, as in GloVe's files; put a line"),
         (b"the " + b"-0.12345 " * 50 + b"\n", "line 1: 'the -0.12345 .*' is a vector"),
-        (gzip.compress(b"1 2\na 1 2\n"), "v: is compressed by gzip; unpack it"),
-        (b"\xff\xfe1\x00\n", "line 1: '��1.*' is not a header"),
-        (b"0 2\n", "not a header"),
+        (gzip.compress(b"1 2\na 1 2\n"), "v: is compressed with gzip; unpack it"),
+        (b"\xff\xfe1\x00\n", "line 1: '��1.*' is not a word2vec header"),
+        (b"0 2\n", "not a word2vec header"),
         (b"9999999999 300\na 1 2\n", "cut short: line 1 says 9,999,999,999 words of 300 numbers"),
-        (b"3 2\na 1 2\nb 1 2\n  \n", "cut short: 2 words, line 1 says 3"),
+        (b"3 2\na 1 2\nb 1 2\n  \n", r"cut short after 2 words \(line 1 says 3"),
         (b"2 2\na 1 2\nb 1 -7.24", "line 3: cut short: it ends without a line break"),
         (b"1 2\na 1 2\nb 1 2\n", "has data after the last word, on line 2"),
         (b"2 2\na 1 2\nb 1 2 3\n", "line 3: 3 numbers instead of 2"),
@@ -59,7 +59,7 @@ def test_a_text_file_of_word2vec_ends_its_lines_with_a_blank(tmp_path: Path) -> 
         (b"2 2\na 1 2\na 1 3\n", "the word 'a' appears twice"),
         (b"2 2\na 1 2\nb\xff 1 2\n", "word 2: byte 2 is 0xff, not UTF-8"),
         (b"2 2\na " + bytes(8) + b"\nb " + bytes(7), "cut short in word 2 of 2"),
-        (b"1 2\na " + bytes(8) + b"\nb " + bytes(8), "has data after the last word, 1 by line 1"),
+        (b"1 2\na " + bytes(8) + b"\nb " + bytes(8), "has data after word 1, which should be the last"),
     ],
 )
 def test_damaged_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from maskloom.checkpoints.hdf5 import open_hdf5
 from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, own_classes, plain_rows
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.elmo_config import SPELLING_SIZE, ElmoConfig
 from maskloom.system.foreign_files import read_json_object
@@ -66,7 +66,7 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
     """
     options, weights = folder / OPTIONS, sorted(folder.glob("*weights*.hdf5"))
     if len(weights) != 1:
-        raise DataError(f"{folder}: {len(weights)} files *weights*.hdf5 beside {OPTIONS}; one is expected")
+        raise DataError(f"{folder}: {len(weights)} files *weights*.hdf5 next to {OPTIONS}; one is expected")
     config = _config(read_json_object(options), options)
     stored = open_hdf5(weights[0])
     with torch.device("meta"):
@@ -79,10 +79,10 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
             continue
         values, shape = made(*(stored[name].read().float() for name in names)), tuple(planned[ours].shape)
         if values.shape != shape:
-            problems.append(f"{', '.join(names)}: gives {tuple(values.shape)}, {OPTIONS} needs {shape}")
+            problems.append(f"{', '.join(names)}: gives {tuple(values.shape)}, but {OPTIONS} needs {shape}")
         found[ours] = values
     if problems:
-        raise DataError(f"{weights[0]}: {len(problems)} problems:\n  " + "\n  ".join(problems))
+        raise DataError(f"{weights[0]}: {amount(len(problems), 'problem')}:\n  " + "\n  ".join(problems))
     model = build_model(config, (), seed=0, leave=found.keys())
     with torch.no_grad():
         for name, values in found.items():
@@ -114,7 +114,7 @@ def _config(options: dict[str, Any], path: Path) -> ElmoConfig:
             "adds_input": lstm["use_skip_connections"],
         }
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: {error} is missing or no setting of an ELMo") from None
+        raise DataError(f"{path}: {error} is missing or not an ELMo setting") from None
     return ElmoConfig.from_published(values, str(path))
 
 

@@ -70,12 +70,12 @@ def read_modules(folder: Path) -> SentenceModules:
         return SentenceModules()
     (_, place), *others = _module_paths(path)
     if not others:
-        raise DataError(f"{path}: no Pooling module, so there is no vector of a text")
+        raise DataError(f"{path}: no Pooling module, so texts have no vectors")
     settings = _object(folder / place, _SETTINGS)
     length = settings.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 3):
         raise DataError(
-            f"{folder / place / _SETTINGS}: max_seq_length = {length!r:.80}; a whole number from 3 is expected"
+            f"{folder / place / _SETTINGS}: max_seq_length = {length!r:.80}; a whole number of at least 3 is expected"
         )
     kinds = [kind for kind, _ in others]
     unknown = [kind for kind, known in zip(kinds, ["Pooling", "Normalize", ""], strict=False) if kind != known]
@@ -132,7 +132,7 @@ def _module_paths(path: Path) -> list[tuple[str, str]]:
     try:
         found = [(_kind(str(module["type"])), str(module["path"])) for module in modules]
     except (TypeError, LookupError):
-        raise DataError(f"{path}: not a list of modules with a type and a path each") from None
+        raise DataError(f"{path}: not a list of modules, each with a type and a path") from None
     for _, name in found:
         if Path(name).name != name or (name and (path.parent / name).is_symlink()):
             raise DataError(f"{path}: {name!r:.80} is not the name of a folder inside this one")

@@ -167,7 +167,7 @@ def build_corpus(
                     progress("reading and encoding", reading.num_bytes_read, total)
         records = sorted([*kept, *made], key=lambda record: record.number)
         if not any(record.num_documents for record in records):
-            raise DataError(f"{', '.join(source.name for source in files[:3])}: no document with any token was found")
+            raise DataError(f"{', '.join(source.name for source in files[:3])}: found no documents with any tokens")
         sources = [  # like `describe_file`, but with the checksum of the bytes as read
             {"name": file.name, "num_bytes": file.path.stat().st_size, "sha256": reading.sums[file.path]}
             for file in files
@@ -184,7 +184,7 @@ def _check_settings(out: Path, settings: CorpusSettings) -> None:
     if settings.shard_tokens < 1:
         raise ConfigError(f"shard_tokens is {settings.shard_tokens}; it must be positive")
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: the corpus needs a folder, and this is a file")
+        raise ConfigError(f"{out}: is a file; a corpus needs a folder")
 
 
 def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     changed += [] if manifest["sources"] == recipe["sources"] else ["the text files"]
     if changed:
         raise ConfigError(
-            f"{out}: already holds a corpus that was made otherwise ({', '.join(changed)} differ); "
+            f"{out}: already holds a corpus that was built differently ({', '.join(changed)} differ); "
             "choose another folder or remove this one"
         )
     check_files(out, manifest, sums=True)

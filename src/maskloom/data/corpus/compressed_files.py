@@ -29,9 +29,9 @@ def reading_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except EOFError:
-        raise DataError(f"{path}: the compressed file ends too early: it was cut short") from None
+        raise DataError(f"{path}: the compressed file is cut short") from None
     except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
-        raise DataError(f"{path}: not a whole {path.suffix} file: {error}") from None
+        raise DataError(f"{path}: not a valid {path.suffix} file: {error}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
 
@@ -53,7 +53,7 @@ class _SummedFile(io.RawIOBase):
         self.sum.update(memoryview(buffer)[:size])
         self.position += size
         if self.position > self._size:
-            raise DataError(f"{self._raw.name}: grew while it was read; run again when nothing writes to it any more")
+            raise DataError(f"{self._raw.name}: grew while being read; run again once nothing writes to it any more")
         return size
 
     def close(self) -> None:

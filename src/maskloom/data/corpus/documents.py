@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
 from maskloom.data.corpus.text_blocks import raw_documents, unix_line_ends
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.files import file_sha256
 from maskloom.system.foreign_files import check_name, check_regular, shown_name
 
@@ -114,8 +114,8 @@ def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
     """Raise ConfigError if `documents` is "file" but there is no .txt file, the only kind that the rule affects."""
     if documents == "file" and not any(_kind(source.path) == ".txt" for source in files):
         raise ConfigError(
-            "--documents file: there is no .txt file in the text, and each row of a .jsonl or .parquet is a document "
-            "in any case; leave it out"
+            "--documents file: the text has no .txt file, and each row of a .jsonl or .parquet file is a document "
+            "anyway; leave it out"
         )
 
 
@@ -173,7 +173,7 @@ def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceF
         check_regular(path)
         found.append(SourceFile(path, path.relative_to(folder).as_posix()))
     if not found:
-        raise DataError(f"{folder}: the folder holds no file that can be read; {_known_kinds()} can be")
+        raise DataError(f"{folder}: the folder holds no files that can be read; {_known_kinds()} can be")
     return found
 
 
@@ -183,11 +183,11 @@ def _target(path: Path, home: Path) -> Path:
     try:
         target = path.resolve(strict=True)
     except (OSError, RuntimeError):
-        raise DataError(f"{place}: a link that leads nowhere; remove it") from None
+        raise DataError(f"{place}: a broken link; remove it") from None
     if not target.is_relative_to(home):
         raise DataError(
-            f"{place}: a link to {shown_name(str(target))}, outside of the folder; give that path itself as text, or "
-            "put a copy in its place"
+            f"{place}: a link to {shown_name(str(target))}, outside the folder; give that path itself as text, or "
+            "replace the link with a copy"
         )
     return target
 
@@ -219,7 +219,7 @@ def _is_known(path: Path) -> bool:
 
 
 def _known_kinds() -> str:
-    return f"{', '.join(_KINDS)}, these with {' or '.join(COMPRESSIONS)}, and {_PARQUET}"
+    return f"{', '.join(_KINDS)} (also with {' or '.join(COMPRESSIONS)}) and {_PARQUET}"
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class _Reader:
         nul = content.find(b"\0")
         if nul >= 0:
             before = len(content[:nul].decode("utf-8"))
-            self.reject(f"{place}: a NUL character after {before} characters; is it binary or UTF-16?")
+            self.reject(f"{place}: a NUL character after {amount(before, 'character')}; is the file binary or UTF-16?")
             return None
         content = unix_line_ends(content).strip(b"\n")
         if not content[:1].isalnum() and all(piece.isspace() for piece in _decoded(content)):
@@ -300,8 +300,8 @@ def _documents_of_files(
             now = path.stat()
         if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
             raise DataError(
-                f"{path}: was changed while it was read ({before.st_size:,} bytes before, {now.st_size:,} now); "
-                "run again when nothing writes to it any more"
+                f"{path}: changed while being read ({before.st_size:,} bytes before, {now.st_size:,} now); "
+                "run again once nothing writes to it any more"
             )
         if not before.st_size:
             report.empty_files.append(str(path))
@@ -357,7 +357,7 @@ def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document | None]:
         try:
             content = _text_of_row(line, f"{reader.path}, {place}")
         except UnicodeEncodeError:
-            reader.reject(f"{place}: {TEXT_FIELD!r:.80} holds half a surrogate pair, which is no character")
+            reader.reject(f"{place}: {TEXT_FIELD!r:.80} contains half a surrogate pair, which is not a character")
             continue
         yield reader.accept(content, number, place)
 
@@ -412,7 +412,7 @@ def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
         file = pq.ParquetFile(path)
         schema = {name: file.schema_arrow.field(name).type for name in set(file.schema_arrow.names)}
     except (*damage, KeyError) as error:
-        raise DataError(f"{path}: not a whole Parquet file: {error}") from None
+        raise DataError(f"{path}: not a valid Parquet file: {error}") from None
     with file:
         if column not in schema:
             held = ", ".join(sorted(name[:40] for name in schema)[:12])

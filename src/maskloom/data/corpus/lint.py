@@ -86,16 +86,16 @@ def _documents(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "error",
             "one_document",
-            "the corpus has 1 document: next-sentence prediction takes its wrong pairs from other documents, and "
-            "nothing can be held out; put blank lines between documents, give more files, or train with "
+            "the corpus has 1 document: next-sentence prediction draws random next sentences from other documents, "
+            "and nothing can be held out; put blank lines between documents, give more files, or train with "
             "--set data.next_sentence=false",
         )
     elif corpus.num_documents < _FEW_DOCUMENTS:
         yield Finding(
             "warning",
             "few_documents",
-            f"the corpus has {corpus.num_documents} documents, fewer than {_FEW_DOCUMENTS}: the held-out part is a "
-            "document or two and says little; put blank lines between documents or add text",
+            f"the corpus has {corpus.num_documents} documents, fewer than {_FEW_DOCUMENTS}: the held-out part is one "
+            "or two documents, too few to tell much; put blank lines between documents or add text",
         )
 
 
@@ -106,8 +106,8 @@ def _document_boundaries(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "no_document_boundaries",
-            f"{corpus.num_documents} documents from {num_files} .txt files, {mean:,.0f} tokens each: no blank line "
-            "ends a document, so each file is one; if the files hold several texts, put a blank line after each",
+            f"{corpus.num_documents} documents from {num_files} .txt files, {mean:,.0f} tokens each: no blank lines "
+            "separate documents, so each file is one; if a file holds several texts, put a blank line after each",
         )
 
 
@@ -121,7 +121,7 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "error" if single >= _SINGLE_ERROR else "warning",
             "single_sentence_documents",
-            f"{single:.1%} of the documents are one sentence: these give wrong next sentences only, so next-sentence "
+            f"{single:.1%} of the documents have one sentence: they give only random next sentences, so next-sentence "
             "prediction learns nothing from them; if a blank line follows every line, remove those inside documents"
             f"{'; if lines hold several sentences, build with --sentences split' if examined.by_lines else ''}"
             f"{paragraphs}, or train with --set data.next_sentence=false",
@@ -130,8 +130,8 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "warning" if single >= _SOME_SINGLE and short >= _SHORT_SHARE else "info",
             "paragraphs_as_documents",
-            f"half of the documents have at most {median:,.0f} tokens ({short:.1%} are one or two sentences, "
-            f"{single:.1%} one): next-sentence prediction learns little from short ones and sequences of "
+            f"half of the documents have at most {median:,.0f} tokens ({short:.1%} have one or two sentences, "
+            f"{single:.1%} one): next-sentence prediction learns little from short ones, and sequences of "
             f"{_SHORT_DOCUMENT} tokens are seldom full{paragraphs}, or train with --set data.next_sentence=false",
         )
 
@@ -142,8 +142,9 @@ def _why_paragraphs(examined: _Examined) -> str:
     if not num_files or num_documents < _MANY_DOCUMENTS * num_files:
         return ""
     return (
-        f"; if the blank lines of the {num_files:,} .txt files ({num_documents / num_files:,.0f} documents each) stand "
-        "between paragraphs of one text, build again with --documents file"
+        f"; if the blank lines in the {amount(num_files, '.txt file')} "
+        f"({num_documents / num_files:,.0f} documents each) separate paragraphs of one text, "
+        "build again with --documents file"
     )
 
 
@@ -157,7 +158,7 @@ def _repeated(examined: _Examined) -> Iterator[Finding]:
         "error" if repeated.fraction >= _REPEATED_ERROR else "warning",
         "repeated_sentences",
         f"{repeated.fraction:.1%} of the sentences repeat an earlier one, most often {example!r} "
-        f"({amount(repeated.num_example, 'time')}): the model will learn them by heart; remove menus, headers and "
+        f"({amount(repeated.num_example, 'time')}): the model will memorise them; remove menus, headers and "
         "other boilerplate from the text",
     )
 
@@ -168,7 +169,7 @@ def _unknown(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "error" if rate >= _UNKNOWN_ERROR else "warning",
             "unknown_tokens",
-            f"{rate:.1%} of the tokens are {unknown}, above {_UNKNOWN_WARNING:.0%}: the vocabulary does not know this "
+            f"{rate:.1%} of the tokens are {unknown}, above {_UNKNOWN_WARNING:.0%}: the vocabulary does not cover this "
             "text; train the vocabulary on the same text, or with a larger --size",
         )
 
@@ -184,8 +185,8 @@ def _script(examined: _Examined) -> Iterator[Finding]:
             "error" if fraction >= _LETTERS_ERROR else "warning",
             "other_script",
             f"{fraction:.1%} of the tokens are single letters or {vocabulary.special.unknown or 'bytes'}: the text is "
-            "in another script or language than the vocabulary; train the vocabulary on this text, or with a larger "
-            "--size",
+            "in a different script or language from the vocabulary; train the vocabulary on this text, or with a "
+            "larger --size",
         )
 
 
@@ -201,7 +202,7 @@ def _size(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "error" if num_tokens < _TOO_FEW_TOKENS else "warning",
             "few_tokens",
-            f"the corpus has {num_tokens:,} tokens; under {_FEW_TOKENS:,} a model repeats what it read instead of "
+            f"the corpus has {num_tokens:,} tokens; below {_FEW_TOKENS:,} a model memorises the text instead of "
             "learning the language; add text, or start from published weights with --init",
         )
 
@@ -219,7 +220,7 @@ def _long_sentences(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "long_sentences",
-            f"{fraction:.1%} of the tokens lie in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
+            f"{fraction:.1%} of the tokens are in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
             f"{longest:,}); a sequence holds only part of one; "
             f"{advice}look for tables, code or text without punctuation",
         )
@@ -237,7 +238,7 @@ def _left_out(examined: _Examined) -> Iterator[Finding]:
         yield Finding(
             "info",
             "ignored_files",
-            f"{amount(ignored, 'file')} of unknown kinds or links to folders in the folders, not read, the first: "
+            f"{amount(ignored, 'file')} not read, of unknown kinds or links to folders, the first: "
             f"{manifest['ignored_files'][0]}",
         )
     duplicates, kept = manifest["num_duplicate_documents"], manifest["num_documents"]

@@ -56,9 +56,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not path.exists():
         why = f"no {MANIFEST}, so it is not a corpus; `maskloom corpus build` makes one"
         if (folder / SHARD_FOLDER).is_dir():
-            why = "the corpus was not finished; run the same build again, it continues where it stopped"
+            why = "the corpus is unfinished; run the same build again to continue where it stopped"
         if folder.is_file():
-            why = f"a file, while a corpus is a folder; `maskloom corpus build {folder} --out DIR` makes one of text"
+            why = f"is a file, but a corpus is a folder; `maskloom corpus build {folder} --out DIR` makes one from text"
         raise DataError(f"{folder}: {why if folder.exists() else 'no such folder'}")
     try:
         content = read_json(path, limit=_MAX_MANIFEST_BYTES)
@@ -73,13 +73,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             "upgrade maskloom or build the corpus again"
         )
     if content.get("checksum") != _own_checksum(content):
-        raise DataError(f"{path}: damaged: its checksum does not fit its content; build the corpus again")
+        raise DataError(f"{path}: damaged: its checksum does not match its content; build the corpus again")
     try:
         is_sound = _is_sound(content)
     except (KeyError, TypeError, AttributeError):
         is_sound = False
     if not is_sound:
-        raise DataError(f"{path}: its parts do not fit together, so maskloom did not write it; build the corpus again")
+        raise DataError(f"{path}: its parts are inconsistent, so maskloom did not write it; build the corpus again")
     return content
 
 

@@ -92,7 +92,7 @@ class Corpus:
     def sentences(self, first: int, last: int) -> np.ndarray:
         """Return the ids (tokens,) of sentences `first` to `last` (exclusive); raises IndexError if out of range."""
         if not 0 <= first <= last <= self.num_sentences:
-            raise IndexError(f"sentences {first} to {last} of a corpus with {self.num_sentences}")
+            raise IndexError(f"sentences {first} to {last}: the corpus has {self.num_sentences}")
         return self.shards.slice(int(self.sentence_offsets[first]), int(self.sentence_offsets[last]))
 
     def _map(self, name: str, dtype: str, size: int) -> np.ndarray:
@@ -110,7 +110,7 @@ def split_documents(corpus: Corpus, held_out_fraction: float, *, seed: int) -> t
     ConfigError for a fraction outside [0, 1).
     """
     if not 0.0 <= held_out_fraction < 1.0:
-        raise ConfigError(f"held_out_fraction is {held_out_fraction}, it must lie in [0, 1)")
+        raise ConfigError(f"held_out_fraction is {held_out_fraction}; it must be in [0, 1)")
     num_documents = corpus.num_documents
     num_held_out = 0
     if held_out_fraction > 0 and num_documents > 1:

@@ -11,7 +11,7 @@ import numpy as np
 from maskloom.data.batch import Texts
 from maskloom.data.counter_random import Permutation
 from maskloom.data.loader import Columns, Extent, position_numbers
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 
 if TYPE_CHECKING:
     from maskloom.data.corpus.opening import Corpus
@@ -52,7 +52,9 @@ class RunningText:
         self._too_short = f"a row of data.max_length = {self._length} needs {self._length + 1}"
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         if self._num_tokens < 2:
-            raise DataError(f"{corpus.folder}: {self._num_tokens} tokens of running text; there is nothing to predict")
+            raise DataError(
+                f"{corpus.folder}: {amount(self._num_tokens, 'token')} of running text; there is nothing to predict"
+            )
 
     @staticmethod
     def _bounds(corpus: Corpus, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

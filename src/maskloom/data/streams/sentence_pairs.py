@@ -11,7 +11,7 @@ import numpy as np
 from maskloom.data.batch import Texts
 from maskloom.data.counter_random import Permutation, integers, uniform, words
 from maskloom.data.loader import Columns, Extent, position_numbers
-from maskloom.errors import DataError
+from maskloom.errors import DataError, amount
 
 if TYPE_CHECKING:
     from maskloom.data.corpus.opening import Corpus
@@ -80,7 +80,7 @@ class SentencePairs:
         filled = count > 0
         self._documents, self._first, self._count = chosen[filled], first[filled], count[filled]
         if len(self._documents) == 0:
-            raise DataError(f"{len(chosen)} documents without any sentence: pre-training needs at least one sentence")
+            raise DataError(f"{amount(len(chosen), 'document')} without any sentences; pre-training needs at least one")
         fraction = len(self._documents) / int(self._count.sum())
         self.documents_per_block = max(1, round(block_sentences * fraction))
         self.num_blocks = -(-len(self._documents) // self.documents_per_block)
@@ -98,8 +98,8 @@ class SentencePairs:
             instances = self.block(epoch, block)
             if instance > len(instances):
                 raise DataError(
-                    f"data position {position}: the block has {len(instances)} instances; the corpus or the "
-                    f"sampling settings are not those that the position was made with"
+                    f"data position {position}: the block has {len(instances)} instances; the position "
+                    f"was saved with another corpus or other sampling settings"
                 )
             parts.append(instances.take(slice(instance, instance + missing)))
             missing -= len(parts[-1])
@@ -208,7 +208,7 @@ class SentencePairs:
         reached = _chain(last)
         start = reached[last[reached] - reached > 1]
         if len(start) == 0:
-            raise DataError("data.sentence_order = true needs documents of at least two sentences; here are none")
+            raise DataError("data.sentence_order = true needs documents of at least two sentences; there are none")
         sentences, last = chunks.sentences[start], last[start]
         middle = start + 1 + integers(last - start - 1, self._seed, _A_END, epoch, sentences)
         first, second = chunks.side(start, start, middle), chunks.side(start, middle, last)

@@ -92,7 +92,7 @@ def quantize_dense_layers(module: nn.Module) -> None:
     """
     for parameter in module.parameters():
         if (device := parameter.device).type != "cpu":
-            raise ConfigError(f"int8: the model is on {device}; eight-bit inference is for the processor (cpu)")
+            raise ConfigError(f"int8: the model is on {device}; eight-bit inference runs only on the CPU")
     if not any(isinstance(part, Dense) for part in module.modules()):
         raise ConfigError(
             "int8: this model has no dense layer of a Transformer, so nothing would change; leave int8 out"

@@ -121,12 +121,12 @@ def test_a_paragraph_separated_book_can_be_one_document(tmp_path: Path) -> None:
     assert ids_of(tmp_path / "out") == [[TOKENIZER.token_ids(sentence) for sentence in sentences]]
     assert manifest["settings"]["documents"] == "file"
     assert build_corpus(book, settings=CorpusSettings(documents="file"), **options)["already_built"]
-    with pytest.raises(ConfigError, match=r"made otherwise \(documents differ\)"):
+    with pytest.raises(ConfigError, match=r"built differently \(documents differ\)"):
         build_corpus(book, **options)
     paragraphs = build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs")
     # the manifest of a default build is the same as before the setting existed
     assert "documents" not in paragraphs["settings"]
-    with pytest.raises(ConfigError, match=r"made otherwise \(documents differ\)"):
+    with pytest.raises(ConfigError, match=r"built differently \(documents differ\)"):
         build_corpus(book, tokenizer=TOKENIZER, out=tmp_path / "paragraphs", settings=CorpusSettings(documents="file"))
 
 
@@ -155,7 +155,7 @@ def test_text_that_changes_during_a_build_leaves_no_corpus(tmp_path: Path, monke
         return add(self, digest)
 
     monkeypatch.setattr(corpus_building.DigestSet, "add", changing)
-    with pytest.raises(DataError, match=r"a\.txt: was changed while it was read"):
+    with pytest.raises(DataError, match=r"a\.txt: changed while being read"):
         build_corpus(path, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
     assert not (tmp_path / "out" / "manifest.json").exists()
 
@@ -271,7 +271,7 @@ def test_an_interrupted_build_continues_to_the_same_bytes(
     whole = build_corpus(text, out=tmp_path / "whole", **options)
     out = tmp_path / "out"
     interrupted(4, text, out=out, **options)
-    with pytest.raises(DataError, match="was not finished; run the same build again"):
+    with pytest.raises(DataError, match="is unfinished; run the same build again"):
         Corpus.open(out)
     encoded_shards.clear()
     assert build_corpus(text, out=out, work=Work(num_workers), **options)["num_kept_shards"] == 4
@@ -349,7 +349,7 @@ def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, tmp_path: Pat
     options = {"tokenizer": TOKENIZER, "out": tmp_path / "out", **SMALL}
     build_corpus(text, **options)
     before = folder_bytes(tmp_path / "out")
-    with pytest.raises(ConfigError, match=rf"out: already holds a corpus that was made otherwise \(.*{named}"):
+    with pytest.raises(ConfigError, match=rf"out: already holds a corpus that was built differently \(.*{named}"):
         build_corpus(text, **(options | changes))
     assert folder_bytes(tmp_path / "out") == before
 
@@ -357,7 +357,7 @@ def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, tmp_path: Pat
 def test_a_corpus_of_other_text_is_refused(text: Path, tmp_path: Path) -> None:
     build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
     write_text(text, random_documents(60, seed=1))
-    with pytest.raises(ConfigError, match=r"made otherwise .the text files differ"):
+    with pytest.raises(ConfigError, match=r"built differently .the text files differ"):
         build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
 
 
@@ -371,7 +371,7 @@ def test_a_folder_of_anything_else_is_refused_and_left_alone(text: Path, tmp_pat
     (out / "manifest.json").write_text('{"name": "a web page"}')
     with pytest.raises(DataError, match=r"manifest\.json: not the manifest of a maskloom corpus"):
         build_corpus(text, tokenizer=TOKENIZER, out=out)
-    with pytest.raises(ConfigError, match=r"text\.txt: the corpus needs a folder, and this is a file"):
+    with pytest.raises(ConfigError, match=r"text\.txt: is a file; a corpus needs a folder"):
         build_corpus(text, tokenizer=TOKENIZER, out=text)
 
 
@@ -390,7 +390,7 @@ def test_two_builds_of_one_folder_do_not_meet(text: Path, tmp_path: Path, monkey
 @pytest.mark.parametrize("content", ["", " \n\n \n", "\x01\n\n\u200b\n"])
 def test_text_without_a_word_is_an_error(tmp_path: Path, content: str) -> None:
     (tmp_path / "a.txt").write_text(content)
-    with pytest.raises(DataError, match=r"a\.txt: no document with any token was found"):
+    with pytest.raises(DataError, match=r"a\.txt: found no documents with any tokens"):
         build_corpus(tmp_path / "a.txt", tokenizer=TOKENIZER, out=tmp_path / "out")
 
 
@@ -491,7 +491,7 @@ def test_options_that_would_change_nothing_are_refused(text: Path, tmp_path: Pat
     rows = tmp_path / "rows.jsonl.gz"
     rows.write_bytes(gzip.compress(b'{"text": "the river ran ."}\n'))
     build = functools.partial(build_corpus_from_files, vocab=tmp_path / "vocab", out=tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"--documents file: there is no \.txt file in the text, .*leave it out"):
+    with pytest.raises(ConfigError, match=r"--documents file: the text has no \.txt file, .*leave it out"):
         build(rows, settings=CorpusSettings(documents="file"))
     with pytest.raises(ConfigError, match="--language de: with --sentences lines no sentences are looked for"):
         build(rows, settings=CorpusSettings(sentences="lines", language="de"))

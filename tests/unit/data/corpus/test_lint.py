@@ -87,7 +87,7 @@ def test_documents_of_one_sentence(linted: Lint) -> None:
     assert set(mostly) == {"single_sentence_documents"}
     assert mostly["single_sentence_documents"].level == "error"
     message = mostly["single_sentence_documents"].message
-    assert message.startswith("95.0% of the documents are one sentence")
+    assert message.startswith("95.0% of the documents have one sentence")
     assert "if lines hold several sentences, build with --sentences split;" in message
     assert message.endswith("or train with --set data.next_sentence=false")
 
@@ -101,9 +101,9 @@ def test_paragraphs_of_books_that_became_documents(linted: Lint) -> None:
     assert {code: finding.level for code, finding in found.items()} == {"paragraphs_as_documents": "warning"}
     message = found["paragraphs_as_documents"].message
     assert message.startswith(
-        "half of the documents have at most 20 tokens (58.8% are one or two sentences, 35.3% one)"
+        "half of the documents have at most 20 tokens (58.8% have one or two sentences, 35.3% one)"
     )
-    assert "the 2 .txt files (85 documents each) stand between paragraphs of one text" in message
+    assert "the 2 .txt files (85 documents each) separate paragraphs of one text" in message
     assert "build again with --documents file" in message
 
 
@@ -164,7 +164,7 @@ def in_cyrillic(text: str) -> str:
 def test_another_script_falls_into_letters(linted: Lint) -> None:
     found = linted([in_cyrillic(document) for document in documents(80)])
     assert {code: finding.level for code, finding in found.items()} == {"other_script": "error"}
-    assert "in another script or language than the vocabulary" in found["other_script"].message
+    assert "in a different script or language from the vocabulary" in found["other_script"].message
 
 
 def test_another_script_falls_into_unknown_tokens(linted: Lint) -> None:

@@ -82,7 +82,7 @@ def test_everything_is_where_it_was_put(whole: Path) -> None:
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (0, 7), (3, 2)])
 def test_sentences_outside_are_an_error(whole: Path, first: int, last: int) -> None:
-    with pytest.raises(IndexError, match="of a corpus with 6"):
+    with pytest.raises(IndexError, match="the corpus has 6"):
         Corpus.open(whole).sentences(first, last)
 
 
@@ -182,7 +182,7 @@ def test_wrong_sums_in_the_manifest_are_noticed(copied: Path) -> None:
     files = json.loads((copied / "manifest.json").read_bytes())["files"]
     files["vocab.txt"]["sha256"] = "0" * 64
     change_manifest(copied, files=files)
-    with pytest.raises(DataError, match=r"manifest\.json: damaged: its checksum does not fit"):
+    with pytest.raises(DataError, match=r"manifest\.json: damaged: its checksum does not match"):
         Corpus.open(copied)
 
 
@@ -215,7 +215,7 @@ def test_a_manifest_that_was_made_up_is_refused_although_its_checksum_fits(copie
     if isinstance(change.get("files"), dict):
         change = {"files": content["files"] | change["files"]}
     write_manifest(copied, content | change)
-    with pytest.raises(DataError, match=r"manifest\.json: its parts do not fit together"):
+    with pytest.raises(DataError, match=r"manifest\.json: its parts are inconsistent"):
         Corpus.open(copied)
 
 
@@ -251,5 +251,5 @@ def test_folders_without_a_manifest_say_what_they_are(copied: Path, tmp_path: Pa
     with pytest.raises(DataError, match=r"empty: no manifest\.json, so it is not a corpus; `maskloom corpus build`"):
         Corpus.open(tmp_path / "empty")
     os.unlink(copied / "manifest.json")
-    with pytest.raises(DataError, match="copied: the corpus was not finished"):
+    with pytest.raises(DataError, match="copied: the corpus is unfinished"):
         Corpus.open(copied)

@@ -226,9 +226,9 @@ def test_positions_that_do_not_exist_are_refused(random_corpus) -> None:
 
 
 def test_corpora_that_cannot_be_sampled_are_refused(memory_corpus) -> None:
-    with pytest.raises(DataError, match="at least one sentence"):
+    with pytest.raises(DataError, match="without any sentences; pre-training needs at least one"):
         SentencePairs(memory_corpus([[]]), None, PretrainingData(), seed=0)
-    with pytest.raises(DataError, match="at least one sentence"):
+    with pytest.raises(DataError, match="without any sentences; pre-training needs at least one"):
         SentencePairs(memory_corpus([[[5]]]), np.array([], dtype=np.int64), PretrainingData(), seed=0)
     with pytest.raises(DataError, match="sentence 1 of the corpus has 0 tokens"):
         SentencePairs(memory_corpus([[[5], [], [6]]]), None, PretrainingData(), seed=0).read({}, 1)

@@ -113,7 +113,7 @@ def test_an_unsupported_processor_is_named(monkeypatch):
 def test_a_model_on_another_device_is_refused():
     with torch.device("meta"):
         module = torch.nn.Sequential(Dense(4, 4))
-    with pytest.raises(ConfigError, match="int8: the model is on meta; eight-bit inference is for the processor"):
+    with pytest.raises(ConfigError, match="int8: the model is on meta; eight-bit inference runs only on the CPU"):
         quantize_dense_layers(module)
 
 
