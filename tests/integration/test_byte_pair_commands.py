@@ -57,11 +57,11 @@ def test_the_command_trains_byte_pairs_and_knows_them_again(folder: Path, tmp_pa
         assert (tmp_path / "v" / name).read_bytes() == (folder / "vocab" / name).read_bytes()
     again = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(again.stdout)["already_trained"]
-    with pytest.raises(ConfigError, match=r"made otherwise \(model differ\)"):
+    with pytest.raises(ConfigError, match=r"built differently \(model differ\)"):
         train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(60), out=tmp_path / "v")
     merges = tmp_path / "v" / "merges.txt"
     merges.write_text(merges.read_text() + "t h\n")
-    with pytest.raises(ConfigError, match=r"made otherwise \(vocab.json or merges.txt differ\)"):
+    with pytest.raises(ConfigError, match=r"built differently \(vocab.json or merges.txt differ\)"):
         train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(60, model="bpe"), out=tmp_path / "v")
 
 

@@ -230,8 +230,8 @@ def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
         changed = " or ".join(name for name in _FILES_OF_TOKENS if (out / name).exists())
     if changed:
         raise ConfigError(
-            f"{out}: already holds a vocabulary that was made otherwise ({changed} differ), and corpora may need it; "
-            "choose another --out or remove this one"
+            f"{out}: already holds a vocabulary that was built differently ({changed} differ), and corpora may need "
+            "it; choose another --out or remove this one"
         )
     return {"folder": str(out), "already_trained": True, **report}
 

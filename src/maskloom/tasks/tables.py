@@ -99,7 +99,7 @@ def row_text(value: Any, what: str, *, empty: str | None = "empty text") -> str:
     if empty and not value.strip():
         raise BadRowError(empty, f"{what} is {value!r:.80}")
     if not is_utf8(value):
-        raise BadRowError("text holds half of a surrogate pair", f"{what} is not valid Unicode")
+        raise BadRowError("text contains half a surrogate pair", f"{what} is not valid Unicode")
     return value
 
 

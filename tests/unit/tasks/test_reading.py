@@ -97,7 +97,7 @@ def test_bad_tables_are_errors_with_their_line(tmp_path, content, kind, message)
         ('{"text": 3, "label": "x"}', "single", "line 2: text is not a string"),
         ('{"text": "b", "label": null}', "single", "line 2: missing label"),
         ('{"text": "b", "label": {"x": 1}}', "single", "line 2: label is not a name"),
-        ('{"text": "\\ud800", "label": "x"}', "single", "line 2: text holds half of a surrogate pair"),
+        ('{"text": "\\ud800", "label": "x"}', "single", "line 2: text contains half a surrogate pair"),
         ('{"text": "b", "label": true}', "regression", "line 2: label is not a finite number"),
         ('{"text": "b", "label": 5}', "multilabel", "line 2: labels are not a list"),
         ("nonsense", "single", "line 2: not valid JSON"),

@@ -45,7 +45,7 @@ def _has_triton(device: torch.device) -> bool:
     try:
         _column_sums(torch.zeros(1, 1, device=device))
     except Exception as error:  # anything that prevents compilation
-        reason = str(error).strip().splitlines()[-1:]
+        reason = "".join(str(error).strip().splitlines()[-1:])
         warnings.warn(f"{device}: Triton kernels do not run here, so training is slower: {reason}", stacklevel=2)
         return False
     return True

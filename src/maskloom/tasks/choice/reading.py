@@ -193,7 +193,7 @@ def _arc(fields: dict[str, Any]) -> list[dict[str, Any]]:
     else:
         raise BadRowError("choices are not a list", f"{choices!r:.60}")
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
-        raise BadRowError("texts and labels of choices are not lists of one length", f"{choices!r:.60}")
+        raise BadRowError("texts and labels of choices are not lists of equal length", f"{choices!r:.60}")
     return [_plain(fields.get("id"), question, "", texts, _place(fields.get("answerKey"), labels))]
 
 
@@ -208,10 +208,10 @@ def _copa(fields: dict[str, Any]) -> list[dict[str, Any]]:
 def _race(fields: dict[str, Any]) -> list[dict[str, Any]]:
     questions, options, answers = (fields.get(name) for name in ("questions", "options", "answers"))
     if not isinstance(questions, list) or not isinstance(options, list) or len(questions) != len(options):
-        raise BadRowError("questions and options are not lists of one length")
+        raise BadRowError("questions and options are not lists of equal length")
     answers = [None] * len(questions) if answers is None else answers
     if not isinstance(answers, list) or len(answers) != len(questions):
-        raise BadRowError("questions and answers are not lists of one length")
+        raise BadRowError("questions and answers are not lists of equal length")
     name, rows = fields.get("id"), []
     for number, (question, texts, answer) in enumerate(zip(questions, options, answers, strict=True), start=1):
         if not isinstance(question, str) or not isinstance(texts, list):
@@ -377,7 +377,7 @@ def _identifier(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> str 
     if not name:
         return None
     if not is_utf8(name):
-        raise BadRowError("the id holds half of a surrogate pair", f"{name!r:.80} is not valid Unicode")
+        raise BadRowError("the id contains half a surrogate pair", f"{name!r:.80} is not valid Unicode")
     if name in lines:
         raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {lines[name]}")
     return name

@@ -84,7 +84,7 @@ def iterate_questions(
     def question_of(row: Row) -> Question:
         question = _question(form(row), row.line, needs_label=needs_label)
         if question.id in seen:
-            raise BadRowError("an id comes twice", f"{question.id!r:.80} is also the id of {seen[question.id]}")
+            raise BadRowError("an id appears twice", f"{question.id!r:.80} is also the id of {seen[question.id]}")
         seen[question.id] = row.where
         return question
 
@@ -107,7 +107,7 @@ def _identifier(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise BadRowError("the id is not a name", repr(value))
     if not is_utf8(str(value)):
-        raise BadRowError("the id holds half of a surrogate pair", f"{value!r:.80} is not valid Unicode")
+        raise BadRowError("the id contains half a surrogate pair", f"{value!r:.80} is not valid Unicode")
     return str(value)
 
 
@@ -119,7 +119,7 @@ def _text(value: Any, name: str) -> str:
     if not value.strip():
         raise BadRowError(f"empty {name}")
     if not is_utf8(value):
-        raise BadRowError(f"the {name} holds half of a surrogate pair", "it is not valid Unicode")
+        raise BadRowError(f"the {name} contains half a surrogate pair", "it is not valid Unicode")
     return value
 
 
@@ -155,7 +155,7 @@ def _answer(value: Any, context: str) -> Answer:
         return Answer(stripped, start + len(text) - len(text.lstrip()))
     if context.startswith(stripped, start):
         return Answer(stripped, start)
-    raise BadRowError("an answer does not stand in the context", _what_stands(stripped, start, context))
+    raise BadRowError("an answer is not at its place in the context", _what_stands(stripped, start, context))
 
 
 def _what_stands(text: str, start: int, context: str) -> str:
@@ -302,7 +302,7 @@ def _listed(answers: Any, starts: Any) -> Any:
     if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) and answers:
         if not isinstance(starts, list) or len(starts) != len(answers):
             given = len(starts) if isinstance(starts, list) else "no list of"
-            raise BadRowError(f"{len(answers)} answers have {given} starts; both are lists of one length")
+            raise BadRowError(f"{len(answers)} answers have {given} starts; both must be lists of equal length")
         return [{"text": text, "answer_start": start} for text, start in zip(answers, starts, strict=True)]
     return answers
 

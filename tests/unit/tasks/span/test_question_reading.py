@@ -85,7 +85,7 @@ BAD = [
     (question(question="absent"), "no question"),
     (question(question=3), "the question is not a string: it is int"),
     (question(question=" \n"), "empty question"),
-    (question(question="\ud800"), "half of a surrogate pair"),
+    (question(question="\ud800"), "contains half a surrogate pair"),
     (question(answers="absent"), "no answers"),
     (question(answers=[]), "no answers: a question without an answer needs is_impossible = true"),
     (question(answers="cat"), "the answers are not a list: they are str"),
@@ -102,7 +102,7 @@ BAD = [
     (question(answers=[{"text": 7, "answer_start": 3}]), "answer text is not a string"),
     (
         question(answers=[{"text": "cat", "answer_start": 5}]),
-        "does not stand in the context: 'cat' at 5, where the context has 'at '; the nearest occurrence is at 4",
+        "is not at its place in the context: 'cat' at 5, where the context has 'at '; the nearest occurrence is at 4",
     ),
     (question(answers=[{"text": "dog", "answer_start": 4}]), "'dog' at 4, where the context has 'cat'$"),
     (question(answers=[{"text": "Cat", "answer_start": 4}]), "'Cat' at 4, where the context has 'cat'$"),
@@ -130,7 +130,7 @@ def test_an_id_that_comes_twice_names_both_places(tmp_path):
     document = squad(question(1), question(2))
     document["data"].append({"paragraphs": [{"context": CONTEXT, "qas": [question(2)]}]})
     path = write(tmp_path, document)
-    message = r"article 2, paragraph 1, question 1 \(id 'q2'\): an id comes twice.*article 1 \(Cats\), .* question 2"
+    message = r"article 2, paragraph 1, question 1 \(id 'q2'\): an id appears twice.*article 1 \(Cats\), .* question 2"
     with pytest.raises(DataError, match=message):
         read_questions(path)
     assert len(read_questions(path, ReadingOptions(on_bad_rows="skip")).examples) == 2
@@ -213,7 +213,10 @@ def test_rows_of_jsonl(tmp_path, form):
             "line 2: 2 answers have 1 starts",
         ),
         ('{"question": "Who?", "context": "a cat", "answers": ["cat"]}', "1 answers have no list of starts"),
-        ('{"id": "1", "question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 2}', "comes twice"),
+        (
+            '{"id": "1", "question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 2}',
+            "an id appears twice",
+        ),
     ],
 )
 def test_wrong_rows_of_jsonl(tmp_path, row, message):
@@ -257,8 +260,8 @@ def test_rows_of_csv(tmp_path):
         ("a,Who?,The cat,cat", "line 2: wrong number of fields: 4, expected 5"),
         ("a,Who?,The cat,,", "line 2: no answers"),
         ("a,Who?,The cat,cat,", "line 2: an answer has no answer_start"),
-        ("a,Who?,The cat,[cat,4", "does not stand in the context"),
-        (',Who?,The cat,"[cat","[4]"', "line 2: an answer does not stand in the context"),
+        ("a,Who?,The cat,[cat,4", "is not at its place in the context"),
+        (',Who?,The cat,"[cat","[4]"', "line 2: an answer is not at its place in the context"),
         ("a,,The cat,cat,4", "line 2: no question"),
     ],
 )
@@ -306,7 +309,7 @@ def test_real_flaws_are_named_and_counted(data_folder):
         read_questions(path)
     read = read_questions(path, ReadingOptions(on_bad_rows="skip"))
     assert read.report.num_kept == 1_342
-    assert read.report.dropped == {"an answer does not stand in the context": 38}
+    assert read.report.dropped == {"an answer is not at its place in the context": 38}
 
 
 def test_a_file_of_another_kind_is_told_what_questions_come_in(tmp_path):
