@@ -357,9 +357,9 @@ def test_weights_of_tags_make_a_rare_tag_likelier(model_folder, tmp_path):
 @pytest.mark.parametrize(
     ("task", "more", "message"),
     [
-        ("span", {}, "class_weights: task = 'span' has no labels to weigh"),
-        ("choice", {}, "class_weights: task = 'choice' has no labels to weigh"),
-        ("regression", {}, "class_weights: task = 'regression' has no labels to weigh"),
+        ("span", {}, "class_weights: task = 'span' has no labels to weight"),
+        ("choice", {}, "class_weights: task = 'choice' has no labels to weight"),
+        ("regression", {}, "class_weights: task = 'regression' has no labels to weight"),
         ("tagging", {"tagging": {"crf": True}}, "tagging.crf = true scores whole sentences"),
     ],
 )

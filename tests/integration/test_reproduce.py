@@ -228,7 +228,7 @@ def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, t
 
 
 def test_a_model_of_another_vocabulary_is_refused_before_the_first_run(tmp_path, corpus, tasks, minilm_folder):
-    with pytest.raises(ConfigError, match="its vocabulary is not that of the corpus"):
+    with pytest.raises(ConfigError, match="its vocabulary differs from that of the corpus"):
         reproduce("budget", out=tmp_path, scale=Budget(1, {"x": minilm_folder}), corpus=corpus, tasks=tasks)
     assert not (tmp_path / "pretrained").exists()
 
@@ -237,13 +237,13 @@ def test_a_model_of_another_vocabulary_is_refused_before_the_first_run(tmp_path,
     ("arguments", "message"),
     [
         (("table5", "--minutes", "3"), "table5: --minutes and --beside are for budget"),
-        (("budget", "--scale", "paper"), "budget: its scale are --minutes; leave --scale out"),
+        (("budget", "--scale", "paper"), "budget: --minutes sets its scale; leave out --scale"),
         (("budget", "--beside", "folder"), "--beside folder: write NAME=FOLDER, each name once"),
         (("budget", "--beside", "x=nowhere"), "nowhere"),
         (("table5", "--corpus", "nowhere", "--tasks", "."), "nowhere: no such folder"),
         (("table5", "--corpus", "nowhere"), "a corpus of your own needs tasks: --tasks FOLDER"),
         (("table5", "--set", "training.steps=3"), "--set training.steps=3: write pretrain.KEY=VALUE or finetune.KEY"),
-        (("table5", "--tasks", "nowhere"), "nowhere: no task is there"),
+        (("table5", "--tasks", "nowhere"), "nowhere: no tasks found"),
         (("table9",), "'table9' is not one of"),
         (("figure1", "--tasks", "nowhere"), "figure1 measures random weights: leave out"),
         (("figure1", "--seeds", "5"), "figure1 measures random weights: leave out"),

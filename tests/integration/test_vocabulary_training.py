@@ -251,7 +251,7 @@ def test_an_earlier_vocabulary_and_anything_else_is_left_alone(texts: Path, tmp_
         train([texts], out, size=20)
     assert fingerprints(out) == first
     for other, named in (({"size": 120}, "size"), ({"lowercase": False, "max_length": 64}, "lowercase, max_length")):
-        with pytest.raises(ConfigError, match=rf"made otherwise \({named} differ\).*choose another --out"):
+        with pytest.raises(ConfigError, match=rf"different vocabulary \(differences: {named}\).*choose another --out"):
             train([texts], out, **other)
     with pytest.raises(ConfigError, match=r"\(text differ\)"):
         train([texts / "a.txt"], out)
