@@ -141,7 +141,7 @@ def test_pairs_and_restarts(model_folder, data, tmp_path):
         assert "same class" in reason or "not above" in reason
     settings = json.loads((out / "model" / "maskloom.json").read_text())
     assert (settings["kind"], settings["takes_pairs"], settings["max_length"]) == ("pair", True, 16)
-    with pytest.raises(ConfigError, match="fine-tuned on a pair of texts"):
+    with pytest.raises(ConfigError, match="fine-tuned on pairs of texts"):
         Predictor.load(out).predict(["one text"])
 
 

@@ -307,7 +307,7 @@ def refused(out: Path, extend, message: str) -> None:
 def test_a_run_with_a_kept_or_best_model_gone_or_changed_is_not_extended(kept, tmp_path):
     out, worse, extend = kept
     (worse / "model").rename(tmp_path / "model")
-    refused(out, extend, f"{worse}/model is gone")
+    refused(out, extend, f"{worse}/model, the best weights so far, is gone")
     (tmp_path / "model").rename(worse / "model")
     config = (out / "model" / "config.json").read_bytes()
     (out / "model" / "config.json").unlink()

@@ -78,7 +78,7 @@ def test_wrong_calls_name_what_is_wrong(corpus, tmp_path):
         maskloom.pretrain(corpus, tmp_path / "run", recipe={"steps": 3})
     with pytest.raises(ValueError, match="did you mean the shipped recipe squad-v1"):
         maskloom.finetune("m", "t", "d", tmp_path / "run", recipe="squad-v11")
-    with pytest.raises(ValueError, match=r"--epochs: training\.steps = 7 decides"):
+    with pytest.raises(ValueError, match=r"--epochs: training\.steps = 7 is also set"):
         maskloom.finetune("m", "t", "d", tmp_path / "run", recipe={"training.steps": 7}, epochs=2)
     assert not (tmp_path / "run").exists()
 
