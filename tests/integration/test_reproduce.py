@@ -165,7 +165,7 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
     settings["pretrain"] = [*SMALL["pretrain"], "model.config.num_hidden_layers=4"]
     result = reproduce("table7", out=tmp_path / "7", repeats=Repeats(1), corpus=corpus, tasks=tasks, overrides=settings)
     assert list(result["scores"])[:2] == ["fine-tuning", "embeddings"]
-    with pytest.raises(ConfigError, match="needs tagged words, --tasks FOLDER with conll2003"):
+    with pytest.raises(ConfigError, match="needs tagged words; give --tasks FOLDER with conll2003"):
         reproduce("table7", out=tmp_path / "none")
     assert not (tmp_path / "none").exists() or not list((tmp_path / "none").glob("*.json"))
 
@@ -193,7 +193,7 @@ def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(
     assert result["parameters"]["half the key size"] < result["parameters"]["the model"]
     model, _ = load_model(tmp_path / "out" / "finetuned" / "the-model-0-multi30k" / "model")
     assert result["parameters"]["the model"] == sum(map(torch.numel, model.parameters()))
-    with pytest.raises(ConfigError, match=r"needs translations, --tasks FOLDER with multi30k/train\.de"):
+    with pytest.raises(ConfigError, match=r"needs translations; give --tasks FOLDER with multi30k/train\.de"):
         reproduce("transformer-table3", out=tmp_path / "none")
     with pytest.raises(ConfigError, match="nothing is pre-trained; leave out --corpus"):
         reproduce("transformer-table3", out=tmp_path / "none", overrides=SMALL, **how)
