@@ -77,10 +77,10 @@ class PretrainRecipe(Section):
         if row.is_causal and self.data.pair_task:
             raise ValueError(f"{what}: data.next_sentence = true needs a bidirectional model")
         if (row.has_decoder or row.reads_spelling) and self.data.next_sentence:
-            raise ValueError(f"{what} reads single texts: data.next_sentence = true is not for it")
+            raise ValueError(f"{what} reads single texts: leave out data.next_sentence = true")
         plain = PretrainingData()
         if given := [name for name in row.unread if getattr(self.data, name) != getattr(plain, name)]:
-            raise ValueError(f"{what} does not read them: leave out data.{', data.'.join(given)}")
+            raise ValueError(f"{what}: leave out data.{', data.'.join(given)}, not read by this objective")
         for number, phase in enumerate(self.phases):
             is_last = number == len(self.phases) - 1
             training = self.training if is_last else self.training.model_copy(update={"extensions": []})
@@ -88,7 +88,7 @@ class PretrainRecipe(Section):
         if not self.phases:
             self.training.refuse_contradictions()
         if self.training.keep_best and self.data.held_out_fraction == 0.0:
-            raise ValueError("training.keep_best = true: with data.held_out_fraction = 0 nothing is there to choose by")
+            raise ValueError("training.keep_best = true: with data.held_out_fraction = 0 there is no loss to choose by")
         return self
 
 
@@ -148,29 +148,31 @@ class FinetuneRecipe(Section):
     def _parts_fit(self) -> Self:
         kind = KINDS[self.task]
         if self.features is not None and ("features" not in kind.settings.model_fields or self.from_scratch):
-            raise ValueError("[features] is for task = 'tagging' with the weights of a trained model")
+            raise ValueError("[features] needs task = 'tagging' and the weights of a trained model")
         if self.model is not None and (self.features is not None or self.bilstm or self.from_scratch):
-            raise ValueError("[model]: it cannot be combined with [features], bilstm or from_scratch")
+            raise ValueError("[model] cannot be combined with [features], bilstm or from_scratch")
         if self.frozen and (self.model is not None or self.features is not None or self.from_scratch):
-            raise ValueError("frozen = true: it cannot be combined with [model], [features] or from_scratch")
+            raise ValueError("frozen = true cannot be combined with [model], [features] or from_scratch")
         if self.mix.of_encoder and self.model is not None:
-            raise ValueError("[mix]: a new model has its mix by [model.config]; only mix.l2 can be combined with it")
+            raise ValueError("[mix]: a new model takes its mix from [model.config]; set only mix.l2 here")
         if self.mix.dropout and self.features is not None:
-            raise ValueError("mix.dropout: features.dropout falls on what [features] mixes; use that")
+            raise ValueError("mix.dropout: with [features], set features.dropout, which applies to the mixed vectors")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):
             raise ValueError(
-                "bilstm = true: a BiLSTM is bidirectional; neither [features] nor auxiliary_lm goes with it"
+                "bilstm = true: a BiLSTM is bidirectional; it cannot be combined with [features] or auxiliary_lm"
             )
         if self.class_weights != "none" and not kind.names_labels:
-            raise ValueError(f"class_weights: task = {self.task!r} has no labels to weigh; leave it at 'none'")
+            raise ValueError(f"class_weights: task = {self.task!r} has no labels to weight; leave it at 'none'")
         if self.class_weights != "none" and self.task == "tagging" and self.tagging.crf:
             raise ValueError(
                 "class_weights: tagging.crf = true scores whole sentences, not single tags; use one of them"
             )
         if self.training.average_checkpoints and self.training.minutes is not None:
-            raise ValueError("training.average_checkpoints: it goes by steps, so leave training.minutes out")
+            raise ValueError("training.average_checkpoints counts steps: leave out training.minutes")
         if self.keep_restarts and not kind.has_averages:
-            raise ValueError(f"keep_restarts = true: models of task = {self.task!r} make no ensemble; leave it out")
+            raise ValueError(
+                f"keep_restarts = true: models of task = {self.task!r} cannot form an ensemble; leave it out"
+            )
         if self.tune_on_dev and kind.is_scale:
             raise ValueError(
                 f"tune_on_dev = true: task = {self.task!r} has neither a temperature nor thresholds to fit"

@@ -127,7 +127,7 @@ def recipe_path(given: str | Path) -> Path:
     if str(given).removesuffix(".toml") in shipped:
         return shipped[str(given).removesuffix(".toml")]
     near = difflib.get_close_matches(path.stem, shipped, n=1, cutoff=0.6)
-    hint = f"did you mean the shipped recipe {near[0]}?" if near else f"shipped are {', '.join(shipped)}"
+    hint = f"did you mean the shipped recipe {near[0]}?" if near else f"the shipped recipes are {', '.join(shipped)}"
     raise ConfigError(f"{path}: there is no such recipe; {hint}")
 
 
@@ -187,7 +187,7 @@ def _check_kind(kind: type[BaseModel], values: dict[str, Any], path: Path) -> No
         return
     name = path.stem if shipped_recipes().get(path.stem) == path else path
     what = {"pretrain": "a pre-training", "finetune": "a fine-tuning"}[said]
-    raise ConfigError(f"{path}: {what} recipe; its command is: maskloom {said} --recipe {shlex.quote(str(name))}")
+    raise ConfigError(f"{path}: {what} recipe; use it with: maskloom {said} --recipe {shlex.quote(str(name))}")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     if not separator or not key:
         raise ConfigError(f"--set {override!r:.200}: expected key=value, such as training.steps=1000")
     if "\n" in override or "\r" in override:
-        raise ConfigError(f"--set {override!r:.200}: a line break in it; each key takes a --set of its own")
+        raise ConfigError(f"--set {override!r:.200}: contains a line break; give each key its own --set")
     try:
         # inside braces a `#` in the text is an error rather than a comment that silently drops the rest
         found = tomllib.loads(f"found = {{value = {text}}}")["found"]
@@ -257,7 +257,7 @@ def _put(values: dict[str, Any], key: str, value: Any, what: str) -> None:
         if not isinstance(target, dict | list):
             raise ConfigError(f"{what}: {parent!r:.60} is a value, not a section")
     if isinstance(target, list):
-        raise ConfigError(f"{what}: a table among {len(target)} is meant; name a key of it")
+        raise ConfigError(f"{what}: expected a key in one of {len(target)} tables, such as phases.0.steps")
     target[last] = value
 
 
@@ -295,7 +295,7 @@ def _explain(kind: type[BaseModel], problem: Any, source: str) -> str:
         return f"{source}: {key:.200} = {not_one_of(value, choices)}"
     if problem["type"] == "string_pattern_mismatch":
         meaning = next((known.meaning for known in recipe_keys(kind) if known.path == key), "")
-        return f"{source}: {key:.200} = {_shown(value)}: not a value of this key: {meaning}"
+        return f"{source}: {key:.200} = {_shown(value)}: not a valid value of this key: {meaning}"
     return f"{source}: {key:.200} = {_shown(value)}: {reason_of(problem)}"
 
 

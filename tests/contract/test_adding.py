@@ -405,7 +405,7 @@ def test_an_objective_that_carries_state_trains_resumes_to_the_bit_and_is_saved(
 
 def test_what_an_objective_does_not_read_and_what_it_needs_are_refused(monkeypatch, corpus):
     monkeypatch.setitem(PRETRAINING, "remembering", replace(REMEMBERING, needs=("begin",)))
-    with pytest.raises(ConfigError, match=r"does not read them: leave out data\.static_masks"):
+    with pytest.raises(ConfigError, match=r"leave out data\.static_masks, not read by this objective"):
         load_recipe(PretrainRecipe, None, ["objective=remembering", "data.static_masks=true"])
     with pytest.raises(ConfigError, match="objective = 'remembering' needs a begin token"):
         check_corpus(load_recipe(PretrainRecipe, None, ["objective=remembering"]), Corpus.open(corpus))

@@ -82,7 +82,7 @@ def test_the_initial_weights_are_evaluated_before_step_1_and_stand_beside_the_en
     after = {key: value for key, value in result.items() if key != "before"}
     assert result["before"] == pytest.approx(after)
     assert [line for line in said if line.startswith("before step 1: held-out MLM loss")]
-    assert not [line for line in said if line.startswith("new, with random weights")]
+    assert not [line for line in said if line.startswith("new parts with random weights")]
     result, _ = run(corpus, tmp_path / "trained", init, "training.learning_rate=0.01", "training.steps=40")
     assert result["mlm_loss"] < result["before"]["mlm_loss"] == pytest.approx(after["mlm_loss"])
     (start,) = starts(tmp_path / "trained")
@@ -106,7 +106,7 @@ def test_a_resumed_run_knows_what_was_before(corpus: Path, tmp_path: Path) -> No
 
 def test_heads_that_a_folder_lacks_are_said_to_be_new(corpus: Path, tmp_path: Path) -> None:
     _, said = run(corpus, tmp_path / "run", model_folder(tmp_path / "init", ()), "data.next_sentence=false")
-    (line,) = [line for line in said if line.startswith("new, with random weights")]
+    (line,) = [line for line in said if line.startswith("new parts with random weights")]
     assert "masked-LM head; the loss before training is that of a random head" in line
     assert "next-sentence" not in line
 
@@ -121,7 +121,9 @@ def test_a_run_from_scratch_has_nothing_before(corpus: Path, tmp_path: Path) -> 
 
 def test_pieces_of_another_vocabulary_of_the_same_size_are_refused(corpus: Path, tmp_path: Path) -> None:
     tokens = [*WORDS[:7], "other", *WORDS[8:]]
-    with pytest.raises(ConfigError, match=r"vocabulary of 35 pieces is not that of 35 of the corpus, from id 12 on"):
+    with pytest.raises(
+        ConfigError, match=r"vocabulary of 35 pieces differs from the corpus's vocabulary of 35 from id 12 on"
+    ):
         run(corpus, tmp_path / "run", model_folder(tmp_path / "init", ("mlm", "nsp"), tokens=tokens))
     # embedding rows without a piece are accepted: published models have them
     result, _ = run(corpus, tmp_path / "run2", model_folder(tmp_path / "wide", ("mlm", "nsp"), num_rows=5))

@@ -227,7 +227,7 @@ def test_wrong_questions_and_texts_are_refused(trained, tmp_path, content, quest
 
 def test_models_of_other_tasks_do_not_answer(start, tmp_path):
     (tmp_path / "context.txt").write_text("red")
-    with pytest.raises(ConfigError, match="no head of a task"):
+    with pytest.raises(ConfigError, match="no task head"):
         answer(start, tmp_path / "context.txt", ["what?"])
 
 

@@ -57,11 +57,11 @@ def test_the_command_trains_byte_pairs_and_knows_them_again(folder: Path, tmp_pa
         assert (tmp_path / "v" / name).read_bytes() == (folder / "vocab" / name).read_bytes()
     again = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(again.stdout)["already_trained"]
-    with pytest.raises(ConfigError, match=r"built differently \(model differ\)"):
+    with pytest.raises(ConfigError, match=r"different vocabulary \(differences: model\)"):
         train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(60), out=tmp_path / "v")
     merges = tmp_path / "v" / "merges.txt"
     merges.write_text(merges.read_text() + "t h\n")
-    with pytest.raises(ConfigError, match=r"built differently \(vocab.json or merges.txt differ\)"):
+    with pytest.raises(ConfigError, match=r"different vocabulary \(differences: vocab.json or merges.txt\)"):
         train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(60, model="bpe"), out=tmp_path / "v")
 
 
@@ -85,7 +85,9 @@ def test_a_model_learns_from_left_to_right_and_keeps_its_tokenizer(folder: Path,
 
 
 def test_objectives_that_need_other_tokens_are_refused_before_any_work(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"objective = 'masked_lm' needs a mask token, the vocabulary of .*corpus"):
+    with pytest.raises(
+        ConfigError, match=r"objective = 'masked_lm' needs a mask token, but the vocabulary of .*corpus"
+    ):
         pretrain(recipe(objective="masked_lm"), corpus=folder / "corpus", out=tmp_path / "run")
     masking = Path(shutil.copytree(folder / "vocab", tmp_path / "masking"))
     tokens = masking / "vocab.json"
@@ -95,8 +97,8 @@ def test_objectives_that_need_other_tokens_are_refused_before_any_work(folder: P
     (masking / "special_tokens_map.json").write_text('{"mask_token": "<mask>"}')
     build_corpus_from_files(folder / "a.txt", vocab=masking, out=tmp_path / "corpus")
     for key, message in {
-        "next_sentence": r"data.next_sentence = true needs a token that stands for a pair .* of .*corpus has none",
-        "whole_word_masking": r"data.whole_word_masking = true needs pieces that show by '##'",
+        "next_sentence": r"data.next_sentence = true needs a token that represents a pair .* of .*corpus has none",
+        "whole_word_masking": r"data.whole_word_masking = true needs '##' on pieces that continue a word",
     }.items():
         data = {"max_length": 24, "next_sentence": False} | {key: True}
         with pytest.raises(ConfigError, match=message):
@@ -107,13 +109,15 @@ def test_objectives_that_need_other_tokens_are_refused_before_any_work(folder: P
 def test_a_corpus_of_other_tokens_or_merges_is_refused(folder: Path, run: Path, tmp_path: Path) -> None:
     train_vocabulary_from_files([folder / "a.txt"], VocabularySettings(59, model="bpe"), out=tmp_path / "v")
     build_corpus_from_files(folder / "a.txt", vocab=tmp_path / "v", out=tmp_path / "c")
-    with pytest.raises(ConfigError, match=r"its vocabulary of 60 pieces is not that of 59 of the corpus, from id 59"):
+    with pytest.raises(
+        ConfigError, match=r"its vocabulary of 60 pieces differs from the corpus's vocabulary of 59 from id 59"
+    ):
         pretrain(recipe(), corpus=tmp_path / "c", out=tmp_path / "r", init=run)
     merges = (folder / "vocab" / "merges.txt").read_text().splitlines()
     other = Path(shutil.copytree(folder / "vocab", tmp_path / "other"))
     (other / "merges.txt").write_text("\n".join([merges[0], *merges[:0:-1]]))
     build_corpus_from_files(folder / "a.txt", vocab=other, out=tmp_path / "o")
-    with pytest.raises(ConfigError, match=r"is not that of 60 of the corpus, in its merges"):
+    with pytest.raises(ConfigError, match=r"differs from the corpus's vocabulary of 60 in its merges"):
         pretrain(recipe(), corpus=tmp_path / "o", out=tmp_path / "r", init=run)
 
 

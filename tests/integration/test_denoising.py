@@ -179,12 +179,12 @@ def test_a_hundred_documents_are_restored_exactly_from_each_noise(hundred, tmp_p
         (
             "plain",
             ["objective=denoising", "model.architecture=bert"],
-            "'denoising' trains a decoder, and a bert has none",
+            "'denoising' trains a decoder, but a bert has none",
         ),
         (
             "plain",
             ["objective=denoising", "model.architecture=gpt"],
-            "'denoising' trains a decoder, and a gpt has none",
+            "'denoising' trains a decoder, but a gpt has none",
         ),
         ("plain", ["objective=denoising", "denoising.mask_rate=1.5"], "denoising.mask_rate = 1.5"),
         ("plain", ["objective=denoising", "denoising.mask_rate=0.9"], "mask_rate + delete_rate + infill_rate = 1.2"),
@@ -206,7 +206,7 @@ def test_an_encoder_gets_a_new_decoder_and_that_is_told(folder, tmp_path):
     invoke(*say, *one, "--out", tmp_path / "encoder")
     start = ("--set", "objective=denoising", "--init", tmp_path / "encoder")
     output = invoke(*say[:3], "--steps", 2, "--set", "data.max_length=40", *start, "--out", tmp_path / "both")
-    assert "new, with random weights, as the initial model has none: decoder" in output
+    assert "new parts with random weights, missing from the initial model: decoder" in output
     assert "model.architecture" not in output
     before, after = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("encoder", "both"))
     assert {name for name in before if name.startswith("encoder")} < {*after}

@@ -71,10 +71,12 @@ def test_the_title_says_which_sentence_counts(data, tmp_path):
     title, text = "The hen", "The cat is blue. The hen is red. The dog is green."
     (found,) = model.predict([(title, text)])
     assert found["labels"] == ["red", "warm"]
-    with pytest.raises(ConfigError, match="a pair of texts an example, this is one text"):
+    with pytest.raises(ConfigError, match="pairs of texts, but this is one text"):
         model.predict([text])
     (tmp_path / "new.txt").write_text(f"\n{text}\n", encoding="utf-8")
-    message = r"new\.txt: line 1: one text; the model learned from titles with their texts: give columns with both"
+    message = (
+        r"new\.txt: line 1: only one text; the model was fine-tuned on titles with their texts: give columns with both"
+    )
     with pytest.raises(DataError, match=message):
         predict(tmp_path / "guided", tmp_path / "new.txt", tmp_path / "out.jsonl")
 

@@ -122,8 +122,8 @@ def test_what_does_not_go_together_is_refused(run, corpus, tmp_path):
     (tmp_path / "texts.csv").write_text("text,label\nred cat,a\nblue dog,b\n", encoding="utf-8")
     files = ("--train", tmp_path / "texts.csv", "--dev", tmp_path / "texts.csv", "--out", tmp_path / "out")
     for options, message in (
-        (("--set", "frozen=true", "--set", "from_scratch=true"), "frozen = true: it cannot be combined"),
-        (("--set", "mix.dropout=0.5", "--recipe", "features"), "features.dropout falls on"),
+        (("--set", "frozen=true", "--set", "from_scratch=true"), "frozen = true cannot be combined"),
+        (("--set", "mix.dropout=0.5", "--recipe", "features"), "features.dropout, which applies to"),
     ):
         result = CliRunner().invoke(app, [*map(str, ("finetune", "--model", run, *files, *options))])
         assert isinstance(result.exception, ConfigError)

@@ -207,15 +207,15 @@ def test_the_null_threshold_is_the_mean_of_those_of_the_members(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "other", "difference"),
     [
-        ("tagging", {"settings": {"crf": True}}, "setting crf: True, the first has False"),
+        ("tagging", {"settings": {"crf": True}}, "setting crf: True, not False"),
         ("tagging", {"settings": {"context": "document"}}, "setting context"),
-        ("span", {"settings": {"stride": 5}}, "setting stride: 5, the first has 6"),
-        ("choice", {"max_length": 20}, "max_length: 20, the first has 24"),
+        ("span", {"settings": {"stride": 5}}, "setting stride: 5, not 6"),
+        ("choice", {"max_length": 20}, "max_length: 20, not 24"),
     ],
 )
 def test_models_that_do_not_go_together(tmp_path, kind, other, difference):
     first, second = write_model(tmp_path / "one", kind, 1), write_model(tmp_path / "two", kind, 2, **other)
-    with pytest.raises(ConfigError, match=f"two: model 2 of the ensemble differs in its {difference}"):
+    with pytest.raises(ConfigError, match=f"two: model 2 of the ensemble differs from the first in {difference}"):
         Ensemble.load([first, second])
 
 

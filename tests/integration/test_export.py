@@ -64,7 +64,7 @@ def test_pre_training_ended_early_gives_a_model_to_go_on_from(server, data, pret
     arguments = ["pretrain", "--corpus", str(data / "corpus"), "--out", "on", "--init", str(tmp_path / "newest")]
     sets = ["training.steps=1", "data.max_length=32", "training.num_threads=1", "training.batch_size=8"]
     run_whole(server, (*arguments, *(word for each in sets for word in ("--set", each))), tmp_path)
-    with pytest.raises(ConfigError, match="no such checkpoint; there are: phase-1: steps 20, 21"):
+    with pytest.raises(ConfigError, match="no such checkpoint; available: phase-1: steps 20, 21"):
         export(run, tmp_path / "none", step=7)
     with pytest.raises(ConfigError, match="not an empty folder"):
         export(run, tmp_path / "older")
@@ -152,8 +152,11 @@ def test_convert_says_what_it_was_given_instead(data, pretrained, tmp_path):
         (data / "vocab", "no weights; this is a vocabulary; expected"),
         (data / "first", f"no weights; this is a run; its model is in {data / 'first' / 'model'}; expected"),
         (run, f"no weights; this is a run; maskloom export {run} --out DIR makes a model folder from a checkpoint;"),
-        (data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that holds it with config.json"),
-        (data / "first" / "model" / "model.safetensors", "not read by itself; name the folder that holds it with"),
+        (data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that contains it, config.json"),
+        (
+            data / "first" / "model" / "model.safetensors",
+            "cannot be read on its own; name the folder that contains it,",
+        ),
         (data, "no weights; it holds corpus, dev.jsonl, first,"),
     ):
         with pytest.raises(DataError, match=f"{place}: {message}"):

@@ -191,7 +191,7 @@ def test_links_pipes_and_folders_in_place_of_features(model_folder, data, tmp_pa
     tokens.unlink()
     tokens.mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for out, message in (("real", "the output is a file, this is a folder"), ("pipe", "not a folder of features")):
+    for out, message in (("real", "this is a folder; the output must be a file"), ("pipe", "not a folder of features")):
         with pytest.raises(ConfigError, match=message):
             write(out, model=tmp_path / "absent")
 
@@ -308,7 +308,7 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
         finetune(recipe(layers="9"), model=model_folder, out=tmp_path / "run", **data)
     assert not (tmp_path / "run").exists()
     for values, message in (
-        ({"features": {}, "task": "single"}, "for task = 'tagging'"),
+        ({"features": {}, "task": "single"}, "needs task = 'tagging'"),
         ({"features": {}, "task": "tagging", "from_scratch": True}, "weights of a trained model"),
         ({"features": {"lstm_size": 7}, "task": "tagging"}, "multiple of 2"),
     ):
@@ -360,7 +360,7 @@ def test_word_vectors_of_a_run_and_of_an_ensemble_are_the_same(model_folder, dat
     members = [out / "restarts" / f"seed-{seed}" / "model" for seed in (0, 1)]
     assert Ensemble.load(members).predict([["anna", "saw", "oslo"]])
     write_vectors(members[1] / "word_vectors", words, 2 * np.eye(4, dtype=np.float32), "text")
-    with pytest.raises(ConfigError, match="model 2 of the ensemble differs in its setting features"):
+    with pytest.raises(ConfigError, match="model 2 of the ensemble differs from the first in setting features"):
         Ensemble.load(members)
     (out / "metrics.json").unlink()
     write_vectors(vectors, words, 2 * np.eye(4, dtype=np.float32), "text")

@@ -141,7 +141,7 @@ def test_pairs_and_restarts(model_folder, data, tmp_path):
         assert "same class" in reason or "not above" in reason
     settings = json.loads((out / "model" / "maskloom.json").read_text())
     assert (settings["kind"], settings["takes_pairs"], settings["max_length"]) == ("pair", True, 16)
-    with pytest.raises(ConfigError, match="fine-tuned on a pair of texts"):
+    with pytest.raises(ConfigError, match="fine-tuned on pairs of texts"):
         Predictor.load(out).predict(["one text"])
 
 
@@ -357,9 +357,9 @@ def test_weights_of_tags_make_a_rare_tag_likelier(model_folder, tmp_path):
 @pytest.mark.parametrize(
     ("task", "more", "message"),
     [
-        ("span", {}, "class_weights: task = 'span' has no labels to weigh"),
-        ("choice", {}, "class_weights: task = 'choice' has no labels to weigh"),
-        ("regression", {}, "class_weights: task = 'regression' has no labels to weigh"),
+        ("span", {}, "class_weights: task = 'span' has no labels to weight"),
+        ("choice", {}, "class_weights: task = 'choice' has no labels to weight"),
+        ("regression", {}, "class_weights: task = 'regression' has no labels to weight"),
         ("tagging", {"tagging": {"crf": True}}, "tagging.crf = true scores whole sentences"),
     ],
 )

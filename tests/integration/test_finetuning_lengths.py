@@ -158,7 +158,7 @@ def test_a_run_is_shortened_and_used_but_not_to_less_than_it_has_made(single, tm
     with pytest.raises(KeyboardInterrupt):
         finetune(with_training(recipe, epochs=4.0), **files, out=out, progress=Stop(0, 8))
     kept = (out / "recipe.toml").read_bytes()
-    with pytest.raises(ConfigError, match=r"^--epochs 1, which are 5 steps: .* has made 5 steps already"):
+    with pytest.raises(ConfigError, match=r"^--epochs 1 \(5 steps\): .* has already done 5 steps"):
         finetune(recipe, **files, out=out, resume=True)
     assert (out / "recipe.toml").read_bytes() == kept
     result = finetune(with_training(recipe, epochs=2.0), **files, out=out, resume=True)
@@ -188,7 +188,7 @@ def test_patience_goes_on_with_an_extension_and_a_run_that_it_ended_is_not_exten
     assert result["last"]["step"] == 15
     assert evaluated(out) == [5, 10, 15]
     before = contents(out)
-    with pytest.raises(ConfigError, match=r"dev got no better in 2 evaluations \(training\.patience\)"):
+    with pytest.raises(ConfigError, match=r"dev did not improve in 2 evaluations \(training\.patience\)"):
         finetune(with_training(still, epochs=12.0), **files, out=out, resume=True)
     assert contents(out) == before
 
@@ -199,11 +199,11 @@ def test_a_run_whose_checkpoints_or_model_are_gone_is_not_extended(single, tmp_p
     finetune(recipe, **files, out=out)
     (out / "model").rename(tmp_path / "model")
     longer = with_training(recipe, epochs=2.0)
-    with pytest.raises(ConfigError, match="model is gone, the best weights so far; start a new run"):
+    with pytest.raises(ConfigError, match="model, the best weights so far, is gone; start a new run"):
         finetune(longer, **files, out=out, resume=True)
     (tmp_path / "model").rename(out / "model")
     (out / "restarts" / "seed-0" / "checkpoints").rename(tmp_path / "checkpoints")
-    with pytest.raises(ConfigError, match=r"^--epochs 2, which are 10 steps: the checkpoints of .* are gone"):
+    with pytest.raises(ConfigError, match=r"^--epochs 2 \(10 steps\): the checkpoints of .* are gone"):
         finetune(longer, **files, out=out, resume=True)
     assert (out / "metrics.json").exists()
 
@@ -222,7 +222,7 @@ def test_time_that_was_used_counts_after_a_resume_and_seeds_share_it(single, tmp
         assert fractions[0] < 0.2 < fractions[-1]
         assert 2 <= len(evaluated(out, seed)) <= 12
     assert result["last"]["step"] == steps_of(out, result["best_seed"])[-1]["step"]
-    with pytest.raises(ConfigError, match=r"keeps its recipe: training\.epochs was 1\.0, is 2\.0"):
+    with pytest.raises(ConfigError, match=r"must keep its recipe: training\.epochs was 1\.0, is 2\.0"):
         finetune(with_training(by_clock, epochs=2.0), **files, out=out, resume=True)
 
 
@@ -232,16 +232,16 @@ def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_canno
     options += ["--set", "data.max_length=24", "--batch-size", 8, "--recipe", "finetune-glue-small"]
     out = tmp_path / "run"
     said = run("finetune", *options, "--out", out, "--minutes", 0.01)
-    assert "training.epochs = 3.0: ignored, training.minutes decides" not in said
+    assert "training.epochs = 3.0: ignored, training.minutes is set" not in said
     assert re.search(r"0\.01 minutes, in steps of 8 examples, about \d+ tokens: epochs of 40 examples", said)
     assert "after 10% of the time of warm-up" in said
-    assert "no better" not in said
+    assert "has not improved" not in said
     assert describe_folder(out)["minutes"] == 0.01
     said = run("finetune", *options[:6], "--out", out, "--resume", "--epochs", 3, code=3)
-    assert "--epochs: training.minutes = 0.01 decides; give one of the two" in said
+    assert "--epochs: training.minutes = 0.01 is also set; give one of the two" in said
     assert "its learning rate followed the clock" in run("rerun", out, "--out", tmp_path / "again", code=3)
     said = run("search", *options, "--out", tmp_path / "s", "--set", "training.minutes=1.0", code=3)
-    assert "training.minutes: trials count epochs or steps" in said
+    assert "training.minutes: set epochs or steps instead" in said
     assert not (tmp_path / "s" / "recipe.toml").exists()
 
 
@@ -250,7 +250,7 @@ def test_a_finished_run_is_extended_by_the_command(run, single, tmp_path):
     out = tmp_path / "run"
     finetune(recipe, **files, out=out)
     said = run("finetune", "--out", out, "--resume", "--epochs", 2)  # the run has recorded its files and its model
-    assert "extended: planned for 5 steps, 10 from step 5 on; the learning rate moves at once to that of a" in said
+    assert "extended: planned for 5 steps, 10 from step 5 on; the learning rate moves immediately to that of a" in said
     assert len(losses(out)) == 10
     assert f"{out} is complete" in run("finetune", "--out", out, "--resume", "--train", files["train"])
     said = run("finetune", "--out", out, "--resume", "--dev", files["train"], code=3)
@@ -307,7 +307,7 @@ def refused(out: Path, extend, message: str) -> None:
 def test_a_run_with_a_kept_or_best_model_gone_or_changed_is_not_extended(kept, tmp_path):
     out, worse, extend = kept
     (worse / "model").rename(tmp_path / "model")
-    refused(out, extend, f"{worse}/model is gone")
+    refused(out, extend, f"{worse}/model, the best weights so far, is gone")
     (tmp_path / "model").rename(worse / "model")
     config = (out / "model" / "config.json").read_bytes()
     (out / "model" / "config.json").unlink()
@@ -316,7 +316,7 @@ def test_a_run_with_a_kept_or_best_model_gone_or_changed_is_not_extended(kept, t
     own = weights(out)
     for other in (weights(worse), own[:-1]):
         (out / "model" / "model.safetensors").write_bytes(other)
-        refused(out, extend, f"{out}/model: config.json or model.safetensors is not as the run wrote it")
+        refused(out, extend, f"{out}/model: config.json or model.safetensors has changed since the run wrote it")
     (out / "model" / "model.safetensors").write_bytes(own)
     assert extend()["last"]["step"] == 10
 
@@ -346,7 +346,7 @@ def test_a_finished_run_without_its_model_says_so_and_how_to_get_one(kept, run, 
     options = [word for name, path in places.items() for word in (f"--{name}", path)]
     said = run("finetune", *options, "--out", copy, "--resume", "--epochs", 2, code=3)
     command = f"maskloom export {copy} --stage seed-{again['best_seed']} --out DIR"
-    assert f"{copy} is complete, but {copy / 'model'} is gone; of its last checkpoint: {command}" in said
+    assert f"{copy} is complete, but {copy / 'model'} is gone; export its last checkpoint with: {command}" in said
     assert export(copy, tmp_path / "model", stage=f"seed-{again['best_seed']}")["step"] == 10
 
 
@@ -375,7 +375,7 @@ def test_the_mean_of_the_last_checkpoints_is_the_model_and_survives_a_stop(singl
     finetune(with_training(recipe, epochs=4.0), **files, out=cut, resume=True)
     best = json.loads((cut / "restarts" / "seed-0" / "result.json").read_text())["best"]
     assert best["averaged"] == [15, 20]
-    with pytest.raises(ConfigError, match=r"average_checkpoints = 4: 15 steps have 3 checkpoints, one every 5 steps"):
+    with pytest.raises(ConfigError, match=r"average_checkpoints = 4: 15 steps give 3 checkpoints, one every 5 steps"):
         finetune(with_training(recipe, average_checkpoints=4), **files, out=tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"average_checkpoints: it goes by steps, so leave training\.minutes out"):
+    with pytest.raises(ConfigError, match=r"average_checkpoints counts steps: leave out training\.minutes"):
         validate_recipe(FinetuneRecipe, {"training": {"average_checkpoints": 2, "minutes": 1.0}}, source="recipe")

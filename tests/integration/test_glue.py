@@ -236,7 +236,10 @@ def test_a_submission_is_put_where_predictions_are(whole, data, tmp_path, small_
     assert read == [(tmp_path / "target.zip").read_bytes()]
     assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "folder.zip").mkdir()
-    for place, message in (("folder.zip", "the output is a file, this is a folder"), ("no/s.zip", "does not exist")):
+    for place, message in (
+        ("folder.zip", "this is a folder; the output must be a file"),
+        ("no/s.zip", "does not exist"),
+    ):
         with pytest.raises(ConfigError, match=message):
             submit_glue(tmp_path / "absent", data=data, out=tmp_path / place)
 
@@ -264,20 +267,20 @@ def test_absent_and_wrong_parts_of_a_submission(whole, data, tmp_path, small_sub
     out, _ = whole
     (tmp_path / "data" / "RTE").mkdir(parents=True)
     (tmp_path / "data" / "RTE" / "test.tsv").write_text((data / "RTE" / "test.tsv").read_text())
-    with pytest.raises(DataError, match=r"CoLA: .*CoLA/test\.tsv is not there; .*--allow-partial"):
+    with pytest.raises(DataError, match=r"CoLA: .*CoLA/test\.tsv does not exist; .*--allow-partial"):
         submit_glue(out, data=tmp_path / "data", out=tmp_path / "s.zip")
     result = submit_glue(out, data=tmp_path / "data", out=tmp_path / "s.zip", allow_partial=True)
     assert (list(result["files"]), len(result["absent"]), result["is_complete"]) == (["RTE.tsv"], 10, False)
     lines = (data / "RTE" / "test.tsv").read_text().splitlines()[:-1]
     (tmp_path / "data" / "RTE" / "test.tsv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match=r"RTE\.tsv: has 6 lines with its header, expected 7"):
+    with pytest.raises(DataError, match=r"RTE\.tsv: has 6 lines including its header, expected 7"):
         submit_glue(out, data=tmp_path / "data", out=tmp_path / "t.zip", allow_partial=True)
     assert not (tmp_path / "t.zip").exists()
     (tmp_path / "other" / "RTE").mkdir(parents=True)
     (tmp_path / "other" / "RTE" / "model").symlink_to(out / "MRPC" / "model")
     with pytest.raises(DataError, match=r"its labels are 0, 1; RTE\.tsv takes entailment, not_entailment"):
         submit_glue(tmp_path / "other", data=tmp_path / "data", out=tmp_path / "t.zip", allow_partial=True)
-    with pytest.raises(ConfigError, match=r"a submission is a \.zip file"):
+    with pytest.raises(ConfigError, match=r"a submission must be a \.zip file"):
         submit_glue(out, data=data, out=tmp_path / "t.tar")
 
 
@@ -336,7 +339,7 @@ def test_the_check_as_a_command(tmp_path):
     path = tmp_path / "s.zip"
     wrong, short = done.stderr.splitlines()
     assert wrong == f"error: {path}: RTE.tsv: line 2: the prediction 'yes' is not one of entailment, not_entailment"
-    assert short == f"error: {path}: RTE.tsv: has 2 lines with its header, expected 3,001"
+    assert short == f"error: {path}: RTE.tsv: has 2 lines including its header, expected 3,001"
 
 
 def test_wrong_settings_end_a_run_at_once(model, data, tmp_path):

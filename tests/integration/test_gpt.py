@@ -135,8 +135,8 @@ def test_a_file_is_continued_in_its_order_whatever_the_batches(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--prompt", ""], "'' has no token; a prompt has at least one"),
-        (["--prompt", "the red cat " * 400], "tokens, and the model reads 512"),
+        (["--prompt", ""], "'' has no tokens; a prompt needs at least one"),
+        (["--prompt", "the red cat " * 400], "tokens, but the model reads 512"),
         (["--prompt", "the", "--top-p", "2"], "top_p 2.0: a number above 0 and at most 1 is expected"),
         (["--prompt", "the", "--top-p", "0"], "top_p 0.0: a number above 0 and at most 1 is expected"),
         (["--prompt", "the", "--temperature", "-1"], "temperature -1.0: a number from 0 to 1e+06 is expected"),
@@ -171,7 +171,7 @@ def test_an_empty_line_of_a_file_is_named(run, tmp_path):
     ("changes", "message"),
     [
         (["--set", "data.next_sentence=true"], "data.next_sentence = true"),
-        (["--set", "objective=masked_lm", "--set", "data.next_sentence=false"], "the model is a left-to-right one"),
+        (["--set", "objective=masked_lm", "--set", "data.next_sentence=false"], "the model is left-to-right"),
         (["--set", "data.short_seq_prob=0.3"], "data.short_seq_prob = 0.3: "),
         (["--set", "model.config.hidden_act=tanh"], "hidden_act 'tanh': without pre_norm a GPT has one of gelu_new"),
     ],

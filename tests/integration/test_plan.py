@@ -93,7 +93,7 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "reference: held-out masked-LM loss in nats on some text, rows of 24" in said
     assert "tiny  4.00 at step 100, after 50,000 tokens" in said
     assert f"1 minutes favour tiny: maskloom pretrain --corpus {corpus} --size tiny --minutes 1 --out RUN" in said
-    assert "epochs, more than the paper's 40: more text would bring more than more steps" in said
+    assert "epochs, more than the paper's 40: more text would help more than more steps" in said
 
 
 @pytest.mark.parametrize("precision", ["fastest", "bf16", "fp16"])
@@ -132,7 +132,7 @@ def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     assert ([row["size"] for row in result["sizes"]], result["too_large"]) == (["tiny"], ["base"])
     lines = plan_lines(result)
     assert "base: its weights, gradients and moments take more memory than is free" in lines
-    told = "tiny: more memory than is free; a training.micro_batch_size below the batch size takes less"
+    told = "tiny: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
     assert told in lines
     monkeypatch.setattr(module, "available_memory", lambda: None)
     assert told not in plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
@@ -153,7 +153,7 @@ def test_the_command_prints_a_table_and_refuses_what_pretraining_refuses(run, co
     text = tmp_path / "my.txt"
     text.write_text("a text", encoding="utf-8")
     assert f"corpus build {text} --out DIR` makes one from text" in run("plan", "--corpus", text, code=3)
-    assert "training.minutes = 1 decides" in run("plan", "--corpus", corpus, "--minutes", 1, "--steps", 5, code=3)
+    assert "training.minutes = 1 is also set" in run("plan", "--corpus", corpus, "--minutes", 1, "--steps", 5, code=3)
 
 
 def test_the_shipped_curves_are_runs_whose_loss_falls():

@@ -125,7 +125,7 @@ def test_wrong_outputs(classifier, texts, tmp_path):
 def test_an_output_that_is_a_folder_is_refused_before_the_model_is_read(texts, tmp_path):
     (tmp_path / "out.jsonl").mkdir()
     for run in (predict, embed):
-        with pytest.raises(ConfigError, match="the output is a file, this is a folder"):
+        with pytest.raises(ConfigError, match="this is a folder; the output must be a file"):
             run(tmp_path / "absent", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
 
 
@@ -146,7 +146,7 @@ def test_links_and_pipes_stay_what_they_are(classifier, texts, tmp_path):
     assert read == [expected]
     assert (tmp_path / "pipe").is_fifo()
     os.mkfifo(tmp_path / "pipe.npy")
-    with pytest.raises(ConfigError, match=r"pipe\.npy: the output's suffix is one of \.jsonl"):
+    with pytest.raises(ConfigError, match=r"pipe\.npy: the output's suffix must be one of \.jsonl"):
         embed(classifier, tmp_path / "in.jsonl", tmp_path / "pipe.npy")
 
 
@@ -168,7 +168,7 @@ def test_a_label_without_a_name_and_a_configuration_that_is_a_pipe_are_refused(t
     folder = model_folder(tmp_path / "m")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "id2label": {"0": "red", "1": "x", "2": None}}))
-    with pytest.raises(DataError, match=r"config\.json: id2label: id 2 has no name, but None$"):
+    with pytest.raises(DataError, match=r"config\.json: id2label: id 2 needs a name, not None$"):
         Predictor.load(folder)
     (folder / "config.json").unlink()
     os.mkfifo(folder / "config.json")
@@ -275,9 +275,9 @@ def test_evaluation_in_pieces_equals_the_whole(classifier, tmp_path, monkeypatch
 def test_a_model_without_classifier_says_so(tmp_path):
     folder = model_folder(tmp_path / "plain", heads=("mlm",), num_labels=None)
     (tmp_path / "in.txt").write_text("alpha\n")
-    with pytest.raises(ConfigError, match="no head of a task"):
+    with pytest.raises(ConfigError, match="no task head"):
         predict(folder, tmp_path / "in.txt", tmp_path / "out.jsonl")
-    with pytest.raises(ConfigError, match="no head of a task"):
+    with pytest.raises(ConfigError, match="no task head"):
         evaluate(folder, tmp_path / "in.txt")
 
 

@@ -278,7 +278,7 @@ def test_a_left_to_right_model_learns_to_predict_the_next_token(corpus: Path, tm
     for wrong, said in (
         (["--set", "objective=causal_lm", "--set", "data.next_sentence=true"], "needs a bidirectional model"),
         (["--set", "model.config.causal=true"], "leave it out"),
-        (["--init", out / "model"], "the initial model is a left-to-right one"),
+        (["--init", out / "model"], "the initial model is left-to-right"),
     ):
         assert said in run(*_pretrain(corpus, tmp_path / "no", *wrong), code=3).stderr
         assert not (tmp_path / "no").exists()
@@ -299,7 +299,7 @@ def test_other_layers_from_pretraining_to_predictions(corpus: Path, tmp_path: Pa
     with pytest.raises(ValueError, match="maskloom_bert"):
         AutoModel.from_pretrained(tmp_path / "run" / "model")
     done = run("export", tmp_path / "run", "--out", tmp_path / "no", "--for-vectors", "mean", code=3)
-    assert "sentence-transformers does not open a model of type 'maskloom_bert'" in done.stderr
+    assert "sentence-transformers cannot open a model of type 'maskloom_bert'" in done.stderr
 
     rows = [f"{word} is a {kind} here\t{kind}\n" for kind in ("name", "value") for word in "abcdefghij"]
     table = tmp_path / "table.tsv"

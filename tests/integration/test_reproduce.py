@@ -165,7 +165,7 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
     settings["pretrain"] = [*SMALL["pretrain"], "model.config.num_hidden_layers=4"]
     result = reproduce("table7", out=tmp_path / "7", repeats=Repeats(1), corpus=corpus, tasks=tasks, overrides=settings)
     assert list(result["scores"])[:2] == ["fine-tuning", "embeddings"]
-    with pytest.raises(ConfigError, match="needs tagged words, --tasks FOLDER with conll2003"):
+    with pytest.raises(ConfigError, match="needs tagged words; give --tasks FOLDER with conll2003"):
         reproduce("table7", out=tmp_path / "none")
     assert not (tmp_path / "none").exists() or not list((tmp_path / "none").glob("*.json"))
 
@@ -193,7 +193,7 @@ def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(
     assert result["parameters"]["half the key size"] < result["parameters"]["the model"]
     model, _ = load_model(tmp_path / "out" / "finetuned" / "the-model-0-multi30k" / "model")
     assert result["parameters"]["the model"] == sum(map(torch.numel, model.parameters()))
-    with pytest.raises(ConfigError, match=r"needs translations, --tasks FOLDER with multi30k/train\.de"):
+    with pytest.raises(ConfigError, match=r"needs translations; give --tasks FOLDER with multi30k/train\.de"):
         reproduce("transformer-table3", out=tmp_path / "none")
     with pytest.raises(ConfigError, match="nothing is pre-trained; leave out --corpus"):
         reproduce("transformer-table3", out=tmp_path / "none", overrides=SMALL, **how)
@@ -228,7 +228,7 @@ def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, t
 
 
 def test_a_model_of_another_vocabulary_is_refused_before_the_first_run(tmp_path, corpus, tasks, minilm_folder):
-    with pytest.raises(ConfigError, match="its vocabulary is not that of the corpus"):
+    with pytest.raises(ConfigError, match="its vocabulary differs from that of the corpus"):
         reproduce("budget", out=tmp_path, scale=Budget(1, {"x": minilm_folder}), corpus=corpus, tasks=tasks)
     assert not (tmp_path / "pretrained").exists()
 
@@ -237,13 +237,13 @@ def test_a_model_of_another_vocabulary_is_refused_before_the_first_run(tmp_path,
     ("arguments", "message"),
     [
         (("table5", "--minutes", "3"), "table5: --minutes and --beside are for budget"),
-        (("budget", "--scale", "paper"), "budget: its scale are --minutes; leave --scale out"),
+        (("budget", "--scale", "paper"), "budget: --minutes sets its scale; leave out --scale"),
         (("budget", "--beside", "folder"), "--beside folder: write NAME=FOLDER, each name once"),
         (("budget", "--beside", "x=nowhere"), "nowhere"),
         (("table5", "--corpus", "nowhere", "--tasks", "."), "nowhere: no such folder"),
         (("table5", "--corpus", "nowhere"), "a corpus of your own needs tasks: --tasks FOLDER"),
         (("table5", "--set", "training.steps=3"), "--set training.steps=3: write pretrain.KEY=VALUE or finetune.KEY"),
-        (("table5", "--tasks", "nowhere"), "nowhere: no task is there"),
+        (("table5", "--tasks", "nowhere"), "nowhere: no tasks found"),
         (("table9",), "'table9' is not one of"),
         (("figure1", "--tasks", "nowhere"), "figure1 measures random weights: leave out"),
         (("figure1", "--seeds", "5"), "figure1 measures random weights: leave out"),

@@ -83,9 +83,9 @@ def test_verify_trains_a_stretch_again_and_finds_the_same_bits(command, corpus, 
     before = _model(run_folder)
     code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume", "--verify")
     assert code == 0, said
-    assert f"verifying: steps {13 if kept == 3 else 1} to 14 are repeated" in said
+    assert f"verifying: repeating steps {13 if kept == 3 else 1} to 14" in said
     assert said.count(": identical\n") == 2
-    assert "verifying: identical to the bit, position in the data included" in said
+    assert "verifying: bit-identical, including the position in the data" in said
     assert _model(run_folder) == before
     assert len(_steps(run_folder)) == kept
     assert not list(run_folder.rglob(".*verify*"))
@@ -101,7 +101,7 @@ def test_verify_names_the_first_tensors_that_differ(command, corpus, run_folder:
     write_checkpoint(replace(snapshot, rest=rest.replace('"position": {', '"position": {"more": 1,')), newest.parent)
     code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume", "--verify")
     assert code == 1
-    assert f"repeated steps gave other values: {name} (largest difference 0.0001); position: " in said
+    assert f"repeated steps gave different values: {name} (largest difference 0.0001); position: " in said
     assert "Traceback" not in said
     assert command("pretrain", "--corpus", corpus, "--out", run_folder, "--verify")[0] == 2
 
@@ -158,7 +158,7 @@ def test_a_rerun_refuses_before_the_start_what_would_not_be_the_same(command, co
     refused("torch was 1.0, is 2.")
     (run_folder / "run.json").write_text(whole)
     _changed(run_folder, lambda content: content.update(world_size=2))
-    refused("trained by 2 processes, this is 1; start with torchrun --nproc-per-node 2")
+    refused("trained by 2 processes, this one has 1; start with torchrun --nproc-per-node 2")
     (run_folder / "run.json").write_text(whole)
     data = Path(shutil.copytree(corpus, tmp_path / "data"))
     _changed(run_folder, lambda content: content["paths"].update(corpus=str(data)))
@@ -245,10 +245,10 @@ def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path
     fault_points.arm()
     code, said = command(*start, "--resume", "--verify")
     assert code == 0, said
-    assert "verifying: identical to the bit" in said
+    assert "verifying: bit-identical" in said
     code, said = command(*start, "--resume", "--verify")
     assert code == 0
-    assert "--verify is for runs under way, `maskloom rerun` repeats a whole run" in said
+    assert "--verify is for unfinished runs, `maskloom rerun` repeats a whole run" in said
     monkeypatch.chdir(alone)  # from where the relative name of the label file does not resolve
     code, said = command("rerun", tmp_path / "run", "--out", tmp_path / "again")
     assert code == 0, said

@@ -70,7 +70,7 @@ def test_a_finished_run_is_extended_and_the_recipe_tells_how(run, corpus, tmp_pa
     pretrain(recipe("training.steps=12"), corpus=corpus, out=tmp_path / "run")
     short, found = weights(tmp_path / "run"), rates(tmp_path / "run")
     said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 24)
-    assert "extended: planned for 12 steps, 24 from step 12 on; the learning rate moves linearly within 3 steps" in said
+    assert "extended: planned for 12 steps, 24 from step 12 on; the learning rate moves linearly over 3 steps" in said
     assert weights(tmp_path / "run") != short
     now = rates(tmp_path / "run")
     assert now[:12] == found
@@ -129,11 +129,11 @@ def test_an_extension_keeps_the_steps_of_evaluations_and_a_rerun_compares_the_be
 def test_a_run_is_shortened_but_not_to_less_than_it_has_made(corpus, tmp_path):
     out = tmp_path / "run"
     pretrain(recipe("training.steps=8"), corpus=corpus, out=out)
-    with pytest.raises(ConfigError, match=r"--steps 6: .* has made 8 steps already; `maskloom export`"):
+    with pytest.raises(ConfigError, match=r"--steps 6: .* has already done 8 steps; `maskloom export`"):
         pretrain(recipe("training.steps=6"), corpus=corpus, out=out, resume=True)
     before = (out / "recipe.toml").read_bytes()
     changed = recipe("training.steps=20", "training.learning_rate=1e-2")
-    with pytest.raises(ConfigError, match=r"keeps its recipe: training\.learning_rate was"):
+    with pytest.raises(ConfigError, match=r"must keep its recipe: training\.learning_rate was"):
         pretrain(changed, corpus=corpus, out=out, resume=True)
     assert (out / "recipe.toml").read_bytes() == before
     pretrain(recipe("training.steps=30"), corpus=corpus, out=out, resume=True)
@@ -165,8 +165,8 @@ def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
     [
         (0.0, None, [], "--epochs 0.0: a number above 0 is expected"),
         (float("nan"), None, [], "--epochs nan: a number above 0"),
-        (1.0, 9, [], "--epochs: --steps 9 decides; give one of the two"),
-        (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes = 1 decides; give one of the two"),
+        (1.0, 9, [], "--epochs: --steps 9 is also set; give one of the two"),
+        (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes = 1 is also set; give one of the two"),
         (1.0, None, ["phases=[{max_length=8, steps=3}]"], "--epochs: every phase has its own steps"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_run_by_the_clock_ends_with_a_model_and_cannot_be_repeated(run, corpus
     with pytest.raises(ConfigError, match="its learning rate followed the clock"):
         rerun(tmp_path / "run", out=tmp_path / "again")
     said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", "--resume", "--steps", 9, code=3)
-    assert "--steps: training.minutes = 0.02 decides" in said
+    assert "--steps: training.minutes = 0.02 is also set" in said
 
 
 def in_phases(last: int) -> str:
@@ -216,11 +216,11 @@ def test_the_last_phase_of_a_run_is_extended_and_a_kill_changes_no_bit(run, corp
     assert [(extension.at, extension.steps) for extension in stored.training.extensions] == [(5, 5)]
     assert rerun(tmp_path / "cut", out=tmp_path / "again")["identical"]
     said = run(*again, tmp_path / "cut", "--steps", 6, code=3)
-    assert "--steps 6: the phases before the last one have 6 steps" in said
+    assert "--steps 6: the phases before the last one already have 6 steps" in said
     said = run(*again, tmp_path / "cut", "--steps", 14, code=3)
-    assert f"8 steps of the last phase: {tmp_path / 'cut'} has made 10 steps already" in said
+    assert f"8 steps of the last phase: {tmp_path / 'cut'} has already done 10 steps" in said
     said = run(*again, tmp_path / "cut", "--set", "phases.0.steps=9", code=3)
-    assert "a resumed run keeps its recipe: phases.0.steps was 6, is 9" in said
+    assert "a resumed run must keep its recipe: phases.0.steps was 6, is 9" in said
 
 
 def test_a_last_phase_that_has_not_begun_just_takes_its_new_number_of_steps(corpus, tmp_path):
@@ -249,6 +249,6 @@ def test_phases_share_the_minutes_and_a_resume_goes_on_with_what_is_left(run, co
         assert own[0] < 0.2 < own[-1]
     assert weights(out)
     said = run("pretrain", "--corpus", corpus, "--out", out, "--resume", "--steps", 40, code=3)
-    assert "--steps: training.minutes = 0.04 decides; give one of the two" in said
+    assert "--steps: training.minutes = 0.04 is also set; give one of the two" in said
     said = run("pretrain", "--corpus", corpus, "--out", out, "--resume", "--set", "phases.1.steps=9", code=3)
-    assert "a resumed run keeps its recipe: phases.1.steps was 6, is 9" in said
+    assert "a resumed run must keep its recipe: phases.1.steps was 6, is 9" in said

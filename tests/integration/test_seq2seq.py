@@ -107,12 +107,12 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     assert [row["text"] for row in rows] == [one["text"] for one in predicted]
     short = run("generate", "--model", out, "--prompt", "one two three", "--max-tokens", 2)  # still uses the search
     assert short.split("\n")[-3] == "three two"
-    assert short.endswith(", cut at the limit of tokens\n")
+    assert short.endswith(", cut at the token limit\n")
     several = run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
     assert "num_best 5 exceeds the beam, 4; give a wider beam" in several
-    assert "'' has no token" in run("generate", "--model", out, "--prompt", "", code=3)
+    assert "'' has no tokens" in run("generate", "--model", out, "--prompt", "", code=3)
     longest = " ".join(["one"] * 1100)
-    assert "1,102 tokens, and the model reads 1,024" in run("generate", "--model", out, "--prompt", longest, code=3)
+    assert "1,102 tokens, but the model reads 1,024" in run("generate", "--model", out, "--prompt", longest, code=3)
 
 
 def test_a_page_shows_how_texts_are_written(model, data, tmp_path, run):
@@ -236,10 +236,10 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     bert = ("--vocab", data / "v", "--set", "model.architecture=bert", "--size", "tiny")
     assert "a Bert has no decoder; a Transformer has" in run("finetune", *files, *suffix, *bert, code=3)
     averaged = run("predict", "--model", out, "--model", out, "--input", data / "dev.src", "--output", "x.csv", code=3)
-    assert "a seq2seq model; what such models give cannot be averaged" in averaged
+    assert "a seq2seq model; the outputs of such models cannot be averaged" in averaged
     deep = ("--vocab", data / "v", "--size", "tiny", "--set", "model.config.max_position_embeddings=12")
     said = run("finetune", *files, *suffix, *deep, "--max-length", 12, code=3)
-    assert "seq2seq.max_target_length 128 exceeds the 12 positions of a decoder" in said
+    assert "seq2seq.max_target_length 128 exceeds the 12 positions of the decoder" in said
     for wrong in ("", "/x", "a/../b"):
         named = run("finetune", *files, "--vocab", data / "v", "--set", f"seq2seq.target_suffix={wrong}", code=3)
         assert "seq2seq.target_suffix" in named
@@ -247,7 +247,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     assert "a transformer cannot be exported to ONNX" in onnx
     assert not (tmp_path / "onnx").exists()
     kept = run("finetune", *files, *suffix, "--vocab", data / "v", "--restarts", 2, "--keep-restarts", code=3)
-    assert "keep_restarts = true: models of task = 'seq2seq' make no ensemble" in kept
+    assert "keep_restarts = true: models of task = 'seq2seq' cannot form an ensemble" in kept
     penalty = run("generate", "--model", out, "--prompt", "one", "--length-penalty", 1, "--top-k", 3, code=3)
     assert "length_penalty 1: it is only for beam search; give a beam" in penalty
     assert "min_tokens 9: it may not exceed max_tokens, 5" in run(

@@ -61,7 +61,7 @@ def test_blanks_are_filled(filling, tmp_path, run):
     assert said[-2] == filled
     assert re.fullmatch(r"log-probability -\d\.\d{3}, ended by the model", said[-1])
     said = run("fill-spans", "--model", filling, text, "--max-tokens", 1).splitlines()
-    assert said[-1].endswith(", cut at the limit of tokens; nothing for blank 1, blank 2")
+    assert said[-1].endswith(", cut at the token limit; nothing for blank 1, blank 2")
     found = json.loads(run("fill-spans", "--model", filling, text, "--beam", "3", "--json").splitlines()[-1])
     assert found.pop("log_probability") == pytest.approx(0.0, abs=2.0)
     assert found == {"source": text, "text": filled, "fillings": ["cat sat", "mat"], "finish": "end"}

@@ -396,5 +396,5 @@ def test_wrong_requests_are_refused(run, tmp_path):
     with pytest.raises(ConfigError, match="several values per row"):
         predict(folder, dev, tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
-    with pytest.raises(ConfigError, match=r"suffix is one of .jsonl, .csv, .conll, .txt"):
+    with pytest.raises(ConfigError, match=r"suffix must be one of .jsonl, .csv, .conll, .txt"):
         predict(folder, dev, tmp_path / "out.xml")

@@ -67,7 +67,7 @@ def test_pretraining_and_finetuning_are_calls(corpus, tmp_path, capfd):
         resume=True,
     )
     said = capfd.readouterr().err
-    assert said.startswith(f"no run in {tmp_path / 'classifier'} yet: a new one begins\n")
+    assert said.startswith(f"no run in {tmp_path / 'classifier'} yet: starting a new one\n")
     assert re.search(r"task: single; 6 steps of 8 examples, about \d+ tokens: 2 epochs of 24 examples", said)
     assert json.loads((tmp_path / "classifier" / "metrics.json").read_text()) == result
     assert {answer["label"] for answer in maskloom.load(tmp_path / "classifier").predict(["a new copy"])} <= {"a", "b"}
@@ -78,7 +78,7 @@ def test_wrong_calls_name_what_is_wrong(corpus, tmp_path):
         maskloom.pretrain(corpus, tmp_path / "run", recipe={"steps": 3})
     with pytest.raises(ValueError, match="did you mean the shipped recipe squad-v1"):
         maskloom.finetune("m", "t", "d", tmp_path / "run", recipe="squad-v11")
-    with pytest.raises(ValueError, match=r"--epochs: training\.steps = 7 decides"):
+    with pytest.raises(ValueError, match=r"--epochs: training\.steps = 7 is also set"):
         maskloom.finetune("m", "t", "d", tmp_path / "run", recipe={"training.steps": 7}, epochs=2)
     assert not (tmp_path / "run").exists()
 
@@ -98,7 +98,9 @@ def test_what_is_no_path_is_refused_with_the_argument(corpus, tmp_path):
             maskloom.finetune(*paths)
     with pytest.raises(ValueError, match="init: a path is expected"):
         maskloom.pretrain(corpus, tmp_path / "run", init=3)
-    with pytest.raises(ValueError, match="recipe: a TOML file, the name of a shipped recipe or values by key"):
+    with pytest.raises(
+        ValueError, match="recipe must be a TOML file, the name of a shipped recipe or a mapping of keys to values"
+    ):
         maskloom.pretrain(corpus, tmp_path / "run", recipe=3)
     assert not (tmp_path / "run").exists()
 

@@ -138,7 +138,7 @@ def test_what_belongs_to_the_model_goes_along_and_a_second_run_replaces_the_firs
 
 
 def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is the model that is extended"):
+    with pytest.raises(ConfigError, match="is the model to extend"):
         extend_vocabulary([text], 1, model=model, out=model)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
@@ -152,6 +152,6 @@ def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Pa
     with pytest.raises(DataError, match="no piece to add: no run of pieces within a word occurs at least 5 times"):
         extend_vocabulary([text], 1, model=model, out=tmp_path / "out")
     text.write_text(" \n")
-    with pytest.raises(DataError, match="hold no words"):
+    with pytest.raises(DataError, match="no words in"):
         extend_vocabulary([text], 1, model=model, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()

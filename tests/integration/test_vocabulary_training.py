@@ -251,9 +251,9 @@ def test_an_earlier_vocabulary_and_anything_else_is_left_alone(texts: Path, tmp_
         train([texts], out, size=20)
     assert fingerprints(out) == first
     for other, named in (({"size": 120}, "size"), ({"lowercase": False, "max_length": 64}, "lowercase, max_length")):
-        with pytest.raises(ConfigError, match=rf"built differently \({named} differ\).*choose another --out"):
+        with pytest.raises(ConfigError, match=rf"different vocabulary \(differences: {named}\).*choose another --out"):
             train([texts], out, **other)
-    with pytest.raises(ConfigError, match=r"\(text differ\)"):
+    with pytest.raises(ConfigError, match=r"\(differences: text\)"):
         train([texts / "a.txt"], out)
     assert fingerprints(out) == first
     again = train([texts], out, num_workers=2)

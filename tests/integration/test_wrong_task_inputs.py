@@ -97,7 +97,7 @@ def test_wrong_tables_for_fine_tuning(pretrained, tmp_path, train, dev, values, 
         ({"reading": ReadingOptions(labels="absent.txt")}, DataError, "absent.txt: cannot be read"),
         ({"metric": "f1x"}, UsageError, r"2 classes: metric 'f1x' is not one of accuracy, .*; did you mean f1\?$"),
         ({"task": "regression", "metric": "pearson"}, DataError, "finite number"),
-        ({"task": "regression", "class_weights": "balanced"}, ConfigError, "has no labels to weigh"),
+        ({"task": "regression", "class_weights": "balanced"}, ConfigError, "has no labels to weight"),
         ({"class_weights": {"x": -1.0}}, ConfigError, r"class_weights.x = -1.0: it must be greater than 0"),
         ({"data": {"max_length": 17}}, ConfigError, "max_length 17 exceeds the 16 tokens"),
         ({"suffix": "xlsx"}, DataError, r"'\.xlsx' is not one of"),
@@ -208,15 +208,15 @@ def test_wrong_labels_for_evaluation(classifier, tmp_path, content, message):
 
 def test_models_that_lack_what_a_use_needs(pretrained, classifier, tmp_path):
     (tmp_path / "in.csv").write_bytes(FINE)
-    with pytest.raises(ConfigError, match="no head of a task"):
+    with pytest.raises(ConfigError, match="no task head"):
         evaluate(pretrained, tmp_path / "in.csv")
-    with pytest.raises(ConfigError, match="no head of a task"):
+    with pytest.raises(ConfigError, match="no task head"):
         predict(pretrained, tmp_path / "in.csv", tmp_path / "out.csv")
     with pytest.raises(ConfigError, match="no masked-LM head"):
         Predictor.load(classifier).fill_mask("a [MASK]")
     with pytest.raises(ConfigError, match="max_length 17"):
         embed(classifier, tmp_path / "in.csv", tmp_path / "out.npy", max_length=17)
-    with pytest.raises(ConfigError, match=r"out\.txt: the output's suffix is one of \.npy, \.jsonl"):
+    with pytest.raises(ConfigError, match=r"out\.txt: the output's suffix must be one of \.npy, \.jsonl"):
         embed(classifier, tmp_path / "in.csv", tmp_path / "out.txt")
 
 

@@ -158,7 +158,7 @@ def test_blanks_become_the_sentinels_of_transformers(pair):
     assert filler.source_ids("Thank you <extra_id_0> me to <extra_id_7> week", "text") == expected
     for text, message in (
         ("none", "text: 0 blanks in 'none'; 1 to 100"),
-        ("<Z>" + " low" * 80, "and the model reads 64"),
+        ("<Z>" + " low" * 80, "but the model reads at most 64"),
     ):
         with pytest.raises(DataError, match=message):
             filler.source_ids(text, "text")

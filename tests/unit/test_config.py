@@ -73,7 +73,7 @@ def test_messages_are_free_of_pydantics_own_terms() -> None:
     with pytest.raises(ConfigError, match=r"phases\.0 = 3: it must be a table$"):
         load_recipe(PretrainRecipe, None, ["phases=[3]"])
     with pytest.raises(
-        ConfigError, match=r"training\.device = 'gpu': not a value of this key: Device to train on: auto"
+        ConfigError, match=r"training\.device = 'gpu': not a valid value of this key: Device to train on: auto"
     ):
         load_recipe(PretrainRecipe, None, ["training.device=gpu"])
 

@@ -103,19 +103,19 @@ def test_recipes_are_found_by_name_and_files_come_first(tmp_path, monkeypatch):
         recipe_path("squad-v22")
     with pytest.raises(ConfigError, match="did you mean the shipped recipe squad-v2"):
         recipe_path("recipes/squad-v2.toml")
-    with pytest.raises(ConfigError, match=r"shipped are bert-base-as-published, "):
+    with pytest.raises(ConfigError, match=r"the shipped recipes are bert-base-as-published, "):
         recipe_path("zzz")
 
 
 def test_a_recipe_of_another_command_names_that_command(tmp_path):
     pretraining = tmp_path / "my run.toml"
     pretraining.write_text("kind = 'pretrain'\n[data]\nnext_sentence = false\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"squad-v1\.toml: a fine-tuning recipe; its command is: (.*)") as caught:
+    with pytest.raises(ConfigError, match=r"squad-v1\.toml: a fine-tuning recipe; use it with: (.*)") as caught:
         load_recipe(PretrainRecipe, recipe_path("squad-v1"))
-    assert str(caught.value).endswith("is: maskloom finetune --recipe squad-v1")
+    assert str(caught.value).endswith("use it with: maskloom finetune --recipe squad-v1")
     with pytest.raises(ConfigError) as caught:
         load_recipe(FinetuneRecipe, pretraining)
-    expected = f"{pretraining}: a pre-training recipe; its command is: maskloom pretrain --recipe '{pretraining}'"
+    expected = f"{pretraining}: a pre-training recipe; use it with: maskloom pretrain --recipe '{pretraining}'"
     assert str(caught.value) == expected
 
 
@@ -126,8 +126,8 @@ def test_a_recipe_of_another_command_names_that_command(tmp_path):
         ("class_weights={a=-1.0, b=0.0, c=1.0}", ["class_weights.a = -1.0: ", "class_weights.b = 0.0: "]),
         ("class_weights=[1.0,2.0]", ["class_weights = [1.0, 2.0]: it must be 'none' or 'balanced', or a table"]),
         ("class_weights=balancd", ["class_weights = 'balancd' is not one of none, balanced; did you mean balanced?"]),
-        ("card.language=English", ["card.language = 'English': not a value of this"]),
-        ("card.language=['en', 'English']", ["card.language.1 = 'English': not a value of this"]),
+        ("card.language=English", ["card.language = 'English': not a valid value of this"]),
+        ("card.language=['en', 'English']", ["card.language.1 = 'English': not a valid value of this"]),
         ("card.language=3", ["card.language = 3: "]),
     ],
 )

@@ -126,7 +126,7 @@ BAD_RECIPES: tuple[BadRecipe, ...] = (
     BadRecipe("half a surrogate", 'x = "\ud800"', "is not UTF-8"),
     BadRecipe("ten thousand wrong keys", "\n".join(f"k{n} = 1" for n in range(10_000)), "and 9950 more"),
     BadRecipe("two megabytes", "#" * (2 << 20), "larger than 1,048,576 bytes"),
-    BadRecipe("features without tagging", 'task = "single"\n[features]\n', r"\[features\] is for task", _FINETUNE),
+    BadRecipe("features without tagging", 'task = "single"\n[features]\n', r"\[features\] needs task", _FINETUNE),
     BadRecipe("an unknown task", 'task = "translate"', "task = 'translate'", _FINETUNE),
     BadRecipe(
         "a batch beyond all memory",

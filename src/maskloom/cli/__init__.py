@@ -160,7 +160,7 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
         typer.echo(f"{stop}; {kept}: {shlex.join(words)}", err=True)
         return
     words += [] if "--resume" in words or words[1] in ("quickstart", "reproduce") else ["--resume"]
-    typer.echo(f"{stop}; all is saved, continue with: {shlex.join(words)}", err=True)
+    typer.echo(f"{stop}; everything is saved, continue with: {shlex.join(words)}", err=True)
 
 
 def _expected_failure(error: Exception) -> int | None:

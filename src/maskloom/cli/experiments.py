@@ -77,7 +77,7 @@ def reproduce(
     if experiment != "budget" and (minutes is not None or beside):
         raise UsageError(f"{experiment}: --minutes and --beside are for budget")
     if experiment == "budget" and scale != "tiny":
-        raise UsageError("budget: its scale are --minutes; leave --scale out")
+        raise UsageError("budget: --minutes sets its scale; leave out --scale")
     if experiment in MADE_AT_ONCE:
         if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
             what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"

@@ -57,7 +57,7 @@ def export(
 ) -> None:
     """Create a model folder from a checkpoint, even if the run is still running or ended early."""
     if normalize and for_vectors is None:
-        raise typer.BadParameter("it goes with --for-vectors", param_hint="--normalize")
+        raise typer.BadParameter("needs --for-vectors", param_hint="--normalize")
     from maskloom.runs.export import check_exportable, describe_vectors, export_lines, write_onnx
     from maskloom.runs.export import export as make
 

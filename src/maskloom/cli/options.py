@@ -178,7 +178,7 @@ def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path
 
     chosen = [*(model or [])]
     if model and ensemble is not None:
-        raise UsageError(f"--ensemble {ensemble}: it names all models of an ensemble; leave out --model")
+        raise UsageError(f"--ensemble {ensemble}: it already names all models; leave out --model")
     if ensemble is not None:
         check_model_name(ensemble)
         from maskloom.inference import restart_models  # heavy
@@ -221,7 +221,7 @@ def continues(out: Path, resume: bool) -> bool:
 def verification(verify: bool, resume: bool) -> Iterator[None]:
     """Reject --verify without --resume, and exit with code 1 if repeated training is not bit-identical."""
     if verify and not resume:
-        raise UsageError("--verify trains a stretch of an earlier run again; it goes with --resume")
+        raise UsageError("--verify repeats training steps of an earlier run; it needs --resume")
     from maskloom.runs.resuming import ReplayDiffersError
 
     try:
@@ -343,7 +343,7 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
     space = parse_space(grid)
     for name, value in flags.items():
         if value is not None and (key := FLAG_KEYS[name]) in space:
-            raise ConfigError(f"{shown_flag(name, value)}: the grid goes through {key}; give --grid {key}={value}")
+            raise ConfigError(f"{shown_flag(name, value)}: the grid varies {key}; give --grid {key}={value}")
     return space
 
 

@@ -208,7 +208,7 @@ def search(
         print_json(result)
         return
     print_table(*search_rows(result), title=f"{amount(result['num_trials'], 'trial')}, by {result['metric']} on dev")
-    say("", f"best again:  {result['trials'][0]['command']}", f"model:       {result['model']}")
+    say("", f"rerun best:  {result['trials'][0]['command']}", f"model:       {result['model']}")
     say(f"written to {out} (search.json lists all commands; results.md, results.json)")
 
 

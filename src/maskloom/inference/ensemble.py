@@ -70,7 +70,7 @@ class Ensemble(TaskModel):
         for folder in folders:
             member = Predictor.load(folder, max_length=max_length)
             if not KINDS[(kind := member.required_task().kind)].has_averages:
-                raise ConfigError(f"{folder}: a {kind} model; what such models give cannot be averaged")
+                raise ConfigError(f"{folder}: a {kind} model; the outputs of such models cannot be averaged")
             members.append(member)
             try:
                 _check_alike(members[0], member, len(members))
@@ -131,7 +131,7 @@ def restart_models(run: str | Path) -> list[Path]:
     """Return the model folders of the restarts that a fine-tuning run kept, by seed; raises ConfigError without any."""
     found = [path for path in Path(run).glob("restarts/seed-*/model") if (path / "config.json").is_file()]
     if not found:
-        raise ConfigError(f"{run}: no models of restarts in it; fine-tune with --restarts N --keep-restarts")
+        raise ConfigError(f"{run}: contains no models of restarts; fine-tune with --restarts N --keep-restarts")
     return sorted(found, key=lambda path: int(path.parent.name.removeprefix("seed-")))
 
 
@@ -210,7 +210,7 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
     facts: list[tuple[str, Any, Any]] = [
         ("kind of task", one.kind, two.kind),
         ("labels", one.labels, two.labels),
-        ("takes pairs", first.settings.get("takes_pairs"), other.settings.get("takes_pairs")),
+        ("whether it takes pairs", first.settings.get("takes_pairs"), other.settings.get("takes_pairs")),
         ("max_length", first.max_length, other.max_length),
     ]
     here, there = _comparable(one), _comparable(two)
@@ -219,9 +219,9 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
     for name, here, there in facts:
         if here != there:
             raise ConfigError(
-                f"model {number} of the ensemble differs in its {name}: {there!r}, the first has {here!r}"
+                f"model {number} of the ensemble differs from the first in {name}: {there!r}, not {here!r}"
             )
     if first.tokenizer.identity() != other.tokenizer.identity():
         raise ConfigError(
-            f"model {number} of the ensemble has another tokenizer than the first one; all of them read the same tokens"
+            f"model {number} of the ensemble has a different tokenizer from the first; all must read the same tokens"
         )

@@ -43,7 +43,7 @@ def resolve_model_folder(path: str | Path) -> Path:
             f"{path}: this run has no model/ yet; finish it with --resume, or: maskloom export {path} --out DIR"
         )
     held = sorted(entry.name for entry in path.iterdir())[:8]
-    raise DataError(f"{path}: no config.json in it or in {path / 'model'}; it holds: {', '.join(held) or 'nothing'}")
+    raise DataError(f"{path}: no config.json here or in {path / 'model'}; found: {', '.join(held) or 'nothing'}")
 
 
 def modules_folder(model_folder: Path) -> Path:
@@ -63,9 +63,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     if tokenizer.targets is not None or config.get("source_vocab_size") is not None:
         embedded["source_vocab_size"] = tokenizer
         if tokenizer.targets is None:
-            raise DataError(f"{folder}: source_vocab_size, and no folder {TARGETS} with the vocabulary of targets")
+            raise DataError(
+                f"{folder}: config.json has source_vocab_size, but there is no {TARGETS} folder with a vocabulary"
+            )
         if config.get("source_vocab_size") is None:
-            raise DataError(f"{folder}: a folder {TARGETS}, and no source_vocab_size in config.json")
+            raise DataError(f"{folder}: there is a folder {TARGETS}, but config.json has no source_vocab_size")
     for key, part in embedded.items():
         size = config.get(key, 30_522)
         if type(size) is not int:
@@ -78,8 +80,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     known = read_settings(folder).get("vocabularies") if tokenizer.targets is not None else None
     if known is not None and {"vocabularies": known} != vocabularies_of(tokenizer):
         raise DataError(
-            f"{folder}: the vocabularies of sources and targets are not those of {SETTINGS_FILE}, with which the model "
-            "was trained"
+            f"{folder}: the source and target vocabularies are not the ones in {SETTINGS_FILE}, with which the "
+            "model was trained"
         )
     return tokenizer
 

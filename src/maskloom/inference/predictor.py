@@ -110,8 +110,8 @@ class TaskModel(ABC):
             return
         for number, example in enumerate(examples):
             if takes_pairs == (example.pair is None):
-                wanted, got = ("a pair of texts", "one text") if takes_pairs else ("one text", "a pair of texts")
-                raise ConfigError(f"input {number}: this model was fine-tuned on {wanted} an example, this is {got}")
+                wanted, got = ("pairs of texts", "one text") if takes_pairs else ("single texts", "a pair of texts")
+                raise ConfigError(f"input {number}: this model was fine-tuned on {wanted}, but this is {got}")
 
 
 @dataclass(eq=False, repr=False)
@@ -249,7 +249,7 @@ class Predictor(TaskModel):
     def required_task(self) -> Task:
         """Return the task that the model was fine-tuned for; raises ConfigError if there is none."""
         if self.task is None:
-            raise ConfigError("this model has no head of a task; fine-tune it first (maskloom finetune)")
+            raise ConfigError("this model has no task head; fine-tune it first (maskloom finetune)")
         return self.task
 
     @torch.inference_mode()
@@ -260,7 +260,7 @@ class Predictor(TaskModel):
         lies beyond `max_length` tokens, or the model's outputs are not finite.
         """
         if "mlm" not in self.model.heads:
-            raise ConfigError("this model has no masked-LM head; pre-train one, or take a model that kept its head")
+            raise ConfigError("this model has no masked-LM head; pre-train one, or use a model that kept its head")
         if self.model.config.is_causal:
             raise ConfigError("this model reads from left to right: it cannot see what follows a [MASK]")
         if type(top_k) is not int or top_k < 1:
@@ -338,18 +338,18 @@ class Predictor(TaskModel):
         if self.writer is not None:
             begin, end = self.tokenizer.template.begin, self.tokenizer.template.end
         elif not self.model.config.is_causal:
-            raise ConfigError("this model is bidirectional, so it continues no text; a GPT or a left-to-right BERT can")
+            raise ConfigError("this model is bidirectional and cannot continue text; a GPT or a left-to-right BERT can")
         found = [[*begin, *ids, *end] for ids in self.tokenizer.token_ids_batch(texts)]
         least = self.generation(settings).min_tokens
         for name, text, ids in zip(names, texts, found, strict=True):
             if len(ids) == len(begin) + len(end):
-                raise DataError(f"{name}: {text[:40]!r} has no token; a prompt has at least one")
+                raise DataError(f"{name}: {text[:40]!r} has no tokens; a prompt needs at least one")
             if len(ids) >= most + (self.writer is not None):  # a decoder adds nothing to its source
-                raise DataError(f"{name}: {len(ids):,} tokens, and the model reads {most:,} together with what it adds")
+                raise DataError(f"{name}: {len(ids):,} tokens, but the model reads {most:,} including what it adds")
             if self.writer is not None:
                 most_tokens(len(ids), least, name=name)
             elif len(ids) + least > most:
-                raise DataError(f"{name}: min_tokens {least} after {len(ids):,} tokens, and the model reads {most:,}")
+                raise DataError(f"{name}: min_tokens {least} after {len(ids):,} tokens exceeds the model's {most:,}")
         return found
 
     @property
@@ -484,7 +484,7 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
         raise DataError(f"{path / 'config.json'}: id2label is not a mapping of ids to names") from None
     for number, name in named.items():
         if not isinstance(name, str | int | float) or not str(name).strip():
-            raise DataError(f"{path / 'config.json'}: id2label: id {number} has no name, but {name!r:.80}")
+            raise DataError(f"{path / 'config.json'}: id2label: id {number} needs a name, not {name!r:.80}")
     if sorted(by_id) != list(range(len(by_id))):
         raise DataError(
             f"{path / 'config.json'}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}"

@@ -38,9 +38,9 @@ class SpanFiller:
 
     def __post_init__(self) -> None:
         if "decoder" not in self.model.heads:
-            raise ConfigError("this model has no decoder; a T5 has, and fills blanks")
+            raise ConfigError("this model has no decoder; filling blanks needs a T5")
         if not len(self.tokenizer.vocabulary.sentinel_ids):
-            raise ConfigError(f"this vocabulary has no {sentinel(0)}; one for missing spans has, and fills blanks")
+            raise ConfigError(f"this vocabulary has no {sentinel(0)}; filling blanks needs one with sentinels")
 
     def source_ids(self, text: str, name: str) -> list[int]:
         """Return a text as token ids; raises DataError, with its name, for no or too many blanks or too many tokens."""
@@ -56,7 +56,7 @@ class SpanFiller:
             ids += [*self.tokenizer.token_ids(part.rstrip()), mark]
         ids += [*self.tokenizer.token_ids(last), *marks.end]
         if len(ids) > self.max_length:
-            raise DataError(f"{name}: {len(ids):,} tokens, and the model reads {self.max_length:,}")
+            raise DataError(f"{name}: {len(ids):,} tokens, but the model reads at most {self.max_length:,}")
         return ids
 
     def fill(self, texts: Sequence[str], names: Sequence[str], settings: Generation, first: int) -> list[FilledText]:

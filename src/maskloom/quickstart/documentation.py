@@ -64,7 +64,7 @@ def gather_documents(*, num_workers: int = 1, progress: Progress | None = None) 
     sources = find_sources()
     chunks = {first: sources[first : first + 100] for first in range(0, len(sources), 100)}
     harvested: dict[int, list[GatheredDocument]] = {}
-    name: Callable[[Any], str] = lambda chunk: f"the files from {chunk[1][0].path} on"  # noqa: E731
+    name: Callable[[Any], str] = lambda chunk: f"the files starting with {chunk[1][0].path}"  # noqa: E731
     for first, documents in results(partial, (_harvest_all,), iter(chunks.items()), Work(num_workers), name=name):
         harvested[first] = documents
         if progress is not None:

@@ -68,7 +68,7 @@ class Stages:
         if path.parent.exists() and (
             not path.parent.is_dir() or any(entry.name != LOCK for entry in path.parent.iterdir())
         ):
-            raise ConfigError(f"{path.parent} exists and holds something else; choose an empty or a new --out")
+            raise ConfigError(f"{path.parent} exists and contains something else; choose an empty or a new --out")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._held = {"settings": settings, "results": {}, "seconds": {}}
         write_json(path, self._held)

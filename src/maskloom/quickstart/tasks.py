@@ -105,7 +105,7 @@ def _areas(documents: list[GatheredDocument], settings: TaskSettings) -> tuple[s
             return tuple(sorted(chosen))
     found = ", ".join(f"{area} {counts[area]}" for area in ranked[:5]) or "none"
     raise DataError(
-        f"the documentation on this machine is too little for the tasks: two packages need "
+        f"there is too little documentation on this machine for the tasks: two packages need "
         f"{settings.train_documents + settings.dev_documents} documents between them, and at most "
         f"{settings.max_held_out_fraction:.0%} of their own may be used; found: {found}"
     )

@@ -55,7 +55,9 @@ def check_vocabulary(model: Path, corpus: Path) -> None:
     """Raise ConfigError if a model folder and a corpus have different vocabularies."""
     own, wanted = task_tokenizer(model), Corpus.open(corpus).tokenizer
     if own.identity()["vocabulary_sha256"] != wanted.identity()["vocabulary_sha256"]:
-        raise ConfigError(f"{model}: its vocabulary is not that of the corpus {corpus}, so losses cannot be compared")
+        raise ConfigError(
+            f"{model}: its vocabulary differs from that of the corpus {corpus}, so losses cannot be compared"
+        )
 
 
 def linear_score(probe: Probe, model: Path, inputs: Inputs, *, max_length: int) -> dict[str, Any]:

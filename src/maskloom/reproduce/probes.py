@@ -142,7 +142,7 @@ def own_probes(folder: Path) -> dict[str, Probe]:
             found[name] = Probe(name, kind, LabelledFiles(train, dev, reading), settings)
     if not found:
         raise DataError(
-            f"{folder}: no task is there; expected GLUE's files (RTE/train.tsv and RTE/dev.tsv …), "
+            f"{folder}: no tasks found; expected GLUE's files (RTE/train.tsv and RTE/dev.tsv …), "
             + ", ".join(f"{name}/{trains[0]} and {name}/{devs[0]}" for name, (_, _, trains, devs) in _OTHERS.items())
         )
     return found

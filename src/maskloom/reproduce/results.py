@@ -60,7 +60,7 @@ def folder_for(out: str | Path) -> Path:
     """Return the folder of an experiment, creating it if necessary; raises ConfigError if it is a file."""
     out = Path(out)
     if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out}: a folder is written, and this is a file; choose another --out")
+        raise ConfigError(f"{out}: this is a file; choose a folder as --out")
     out.mkdir(parents=True, exist_ok=True)
     return out
 

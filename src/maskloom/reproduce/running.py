@@ -217,18 +217,18 @@ def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, 
     }
     if experiment.needs and named[experiment.needs] is None:
         what, files = _NEEDED[experiment.needs]
-        raise ConfigError(f"{experiment.title}: it needs {what}, --tasks FOLDER with {files}")
+        raise ConfigError(f"{experiment.title}: needs {what}; give --tasks FOLDER with {files}")
     return {role: probe for role, probe in named.items() if probe is not None}
 
 
 def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> Experiment:
     """Return the named experiment at a scale, on the known tasks; raises ConfigError for an unknown name or scale."""
     if name not in (*EXPERIMENTS, BUDGET):
-        raise ConfigError(f"experiment {name!r}: known are {', '.join((*EXPERIMENTS, BUDGET))}")
+        raise ConfigError(f"unknown experiment {name!r}; known: {', '.join((*EXPERIMENTS, BUDGET))}")
     if name == BUDGET and isinstance(scale, Budget):
         return what_it_buys(scale, [task for task in BUDGET_TASKS if task in known])
     if name == BUDGET or scale not in _SCALES:
-        raise ConfigError(f"scale {scale!r}: known are {', '.join(_SCALES)}, and for {BUDGET} a Budget of minutes")
+        raise ConfigError(f"unknown scale {scale!r}; known: {', '.join(_SCALES)}, and for {BUDGET} a Budget of minutes")
     return EXPERIMENTS[name](str(scale))
 
 
@@ -239,7 +239,7 @@ def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
     steps, as with short examples, are less efficient.
     """
     if not plan.experiment.models:
-        return f"{sum(not stages.has(_stage_of(*job)) for job in plan.jobs())} runs from scratch are left"
+        return f"{amount(sum(not stages.has(_stage_of(*job)) for job in plan.jobs()), 'run')} from scratch left"
     pretraining = finetuning = 0.0
     threads = torch.get_num_threads()
     if num_jobs > 1 and not plan.experiment.recipes:

@@ -71,13 +71,13 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     write_model_folder(out, model, tokenizer, card, extra_config=labels, vectors_as=modules_folder(found.folder))
     account = _account(found, model, report, tokenizer)
     if (out / MODULES).exists():
-        account["notes"].append(f"vectors are made as {MODULES} says; it was copied with the files that it names")
+        account["notes"].append(f"vectors are computed as {MODULES} says; it was copied with the files that it names")
     return {**account, "case": reason, "model": str(out)}
 
 
 def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
     model, weights = published_elmo(source)
-    found = _Source(source, weights.name, "HDF5, of bilm-tf or AllenNLP", {})
+    found = _Source(source, weights.name, "HDF5, from bilm-tf or AllenNLP", {})
     tokenizer, report = SpelledTokenizer.of(), LoadReport(copied=tuple(published_names(model)))
     card = Card("Converted ELMo", f"Made by `maskloom convert` from {weights.name} of {model_name(source)}.")
     write_model_folder(out, model, tokenizer, card)
@@ -93,7 +93,7 @@ def _found(source: Path) -> _Source:
     if index is None and not source.is_dir():
         raise DataError(f"{source}: there is no such folder, checkpoint or file")
     if source.is_dir() and (source / SETTINGS_FILE).exists():
-        raise DataError(f"{source}: a model folder of maskloom already; there is nothing to convert")
+        raise DataError(f"{source}: already a maskloom model folder; there is nothing to convert")
     if source.is_dir():
         index = _weights_in(source)
     if index is None:
@@ -104,10 +104,10 @@ def _found(source: Path) -> _Source:
         return _Source(folder, index.name, "TensorFlow 1 checkpoint", open_bundle(index))
     if index.suffix == ".bin":
         return _Source(folder, index.name, "torch.save", open_pickled(index))
-    what = "a vocabulary, not weights" if index.name == "vocab.txt" else "not read by itself"
+    what = "a vocabulary, not weights" if index.name == "vocab.txt" else "cannot be read on its own"
     raise DataError(
-        f"{index}: {what}; name the folder that holds it with config.json, vocab.txt and weights; of single files a "
-        "checkpoint's .index and a .bin are taken"
+        f"{index}: {what}; name the folder that contains it, config.json, vocab.txt and weights; a single "
+        "file must be a checkpoint's .index or a .bin"
     )
 
 

@@ -88,7 +88,7 @@ def build_corpus_from_files(
         tokenizer = tokenizer.of_targets  # an ELMo is trained further on the words that it predicts
     if settings.sentences == "lines" and settings.language is not None:
         raise ConfigError(
-            f"--language {settings.language}: with --sentences lines no sentences are looked for; leave it out"
+            f"--language {settings.language}: --sentences lines does not split text into sentences; leave it out"
         )
     manifest = build_corpus(
         texts,
@@ -118,10 +118,12 @@ def tokenizer_folder(folder: Path) -> Path:
         problem = "not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{folder}: {problem}; a vocabulary, model, corpus or run folder is expected")
     if (folder / "recipe.toml").exists():
-        raise DataError(f"{folder}: this run has no model/ yet; finish it with --resume, or name its first vocabulary")
+        raise DataError(
+            f"{folder}: this run has no model/ yet; finish it with --resume, or name the vocabulary it started with"
+        )
     held = sorted(entry.name for entry in folder.iterdir())[:8]
     raise DataError(
-        f"{folder}: none of {', '.join(TOKEN_FILES)} in it or in {folder / 'model'}; it holds: "
+        f"{folder}: none of {', '.join(TOKEN_FILES)} here or in {folder / 'model'}; found: "
         f"{', '.join(held) or 'nothing'}"
     )
 
@@ -147,7 +149,7 @@ def _look_at(
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if free < found.num_bytes:
-        say(f"WARNING: the disk of {place} has room for {_size(free)} only")
+        say(f"WARNING: the disk of {place} has room for only {_size(free)}")
 
 
 def _size(num_bytes: float) -> str:
@@ -230,8 +232,8 @@ def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
         changed = " or ".join(name for name in _FILES_OF_TOKENS if (out / name).exists())
     if changed:
         raise ConfigError(
-            f"{out}: already holds a vocabulary that was built differently ({changed} differ), and corpora may need "
-            "it; choose another --out or remove this one"
+            f"{out}: already holds a different vocabulary (differences: {changed}), which corpora may need; "
+            "choose another --out or remove it"
         )
     return {"folder": str(out), "already_trained": True, **report}
 

@@ -79,7 +79,7 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
         verdict = "sound" if check["is_sound"] else f"WRONG: {check['problem']}"
         speed = "" if check["tokens_per_second"] is None else f"{check['tokens_per_second']:,.0f} tokens a second; "
         rows.append((f"{check['device']} {check['precision']}", f"{speed}{verdict}"))
-    why = "MASKLOOM_DEVICE says so" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
+    why = "set by MASKLOOM_DEVICE" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
     rows.append(("would use", f"{result['device']} in {result['precision']} ({why}; --device chooses another)"))
     return aligned(rows)
 

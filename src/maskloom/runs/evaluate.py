@@ -118,7 +118,7 @@ def tune(
     result = tune_folder(model, encoded, predictor=predictor)
     progress.end()
     if not result["settings"]:
-        raise ConfigError(f"a {predictor.required_task().kind} task has nothing to fit in {path}; nothing was changed")
+        raise ConfigError(f"{path}: nothing to fit for a {predictor.required_task().kind} task; nothing was changed")
     account = {**source.report.as_dict(), **encoded.account(), "max_length": predictor.max_length}
     return {"model": str(model), "fitted_on": str(path), **result, "data": account}
 
@@ -134,7 +134,7 @@ def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predicto
     predictor = predictor or Predictor.load(path)
     task = predictor.required_task()
     if task.targets(encoded) is None:
-        raise DataError(f"{folder}: settings are fitted on labelled examples, these have no labels")
+        raise DataError(f"{folder}: settings are fitted on labelled examples; these have no labels")
     outputs = predictor.outputs(encoded).rows
     fitted = check_tunable(task)(encoded, outputs)
     dropped = {"temperature", "thresholds", *fitted}

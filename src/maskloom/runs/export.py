@@ -86,8 +86,8 @@ def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: boo
     folder = Path(folder)
     config, longest = read_config(folder), load_tokenizer(folder).max_length
     if (kind := str(config.get("model_type"))).startswith("maskloom"):
-        hint = f"for its vectors, `maskloom embed --pooling {pooling}`"
-        raise ConfigError(f"{folder}: sentence-transformers does not open a model of type {kind!r}; {hint}")
+        hint = f"for its vectors, use `maskloom embed --pooling {pooling}`"
+        raise ConfigError(f"{folder}: sentence-transformers cannot open a model of type {kind!r}; {hint}")
     model = read_model_config(folder)
     longest = min(longest, model.max_position_embeddings, read_settings(folder).get("max_length", longest))
     write_modules(folder, hidden_size=model.hidden_size, max_length=longest, pooling=pooling, normalize=normalize)
@@ -126,7 +126,7 @@ def _copied(run: Path, out: Path, found: dict[str, Path], asked: Any) -> dict[st
         return _copy_of(run / "model", out)
     steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
     held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
-    raise ConfigError(f"{run}: no such checkpoint; there are: {held or 'none yet'}")
+    raise ConfigError(f"{run}: no such checkpoint; available: {held or 'none yet'}")
 
 
 def _copy_of(model: Path, out: Path) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _place(content: dict[str, Any], name: str) -> Path | None:
     if place is None:
         return None
     if not Path(place).is_dir():
-        raise DataError(f"{place}: the run's {name} is gone; its vocabulary or configuration is needed here")
+        raise DataError(f"{place}: the run's {name} is gone; the export needs its vocabulary or configuration")
     return Path(place)
 
 

@@ -149,12 +149,12 @@ def _finetune(
     about = model_line(initial_model(plan, recipe.seed, told), recipe)  # raises here, in time, if they do not fit
     ranks.rows(settings)
     if ranks.world_size > 1 and plan.task.freezes_encoder:
-        raise ConfigError("[features] trains a small model on vectors kept on disk: one process does that")
+        raise ConfigError("[features] trains a small model on vectors stored on disk; run it in one process")
     ranks.barrier()  # all ranks read the recipe before the first one writes it
     continues = ranks.is_first and _begin(plan, reading, inputs, paths, resume)
     if ranks.any_(continues and (out / METRICS).exists()):
         result = _result_of_finished(out, tidies=ranks.is_first)
-        progress.say(f"{out} is complete; nothing is left to do{VERIFY_FINISHED if verify else ''}")
+        progress.say(f"{out} is complete; there is nothing left to do{VERIFY_FINISHED if verify else ''}")
         return result
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
@@ -213,7 +213,7 @@ def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
     seed = read_json_value(out / METRICS, "best_seed", int)
     if not (out / "model" / CONFIG).exists():
         command = shlex.join(["maskloom", "export", str(out), "--stage", f"seed-{seed}", "--out", "DIR"])
-        raise ConfigError(f"{out} is complete, but {out / 'model'} is gone; of its last checkpoint: {command}")
+        raise ConfigError(f"{out} is complete, but {out / 'model'} is gone; export its last checkpoint with: {command}")
     if tidies:
         _remove_best_weights(out)
     return {**read_json_object(out / METRICS), "model": str(out / "model")}
@@ -238,7 +238,7 @@ def _run_restarts(
                 raise
             failures[seed] = str(error)
             progress.end()
-            progress.say(f"seed {seed} is given up: {error}")
+            progress.say(f"gave up on seed {seed}: {error}")
     return results, failures
 
 
@@ -246,8 +246,8 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
     """Raise ConfigError for a loss or a length that the model does not support."""
     if recipe.auxiliary_lm and not config.is_causal:
         raise ConfigError(
-            f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} is bidirectional, so it would see the tokens that it is "
-            "to predict; a GPT or a left-to-right BERT can"
+            f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} is bidirectional, so it would see the tokens that it "
+            "has to predict; use a GPT or a left-to-right BERT"
         )
     limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
     if max_length > limit:
@@ -258,7 +258,7 @@ def _check_targets(settings: KindSettings, config: ModelConfig, source: Path) ->
     if isinstance(settings, Seq2SeqSettings) and settings.max_target_length > config.max_position_embeddings:
         raise ConfigError(
             f"seq2seq.max_target_length {settings.max_target_length} exceeds the {config.max_position_embeddings} "
-            f"positions of a decoder of {source}"
+            f"positions of the decoder in {source}"
         )
 
 
@@ -318,14 +318,14 @@ def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...
     if not names:
         raise ConfigError(f"--labels {reading.labels}: a {kind} task has no label names; leave the class list out")
     if reading.format is not None and catalog_row(reading.format).labels:
-        raise ConfigError(f"--labels {reading.labels}: the format {reading.format} has labels of its own")
+        raise ConfigError(f"--labels {reading.labels}: the format {reading.format} defines its own labels")
 
 
 def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> list[float] | None:
     if recipe.class_weights == "none":
         return None
     if not task.labels:
-        raise ConfigError(f"class_weights: a {task.kind} task has no labels to weigh; leave it at none")
+        raise ConfigError(f"class_weights: a {task.kind} task has no labels to weight; leave it at none")
     if isinstance(recipe.class_weights, dict):
         return weights_by_name(recipe.class_weights, task.labels)
     return balanced_weights(task.targets(train), len(task.labels))
@@ -386,7 +386,7 @@ def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
     save_every, asked = settings.save_every or every, recipe.training.average_checkpoints
     if asked > (saved := math.ceil(settings.steps / save_every)):
         raise ConfigError(
-            f"training.average_checkpoints = {asked}: {settings.steps} steps have {saved} checkpoints, one every "
+            f"training.average_checkpoints = {asked}: {settings.steps} steps give {saved} checkpoints, one every "
             f"{save_every} steps (training.save_every)"
         )
     return settings.model_copy(update={"evaluate_every": every, "save_every": save_every})

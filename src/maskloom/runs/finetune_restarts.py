@@ -125,7 +125,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     session.run()
     progress.end()
     if ranks.is_first and state.step < settings.steps and watch.is_enough():
-        text = f"seed {seed} ends at step {state.step}: no better {plan.task.primary} on dev"
+        text = f"seed {seed} stops at step {state.step}: dev {plan.task.primary} has not improved"
         progress.say(f"{text} in {watch.patience} evaluations (training.patience)")
     if session.num_averaged:
         progress.say(watch.take_average(folder / "checkpoints", session.averaged_steps()))
@@ -150,8 +150,8 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
     ended = [read_json_value(path, "steps", int) for path in results]
     if len(ended) == recipe.restarts and all(step < planned for step in ended):
         raise ConfigError(
-            f"{out}: dev got no better in {recipe.training.patience} evaluations (training.patience), which more steps "
-            "do not change; start a new run with more patience and another --out"
+            f"{out}: dev did not improve in {recipe.training.patience} evaluations (training.patience), and more "
+            "steps would not change that; start a new run with more patience and another --out"
         )
     best_seed = read_json_value(out / METRICS, "best_seed", int) if (out / METRICS).exists() else None
     models = {}
@@ -164,7 +164,7 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
             _check_untouched(model, folder / BEST_STEP)
             models[folder / "best"] = model
         elif is_best or (recipe.keep_restarts and folder / _RESULT in results):
-            raise ConfigError(f"{model} is gone, the best weights so far; start a new run with another --out")
+            raise ConfigError(f"{model}, the best weights so far, is gone; start a new run with another --out")
     for best, model in models.items():
         with replacing_folder(best) as kept:
             copy_files(model, kept)
@@ -177,8 +177,8 @@ def _check_untouched(model: Path, about: Path) -> None:
     found, known = saved_sum(model), read_json_object(about).get("sha256") if about.exists() else None
     if known not in (None, found):
         raise DataError(
-            f"{model}: {CONFIG} or {WEIGHTS} is not as the run wrote it, so the run cannot be extended from it; put "
-            "the file back, or start a new run with another --out"
+            f"{model}: {CONFIG} or {WEIGHTS} has changed since the run wrote it, so the run cannot be extended; "
+            "restore the file, or start a new run with another --out"
         )
 
 
@@ -206,15 +206,15 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
         config = config.model_copy(update={key: value for key, value in _added(recipe).items() if hasattr(config, key)})
     if source_vocab is not None:
         if recipe.task != "seq2seq" or getattr(config, "source_vocab_size", None) is not None:
-            why = f"task = {recipe.task!r}" if recipe.task != "seq2seq" else f"{source} has such a vocabulary already"
-            raise ConfigError(f"a vocabulary of sources ({source_vocab}) is for seq2seq and a new encoder: {why}")
+            why = f"task = {recipe.task!r}" if recipe.task != "seq2seq" else f"{source} already has one"
+            raise ConfigError(f"a source vocabulary ({source_vocab}) is only for seq2seq with a new encoder: {why}")
         sources = Tokenizer.load(source_vocab).with_task_tokens()
         config = config.with_sources(len(sources.vocabulary), recipe.seq2seq.source_layers)
         own = replace(sources, targets=own, max_length=own.max_length)
     elif recipe.task == "seq2seq" and recipe.seq2seq.source_layers is not None:
-        raise ConfigError("seq2seq.source_layers: it is for a new encoder of sources (--source-vocab)")
+        raise ConfigError("seq2seq.source_layers needs a new encoder of sources (--source-vocab)")
     if recipe.task == "seq2seq" and recipe.seq2seq.source_first and not getattr(config, "num_source_layers", None):
-        raise ConfigError("seq2seq.source_first: it is for a BART with an encoder of sources (--source-vocab)")
+        raise ConfigError("seq2seq.source_first needs a BART with an encoder of sources (--source-vocab)")
     return own, config
 
 
@@ -323,7 +323,7 @@ class _DevWatch:
         entry = {**self._scored(model), "averaged": sorted(map(step_of, averaged))}
         self._keep(model, entry)
         told = ", ".join(map(str, entry["averaged"]))
-        return f"the mean of the checkpoints of steps {told} is the model: {self.shown(entry['scores'])}"
+        return f"the model is the mean of the checkpoints at steps {told}: {self.shown(entry['scores'])}"
 
     def _scored(self, model: EncoderWithHeads) -> dict[str, Any]:
         plan, step = self._plan, self._state.step

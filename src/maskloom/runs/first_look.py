@@ -71,8 +71,8 @@ def look_at_training_data(
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
             if kind != "single" or reading.format or is_table or not path.is_file():
                 raise
-            hint = "the task is single unless --task says tagging (CoNLL columns), span (SQuAD's .json), seq2seq"
-            more = "(a file of sources beside one of targets: --set seq2seq.target_suffix=en) or another"
+            hint = "the task is single by default; --task sets tagging (CoNLL columns), span (SQuAD's .json), seq2seq"
+            more = "(sources and targets in separate files: --set seq2seq.target_suffix=en) or another"
             raise DataError(f"{error}; {hint} {more}") from None
     read = [examples for path in files if (examples := whole[path])]
     if len(read) == len(files) == 2:
@@ -154,7 +154,7 @@ def read_context(path: str | Path) -> str:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start + 1} is not UTF-8; save the file as UTF-8") from None
     if len(content) > _MAX_TEXT_BYTES:
-        raise DataError(f"{path}: more than {_MAX_TEXT_BYTES:,} bytes, which is the most that is searched at once")
+        raise DataError(f"{path}: larger than {_MAX_TEXT_BYTES:,} bytes, the limit for one search")
     if not text.strip():
         raise DataError(f"{path}: the file is empty; it should hold the text to look for answers in")
     return text
@@ -177,7 +177,7 @@ def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
 def check_place(source: Path, target: Path) -> None:
     """Raise ConfigError for an output that is a folder, is the input itself, or whose parent folder does not exist."""
     if target.is_dir():
-        raise ConfigError(f"{target}: the output is a file, this is a folder")
+        raise ConfigError(f"{target}: this is a folder; the output must be a file")
     if target.exists() and source.exists() and target.samefile(source):
         raise ConfigError(f"{target}: the output would replace the input")
     folder = (target.resolve() if target.is_symlink() else target).parent

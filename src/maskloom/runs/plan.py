@@ -244,7 +244,7 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
     for size in result["too_large"]:
         lines.append(f"{size}: its weights, gradients and moments take more memory than is free")
     lines += [
-        f"{row['size']}: more memory than is free; a training.micro_batch_size below the batch size takes less"
+        f"{row['size']}: needs more memory than is free; a training.micro_batch_size below the batch size needs less"
         for row in rows
         if result["memory_free"] is not None and row["memory"] > result["memory_free"]
     ]
@@ -254,7 +254,7 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
         lines += ["", f"reference: held-out masked-LM loss in nats on {reference['text']}, {reference['recipe']}"]
         lines += aligned([(size, _milestone(point)) for size, point in shown])
     lines += [
-        f"{row['size']}: {row['epochs']:,.0f} epochs, more than the paper's {_MANY_EPOCHS}: more text would bring more "
+        f"{row['size']}: {row['epochs']:,.0f} epochs, more than the paper's {_MANY_EPOCHS}: more text would help more "
         "than more steps"
         for row in rows
         if row["epochs"] > _MANY_EPOCHS

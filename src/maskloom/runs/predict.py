@@ -100,7 +100,7 @@ def output_suffix(target: Path, suffixes: tuple[str, ...]) -> str:
         return ".jsonl"
     if suffix not in suffixes or (suffix == ".npy" and is_stream(target)):
         known = [known for known in suffixes if known != suffix]
-        raise ConfigError(f"{target}: the output's suffix is one of {', '.join(known)}")
+        raise ConfigError(f"{target}: the output's suffix must be one of {', '.join(known)}")
     return suffix
 
 
@@ -335,7 +335,7 @@ def answer(
     progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
     if not isinstance(task.settings, SpanSettings):
-        raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it answers no questions")
+        raise ConfigError(f"this model was fine-tuned for a {task.kind} task; it cannot answer questions")
     if null_threshold is not None:
         task = changed(task, has_unanswerable=True, null_threshold=null_threshold)
     asked = [Question(str(number), question, text, None, number) for number, question in enumerate(questions, start=1)]

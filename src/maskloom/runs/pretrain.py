@@ -186,9 +186,7 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
     pieces, num_embedded, spells = corpus.vocabulary, config.vocab_size, architecture_of(config).reads_spelling
     words = Tokenizer.load(init).targets if spells else None
     if spells and words is None:
-        raise ConfigError(
-            f"{init}: the words that it predicts are not in the folder, so that its training cannot go on"
-        )
+        raise ConfigError(f"{init}: the words that it predicts are not in the folder, so its training cannot continue")
     hint = f"build the corpus with --vocab {init}"
     if len(pieces) > num_embedded:
         raise ConfigError(f"{init}: it embeds {num_embedded} pieces, the corpus was built with {len(pieces)}; {hint}")
@@ -197,7 +195,7 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
     tokenizer = words or Tokenizer.load(init)
     own = tokenizer.vocabulary
     if tokenizer.targets is not None:
-        raise ConfigError(f"{init}: it reads sources in a vocabulary of their own, so there is no text to restore")
+        raise ConfigError(f"{init}: its sources have a separate vocabulary, so it cannot be trained to restore text")
     if tokenizer.identity()["vocabulary_sha256"] != corpus.tokenizer.identity()["vocabulary_sha256"]:
         differing = (
             place for place, pair in enumerate(zip(own.tokens, pieces.tokens, strict=False)) if pair[0] != pair[1]
@@ -205,7 +203,8 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
         first = next(differing, min(len(own), len(pieces)))
         place = "in its merges" if own == pieces else f"from id {first} on"
         raise ConfigError(
-            f"{init}: its vocabulary of {len(own)} pieces is not that of {len(pieces)} of the corpus, {place}; {hint}"
+            f"{init}: its vocabulary of {len(own)} pieces differs from the corpus's vocabulary of {len(pieces)} "
+            f"{place}; {hint}"
         )
 
 
@@ -214,7 +213,7 @@ def _new_parts(report: LoadReport) -> list[str]:
     new = [name for prefix, name in _PARTS if any(prefix in parameter for parameter in report.new_parameters)]
     if not new:
         return []
-    text = f"new, with random weights, as the initial model has none: {', '.join(new)}"
+    text = f"new parts with random weights, missing from the initial model: {', '.join(new)}"
     return [f"{text}; the loss before training is that of a random head" if "masked-LM head" in new else text]
 
 
@@ -337,7 +336,11 @@ class _Run:
         write_model_folder(out / "model", whole, tokenizer, card)
         if self.recipe.training.keep_best:
             step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
-            told = "no evaluation to choose by" if step is None else f"{out / 'best-model'}: that of step {step}"
+            told = (
+                "no evaluation to choose the best model by"
+                if step is None
+                else f"{out / 'best-model'}: the model of step {step}"
+            )
             self.progress.say(told)
         write_json(out / METRICS, metrics)
 

@@ -81,10 +81,10 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
     if "vocab_size" in recipe.model.config:
         given = recipe.model.config["vocab_size"]
         raise ConfigError(
-            f"model.config.vocab_size = {given!r:.200}: the corpus was built with a vocabulary, leave it out"
+            f"model.config.vocab_size = {given!r:.200}: the vocabulary of the corpus determines it; leave it out"
         )
     if "causal" in recipe.model.config:
-        raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model, leave it out")
+        raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model; leave it out")
     more: dict[str, Any] = {"vocab_size": vocab_size}
     if "causal" in ARCHITECTURES[recipe.model.architecture].config_type.model_fields:
         more["causal"] = PRETRAINING[recipe.objective].is_causal
@@ -108,25 +108,27 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
                 f"{whose} max_position_embeddings = {config.max_position_embeddings}"
             )
     if getattr(config, "bilstm", False):
-        raise ConfigError(f"{whose} bilstm = true: a BiLSTM comes with a task, `maskloom finetune --set bilstm=true`")
+        raise ConfigError(
+            f"{whose} bilstm = true: a BiLSTM is added in fine-tuning: `maskloom finetune --set bilstm=true`"
+        )
     if PRETRAINING[recipe.objective].has_decoder and not architecture_of(config).has_decoder:
         known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_decoder)
-        needs = f"objective = {recipe.objective!r} trains a decoder, and a {architecture_of(config).name} has none"
-        raise ConfigError(f"{needs}; model.architecture is one of {known}; leave it out for a transformer")
+        needs = f"objective = {recipe.objective!r} trains a decoder, but a {architecture_of(config).name} has none"
+        raise ConfigError(f"{needs}; model.architecture must be one of {known}, or left out for a transformer")
     if PRETRAINING[recipe.objective].has_state and not architecture_of(config).has_state:
         known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_state)
-        needs = f"objective = {recipe.objective!r} carries state, and a {architecture_of(config).name} has none"
-        raise ConfigError(f"{needs}; model.architecture is one of {known}")
+        needs = f"objective = {recipe.objective!r} carries state, but a {architecture_of(config).name} has none"
+        raise ConfigError(f"{needs}; model.architecture must be one of {known}")
     if PRETRAINING[recipe.objective].reads_spelling != (spells := architecture_of(config).reads_spelling):
         rows, key = ((ARCHITECTURES, "model.architecture"), (PRETRAINING, "objective"))[spells]
         known = ", ".join(repr(name) for name, row in rows.items() if row.reads_spelling)
         read = "words by their characters" if spells else "tokens of a vocabulary"
         models = f"{architecture_of(config).name} models read {read}"
-        raise ConfigError(f"objective = {recipe.objective!r}: {models}; {key} is one of {known}")
+        raise ConfigError(f"objective = {recipe.objective!r}: {models}; {key} must be one of {known}")
     if config.is_causal != PRETRAINING[recipe.objective].is_causal:
-        kind = "a left-to-right" if config.is_causal else "a bidirectional"
-        hint = "; objective = 'causal_lm' trains it" if config.is_causal else ""
-        raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind} one{hint}")
+        kind = "left-to-right" if config.is_causal else "bidirectional"
+        hint = "; objective = 'causal_lm' trains such models" if config.is_causal else ""
+        raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind}{hint}")
     if recipe.data.next_sentence and config.num_segments < 2:
         has_key = "type_vocab_size" in type(config).model_fields
         what = f"{whose} type_vocab_size = 1" if has_key else f"{model} has no segments"
@@ -140,17 +142,17 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
     row = PRETRAINING[recipe.objective]
     if missing := [role for role in row.needs if getattr(special, role) is None]:
         needs = f"objective = {recipe.objective!r} needs a {missing[0]} token"
-        raise ConfigError(f"{needs}, {lacks}; {hint} objective = 'causal_lm'")
+        raise ConfigError(f"{needs}, but {lacks}; {hint} objective = 'causal_lm'")
     if row.has_decoder and not corpus.tokenizer.template.end:
-        raise ConfigError(f"objective = {recipe.objective!r} needs a token that ends a text, {lacks}")
+        raise ConfigError(f"objective = {recipe.objective!r} needs a token that ends a text, but {lacks}")
     if row.reads_spelling and corpus.tokenizer.lowercase:
-        why = "the model reads words as texts spell them; train one with `maskloom vocab train --model words --cased`"
+        why = "the model reads words as they are spelled; train one with `maskloom vocab train --model words --cased`"
         raise ConfigError(f"the vocabulary of {corpus.folder} is lower-cased: {why}")
     for plan in phase_plans(recipe):
         row.corruption(corpus.vocabulary, plan.data, recipe.seed)  # it may refuse a vocabulary
     if data.next_sentence and None in (special.classify, special.separator):
-        needs = "a token that stands for a pair and one between its texts"
-        raise ConfigError(f"data.next_sentence = true needs {needs}, {lacks}; {hint} data.next_sentence = false")
+        needs = "a token that represents a pair and one that separates its texts"
+        raise ConfigError(f"data.next_sentence = true needs {needs}, but {lacks}; {hint} data.next_sentence = false")
     plain = PretrainingData()
     unused = [name for name in ("short_seq_prob", "static_masks") if getattr(data, name) != getattr(plain, name)]
     if unused and row.reads_running_text(corpus):
@@ -158,8 +160,8 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
             f"data.{unused[0]} = {getattr(data, unused[0])!r}: {corpus.folder} is read as running text; leave it out"
         )
     if data.whole_word_masking and not corpus.vocabulary.prefix:
-        needs = "pieces that show by '##' that they continue a word"
-        raise ConfigError(f"data.whole_word_masking = true needs {needs}, {lacks}; {hint} it to false")
+        needs = "'##' on pieces that continue a word"
+        raise ConfigError(f"data.whole_word_masking = true needs {needs}, but {lacks}; {hint} it to false")
 
 
 def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
@@ -179,8 +181,8 @@ def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     others = sorted({length for length in lengths if length != data.max_length})
     if data.max_predictions_per_seq is not None and others:
         said.append(
-            f"data.max_predictions_per_seq = {data.max_predictions_per_seq}: holds for length {data.max_length} "
-            f"(data.max_length); phases of length {', '.join(map(str, others))} predict what data.masked_lm_prob "
-            "asks for"
+            f"data.max_predictions_per_seq = {data.max_predictions_per_seq}: applies only to length {data.max_length} "
+            f"(data.max_length); phases of length {', '.join(map(str, others))} predict as many tokens as "
+            "data.masked_lm_prob asks for"
         )
     return said

@@ -29,7 +29,7 @@ def chosen_engine(name: Literal["local", "ray"], ray_address: str | None = None)
     """
     if name == "local":
         if ray_address is not None:
-            raise ConfigError(f"--ray-address {ray_address} is of use with --engine ray only")
+            raise ConfigError(f"--ray-address {ray_address} needs --engine ray")
         return None
     _imported_ray()
     return partial(results_of_ray, address=ray_address)
@@ -78,7 +78,7 @@ def _result(ray: Any, reference: Any, name: str) -> Any:
     except ray.exceptions.RayError as error:
         what = str(error).strip().splitlines()[0]
         raise ChildProcessError(
-            f"Ray lost its worker at {name}, and again in {_NUM_RETRIES} more tries; run it again ({what})"
+            f"Ray lost its worker at {name}, also in {_NUM_RETRIES} retries; run it again ({what})"
         ) from None
 
 

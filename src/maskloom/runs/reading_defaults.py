@@ -89,7 +89,7 @@ def reading_for(
         if first is not None and first.pair is None:
             two = "titles with their texts" if task.kind == "document" else "pairs of texts"
             raise DataError(
-                f"{path}: line {first.line}: one text; the model learned from {two}: give columns with both"
+                f"{path}: line {first.line}: only one text; the model was fine-tuned on {two}: give columns with both"
             )
     return FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
 

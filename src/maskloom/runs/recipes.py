@@ -72,7 +72,7 @@ def recipe_of_run(
         given = recipe_path(given)
     elif given is not None and not isinstance(given, Mapping):
         raise ConfigError(
-            "recipe: a TOML file, the name of a shipped recipe or values by key are expected; this is "
+            "recipe must be a TOML file, the name of a shipped recipe or a mapping of keys to values, not "
             f"{type(given).__name__}"
         )
     if resumes is not None and flags.get("minutes") is None:
@@ -82,7 +82,7 @@ def recipe_of_run(
         if phases and (steps := flags.get("steps")):
             left = steps - sum(phase.steps for phase in phases[:-1])
             if left < 1:
-                raise ConfigError(f"--steps {steps}: the phases before the last one have {steps - left} steps")
+                raise ConfigError(f"--steps {steps}: the phases before the last one already have {steps - left} steps")
             key = f"phases.{len(phases) - 1}.steps"
             changes, by_flag, flags = [*changes, f"{key}={left}"], {key: f"--steps {steps}"}, {**flags, "steps": None}
     told = {name: value for name, value in flags.items() if value is not None}
@@ -98,7 +98,7 @@ def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None]) -> 
     if not resume or (Path(out) / RECIPE).exists():
         return Path(out) if resume else None
     if is_first_process():
-        say(f"no run in {out} yet: a new one begins")
+        say(f"no run in {out} yet: starting a new one")
     return None
 
 
@@ -106,15 +106,15 @@ def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) 
     """Raise ConfigError for a given flag that would change nothing, because the recipe decides it elsewhere."""
     given = {name for name, value in flags.items() if value is not None}
     if (minutes := recipe.training.minutes) is not None and (names := sorted(given & {"steps", "epochs"})):
-        raise ConfigError(f"--{names[0]}: training.minutes = {minutes:g} decides; give one of the two")
+        raise ConfigError(f"--{names[0]}: training.minutes = {minutes:g} is also set; give one of the two")
     if isinstance(recipe, FinetuneRecipe):
         if "epochs" in given and recipe.training.steps is not None:
-            raise ConfigError(f"--epochs: training.steps = {recipe.training.steps} decides; give one of the two")
+            raise ConfigError(f"--epochs: training.steps = {recipe.training.steps} is also set; give one of the two")
         return
     for number, phase in enumerate(recipe.phases):
         for name in sorted(given & phase.model_fields_set):
             key = f"phases.{number}.{name}"
-            raise ConfigError(f"--{name.replace('_', '-')}: {key} decides; change it with --set {key}=VALUE")
+            raise ConfigError(f"--{name.replace('_', '-')}: {key} overrides it; change that with --set {key}=VALUE")
 
 
 def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None, corpus: str | Path) -> PretrainRecipe:
@@ -128,7 +128,7 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
         raise ConfigError(f"--epochs {epochs}: a number above 0 is expected")
     if steps is not None or recipe.phases or recipe.training.minutes is not None:
         minutes = recipe.training.minutes
-        decides = f"--steps {steps} decides" if minutes is None else f"training.minutes = {minutes:g} decides"
+        decides = f"--steps {steps} is also set" if minutes is None else f"training.minutes = {minutes:g} is also set"
         why = "every phase has its own steps" if recipe.phases else f"{decides}; give one of the two"
         raise ConfigError(f"--epochs: {why}")
     # imported here: other commands do not need them

@@ -55,10 +55,10 @@ def rerun(
         raise ConfigError(f"{run} holds several runs; repeat one of them")
     if kind_of_run(content) == "search":
         if not (run / RESULTS["search"]).exists():
-            raise ConfigError(f"{run}: the search is not finished; finish it by `maskloom search ... --resume`")
+            raise ConfigError(f"{run}: the search is not finished; finish it with `maskloom search ... --resume`")
         run = run / "trials" / str(read_json_object(run / RESULTS["search"])["best"]["name"])
         content = described(run)
-        progress.say(f"the best trial is repeated: {run}")
+        progress.say(f"repeating the best trial: {run}")
     if not (model / WEIGHTS).exists():
         raise ConfigError(f"{run}: no model to compare with: the run is not finished, or its search kept only the best")
     _check_versions(run, content["versions"], allow_version_change, progress)
@@ -68,7 +68,7 @@ def rerun(
     recipe = load_recipe(PretrainRecipe if kind_of_run(content) == "pretrain" else FinetuneRecipe, run / RECIPE)
     if recipe.training.minutes is not None:
         raise ConfigError(
-            f"{run}: its learning rate followed the clock (training.minutes), so no rerun gives the same bits; "
+            f"{run}: its learning rate followed the clock (training.minutes), so no rerun is bit-identical; "
             "events.jsonl records the fraction of the time used at every step"
         )
     if isinstance(recipe, PretrainRecipe):
@@ -86,7 +86,7 @@ def _check_machine(run: Path, content: dict[str, Any], progress: Progress) -> No
     """Raise ConfigError for another number of processes; report hardware changes that may alter the last bits."""
     if num_processes() != content["world_size"]:
         raise ConfigError(
-            f"{run} was trained by {content['world_size']} processes, this is {num_processes()}; "
+            f"{run} was trained by {content['world_size']} processes, this one has {num_processes()}; "
             f"start with torchrun --nproc-per-node {content['world_size']}"
         )
     before, now = content["hardware"], environment()["hardware"]
@@ -107,7 +107,7 @@ def _checked_paths(run: Path, content: dict[str, Any]) -> dict[str, Path]:
         expected = content["inputs"].get(name)
         found = Corpus.open(path).fingerprint if name == "corpus" else input_sums({name: path})[name]
         if found != expected:
-            raise DataError(f"{path}: the {name} of {run} has changed: its checksum was {expected}, is {found}")
+            raise DataError(f"{path}: the {name} of {run} has changed: its checksum was {expected}, now it is {found}")
     return paths
 
 

@@ -80,9 +80,9 @@ def extended_recipe(
 
 def _refuse(asked: str, steps: int, done: int, warmup: int, out: Path) -> None:
     """Raise ConfigError for a number of steps with which a run cannot continue."""
-    other = "`maskloom export` makes a model of any checkpoint"
+    other = "`maskloom export` turns any checkpoint into a model"
     if steps <= done:
-        raise ConfigError(f"{asked}: {out} has made {done} steps already; {other}")
+        raise ConfigError(f"{asked}: {out} has already done {done} steps; {other}")
     if steps <= warmup:
         raise ConfigError(
             f"{asked}: the run warms up for {warmup} steps, so it would end at a high learning rate; {other}"
@@ -95,7 +95,7 @@ def extension_lines(training: TrainingSection) -> list[str]:
         return []
     last = training.extensions[-1]
     warmup = min(training.resolved_warmup_steps(), training.steps - last.at)
-    how = f"moves linearly within {warmup:,} steps" if warmup else "moves at once"
+    how = f"moves linearly over {warmup:,} steps" if warmup else "moves immediately"
     what = "extended" if training.steps > last.steps else "shortened"
     return [
         f"{what}: planned for {last.steps:,} steps, {training.steps:,} from step {last.at:,} on; the learning rate "
@@ -106,7 +106,7 @@ def extension_lines(training: TrainingSection) -> list[str]:
 def _asked(recipe: PretrainRecipe | FinetuneRecipe, steps: int) -> str:
     """Return the number of steps that a recipe asks for, in terms of the flag that sets it."""
     if isinstance(recipe, FinetuneRecipe) and recipe.training.steps is None:
-        return f"--epochs {recipe.training.epochs:g}, which are {steps} steps"
+        return f"--epochs {recipe.training.epochs:g} ({steps} steps)"
     if isinstance(recipe, PretrainRecipe) and recipe.phases:
         return f"{steps} steps of the last phase"
     return f"--steps {steps}"
@@ -122,7 +122,7 @@ def _last_step(out: Path, stage: str, folder: Path) -> int:
 
 _SHOWN = 4
 # Added to the message of a finished fine-tuning run on --verify.
-VERIFY_FINISHED = "; --verify is for runs under way, `maskloom rerun` repeats a whole run"
+VERIFY_FINISHED = "; --verify is for unfinished runs, `maskloom rerun` repeats a whole run"
 
 
 class ReplayDiffersError(Exception):
@@ -142,7 +142,7 @@ def verify_resuming(session: TrainingSession) -> None:
     a time budget.
     """
     if session.ranks.world_size > 1:
-        raise ConfigError("--verify trains a stretch again in one process; start it without torchrun")
+        raise ConfigError("--verify repeats training steps in one process; start it without torchrun")
     if session.budget is not None:
         raise ConfigError("--verify: a replay cannot repeat a learning rate that followed the clock (training.minutes)")
     whole = [folder for folder in step_folders(session.checkpoints) if _is_whole(folder, session.run_id)]
@@ -151,9 +151,11 @@ def verify_resuming(session: TrainingSession) -> None:
         return
     newest, start = whole[0], whole[1] if len(whole) > 1 else None
     if not (newest / MODEL).exists():
-        raise ConfigError(f"{newest}: several processes wrote it, each a shard; --verify compares those of one process")
+        raise ConfigError(
+            f"{newest}: several processes wrote it in shards; --verify compares checkpoints of one process"
+        )
     target = step_of(newest)
-    session.say(f"verifying: steps {1 + (step_of(start) if start else 0)} to {target} are repeated")
+    session.say(f"verifying: repeating steps {1 + (step_of(start) if start else 0)} to {target}")
     _replay(session, start, target)
     _compare(Snapshot.of(session.state, {}), newest, session)
 
@@ -232,13 +234,15 @@ def _compare(replayed: Snapshot, kept: Path, session: TrainingSession) -> None:
     for what, name, tensors in [*compared, ("carried", CARRY, replayed.carry)] if replayed.carry else compared:
         stored = load_file(kept / name)
         before, now = sum_of_tensors(stored), sum_of_tensors(tensors)
-        session.say(f"verifying: {what:<8} kept {before}, again {now}: {'identical' if before == now else 'DIFFERENT'}")
+        session.say(
+            f"verifying: {what:<8} stored {before}, repeated {now}: {'identical' if before == now else 'DIFFERENT'}"
+        )
         differing += [] if before == now else differing_tensors(stored, tensors)
     content, again = json.loads((kept / REST).read_text(encoding="utf-8")), json.loads(replayed.rest)
     for key in ("step", "position", "optimizer_steps"):
         if content[key] != again[key]:
-            differing.append(f"{key}: {content[key]} kept, {again[key]} again")
+            differing.append(f"{key}: {content[key]} stored, {again[key]} repeated")
     if differing:
         more = f" and {len(differing) - _SHOWN} more" if len(differing) > _SHOWN else ""
-        raise ReplayDiffersError(f"{kept}: repeated steps gave other values: {'; '.join(differing[:_SHOWN])}{more}")
-    session.say(f"verifying: identical to the bit, position in the data included: {kept}")
+        raise ReplayDiffersError(f"{kept}: repeated steps gave different values: {'; '.join(differing[:_SHOWN])}{more}")
+    session.say(f"verifying: bit-identical, including the position in the data: {kept}")

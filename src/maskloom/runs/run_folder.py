@@ -111,7 +111,7 @@ def described(out: Path) -> dict[str, Any]:
         content = {}
     is_whole = isinstance(content.get("inputs"), dict) and {"id", "paths", "world_size"} <= content.keys()
     if not is_whole or not (out / RECIPE).exists():
-        raise ConfigError(f"{out} is not the folder of a run: it needs {RECIPE} and a whole {DESCRIPTION}")
+        raise ConfigError(f"{out} is not the folder of a run: it needs {RECIPE} and a complete {DESCRIPTION}")
     return content
 
 
@@ -128,7 +128,9 @@ def kind_of_run(description: Mapping[str, Any]) -> RunKind:
 def check_is_of_model(out: Path, description: Mapping[str, Any]) -> None:
     """Raise ConfigError for a run that trained word vectors, which has no model."""
     if kind_of_run(description) == "words":
-        raise ConfigError(f"{out} holds word vectors, no model; `maskloom words --help` names what can be done with it")
+        raise ConfigError(
+            f"{out} holds word vectors, no model; `maskloom words --help` lists what can be done with them"
+        )
 
 
 def run_id(out: Path, part: str) -> str:
@@ -191,7 +193,7 @@ def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -
     differing = [key for key in changed if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
-        raise ConfigError(f"{out}: a resumed run keeps its recipe: {changes}")
+        raise ConfigError(f"{out}: a resumed run must keep its recipe: {changes}")
     return bool(changed)
 
 
@@ -200,7 +202,7 @@ def _check_inputs(out: Path, inputs: dict[str, Any], places: dict[str, Path]) ->
     known, paths = content["inputs"], content["paths"]
     for name, value in inputs.items():
         if known.get(name) != value:
-            change = f"the run was started with {name} {known[name]!r}, this one is {value!r}"
+            change = f"the run was started with {name} {known[name]!r}, not {value!r}; give what it was started with"
             place, before = places.get(name), paths.get(name)
             if place and before:
                 differs = "has changed since" if str(place) == before else f"is not {before}, which was read at"

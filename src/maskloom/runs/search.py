@@ -247,7 +247,7 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
     failed = [record for record in records if record["status"] == "failed"]
     if not order:
         reasons = "; ".join(f"{record['name']}: {record['error']}" for record in failed[:3])
-        raise AllTrialsFailedError(f"{setup.out}: all of {len(failed)} trials failed: {reasons}")
+        raise AllTrialsFailedError(f"{setup.out}: all {len(failed)} trials failed: {reasons}")
     best = order[0]
     _place_model(setup, best["name"])
     commands = {trial["name"]: trial["command"] for trial in plan["trials"]}

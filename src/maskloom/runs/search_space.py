@@ -74,7 +74,7 @@ def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRa
         if not key or not text.strip():
             raise ConfigError(f"--grid {argument!r:.200}: expected key=value,value such as training.batch_size=16,32")
         if key in given:
-            raise ConfigError(f"--grid {argument!r:.200}: {key} was given before; list all of its values at once")
+            raise ConfigError(f"--grid {argument!r:.200}: {key} was already given; list all of its values together")
         given.add(key)
         space[key] = _parse_values(argument, text)
     return space
@@ -121,7 +121,9 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
         target[last] = value
     recipe = validate_recipe(FinetuneRecipe, values, source=source)
     if recipe.training.minutes is not None:
-        raise ConfigError(f"{source}: training.minutes: trials count epochs or steps, so that each can be repeated")
+        raise ConfigError(
+            f"{source}: training.minutes: set epochs or steps instead, so that each trial can be repeated"
+        )
     return recipe
 
 
@@ -170,5 +172,7 @@ def _parse_range(argument: str, low: str, high: str) -> ValueRange:
         raise ConfigError(f"--grid {argument!r:.200}: a range is two numbers, the lower one first: 1e-5..1e-4")
     found = ValueRange(*ends)
     if found.kind == "float" and found.low <= 0:
-        raise ConfigError(f"--grid {argument!r:.200}: a range of fractions begins above 0; its scale is logarithmic")
+        raise ConfigError(
+            f"--grid {argument!r:.200}: a range of fractions must begin above 0; its scale is logarithmic"
+        )
     return found

@@ -27,7 +27,7 @@ def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe,
         size = f"{recipe.model.size}{' (the default, see --size)' if is_default else ''}{changed}: "
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return (
-        f"model: {size}{shown_count(num_parameters)} parameters, {config.num_hidden_layers} layers of "
+        f"model: {size}{shown_count(num_parameters)} parameters, {_counted(str(config.num_hidden_layers), 'layer')} of "
         f"{config.hidden_size}, a vocabulary of {config.vocab_size:,}"
     )
 
@@ -65,12 +65,12 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     if (minutes := recipe.training.minutes) is not None:
         steps, whole, plain = f"{minutes:g} minutes, in steps", "epochs", FinetuneTraining()
         lines = [
-            f"training.{name} = {value}: ignored, training.minutes decides"
+            f"training.{name} = {value}: ignored, training.minutes is set"
             for name, value in (("steps", recipe.training.steps), ("epochs", recipe.training.epochs))
             if value != getattr(plain, name)
         ]
     elif recipe.training.steps is not None and recipe.training.epochs != FinetuneTraining().epochs:
-        lines = [f"training.epochs = {recipe.training.epochs:g}: ignored, training.steps decides"]
+        lines = [f"training.epochs = {recipe.training.epochs:g}: ignored, training.steps is set"]
     seeds = f", {recipe.restarts} seeds" if recipe.restarts > 1 else ""
     return [
         *lines,

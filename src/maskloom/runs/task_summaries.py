@@ -43,7 +43,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     kept = f"seed {result['best_seed']}, epoch {best['epoch']} (step {best['step']}): the best on dev by {name}"
     if "averaged" in best:
         kept = (
-            f"seed {result['best_seed']}: the mean of the checkpoints of steps {', '.join(map(str, best['averaged']))}"
+            f"seed {result['best_seed']}: the mean of the checkpoints at steps {', '.join(map(str, best['averaged']))}"
         )
     if last["step"] != best["step"]:
         kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
@@ -85,9 +85,9 @@ def written_lines(result: dict[str, Any]) -> list[str]:
     """Return what a file of predictions or vectors contains and what was read to produce it."""
     if "num_vectors" in result:
         form = f"{result['pooling']}{', length 1' if result['normalized'] else ''}"
-        what = f"{result['num_vectors']:,} vectors of {result['hidden_size']} numbers ({form})"
+        what = f"{amount(result['num_vectors'], 'vector')} of {result['hidden_size']} numbers ({form})"
     else:
-        what = f"{result['num_predictions']:,} predictions, in the order of the input"
+        what = f"{amount(result['num_predictions'], 'prediction')}, in the order of the input"
     account = {key: result[key] for key in ("num_truncated_examples", "max_length")}
     return aligned([("written", f"{result['output']}: {what}"), ("read", examples_text({**result["data"], **account}))])
 
@@ -103,7 +103,7 @@ def generation_line(result: dict[str, Any]) -> str:
     """Return the score of a generated or filled text, what ended it, and which blanks stayed empty."""
     told = [f"score {result['score']:.3f}"] if "score" in result else []
     told.append(f"log-probability {result['log_probability']:.3f}")
-    told.append("ended by the model" if result["finish"] == "end" else "cut at the limit of tokens")
+    told.append("ended by the model" if result["finish"] == "end" else "cut at the token limit")
     empty = [f"blank {at}" for at, filling in enumerate(result.get("fillings", []), start=1) if not filling]
     return ", ".join(told) + (f"; nothing for {', '.join(empty)}" if empty else "")
 

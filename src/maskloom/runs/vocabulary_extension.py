@@ -54,15 +54,15 @@ def extend_vocabulary(
     tokenizer, reading = load_tokenizer(folder), ReadingReport()
     if not isinstance(tokenizer, WordPieceTokenizer):
         raise ConfigError(
-            f"{folder}: vocab extend needs a WordPiece vocabulary (vocab.txt); this one is of byte pairs (merges.txt)"
+            f"{folder}: vocab extend needs a WordPiece vocabulary (vocab.txt); this one has byte pairs (merges.txt)"
         )
     if tokenizer.targets is not None:
-        raise ConfigError(f"{folder}: vocab extend is for models of one vocabulary; this one has two")
+        raise ConfigError(f"{folder}: vocab extend is for models with one vocabulary; this one has two")
     texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))
     most = VocabularySettings.max_distinct_words
     counted = count_words(texts, lowercase=tokenizer.lowercase, max_distinct_words=most, work=work, progress=progress)
     if not counted.counts:
-        raise DataError(f"{counted.num_texts} texts hold no words; new pieces are chosen from words")
+        raise DataError(f"no words in {amount(counted.num_texts, 'text')}; new pieces are chosen from words")
     old = tokenizer.vocabulary
     often = amount(min_frequency, "time")
     pieces = choose_pieces(counted.counts, old, num_pieces=num_pieces, min_frequency=min_frequency)
@@ -93,7 +93,7 @@ def extend_vocabulary(
 def _check_out(folder: Path, out: Path, paths: Iterable[str | Path]) -> None:
     refuse_output_inside(paths, out)
     if out.exists() and out.resolve() == folder.resolve():
-        raise ConfigError(f"{out} is the model that is extended; choose another --out")
+        raise ConfigError(f"{out} is the model to extend; choose another --out")
     if out.is_file():
         raise ConfigError(f"{out} is a file; --out names a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / REPORT).exists():

@@ -24,8 +24,8 @@ def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary
     (size, width), folded = (vectors.matrix.shape[1], table.shape[1]), dict[str, int]()
     if size != width:
         raise ConfigError(
-            f"model.word_vectors: {section.word_vectors} has vectors of {size} numbers, the embeddings of the model "
-            f"have {width}; set model.config.hidden_size = {size}"
+            f"model.word_vectors: {section.word_vectors} has vectors of {size} numbers, but the embeddings of the "
+            f"model have {width}; set model.config.hidden_size = {size}"
         )
     for row, word in enumerate(vectors.words):
         folded.setdefault(word.lower(), row)
@@ -36,11 +36,11 @@ def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary
         if is_word and (row := vectors.places.get(word, folded.get(word.lower()))) is not None:
             rows[place] = row
     if not rows:
-        raise ConfigError(f"model.word_vectors: no token of the vocabulary is a word of {section.word_vectors}")
+        raise ConfigError(f"model.word_vectors: no token of the vocabulary is a word in {section.word_vectors}")
     with torch.no_grad():
         table[[*rows]] = torch.from_numpy(vectors.matrix[[*rows.values()]]).to(table)
     if section.freeze_word_vectors:
         table.requires_grad_(False)
-    source = f"{section.word_vectors}{' and do not change' if section.freeze_word_vectors else ''}"
-    others = f"the other {len(vocabulary) - len(rows):,} are drawn"
-    return [f"embeddings of {len(rows):,} of {len(vocabulary):,} tokens are those of {source}; {others}"]
+    source = f"{section.word_vectors}{' and stay fixed' if section.freeze_word_vectors else ''}"
+    others = f"the other {len(vocabulary) - len(rows):,} are random"
+    return [f"embeddings of {len(rows):,} of {len(vocabulary):,} tokens come from {source}; {others}"]

@@ -126,7 +126,7 @@ def _prepare(
     documents = read_documents(texts, on_bad_text=on_bad_text, report=reading, longest=_LONGEST_DOCUMENT)
     words = write_numbers(documents, recipe, path, progress.advance)
     for _ in range(recipe.phrases):
-        progress.say(f"joined {amount(join_phrases(path, words, recipe), 'pair')} of words to phrases")
+        progress.say(f"joined {amount(join_phrases(path, words, recipe), 'pair')} of words into phrases")
     vocabulary = keep_frequent(path, words, recipe.min_count)
     progress.end()
     if reading.num_skipped_documents:
@@ -206,7 +206,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
     progress.end()
     if not training.outputs.any():  # outputs start at 0, and every prediction changes some
         raise DataError(
-            f"{out}: nothing was learnt: no line has two words that are in the vocabulary and stay after subsampling; "
+            f"{out}: nothing was learnt: no line has two words that are in the vocabulary and survive subsampling; "
             "give more text, a lower --min-count or --sample 0, and another --out"
         )
     return {"loss": losses[-1] if losses else None, "seconds": seconds + time.monotonic() - start}
@@ -255,9 +255,9 @@ def vectors_file(place: str | Path) -> Path:
         if (place / f"{VECTORS}{suffix}").exists():
             return place / f"{VECTORS}{suffix}"
     if not (place / RECIPE).exists():
-        raise DataError(f"{place}: neither {VECTORS}.bin nor {VECTORS}.txt is in it")
+        raise DataError(f"{place}: contains neither {VECTORS}.bin nor {VECTORS}.txt")
     if kind_of_run(described(place)) != "words":
-        raise DataError(f"{place}: is a run that trains a model; only `maskloom words train` makes word vectors")
+        raise DataError(f"{place}: this run trains a model; only `maskloom words train` makes word vectors")
     raise DataError(f"{place}: the run is not finished; continue it with --resume")
 
 
@@ -291,7 +291,7 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
     Raises ConfigError for more than `MOST_NEIGHBOURS` or another kind of file, and DataError that names unknown words.
     """
     if not 0 <= number <= MOST_NEIGHBOURS:
-        raise ConfigError(f"--neighbours {number}: 0 to {MOST_NEIGHBOURS} of each word are drawn")
+        raise ConfigError(f"--neighbours {number}: 0 to {MOST_NEIGHBOURS} per word can be drawn")
     check_page(out, "--out")
     vectors = open_vectors(place)
     vectors.rows_of(words)
@@ -299,7 +299,7 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
     styles = {word: place for place, word in enumerate(groups)}  # words come first, so that their labels find room
     styles |= {near: place for place, group in enumerate(groups.values()) for near in group if near not in styles}
     if len(styles) < 2:
-        raise ConfigError("a plot needs two words at least; give more words or --neighbours")
+        raise ConfigError("a plot needs at least two words; give more words or --neighbours")
     flat = vectors.plane([*styles])
     dots = [
         (visible(word), float(x), float(y), f"c{style % 6}")

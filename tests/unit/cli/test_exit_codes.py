@@ -52,7 +52,7 @@ def test_wrong_usage_is_2_and_what_a_file_holds_is_3(monkeypatch, capsys) -> Non
 def test_a_run_that_was_asked_to_stop_says_how_to_go_on(monkeypatch, capsys, name: str, code: int) -> None:
     stop = Interrupted(getattr(signal, name))
     assert _ended(monkeypatch, stop, "pretrain", "--out", "my run") == code
-    expected = f"stopped by {name}; all is saved, continue with: maskloom pretrain --out 'my run' --resume\n"
+    expected = f"stopped by {name}; everything is saved, continue with: maskloom pretrain --out 'my run' --resume\n"
     assert capsys.readouterr().err == expected
 
 
@@ -65,7 +65,9 @@ def test_a_stop_that_a_library_made_an_error_of_is_told_as_one(monkeypatch, caps
             raise ValueError(f"Error building 'literal' serializer: {stop}") from None
 
     assert _ended(monkeypatch, built, "pretrain", "--out", "run") == 75
-    assert capsys.readouterr().err.startswith("stopped by SIGTERM; all is saved, continue with: maskloom pretrain")
+    assert capsys.readouterr().err.startswith(
+        "stopped by SIGTERM; everything is saved, continue with: maskloom pretrain"
+    )
     assert _ended(monkeypatch, ConfigError("wrong"), "pretrain") == 3  # the next command in the same process
 
 

@@ -103,7 +103,7 @@ def test_flags_that_cannot_be_meant_are_wrong_usage(arguments, message, tmp_path
 
 
 def test_verify_goes_with_resume():
-    with pytest.raises(UsageError, match="it goes with --resume"), verification(True, False):
+    with pytest.raises(UsageError, match="it needs --resume"), verification(True, False):
         pass
 
 
@@ -141,14 +141,14 @@ def test_a_flag_that_would_change_nothing_is_refused():
     phases = "phases=[{max_length=8, steps=3, learning_rate=1e-3}]"
     recipe = load_recipe(PretrainRecipe, None, [phases])
     for flag, key in (("steps", "steps"), ("max_length", "max_length"), ("learning_rate", "learning_rate")):
-        with pytest.raises(ConfigError, match=rf"change it with --set phases\.0\.{key}=VALUE"):
+        with pytest.raises(ConfigError, match=rf"change that with --set phases\.0\.{key}=VALUE"):
             check_flags(recipe, {flag: 3})
     check_flags(recipe, {"batch_size": 3, "seed": 4, "steps": None})
-    with pytest.raises(ConfigError, match=r"--epochs: training\.steps = 4 decides"):
+    with pytest.raises(ConfigError, match=r"--epochs: training\.steps = 4 is also set"):
         check_flags(load_recipe(FinetuneRecipe, None, ["training.steps=4"]), {"epochs": 1.0})
-    with pytest.raises(ConfigError, match=r"--epochs: training\.minutes = 30 decides; give one of the two"):
+    with pytest.raises(ConfigError, match=r"--epochs: training\.minutes = 30 is also set; give one of the two"):
         check_flags(load_recipe(FinetuneRecipe, None, ["training.minutes=30.0"]), {"epochs": 1.0, "minutes": 30.0})
-    with pytest.raises(ConfigError, match=r"--epochs 2\.0: the grid goes through training\.epochs"):
+    with pytest.raises(ConfigError, match=r"--epochs 2\.0: the grid varies training\.epochs"):
         space_beside(["paper"], {"epochs": 2.0, "seed": 1})
     assert space_beside(["training.epochs=2,3"], {"epochs": None, "seed": 1}) == {"training.epochs": (2, 3)}
     assert space_beside(None, {"epochs": 2.0}) is None
@@ -171,7 +171,7 @@ def test_resuming_a_run_that_is_not_there_says_that_a_new_one_begins(tmp_path, m
     assert run_to_resume(tmp_path / "run", False, said.append) is None
     assert said == []
     assert run_to_resume(tmp_path / "rnu", True, said.append) is None
-    assert said == [f"no run in {tmp_path / 'rnu'} yet: a new one begins"]
+    assert said == [f"no run in {tmp_path / 'rnu'} yet: starting a new one"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert run_to_resume(tmp_path / "rnu", True, said.append) is None
@@ -190,7 +190,7 @@ def test_resuming_a_run_that_is_not_there_says_that_a_new_one_begins(tmp_path, m
 def test_every_command_that_resumes_says_so(command, tmp_path):
     result = CliRunner().invoke(app, [*command, "--out", str(tmp_path / "rnu"), "--resume"])
     assert isinstance(result.exception, DataError)
-    assert result.stderr == f"no run in {tmp_path / 'rnu'} yet: a new one begins\n"
+    assert result.stderr == f"no run in {tmp_path / 'rnu'} yet: starting a new one\n"
     assert CliRunner().invoke(app, [*command, "--out", str(tmp_path / "rnu")]).stderr == ""
 
 

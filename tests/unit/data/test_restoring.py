@@ -474,7 +474,7 @@ def test_ranks_make_the_batch_that_one_makes(kind, random_corpus):
         ({"denoising": {"span_length": 0.5}}, "denoising.span_length"),
         ({"denoising": {"mask_rate": 0.5, "delete_rate": 0.4}}, "mask_rate + delete_rate + infill_rate = 1.2"),
         ({"span_corruption": {"noise_density": 1.0}}, "span_corruption.noise_density"),
-        ({"objective": "denoising", "data": {"next_sentence": True}}, "data.next_sentence = true is not for it"),
+        ({"objective": "denoising", "data": {"next_sentence": True}}, "leave out data.next_sentence = true"),
         ({"objective": "denoising", "data": {"mask_prob": 0.5}}, "leave out data.mask_prob"),
         ({"objective": "span_corruption", "data": {"whole_word_masking": True}}, "leave out data.whole_word_masking"),
     ],

@@ -140,7 +140,7 @@ def test_each_member_has_its_own_temperature_and_thresholds_are_averaged():
 
 @pytest.mark.parametrize("other", [{"words": WORDS[::-1]}, {"lowercase": False}])
 def test_members_read_the_same_tokens(other):
-    with pytest.raises(ConfigError, match="model 2 of the ensemble has another tokenizer than the first one"):
+    with pytest.raises(ConfigError, match="model 2 of the ensemble has a different tokenizer from the first"):
         Ensemble([member(1), member(2, **other)])
 
 
@@ -154,11 +154,11 @@ def test_texts_cut_by_a_member_are_counted():
 @pytest.mark.parametrize(
     ("other", "difference"),
     [
-        (member(1, "multilabel"), r"model 2 .* kind of task: 'multilabel', the first has 'single'"),
-        (member(1, labels=("a", "b", "d")), "its labels"),
-        (member(1, labels=("a", "c", "b")), "its labels"),
-        (member(1, max_length=12), "max_length: 12, the first has 16"),
-        (member(1, about={"takes_pairs": True}), "takes pairs"),
+        (member(1, "multilabel"), r"model 2 .* kind of task: 'multilabel', not 'single'"),
+        (member(1, labels=("a", "b", "d")), "in labels: "),
+        (member(1, labels=("a", "c", "b")), "in labels: "),
+        (member(1, max_length=12), "max_length: 12, not 16"),
+        (member(1, about={"takes_pairs": True}), "in whether it takes pairs"),
     ],
 )
 def test_members_that_differ_are_refused(other, difference):

@@ -105,7 +105,7 @@ def test_top_k_is_at_most_the_vocabulary(folder):
 
 
 def test_heads_that_are_not_there(folder, tmp_path):
-    with pytest.raises(ConfigError, match="no head of a task"):
+    with pytest.raises(ConfigError, match="no task head"):
         Predictor.load(folder).predict(["alpha"])
     classifier = write_model(tmp_path, heads=("classifier",), num_labels=2)
     with pytest.raises(ConfigError, match="no masked-LM head"):
@@ -288,7 +288,7 @@ def test_where_a_model_is(folder, tmp_path):
     assert resolve_model_folder(folder) == folder
     with pytest.raises(DataError, match="no such folder"):
         resolve_model_folder(tmp_path / "absent")
-    with pytest.raises(DataError, match="it holds: nothing"):
+    with pytest.raises(DataError, match="found: nothing"):
         resolve_model_folder(tmp_path)
     (tmp_path / "recipe.toml").write_text("")
     with pytest.raises(DataError, match="--resume"):

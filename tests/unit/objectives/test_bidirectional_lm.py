@@ -113,12 +113,12 @@ def test_it_and_elmo_belong_together():
     assert PretrainRecipe(objective="bidirectional_lm").data.max_length == 20
     check_model(recipe("bidirectional_lm"))
     with pytest.raises(
-        ConfigError, match=r"lstm models read tokens of a vocabulary; model\.architecture is one of 'elmo'"
+        ConfigError, match=r"lstm models read tokens of a vocabulary; model\.architecture must be one of 'elmo'"
     ):
         check_model(recipe("bidirectional_lm", architecture="lstm"))
-    with pytest.raises(ConfigError, match=r"elmo models read words by .* objective is one of 'bidirectional_lm'"):
+    with pytest.raises(ConfigError, match=r"elmo models read words by .* objective must be one of 'bidirectional_lm'"):
         check_model(recipe("masked_lm", architecture="elmo"))
-    with pytest.raises(ValueError, match=r"data\.next_sentence = true is not for it"):
+    with pytest.raises(ValueError, match=r"leave out data\.next_sentence = true"):
         PretrainRecipe(objective="bidirectional_lm", data={"next_sentence": True})
 
 

@@ -76,5 +76,5 @@ def test_only_recurrent_networks_carry_state():
         return PretrainRecipe(objective="carried_lm", model={"architecture": architecture, "size": "tiny"})
 
     check_model(recipe("lstm"))
-    with pytest.raises(ConfigError, match=r"carries state, and a gpt has none; .* one of 'rnn', 'lstm', 'gru'"):
+    with pytest.raises(ConfigError, match=r"carries state, but a gpt has none; .* one of 'rnn', 'lstm', 'gru'"):
         check_model(recipe("gpt"))

@@ -33,6 +33,6 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(ConfigError, match="holds something else"):
+    with pytest.raises(ConfigError, match="contains something else"):
         Stages(tmp_path / "stages.json", {})
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]

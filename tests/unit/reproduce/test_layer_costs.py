@@ -97,5 +97,5 @@ def test_the_page_has_a_row_for_each_layer(tmp_path, monkeypatch):
     assert re.search(r"^\| self-attention \| n² d \| 2 \| \d\.\d\d \| .* \| 1 \| 1 \|$", table, re.MULTILINE)
     assert table.endswith("".join(f"- {line}\n" for line in lines[:-1]))
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
+    with pytest.raises(ConfigError, match="this is a file; choose a folder as --out"):
         layer_costs.transformer_table_1(tmp_path / "file")

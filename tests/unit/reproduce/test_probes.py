@@ -39,5 +39,5 @@ def test_own_tasks_are_found_by_their_folders(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     assert sorted(own_probes(tmp_path)) == ["conll2003", "rte"]
-    with pytest.raises(DataError, match=r"no task is there; expected GLUE's files .* squad/train.json"):
+    with pytest.raises(DataError, match=r"no tasks found; expected GLUE's files .* squad/train.json"):
         own_probes(tmp_path / "RTE")

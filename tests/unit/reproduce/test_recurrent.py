@@ -99,7 +99,7 @@ def test_both_write_numbers_and_a_page(tmp_path):
     assert progress.seen == [(f"digits backwards, attention: {name}", at) for name in READERS for at in (1, 2, 3)]
     assert (tmp_path / "rnn-attention.html").read_text().count("<svg") == 5
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
+    with pytest.raises(ConfigError, match="this is a file; choose a folder as --out"):
         rnn_attention(tmp_path / "file", lengths=(1,), num_steps=1)
 
 

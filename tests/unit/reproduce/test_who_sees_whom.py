@@ -43,5 +43,5 @@ def test_bert_and_elmo_see_all_and_left_to_right_models_what_came_before(tmp_pat
 
 def test_a_file_is_not_taken_for_its_folder(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="a folder is written, and this is a file"):
+    with pytest.raises(ConfigError, match="this is a file; choose a folder as --out"):
         figure_1(tmp_path / "file")

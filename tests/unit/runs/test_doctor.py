@@ -27,7 +27,7 @@ def test_every_device_is_checked_in_both_precisions_and_sound(found):
     assert found["checks"][1]["largest_difference"] > 0.0
     assert all(check["tokens_per_second"] > 0 for check in found["checks"])
     said = "\n".join(doctor_lines(found))
-    assert "would use  cpu in fp32 (MASKLOOM_DEVICE says so" in said
+    assert "would use  cpu in fp32 (set by MASKLOOM_DEVICE" in said
     assert f"torch {found['versions']['torch']}" in said
 
 

@@ -86,13 +86,17 @@ def test_questions_and_their_text_are_looked_at(model: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(("name", "content"), [("t.txt", "EU B-ORG\n"), ("t.json", "{}"), ("t.conll", "EU B-ORG\n")])
 def test_data_of_another_kind_names_the_task_to_give(model: Path, tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=r"; the task is single unless --task says tagging .*, span .* or another$"):
+    with pytest.raises(
+        DataError, match=r"; the task is single by default; --task sets tagging .*, span .* or another$"
+    ):
         look_at_training_data(model, [tmp_path / name], "single", ReadingOptions())
 
 
 def test_a_file_named_for_a_language_points_to_translation(model: Path, tmp_path: Path) -> None:
     (tmp_path / "train.de").write_text("ein Mann\n")
-    with pytest.raises(DataError, match=r"seq2seq \(.* targets: --set seq2seq\.target_suffix=en\) or another$"):
+    with pytest.raises(
+        DataError, match=r"seq2seq \(.* targets in separate files: --set seq2seq\.target_suffix=en\) or another$"
+    ):
         look_at_training_data(model, [tmp_path / "train.de"], "single", ReadingOptions())
 
 

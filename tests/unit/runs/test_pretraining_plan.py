@@ -42,8 +42,8 @@ def test_a_length_or_cap_that_phases_do_not_take_is_said():
     recipe = load_recipe(PretrainRecipe, None, [phases, "data.max_length=32", "data.max_predictions_per_seq=3"])
     assert [plan.data.resolved_max_predictions() for plan in phase_plans(recipe)] == [3, 10]
     assert ignored_settings(recipe, has_init=False) == [
-        "data.max_predictions_per_seq = 3: holds for length 32 (data.max_length); phases of length 64 predict what "
-        "data.masked_lm_prob asks for"
+        "data.max_predictions_per_seq = 3: applies only to length 32 (data.max_length); phases of length 64 predict "
+        "as many tokens as data.masked_lm_prob asks for"
     ]
     for length in (48, 64):
         recipe = load_recipe(PretrainRecipe, None, [phases, f"data.max_length={length}"])

@@ -104,7 +104,7 @@ def test_a_worker_that_is_lost_for_good_is_named_by_its_task(ray: Ray) -> None:
 
 def test_who_does_the_tasks_is_chosen_by_name(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_engine("local") is None
-    with pytest.raises(ConfigError, match=r"--ray-address head:1 is of use with --engine ray only"):
+    with pytest.raises(ConfigError, match=r"--ray-address head:1 needs --engine ray"):
         chosen_engine("local", "head:1")
     engine = chosen_engine("ray", "cluster:1")
     assert engine is not None

@@ -134,7 +134,7 @@ def test_the_default_page_of_other_runs_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     report([first], None)
     before = (tmp_path / "report.html").read_bytes()
-    with pytest.raises(ConfigError, match=r"report\.html: holds something else.*--out"):
+    with pytest.raises(ConfigError, match=r"report\.html is not a page about these runs.*--out"):
         report([other], None)
     assert (tmp_path / "report.html").read_bytes() == before
     assert report([first], None)["page"] == "report.html"

@@ -25,7 +25,7 @@ def test_resuming_names_what_changed(tmp_path) -> None:
     other = load_recipe(PretrainRecipe, None, ["data.max_length=64"])
     with pytest.raises(ConfigError, match=r"data\.max_length was 128, is 64"):
         prepare_run_folder(out, other, inputs={"corpus": "a"}, resume=True)
-    with pytest.raises(ConfigError, match="corpus 'a', this one is 'b'"):
+    with pytest.raises(ConfigError, match="corpus 'a', not 'b'"):
         prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "b"}, resume=True)
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_description_is_named(tmp_path, content: str | None) -> None:
     out = tmp_path / "run"
     prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=False)
     (out / "run.json").unlink() if content is None else (out / "run.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"it needs recipe\.toml and a whole run\.json"):
+    with pytest.raises(ConfigError, match=r"it needs recipe\.toml and a complete run\.json"):
         prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=True)
 
 

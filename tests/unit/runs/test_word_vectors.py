@@ -49,7 +49,7 @@ def test_embeddings_of_words_are_their_vectors_and_others_stay(architecture: str
     config = config_of(plain, vocab_size=len(VOCABULARY))
     model, fresh = (build_model(config, heads=(), seed=1) for _ in range(2))
     (told,) = take_word_vectors(model, section(vectors, architecture=architecture), VOCABULARY)
-    assert told == f"embeddings of 2 of 9 tokens are those of {vectors}; the other 7 are drawn"
+    assert told == f"embeddings of 2 of 9 tokens come from {vectors}; the other 7 are random"
     changed = (model.encoder.word_embeddings != fresh.encoder.word_embeddings).any(1)
     assert [VOCABULARY.tokens[place] for place in changed.nonzero().flatten()] == ["the", "good"]
     assert np.array_equal(model.encoder.word_embeddings[5:7].detach().numpy(), MATRIX[:2])
@@ -59,10 +59,10 @@ def test_embeddings_of_words_are_their_vectors_and_others_stay(architecture: str
 
 def test_vectors_that_do_not_fit_are_refused(vectors: Path) -> None:
     model = build_model(config_of(section(None, config={"hidden_size": 16}), vocab_size=9), heads=())
-    with pytest.raises(ConfigError, match=r"has vectors of 8 numbers, the embeddings of the model have 16; set"):
+    with pytest.raises(ConfigError, match=r"has vectors of 8 numbers, but the embeddings of the model have 16; set"):
         take_word_vectors(model, section(vectors), VOCABULARY)
     model = build_model(config_of(section(None), vocab_size=6), heads=())
-    with pytest.raises(ConfigError, match="no token of the vocabulary is a word of"):
+    with pytest.raises(ConfigError, match="no token of the vocabulary is a word in"):
         take_word_vectors(model, section(vectors), Vocabulary([*SPECIAL_TOKENS, "film"]))
     with pytest.raises(ValueError, match=r"freeze_word_vectors = true needs model\.word_vectors"):
         section(None, freeze_word_vectors=True)
@@ -82,8 +82,8 @@ def test_a_classifier_trains_from_vectors_of_a_words_run_on_its_words(is_frozen:
     progress = type("Said", (Progress,), {"say": lambda self, text: lines.append(text)})()
     data = LabelledFiles(tmp_path / "train.csv", tmp_path / "train.csv")
     finetune(recipe, model=tmp_path / "words", data=data, out=tmp_path / "run", progress=progress)
-    kept = " and do not change" if is_frozen else ""
-    said = f"embeddings of 4 of 9 tokens are those of {tmp_path / 'words'}{kept}; the other 5 are drawn"
+    kept = " and stay fixed" if is_frozen else ""
+    said = f"embeddings of 4 of 9 tokens come from {tmp_path / 'words'}{kept}; the other 5 are random"
     assert said in lines
     given = torch.from_numpy(read_vectors(tmp_path / "words" / "vectors.bin").matrix)
     learnt = load_model(tmp_path / "run" / "model", heads=())[0].encoder.word_embeddings[5:]

@@ -219,7 +219,7 @@ def test_scores_of_files_with_equal_names_are_all_told(text: Path, tmp_path: Pat
 def test_the_run_of_a_model_is_not_taken_for_vectors(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text('kind = "finetune"\n')
     (tmp_path / "run.json").write_text('{"inputs": {"train": "x"}, "id": "x", "paths": {}, "world_size": 1}')
-    with pytest.raises(DataError, match=f"{tmp_path}: is a run that trains a model; only `maskloom words train`"):
+    with pytest.raises(DataError, match=f"{tmp_path}: this run trains a model; only `maskloom words train`"):
         neighbours(tmp_path, ["a"])
 
 
@@ -237,7 +237,7 @@ def test_the_page_needs_nothing_else(text: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="two words"):
         plot_words(tmp_path / "out", [first], tmp_path / "plot.html")
     for number in (-1, 51):
-        with pytest.raises(ConfigError, match=f"--neighbours {number}: 0 to 50 of each word"):
+        with pytest.raises(ConfigError, match=f"--neighbours {number}: 0 to 50 per word"):
             plot_words(tmp_path / "out", [first, second], tmp_path / "plot.html", number)
     for name, message in (("plot.txt", "an .html file"), ("none/plot.html", f"the folder {tmp_path / 'none'} does")):
         with pytest.raises(ConfigError, match=f"^{tmp_path / name}: .*{message}"):

@@ -102,7 +102,9 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
     a folder that does not exist.
     """
     if not data.is_dir():
-        raise DataError(f"{data}: there is no such folder; GLUE's files lie in it as CoLA/train.tsv, RTE/dev.tsv ...")
+        raise DataError(
+            f"{data}: there is no such folder; it should contain GLUE's files as CoLA/train.tsv, RTE/dev.tsv ..."
+        )
     wanted = [glue_task(name) for name in names] if names is not None else list(TASKS)
     wanted = [task for index, task in enumerate(wanted) if task not in wanted[:index]]
     found, absent = [], {}
@@ -114,7 +116,7 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
             found.append(task)
     if absent and names is not None:
         listed = "; ".join(f"{name}: {paths}" for name, paths in absent.items())
-        raise DataError(f"{data}: files of tasks that were asked for are not there: {listed}")
+        raise DataError(f"{data}: files of the requested tasks are missing: {listed}")
     if not found:
         raise DataError(f"{data}: no GLUE task found; looked for {'; '.join(absent.values())}")
     return found, absent
@@ -154,7 +156,7 @@ def count_test_rows(path: Path) -> int:
     header = next(rows)
     first = str(next(iter(header.fields))).strip().lower()
     if first not in ("index", "id"):
-        raise DataError(f"{path}: line 1: the first column is {first!r:.60}; a test file of GLUE has index or id there")
+        raise DataError(f"{path}: line 1: the first column is {first!r:.60}; a GLUE test file has index or id there")
     num_rows, blank = 0, None
     for row in rows:
         if list(row.fields) == [""]:
@@ -164,7 +166,9 @@ def count_test_rows(path: Path) -> int:
             raise DataError(f"{path}: line {blank}: a blank line within the file")
         index = next(iter(row.fields))
         if index != str(num_rows):
-            raise DataError(f"{path}: line {row.line}: index {index!r:.80}, expected {num_rows}; rows keep their order")
+            raise DataError(
+                f"{path}: line {row.line}: index {index!r:.80}, expected {num_rows}; rows must stay in order"
+            )
         num_rows += 1
     if not num_rows:
         raise DataError(f"{path}: no rows")
@@ -210,14 +214,14 @@ def _name_problems(names: list[str], *, allow_partial: bool) -> list[str]:
             problems.append(f"{name}: is in a folder; the zip must be flat")
         elif name not in known:
             near = next((other for other in known if other.lower() == name.lower()), None)
-            problems.append(f"{name}: not a file of a submission" + (f"; did you mean {near}?" if near else ""))
+            problems.append(f"{name}: not a submission file" + (f"; did you mean {near}?" if near else ""))
         elif names.count(name) > 1:
-            problems.append(f"{name}: stands {names.count(name)} times in the zip")
+            problems.append(f"{name}: occurs {names.count(name)} times in the zip")
     absent = sorted(known - set(names))
     if absent and not allow_partial:
-        problems.append(f"absent: {', '.join(absent)} (--allow-partial accepts a zip without them)")
+        problems.append(f"missing: {', '.join(absent)} (--allow-partial accepts a zip without them)")
     if not known & set(names):
-        problems.append("none of the files of a submission is there")
+        problems.append("contains no submission files")
     return problems
 
 
@@ -245,14 +249,14 @@ def _file_problems(archive: zipfile.ZipFile, file: SubmissionFile) -> list[str]:
         for rule, problem in _row_problems(line.removesuffix("\r"), number, file):
             found.setdefault(rule, f"line {number + 2}: {problem}")
     if len(lines) != file.num_rows + 1:
-        found["length"] = f"has {len(lines):,} lines with its header, expected {file.num_rows + 1:,}"
+        found["length"] = f"has {len(lines):,} lines including its header, expected {file.num_rows + 1:,}"
     return list(found.values())
 
 
 def _row_problems(line: str, number: int, file: SubmissionFile) -> list[tuple[str, str]]:
     fields = line.split("\t")
     if len(fields) != 2:
-        return [("fields", f"{len(fields)} fields, expected an index and a prediction with one tab between them")]
+        return [("fields", f"{len(fields)} fields, expected an index and a prediction separated by one tab")]
     problems = []
     if fields[0] != str(number):
         problems.append(("index", f"the index is {fields[0][:20]!r:.80}, expected {number}"))
@@ -262,5 +266,5 @@ def _row_problems(line: str, number: int, file: SubmissionFile) -> list[tuple[st
         if not _NUMBER.fullmatch(fields[1]):
             problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not a number"))
         elif not 0.0 <= float(fields[1]) <= 5.0:
-            problems.append(("range", f"the score {fields[1]} does not lie from 0 to 5"))
+            problems.append(("range", f"the score {fields[1]} is not between 0 and 5"))
     return problems

@@ -91,10 +91,10 @@ def glue_run(
     }
     prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     for name, paths in absent.items():
-        progress.say(f"{name} is skipped, its files are missing: {paths}")
+        progress.say(f"{name} is skipped because its files are missing: {paths}")
     outcomes = {}
     for task in found:
-        progress.say(f"{task.folder}: {found.index(task) + 1} of {len(found)} tasks")
+        progress.say(f"{task.folder}: task {found.index(task) + 1} of {len(found)}")
         outcomes[task.name] = _outcome(task, data, Path(model), out / task.folder, recipe, space or {}, progress)
     scores = {column: dict(values) for outcome in outcomes.values() for column, values in outcome["columns"].items()}
     result = {
@@ -160,7 +160,7 @@ def _further_columns(task: GlueTask, data: Path, out: Path, progress: Progress) 
         progress.say(f"{mismatched}: scored by the model that did best on the matched set")
         columns["MNLI-mm"] = evaluate(out, mismatched, reading=ReadingOptions(format="mnli"), progress=progress)
     else:
-        progress.say(f"{mismatched} is not there: no score for MNLI-mm")
+        progress.say(f"{mismatched} does not exist: no score for MNLI-mm")
     diagnostic = diagnostic_file(data, labelled=True)
     if diagnostic is not None:
         columns["AX"] = evaluate(out, diagnostic, reading=ReadingOptions(format="ax-full"), progress=progress)
@@ -198,7 +198,7 @@ def majority_label(folder: Path) -> str:
     """Return the label that `answer_by_majority` wrote; raises DataError when there is none."""
     path = folder / MAJORITY
     if not path.is_file():
-        raise DataError(f"{path}: not there; run the task wnli first (maskloom glue run)")
+        raise DataError(f"{path} does not exist; run the task wnli first (maskloom glue run)")
     return str(read_json_object(path)["label"])
 
 
@@ -218,7 +218,7 @@ def submit_glue(
     """
     run, data, out, progress = Path(run), Path(data), Path(out), progress or Progress()
     if out.suffix.lower() != ".zip" and not is_stream(out):
-        raise ConfigError(f"{out}: a submission is a .zip file")
+        raise ConfigError(f"{out}: a submission must be a .zip file")
     check_place(data, out)
     sources, absent = _sources(run, data)
     if absent and not allow_partial:
@@ -241,7 +241,7 @@ def submit_glue(
     with zipfile.ZipFile(held) as archive:
         problems = problems_of(archive, allow_partial=allow_partial)
     if problems:
-        raise DataError(f"{out} is not written; the check found:\n" + "\n".join(problems))
+        raise DataError(f"{out} was not written; the check found:\n" + "\n".join(problems))
     with output_file(out) as written:
         written.write(held.getvalue())
     return {"output": str(out), "files": account, "absent": absent, "is_complete": not absent}
@@ -257,9 +257,11 @@ def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
 def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Return the unlabelled file of each column that can be answered, and why the others cannot be."""
     if not run.is_dir():
-        raise DataError(f"{run}: there is no such folder; a run of `maskloom glue run` is expected")
+        raise DataError(f"{run}: there is no such folder; the --out of a `maskloom glue run` is expected")
     if not data.is_dir():
-        raise DataError(f"{data}: there is no such folder; GLUE's files lie in it as CoLA/test.tsv, RTE/test.tsv ...")
+        raise DataError(
+            f"{data}: there is no such folder; it should contain GLUE's files as CoLA/test.tsv, RTE/test.tsv ..."
+        )
     sources, absent = {}, {}
     for file in SUBMISSION:
         task = glue_task(file.task)
@@ -270,9 +272,9 @@ def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
             path, looked_for = (path if path.is_file() else None), str(path)
         answers = run / task.folder / (MAJORITY if task.name == "wnli" else "model")
         if path is None:
-            absent[file.column] = f"{looked_for} is not there"
+            absent[file.column] = f"{looked_for} does not exist"
         elif not answers.exists():
-            absent[file.column] = f"{answers} is not there; run the task {task.name} first"
+            absent[file.column] = f"{answers} does not exist; run the task {task.name} first"
         else:
             sources[file.column] = path
     return sources, absent

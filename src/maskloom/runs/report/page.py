@@ -52,7 +52,7 @@ def report(
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
     title = f"<title>{escape(', '.join(names))}: "
     if out is None and target.exists() and title not in target.read_text(encoding="utf-8", errors="replace"):
-        raise ConfigError(f"{target}: holds something else than a page about these runs; name the page with --out")
+        raise ConfigError(f"{target} is not a page about these runs; name another page with --out")
     shown = {}
     for record in [inner for run in records for inner in run.trained if inner.kind == "finetune"]:
         if num_examples and record.result is not None:

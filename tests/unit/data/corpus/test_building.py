@@ -443,7 +443,7 @@ def test_the_vocabulary_comes_from_any_folder_that_has_one(text: Path, tmp_path:
     for name, message in {
         "begun": "this run has no model/ yet",
         "absent": "absent: no such folder; a vocabulary, model, corpus or run folder is expected",
-        "out": r"none of vocab\.txt, vocab\.json, tokenizer\.json in it .* it holds: only_json, run, vocab",
+        "out": r"none of vocab\.txt, vocab\.json, tokenizer\.json here or in .* found: only_json, run, vocab",
     }.items():
         with pytest.raises(DataError, match=message):
             build_corpus_from_files(text, vocab=tmp_path / name, out=tmp_path / "other")
@@ -493,7 +493,7 @@ def test_options_that_would_change_nothing_are_refused(text: Path, tmp_path: Pat
     build = functools.partial(build_corpus_from_files, vocab=tmp_path / "vocab", out=tmp_path / "out")
     with pytest.raises(ConfigError, match=r"--documents file: the text has no \.txt file, .*leave it out"):
         build(rows, settings=CorpusSettings(documents="file"))
-    with pytest.raises(ConfigError, match="--language de: with --sentences lines no sentences are looked for"):
+    with pytest.raises(ConfigError, match="--language de: --sentences lines does not split text into sentences"):
         build(rows, settings=CorpusSettings(sentences="lines", language="de"))
     assert not (tmp_path / "out").exists()
     assert build([rows, text], settings=CorpusSettings(documents="file"))["num_documents"] == 2

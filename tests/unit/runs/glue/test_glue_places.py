@@ -28,7 +28,7 @@ def test_tasks_that_are_there_and_those_that_are_not(tmp_path):
 
 def test_what_is_asked_for_must_be_there(tmp_path):
     put(tmp_path / "RTE" / "train.tsv")
-    with pytest.raises(DataError, match=r"asked for are not there: rte: .*RTE/dev\.tsv"):
+    with pytest.raises(DataError, match=r"files of the requested tasks are missing: rte: .*RTE/dev\.tsv"):
         chosen_tasks(tmp_path, ["rte"])
     with pytest.raises(DataError, match=r"no GLUE task found; looked for .*CoLA/train\.tsv"):
         chosen_tasks(tmp_path, None)

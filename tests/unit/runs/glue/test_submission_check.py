@@ -47,7 +47,7 @@ def test_absent_files_are_named_unless_allowed(tmp_path, contents):
     assert faults(tmp_path, contents) == []
     (problem,) = check_submission(tmp_path / "s.zip")
     names = "AX.tsv, CoLA.tsv, MNLI-m.tsv, MNLI-mm.tsv, MRPC.tsv, QNLI.tsv, QQP.tsv, SST-2.tsv"
-    assert problem == f"absent: {names} (--allow-partial accepts a zip without them)"
+    assert problem == f"missing: {names} (--allow-partial accepts a zip without them)"
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ def test_absent_files_are_named_unless_allowed(tmp_path, contents):
         ("WNLI.tsv", lambda text: text.removeprefix("index\tprediction\n"), "line 1: the header is '0\\t1'"),
         ("WNLI.tsv", lambda text: text.replace("\n5\t1", "\n6\t1"), "line 7: the index is '6', expected 5"),
         ("WNLI.tsv", lambda text: text.replace("\n0\t", "\n1\t"), "line 2: the index is '1', expected 0"),
-        ("WNLI.tsv", lambda text: text + "146\t1\n", "has 148 lines with its header, expected 147"),
-        ("WNLI.tsv", lambda text: text[: text.rindex("145")], "has 146 lines with its header, expected 147"),
+        ("WNLI.tsv", lambda text: text + "146\t1\n", "has 148 lines including its header, expected 147"),
+        ("WNLI.tsv", lambda text: text[: text.rindex("145")], "has 146 lines including its header, expected 147"),
         ("WNLI.tsv", lambda text: text.replace("3\t1\n", "3\tentailment\n", 1), "'entailment' is not one of 0, 1"),
         ("WNLI.tsv", lambda text: text.replace("3\t1\n", "3 1\n", 1), "line 5: 1 fields"),
         ("WNLI.tsv", lambda text: text + "\n", "line 148: 1 fields"),
         ("WNLI.tsv", lambda text: "", "is empty"),
         ("RTE.tsv", lambda text: text.replace("9\tentailment", "9\t1", 1), "line 11: the prediction '1' is not one of"),
         ("RTE.tsv", lambda text: text.replace("entailment", "Entailment", 1), "'Entailment' is not one of"),
-        ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\t5.01", 1), "line 9: the score 5.01 does not lie from 0"),
-        ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\t-0.1", 1), "the score -0.1 does not lie"),
+        ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\t5.01", 1), "line 9: the score 5.01 is not between 0"),
+        ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\t-0.1", 1), "the score -0.1 is not between"),
         ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\tnan", 1), "'nan' is not a number"),
         ("STS-B.tsv", lambda text: text.replace("7\t4.25", "7\tinf", 1), "'inf' is not a number"),
     ],
@@ -89,11 +89,11 @@ def test_names_of_files(tmp_path, contents):
     found = faults(tmp_path, contents, **{"glue/CoLA.tsv": "x", "cola.tsv": "x", "notes.txt": "x"})
     assert found == [
         "glue/CoLA.tsv: is in a folder; the zip must be flat",
-        "cola.tsv: not a file of a submission; did you mean CoLA.tsv?",
-        "notes.txt: not a file of a submission",
+        "cola.tsv: not a submission file; did you mean CoLA.tsv?",
+        "notes.txt: not a submission file",
     ]
     write(tmp_path / "none.zip", {"a.txt": ""})
-    assert "none of the files" in check_submission(tmp_path / "none.zip", allow_partial=True)[-1]
+    assert "contains no submission files" in check_submission(tmp_path / "none.zip", allow_partial=True)[-1]
 
 
 def test_a_name_that_stands_twice(tmp_path, contents):
@@ -101,7 +101,7 @@ def test_a_name_that_stands_twice(tmp_path, contents):
         archive.writestr("WNLI.tsv", contents["WNLI.tsv"])
         with pytest.warns(UserWarning, match="Duplicate name"):
             archive.writestr("WNLI.tsv", contents["WNLI.tsv"])
-    assert check_submission(tmp_path / "s.zip", allow_partial=True) == ["WNLI.tsv: stands 2 times in the zip"]
+    assert check_submission(tmp_path / "s.zip", allow_partial=True) == ["WNLI.tsv: occurs 2 times in the zip"]
 
 
 def test_broken_files(tmp_path, contents):
