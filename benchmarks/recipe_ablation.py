@@ -20,6 +20,7 @@ from surroundings import processor
 
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.reproduce.judging import masked_losses
+from maskloom.runs.corpus import stats
 from maskloom.runs.plan import plan_pretraining
 from maskloom.system.files import write_json, write_text
 
@@ -78,8 +79,9 @@ def main() -> None:
         losses = json.loads((folder / "losses.json").read_text())
         found[name] = {"losses": losses, "tokens_per_second": rate["tokens_per_second"], "own": metrics["mlm_loss"]}
     if options.results and not options.runs_only:
-        write_json(options.results.with_suffix(".json"), {"processor": processor(), "variants": found})
-        write_text(options.results.with_suffix(".md"), page(found))
+        about = stats(options.corpus)
+        write_json(options.results.with_suffix(".json"), {"processor": processor(), "corpus": about, "variants": found})
+        write_text(options.results.with_suffix(".md"), page(found, about))
 
 
 def settings(name: str) -> tuple[str, ...]:
@@ -97,15 +99,16 @@ def run(name: str, corpus: Path, folder: Path) -> None:
     subprocess.run([str(word) for word in command], check=True)
 
 
-def page(found: dict[str, Any]) -> str:
+def page(found: dict[str, Any], about: dict[str, Any]) -> str:
     """Return the page as Markdown."""
     lines = [
         "# What single choices do to a tiny BERT",
         "",
         "Made by `python benchmarks/recipe_ablation.py --corpus CORPUS --out DIR --results PATH`; do not edit.",
         "",
-        "English Wikipedia (a part) and 56 novels, 25.8 million tokens, a vocabulary of 8,000. Two layers of 128, rows "
-        "of at most 64 tokens, 3,000 steps of 32 rows: 4.3 million tokens; one seed each. The loss is that of the "
+        f"The corpus has {about['num_tokens'] / 1e6:.1f} million tokens in {about['num_documents']:,} documents, and a "
+        f"vocabulary of {about['vocabulary_size']:,}. Two layers of 128, rows of at most 64 tokens, 3,000 steps of 32 "
+        "rows, unless the variant says otherwise; one seed each. The loss is that of the "
         "paper's masks (15 %, 80/10/10) on rows of 128 of held-out text, the same tokens for all. Rates are of this "
         f"machine, {processor()}, with all its threads.",
         "",
