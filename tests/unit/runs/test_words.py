@@ -160,7 +160,7 @@ def test_one_long_line_is_read_in_pieces_without_cutting_a_word(
 
 
 def test_text_that_is_refused_leaves_no_folder(text: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"--min-count 9999: of .* distinct words, 0 occur"):
+    with pytest.raises(DataError, match=r"--min-count 9999: of .* distinct words, only 0 occur"):
         train_words(text, RECIPE.model_copy(update={"min_count": 9999}), out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
