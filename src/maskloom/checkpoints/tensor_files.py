@@ -85,7 +85,7 @@ def refuse_unconverted(folder: Path) -> None:
     found = next((path for path in (folder / PICKLED, *sorted(folder.glob("*.index"))) if path.is_file()), None)
     if found is not None:
         what = "files of this kind can run code when opened" if found.name == PICKLED else "a TensorFlow checkpoint"
-        raise DataError(f"{found}: {what}; convert it to {WEIGHTS} after a check: maskloom convert {folder} --out DIR")
+        raise DataError(f"{found}: {what}; convert it to {WEIGHTS}, with checks: maskloom convert {folder} --out DIR")
 
 
 def refuse_unsafe(path: Path) -> None:
