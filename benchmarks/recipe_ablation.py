@@ -101,16 +101,17 @@ def run(name: str, corpus: Path, folder: Path) -> None:
 
 def page(found: dict[str, Any], about: dict[str, Any]) -> str:
     """Return the page as Markdown."""
+    more = "" if found.keys() == VARIANTS.keys() else " --variants " + " ".join(f'"{name}"' for name in found)
     lines = [
         "# What single choices do to a tiny BERT",
         "",
-        "Made by `python benchmarks/recipe_ablation.py --corpus CORPUS --out DIR --results PATH`; do not edit.",
+        f"Made by `python benchmarks/recipe_ablation.py --corpus CORPUS --out DIR --results PATH{more}`; do not edit.",
         "",
         f"The corpus has {about['num_tokens'] / 1e6:.1f} million tokens in {about['num_documents']:,} documents, and a "
         f"vocabulary of {about['vocabulary_size']:,}. Two layers of 128, rows of at most 64 tokens, 3,000 steps of 32 "
-        "rows, unless the variant says otherwise; one seed each. The loss is that of the "
-        "paper's masks (15 %, 80/10/10) on rows of 128 of held-out text, the same tokens for all. Rates are of this "
-        f"machine, {processor()}, with all its threads.",
+        "rows, unless the variant says otherwise; one seed each, so small differences mean little. The loss is that "
+        "of the paper's masks (15 %, 80/10/10) on rows of 128 of held-out text, the same tokens for all. Rates are of "
+        f"this machine, {processor()}, with all its threads.",
         "",
         "| variant | compared with | loss, nats | difference | tokens/s | ratio |",
         "|---|---|---:|---:|---:|---:|",
