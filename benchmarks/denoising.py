@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from surroundings import data_folder, processor, write_real_text
-from translation import command, spread
+from translation import command, resumed, spread
 
 from maskloom.reproduce.experiments import Trend, above, below
 
@@ -142,11 +142,6 @@ def settings(*values: str) -> list[str]:
 def run_folder(options: argparse.Namespace, noise: str, seed: int, task: str = "") -> Path:
     """Return the folder of a run."""
     return options.out / "runs" / f"{noise} {task}{seed}".replace(" ", "-")
-
-
-def resumed(folder: Path) -> list[str]:
-    """Return the option that resumes a run, or nothing if the run has not started."""
-    return ["--resume"] if (folder / "recipe.toml").exists() else []
 
 
 def pretrained(options: argparse.Namespace, noise: str, seed: int) -> float | None:

@@ -19,9 +19,9 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from denoising import kept, resumed, settings
+from denoising import kept, settings
 from surroundings import data_folder, processor
-from translation import command, spread
+from translation import command, resumed, spread
 
 from maskloom.reproduce.experiments import Trend, above
 

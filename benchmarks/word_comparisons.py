@@ -23,10 +23,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from denoising import kept, resumed
+from denoising import kept
 from scipy.stats import t as student
 from surroundings import data_folder, processor, write_real_text
-from translation import command, spread
+from translation import command, resumed, spread
 from word_senses import compare_senses, paragraph, sense_lines, sense_trends, table
 
 from maskloom.reproduce.experiments import Measure, Scores, Trend, above, beyond

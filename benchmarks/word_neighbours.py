@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from denoising import kept
 from surroundings import data_folder, processor
-from translation import command
+from translation import command, resumed
 
 SEEDS = (0, 1, 2)
 _FIRST = 7
@@ -64,14 +65,15 @@ def _lines() -> Iterator[str]:
 
 def _trained(out: Path, seed: int) -> dict[str, Any]:
     """Return the neighbours of all words with one seed, and the number of words in the text."""
-    folder, told = out / f"seed-{seed}", out / f"seed-{seed}.json"
-    if not told.exists():
-        resume = ["--resume"] if folder.exists() else []
-        where = ("--out", str(folder), "--seed", str(seed), "--json")
-        words = json.loads(command("words", "train", str(out / "text.txt"), *where, *_HOW, *resume))["num_tokens"]
+    folder = out / f"seed-{seed}"
+
+    def make() -> dict[str, Any]:
+        where = ("--out", str(folder), "--seed", str(seed), "--json", *resumed(folder))
+        words = json.loads(command("words", "train", str(out / "text.txt"), *where, *_HOW))["num_tokens"]
         near = json.loads(command("words", "neighbours", str(folder), *_KIN, "--number", str(_FIRST), "--json"))
-        told.write_text(json.dumps({"num_words": words, "neighbours": near}, indent=1) + "\n", encoding="utf-8")
-    return json.loads(told.read_text(encoding="utf-8"))
+        return {"num_words": words, "neighbours": near}
+
+    return kept(folder.with_suffix(".json"), make)
 
 
 def _write_page(target: Path, found: dict[int, dict[str, Any]], num_bytes: int) -> None:

@@ -113,5 +113,8 @@ def test_more_layers_than_tensors_are_refused_before_they_are_planned(tmp_path):
     write_model(tmp_path)
     text = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(text.replace('"num_hidden_layers": 1', '"num_hidden_layers": 1000'))
-    with pytest.raises(DataError, match=r"config\.json: num_hidden_layers = 1000, but there are only \d+ weight"):
+    message = (
+        r"config\.json: num_hidden_layers = 1000, but there are only \d+ weight tensors; these files do not belong"
+    )
+    with pytest.raises(DataError, match=message):
         load_model(tmp_path)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, show, with_options
+from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, complete_recipe, show, with_options
 from maskloom.runs.display import aligned, stage_callback, terminal_progress
 
 
@@ -175,9 +175,8 @@ recipes_app = typer.Typer(help="List the shipped recipes, and explain every key.
 
 
 def _complete_name(incomplete: str) -> list[str]:
-    from maskloom.recipe_files import shipped_recipes
-
-    return [name for name in ("pretrain", "finetune", *shipped_recipes()) if name.startswith(incomplete)]
+    defaults = [name for name in ("pretrain", "finetune") if name.startswith(incomplete)]
+    return defaults + complete_recipe(incomplete)
 
 
 @recipes_app.callback(invoke_without_command=True)

@@ -98,7 +98,9 @@ def test_two_failed_writes_in_a_row_or_the_last_one_stop_and_lose_nothing(
 def test_a_save_without_room_is_not_begun(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(checkpoints.shutil, "disk_usage", lambda _: (10**9, 10**9 - 1_000, 1_000))
     with BackgroundSaves(tmp_path, keep=2, on_whole=lambda *_: None) as saves:
-        with pytest.raises(OSError, match=r"0\.0 MiB free, .* MiB \(1\.2 times the checkpoint\) needed") as caught:
+        with pytest.raises(
+            OSError, match=r"0\.0 MiB free, [\d,]+\.\d MiB \(1\.2 times the checkpoint\) needed"
+        ) as caught:
             saves.save(tiny_state(), {})
         assert caught.value.errno == errno.ENOSPC
     assert list(tmp_path.iterdir()) == []
