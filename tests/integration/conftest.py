@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server():
     """Start runs as forks of one process that has imported everything."""
     from tools.soak.processes import ForkServer  # imported here so that other tests do not need it
@@ -28,6 +28,24 @@ def budget(tmp_path_factory):
     from tools.soak.rows import Budget
 
     return Budget(0, tmp_path_factory.mktemp("trials"))
+
+
+@pytest.fixture(scope="session")
+def run_data(server, tmp_path_factory) -> Path:
+    """Return a folder with the corpus, the model folder and the labelled data of `tools.soak.subjects`."""
+    from tools.soak.subjects import prepare
+
+    return prepare(server, tmp_path_factory.mktemp("run-data"), num_topics=40)
+
+
+@pytest.fixture(scope="session")
+def pretrained_alone(server, run_data, tmp_path_factory):
+    """Return a pre-training run that nothing disturbs."""
+    from tools.soak.kills import leave_alone
+    from tools.soak.subjects import pretraining
+
+    subject = pretraining(run_data, steps=50, evaluate_every=20)
+    return leave_alone(server, subject, tmp_path_factory.mktemp("pretrained") / "alone")
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Exit codes and messages of the command line, in real processes."""
+"""Exit codes and messages of the command line."""
 
 import json
 import subprocess
@@ -56,12 +56,14 @@ def test_help_names_every_command_without_heavy_imports() -> None:
         (["info", "absent"], 3, "absent"),
     ],
 )
-def test_wrong_use_is_answered_by_name(arguments: list[str], code: int, expected: str, tmp_path, monkeypatch) -> None:
+def test_wrong_use_is_answered_by_name(
+    command, arguments: list[str], code: int, expected: str, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run(*arguments)
-    assert result.returncode == code, result.stderr
-    assert expected in result.stderr
-    assert "Traceback" not in result.stderr
+    found, said = command(*arguments)
+    assert found == code, said
+    assert expected in said
+    assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,12 +16,7 @@ from maskloom.runs.export import export, export_lines
 from maskloom.runs.rerun import rerun
 from maskloom.system.files import write_json
 from maskloom.training.checkpointing.checkpoints import step_folders
-from tools.soak.subjects import RUN, finetuning, prepare, pretraining, run_whole
-
-
-@pytest.fixture(scope="module")
-def data(server, budget):
-    return prepare(server, budget.work / "data", num_topics=40)
+from tools.soak.subjects import RUN, finetuning, pretraining, run_whole
 
 
 def _ended_early(server, subject, folder, rule):
@@ -31,16 +26,16 @@ def _ended_early(server, subject, folder, rule):
 
 
 @pytest.fixture(scope="module")
-def pretrained(server, data, tmp_path_factory):
+def pretrained(server, run_data, tmp_path_factory):
     """Return a pre-training run of 21 steps, saved every 5, killed just before it writes its model."""
-    subject = pretraining(data, steps=21, save_every=5, evaluate_every=10)
+    subject = pretraining(run_data, steps=21, save_every=5, evaluate_every=10)
     return subject, _ended_early(server, subject, tmp_path_factory.mktemp("pretrain") / "a", "kill@model.write#1")
 
 
 @pytest.fixture(scope="module")
-def finetuned(server, data, tmp_path_factory):
+def finetuned(server, run_data, tmp_path_factory):
     """Return a fine-tuning run of two seeds, killed in the third epoch of the second; an epoch is 5 steps."""
-    subject = finetuning(data, epochs=3)
+    subject = finetuning(run_data, epochs=3)
     subject = replace(subject, arguments=(*subject.arguments, "--set", "training.save_every=5"))
     return subject, _ended_early(server, subject, tmp_path_factory.mktemp("finetune") / "a", "kill@training.step#28")
 
@@ -49,7 +44,7 @@ def _weights(folder):
     return dict(load_model(folder)[0].named_parameters())
 
 
-def test_pre_training_ended_early_gives_a_model_to_go_on_from(server, data, pretrained, tmp_path):
+def test_pre_training_ended_early_gives_a_model_to_go_on_from(server, run_data, pretrained, tmp_path):
     _, run = pretrained
     with pytest.raises(DataError, match=f"maskloom export {run} --out DIR"):
         maskloom.load(run)
@@ -61,7 +56,7 @@ def test_pre_training_ended_early_gives_a_model_to_go_on_from(server, data, pret
     assert not torch.equal(first["encoder.pooler.dense.weight"], second["encoder.pooler.dense.weight"])
     assert maskloom.load(tmp_path / "newest").fill_mask("a [MASK] b")
     assert "Step 20 of phase-1." in (tmp_path / "older" / "README.md").read_text(encoding="utf-8")
-    arguments = ["pretrain", "--corpus", str(data / "corpus"), "--out", "on", "--init", str(tmp_path / "newest")]
+    arguments = ["pretrain", "--corpus", str(run_data / "corpus"), "--out", "on", "--init", str(tmp_path / "newest")]
     sets = ["training.steps=1", "data.max_length=32", "training.num_threads=1", "training.batch_size=8"]
     run_whole(server, (*arguments, *(word for each in sets for word in ("--set", each))), tmp_path)
     with pytest.raises(ConfigError, match="no such checkpoint; available: phase-1: steps 20, 21"):
@@ -97,7 +92,7 @@ def test_a_finished_run_gives_its_model(server, pretrained, tmp_path):
         assert (tmp_path / "out" / name).read_bytes() == (finished / "model" / name).read_bytes(), name
 
 
-def test_fine_tuning_ended_early_predicts_and_is_scored(server, data, finetuned, tmp_path):
+def test_fine_tuning_ended_early_predicts_and_is_scored(server, run_data, finetuned, tmp_path):
     subject, run = finetuned
     newest = export(run, tmp_path / "newest")
     # the save of step 5 ends before the save of step 10 begins, which the kill may have interrupted
@@ -105,7 +100,7 @@ def test_fine_tuning_ended_early_predicts_and_is_scored(server, data, finetuned,
     first = export(run, tmp_path / "first", stage="seed-0")
     assert first["stage"] == "seed-0"
     for name, result in (("newest", newest), ("first", first)):
-        scored = evaluate([tmp_path / name], data / "dev.jsonl")
+        scored = evaluate([tmp_path / name], run_data / "dev.jsonl")
         assert scored["accuracy"] == pytest.approx(result["scores"]["accuracy"])
         assert maskloom.load(tmp_path / name).predict(["a true film"])[0]["label"] in ("good", "bad")
     shutil.copytree(run.parent, tmp_path / "run")
@@ -117,15 +112,15 @@ def test_fine_tuning_ended_early_predicts_and_is_scored(server, data, finetuned,
     assert (tmp_path / "finished" / "maskloom.json").read_bytes() == (finished / "model" / "maskloom.json").read_bytes()
 
 
-def test_what_is_no_single_run_is_refused(data, tmp_path):
+def test_what_is_no_single_run_is_refused(run_data, tmp_path):
     with pytest.raises(ConfigError, match="not the folder of a run"):
-        export(data / "corpus", tmp_path / "out")
+        export(run_data / "corpus", tmp_path / "out")
     for command in (export, rerun):
         with pytest.raises(ConfigError, match=r"rnu: no such folder$"):
             command(tmp_path / "rnu", out=tmp_path / "out")
 
 
-def test_a_finished_search_gives_its_best_model_and_its_trials_are_exported_alone(data, finetuned, tmp_path):
+def test_a_finished_search_gives_its_best_model_and_its_trials_are_exported_alone(run_data, finetuned, tmp_path):
     _, run = finetuned
     search, trial = tmp_path / "search", tmp_path / "search" / "trials" / "trial-001"
     shutil.copytree(run, trial)
@@ -135,7 +130,7 @@ def test_a_finished_search_gives_its_best_model_and_its_trials_are_exported_alon
     with pytest.raises(ConfigError, match="several runs; export one of them"):
         export(search, tmp_path / "out")
     assert export(trial, tmp_path / "out")["stage"] == "seed-1"
-    shutil.copytree(data / "first" / "model", search / "model")
+    shutil.copytree(run_data / "first" / "model", search / "model")
     assert export(search, tmp_path / "best")["step"] is None
     for path in (search / "model").iterdir():
         assert (tmp_path / "best" / path.name).read_bytes() == path.read_bytes()
@@ -143,21 +138,21 @@ def test_a_finished_search_gives_its_best_model_and_its_trials_are_exported_alon
         export(search, tmp_path / "none", step=5)
 
 
-def test_convert_says_what_it_was_given_instead(data, pretrained, tmp_path):
+def test_convert_says_what_it_was_given_instead(run_data, pretrained, tmp_path):
     _, run = pretrained
     (tmp_path / "empty").mkdir()
     for place, message in (
         (tmp_path / "empty", "no weights; the folder is empty; expected model.safetensors, .* `maskloom convert` also"),
-        (data / "corpus", "no weights; this is a corpus; expected"),
-        (data / "vocab", "no weights; this is a vocabulary; expected"),
-        (data / "first", f"no weights; this is a run; its model is in {data / 'first' / 'model'}; expected"),
+        (run_data / "corpus", "no weights; this is a corpus; expected"),
+        (run_data / "vocab", "no weights; this is a vocabulary; expected"),
+        (run_data / "first", f"no weights; this is a run; its model is in {run_data / 'first' / 'model'}; expected"),
         (run, f"no weights; this is a run; maskloom export {run} --out DIR makes a model folder from a checkpoint;"),
-        (data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that contains it, config.json"),
+        (run_data / "vocab" / "vocab.txt", "a vocabulary, not weights; name the folder that contains it, config.json"),
         (
-            data / "first" / "model" / "model.safetensors",
+            run_data / "first" / "model" / "model.safetensors",
             "cannot be read on its own; name the folder that contains it,",
         ),
-        (data, "no weights; it holds corpus, dev.jsonl, first,"),
+        (run_data, "no weights; it holds corpus, dev.jsonl, first,"),
     ):
         with pytest.raises(DataError, match=f"{place}: {message}"):
             convert(place, tmp_path / "out")

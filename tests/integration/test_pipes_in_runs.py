@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tools.soak.subjects import RUN, finetuning, grid_search, prepare, pretraining, run_whole
+from tools.soak.subjects import RUN, finetuning, grid_search, pretraining, run_whole
 
 
 @pytest.fixture(scope="module")
-def finished(server, tmp_path_factory):
+def finished(server, run_data, tmp_path_factory):
     """Return, by the name of each command, its subject and the folder of its finished run."""
-    data = prepare(server, tmp_path_factory.mktemp("data"), num_topics=25)
     subjects = (
-        pretraining(data, steps=4, save_every=2, evaluate_every=4),
-        finetuning(data, epochs=1),
-        grid_search(data, epochs=1),
+        pretraining(run_data, steps=4, save_every=2, evaluate_every=4),
+        finetuning(run_data, epochs=1),
+        grid_search(run_data, epochs=1),
     )
     found = {}
     for subject in subjects:

@@ -1,4 +1,4 @@
-"""Commands in separate processes, from text to a pre-trained model, killed and resumed."""
+"""Commands from text to a pre-trained model, killed and resumed."""
 
 import hashlib
 import json
@@ -14,6 +14,8 @@ import pytest
 
 from maskloom.data.corpus.opening import Corpus, split_documents
 from tools.checking import verify_checkpoint
+from tools.soak.processes import ForkServer
+from tools.soak.subjects import run_whole
 
 TINY = [
     *("--set", "model.config.hidden_size=32", "--set", "model.config.num_attention_heads=2"),
@@ -21,44 +23,31 @@ TINY = [
     *("--set", "data.max_length=32", "--set", "data.held_out_fraction=0.2", "--set", "training.batch_size=8"),
     *("--set", "training.learning_rate=1e-3", "--set", "training.num_threads=1", "--set", "training.log_every=1"),
 ]
-STEPS = 60
-
-
-def run(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_environment())
-    assert result.returncode == code, result.stderr
-    return result
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning:maskloom"}
+STEPS = 30
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus(server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a corpus of the language reference that the standard library contains."""
     from pydoc_data.topics import topics
 
     folder = tmp_path_factory.mktemp("corpus")
-    text = folder / "topics.txt"
     # a blank line ends a document, so each topic becomes one paragraph
-    text.write_text("\n\n".join(" ".join(topic.split()) for _, topic in sorted(topics.items())), encoding="utf-8")
-    run("vocab", "train", text, "--size", 600, "--out", folder / "vocab")
-    run("corpus", "build", text, "--vocab", folder / "vocab", "--out", folder / "corpus")
+    text = "\n\n".join(" ".join(topic.split()) for _, topic in sorted(topics.items()))
+    (folder / "topics.txt").write_text(text, encoding="utf-8")
+    run_whole(server, ("vocab", "train", "topics.txt", "--size", "600", "--out", "vocab"), folder)
+    run_whole(server, ("corpus", "build", "topics.txt", "--vocab", "vocab", "--out", "corpus"), folder)
     return folder / "corpus"
 
 
 def _pretrain(corpus: Path, out: Path, *more: str) -> list[str | Path]:
-    steps = (
-        "--set",
-        f"training.steps={STEPS}",
-        "--set",
-        "training.save_every=7",
-        "--set",
-        "training.evaluate_every=20",
-    )
-    return ["pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *steps, *more]
+    steps = (f"training.steps={STEPS}", "training.save_every=7", "training.evaluate_every=20")
+    sets = (word for key in steps for word in ("--set", key))
+    return ["pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *sets, *more]
+
+
+def _words(arguments: list[str | Path]) -> tuple[str, ...]:
+    return tuple(map(str, arguments))
 
 
 def _digest(run_folder: Path) -> str:
@@ -66,10 +55,10 @@ def _digest(run_folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def left_alone(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("alone") / "run"
-    run(*_pretrain(corpus, out))
-    return out
+def left_alone(server: ForkServer, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("alone")
+    run_whole(server, _words(_pretrain(corpus, folder / "run")), folder)
+    return folder / "run"
 
 
 def test_a_run_writes_what_it_promises(left_alone: Path) -> None:
@@ -103,21 +92,31 @@ def test_the_model_opens_in_transformers(left_alone: Path) -> None:
     assert abs(theirs.numpy() - ours).max() < 1e-5
 
 
-def test_a_killed_run_resumes_to_the_bit(corpus: Path, left_alone: Path, tmp_path: Path) -> None:
+def _signal_after_step(server: ForkServer, arguments: list, out: Path, step: int, number: int) -> int:
+    """Start a run, wait until its log shows a step, send the signal, and return the exit code."""
+    log = out / "events.jsonl"
+    running = server.start(arguments, out.parent, out.parent / "output.txt")
+    running.wait_until(lambda: log.exists() and f'"step": {step},' in log.read_text())
+    running.send(number)
+    return running.wait()
+
+
+def test_a_killed_run_resumes_to_the_bit(server: ForkServer, corpus: Path, left_alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    _kill_after_step(_pretrain(corpus, out), out, 15, signal.SIGKILL)
-    run(*_pretrain(corpus, out, "--resume"))
+    assert _signal_after_step(server, _pretrain(corpus, out), out, 15, signal.SIGKILL) == -signal.SIGKILL
+    run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
     assert _digest(out) == _digest(left_alone)
     assert (out / "metrics.json").read_bytes() == (left_alone / "metrics.json").read_bytes()
 
 
-def test_a_run_asked_to_stop_saves_and_resumes_to_the_bit(corpus: Path, left_alone: Path, tmp_path: Path) -> None:
+def test_a_run_asked_to_stop_saves_and_resumes_to_the_bit(
+    server: ForkServer, corpus: Path, left_alone: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    code = _kill_after_step(_pretrain(corpus, out), out, 10, signal.SIGINT)
-    assert code == 130
+    assert _signal_after_step(server, _pretrain(corpus, out), out, 10, signal.SIGINT) == 130
     assert list((out / "checkpoints" / "phase-1").glob("step-*"))
-    result = run("pretrain", "--out", out, "--resume")  # the run has recorded its corpus
-    assert "continuing at" in result.stderr
+    # the run has recorded its corpus
+    assert "continuing at" in run_whole(server, ("pretrain", "--out", str(out), "--resume"), tmp_path)
     assert _digest(out) == _digest(left_alone)
 
 
@@ -126,7 +125,7 @@ import sys, time, maskloom.training.checkpointing.checkpoints as checkpoints
 write = checkpoints.write_hashed
 def slowly(*given, **named):
     described = write(*given, **named)
-    time.sleep(0.4)
+    time.sleep(0.1)
     return described
 checkpoints.write_hashed = slowly
 from maskloom.cli import main
@@ -136,8 +135,9 @@ main()
 
 def _signal_during_save(arguments: list, checkpoints: Path, file: str, signal_number: int) -> tuple[int, str]:
     """Start a run, signal it while a later, slowly written checkpoint has `file`; return the exit code and its step."""
-    command = [sys.executable, "-c", SLOW_SAVES, *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
+    command = [sys.executable, "-c", SLOW_SAVES, *_words(arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     deadline = time.monotonic() + 120
     found: list[Path] = []
     while time.monotonic() < deadline and process.poll() is None and not found:
@@ -150,7 +150,7 @@ def _signal_during_save(arguments: list, checkpoints: Path, file: str, signal_nu
 
 @pytest.mark.parametrize("file", ["model.safetensors", "manifest.json"])
 def test_a_run_killed_while_a_save_is_under_way_resumes_to_the_bit(
-    corpus: Path, left_alone: Path, tmp_path: Path, file: str
+    server: ForkServer, corpus: Path, left_alone: Path, tmp_path: Path, file: str
 ) -> None:
     out = tmp_path / "run"
     checkpoints = out / "checkpoints" / "phase-1"
@@ -160,13 +160,13 @@ def test_a_run_killed_while_a_save_is_under_way_resumes_to_the_bit(
     assert whole
     assert half not in [path.name for path in whole]
     assert [verify_checkpoint(path) for path in whole] == [None] * len(whole)
-    run(*_pretrain(corpus, out, "--resume"))
+    run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
     assert _digest(out) == _digest(left_alone)
     assert not list(checkpoints.glob("*.tmp-*"))
 
 
 def test_a_run_asked_to_stop_while_a_save_is_under_way_ends_with_both_whole(
-    corpus: Path, left_alone: Path, tmp_path: Path
+    server: ForkServer, corpus: Path, left_alone: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     checkpoints = out / "checkpoints" / "phase-1"
@@ -178,30 +178,15 @@ def test_a_run_asked_to_stop_while_a_save_is_under_way_ends_with_both_whole(
     saved = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert under_way in [event["folder"] for event in saved if event["event"] == "checkpoint"]
     assert names[-1] >= under_way
-    run(*_pretrain(corpus, out, "--resume"))
+    run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
     assert _digest(out) == _digest(left_alone)
 
 
-def _kill_after_step(arguments: list, out: Path, step: int, signal_number: int) -> int:
-    """Start a run, wait until its log shows a step, send the signal, and return the exit code."""
-    command = [sys.executable, "-m", "maskloom", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
-    log = out / "events.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if log.exists() and f'"step": {step},' in log.read_text():
-            break
-        time.sleep(0.005)
-    assert process.poll() is None, "the run ended before it could be stopped"
-    process.send_signal(signal_number)
-    return process.wait(timeout=60)
-
-
-def test_a_folder_that_holds_a_run_is_not_overwritten(corpus: Path, left_alone: Path) -> None:
-    assert "--resume" in run(*_pretrain(corpus, left_alone), code=3).stderr
-    assert "give --corpus, a corpus folder" in run("pretrain", "--out", left_alone / "new", "--resume", code=2).stderr
+def test_a_folder_that_holds_a_run_is_not_overwritten(run, corpus: Path, left_alone: Path) -> None:
+    assert "--resume" in run(*_pretrain(corpus, left_alone), code=3)
+    assert "give --corpus, a corpus folder" in run("pretrain", "--out", left_alone / "new", "--resume", code=2)
     changed = run(*_pretrain(corpus, left_alone, "--resume", "--set", "training.batch_size=4"), code=3)
-    assert "training.batch_size was 8, is 4" in changed.stderr
+    assert "training.batch_size was 8, is 4" in changed
 
 
 def _check_share(folder: Path, said: tuple[str, str, str]) -> None:
@@ -212,11 +197,11 @@ def _check_share(folder: Path, said: tuple[str, str, str]) -> None:
     assert said == (str(len(documents)), str(opened.num_documents), f"{100 * tokens / opened.num_tokens:.3g}")
 
 
-def test_two_phases_carry_the_weights_over(corpus: Path, tmp_path: Path) -> None:
+def test_two_phases_carry_the_weights_over(run, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     phases = "phases=[{max_length=16, steps=6, batch_size=4}, {max_length=32, steps=3, batch_size=2}]"
     more = ["--set", phases, "--set", "data.max_length=64"]
-    said = run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *more).stderr
+    said = run("pretrain", "--corpus", corpus, "--out", out, "--size", "tiny", *TINY, *more)
     assert "data.max_length = 64: ignored, every phase has its own length" in said
     (held_out,) = re.findall(r"held out: (\d+) of (\d+) documents, ([\d.]+) % of the tokens", said)
     _check_share(corpus, held_out)
@@ -252,54 +237,54 @@ def test_two_phases_carry_the_weights_over(corpus: Path, tmp_path: Path) -> None
     ],
 )
 def test_wrong_input_is_refused_before_any_work(
-    corpus: Path, tmp_path: Path, arguments: list[str], code: int, expected: str
+    run, corpus: Path, tmp_path: Path, arguments: list[str], code: int, expected: str
 ) -> None:
-    result = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", *arguments, code=code)
-    assert expected in result.stderr
-    assert "Traceback" not in result.stderr
+    said = run("pretrain", "--corpus", corpus, "--out", tmp_path / "run", *arguments, code=code)
+    assert expected in said
+    assert "Traceback" not in said
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_is_no_corpus_is_named(tmp_path: Path) -> None:
-    result = run("pretrain", "--corpus", tmp_path, "--out", tmp_path / "run", code=3)
-    assert str(tmp_path) in result.stderr
+def test_a_folder_that_is_no_corpus_is_named(run, tmp_path: Path) -> None:
+    assert str(tmp_path) in run("pretrain", "--corpus", tmp_path, "--out", tmp_path / "run", code=3)
 
 
-def test_a_left_to_right_model_learns_to_predict_the_next_token(corpus: Path, tmp_path: Path) -> None:
+def test_a_left_to_right_model_learns_to_predict_the_next_token(run, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "causal"
-    done = run(*_pretrain(corpus, out, "--set", "objective=causal_lm", "--set", "training.learning_rate=3e-3"))
-    assert "held-out LM loss" in done.stdout + done.stderr
+    keys = ("objective=causal_lm", "training.learning_rate=3e-3", "training.steps=60")
+    assert "held-out LM loss" in run(*_pretrain(corpus, out, *(word for key in keys for word in ("--set", key))))
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["lm_loss"] < metrics["unigram_cross_entropy"] + 0.3
     assert "nsp_loss" not in metrics
     assert json.loads((out / "model" / "config.json").read_text())["model_type"] == "maskloom_causal_bert"
     refused = run("fill-mask", "--model", out, "a [MASK]", code=3)
-    assert "from left to right" in refused.stderr
+    assert "from left to right" in refused
     for wrong, said in (
         (["--set", "objective=causal_lm", "--set", "data.next_sentence=true"], "needs a bidirectional model"),
         (["--set", "model.config.causal=true"], "leave it out"),
         (["--init", out / "model"], "the initial model is left-to-right"),
     ):
-        assert said in run(*_pretrain(corpus, tmp_path / "no", *wrong), code=3).stderr
+        assert said in run(*_pretrain(corpus, tmp_path / "no", *wrong), code=3)
         assert not (tmp_path / "no").exists()
 
 
 @pytest.mark.parity
-def test_other_layers_from_pretraining_to_predictions(corpus: Path, tmp_path: Path) -> None:
+def test_other_layers_from_pretraining_to_predictions(run, corpus: Path, tmp_path: Path) -> None:
     from transformers import AutoModel
 
     options = ("pre_norm", "gated", "rotary")
     keys = [part for option in options for part in ("--set", f"model.config.{option}=true")]
     keys += ["--set", "training.activation_checkpointing=true", "--set", "training.learning_rate=3e-3"]
+    keys += ["--set", "training.steps=60"]
     run(*_pretrain(corpus, tmp_path / "run", *keys))
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert metrics["mlm_loss"] < metrics["unigram_cross_entropy"] + 0.5
-    facts = json.loads(run("info", tmp_path / "run" / "model", "--json").stdout)
+    facts = json.loads(run("info", tmp_path / "run" / "model", "--json"))
     assert all(facts[option] is True for option in options)
     with pytest.raises(ValueError, match="maskloom_bert"):
         AutoModel.from_pretrained(tmp_path / "run" / "model")
-    done = run("export", tmp_path / "run", "--out", tmp_path / "no", "--for-vectors", "mean", code=3)
-    assert "sentence-transformers cannot open a model of type 'maskloom_bert'" in done.stderr
+    said = run("export", tmp_path / "run", "--out", tmp_path / "no", "--for-vectors", "mean", code=3)
+    assert "sentence-transformers cannot open a model of type 'maskloom_bert'" in said
 
     rows = [f"{word} is a {kind} here\t{kind}\n" for kind in ("name", "value") for word in "abcdefghij"]
     table = tmp_path / "table.tsv"
@@ -312,12 +297,12 @@ def test_other_layers_from_pretraining_to_predictions(corpus: Path, tmp_path: Pa
     assert answers == ["name"] * 10 + ["value"] * 10
 
 
-def test_sentence_order_in_place_of_next_sentences(corpus: Path, tmp_path: Path) -> None:
+def test_sentence_order_in_place_of_next_sentences(run, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "ordered"
-    done = run(*_pretrain(corpus, out, "--set", "data.sentence_order=true", "--set", "training.steps=10"))
-    assert "SOP accuracy" in done.stdout + done.stderr
+    said = run(*_pretrain(corpus, out, "--set", "data.sentence_order=true", "--set", "training.steps=10"))
+    assert "SOP accuracy" in said
     metrics = json.loads((out / "metrics.json").read_text())
     assert {"sop_loss", "sop_accuracy", "sop_majority_fraction"} <= set(metrics)
     assert not any(name.startswith("nsp") for name in metrics)
     wrong = ["--set", "data.sentence_order=true", "--set", "data.next_sentence=false"]
-    assert "needs pairs" in run(*_pretrain(corpus, tmp_path / "no", *wrong), code=3).stderr
+    assert "needs pairs" in run(*_pretrain(corpus, tmp_path / "no", *wrong), code=3)

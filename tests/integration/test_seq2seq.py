@@ -2,19 +2,18 @@
 
 import csv
 import json
-import os
 import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
 import maskloom
 from maskloom.errors import ConfigError
+from maskloom.runs.corpus import train_vocabulary_from_files
+from maskloom.text.vocabulary_training import VocabularySettings
+from tools.soak.subjects import run_whole
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 SIZE = {"model.config": {"hidden_size": 32, "num_attention_heads": 4, "hidden_dropout_prob": 0.0}}
@@ -31,8 +30,7 @@ def data(tmp_path_factory):
         texts = [draw.choices(WORDS, k=draw.randint(2, 6)) for _ in range(size)]
         (folder / f"{name}.src").write_text("".join(" ".join(text) + "\n" for text in texts), encoding="utf-8")
         (folder / f"{name}.tgt").write_text("".join(" ".join(text[::-1]) + "\n" for text in texts), encoding="utf-8")
-    train = [sys.executable, "-m", "maskloom", "vocab", "train", "words.txt", "--size", "60", "--out", "v"]
-    subprocess.run(train, cwd=folder, check=True)
+    train_vocabulary_from_files([folder / "words.txt"], VocabularySettings(60), out=folder / "v")
     return folder
 
 
@@ -202,21 +200,20 @@ def test_a_model_is_trained_further_and_its_card_says_where_it_is_from(model, da
     assert maskloom.finetune(*files, recipe=recipe, **more)["metric"] == "exact_match"
 
 
-def test_a_killed_run_ends_in_the_weights_of_one_that_was_not(data, tmp_path):
-    short = {"steps": 120, "epochs": None}
-    train(data, tmp_path / "whole", **short)
-    recipe = {**SETTINGS, **LONGEST, "seq2seq.target_suffix": "tgt", "training.save_every": 20}
-    arguments = [str(data / "v"), str(data / "train.src"), str(data / "dev.src"), str(tmp_path / "killed")]
-    how = {"task": "seq2seq", "recipe": recipe, "steps": 120, "learning_rate": 3e-3, "batch_size": 32, "max_length": 16}
-    code = f"import maskloom; maskloom.finetune(*{arguments!r}, **{how!r}, resume=RESUME)"
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-c", code.replace("RESUME", "False")], env=environment)
-    until = time.monotonic() + 60
-    while not list((tmp_path / "killed").glob("restarts/seed-0/checkpoints/step-*")) and time.monotonic() < until:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    subprocess.run([sys.executable, "-c", code.replace("RESUME", "True")], env=environment, check=True)
+def test_a_killed_run_ends_in_the_weights_of_one_that_was_not(server, data, tmp_path):
+    train(data, tmp_path / "whole", steps=60, epochs=None)
+    keys = {**SETTINGS, **LONGEST, "seq2seq.target_suffix": "tgt", "training.save_every": 20}
+    keys |= {f"model.config.{key}": value for key, value in keys.pop("model.config").items()}
+    sets = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    files = ("--vocab", data / "v", "--train", data / "train.src", "--dev", data / "dev.src", "--out", "killed")
+    how = ("--steps", 60, "--learning-rate", 3e-3, "--batch-size", 32, "--max-length", 16)
+    arguments = ("finetune", "--task", "seq2seq", *map(str, (*files, *how)), *sets)
+    checkpoints = tmp_path / "killed" / "restarts" / "seed-0" / "checkpoints"
+    running = server.start(arguments, tmp_path, tmp_path / "output.txt")
+    running.wait_until(lambda: list(checkpoints.glob("step-*")))
+    running.kill()
+    assert running.wait() == -signal.SIGKILL
+    run_whole(server, (*arguments, "--resume"), tmp_path)
     whole, killed = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("whole", "killed"))
     assert whole == killed
 

@@ -16,7 +16,7 @@ from maskloom.runs.export import export
 from tools.checking import verify_checkpoint
 from tools.soak.fleets import Ended, Fleet, wait_all
 from tools.soak.processes import environment
-from tools.soak.subjects import prepare, pretraining
+from tools.soak.subjects import pretraining
 
 STEPS = 50
 FSDP = ("--set", "training.parallel=fsdp")
@@ -34,13 +34,8 @@ def fleet() -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="module")
-def data(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(fleet.first, tmp_path_factory.mktemp("data"), num_topics=25)
-
-
-@pytest.fixture(scope="module")
-def command(data: Path) -> list[str]:
-    return [*pretraining(data, steps=STEPS, save_every=10, evaluate_every=25).arguments]
+def command(run_data: Path) -> list[str]:
+    return [*pretraining(run_data, steps=STEPS, save_every=10, evaluate_every=25).arguments]
 
 
 @pytest.fixture(scope="module")
@@ -222,7 +217,7 @@ def test_a_process_that_comes_late_is_waited_for(command: list[str], alone: Path
 
 def test_a_hanging_process_is_named_and_ends_all(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
     own = {1: {"MASKLOOM_FAULTS": "hang@training.micro_batch#30"}}
-    ended = fleet.run(2, [*command, "--set", "training.rank_timeout=15"], tmp_path, own=own)
+    ended = fleet.run(2, [*command, "--set", "training.rank_timeout=9"], tmp_path, own=own)
     for rank in range(2):
         _ended(ended, rank, r"rank 1 hangs: no progress for \d+ s at fault_points.py")
 
@@ -270,7 +265,8 @@ def test_torchrun_starts_all_again_when_the_first_rank_is_killed(
     _assert_same(tmp_path / "run", alone)
 
 
-@pytest.mark.parametrize("more", [pytest.param((), marks=pytest.mark.slow), FSDP], ids=["ddp", "fsdp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), FSDP], ids=["ddp", "fsdp"])
 def test_memory_that_runs_out_on_one_process_halves_micro_batches_at_the_next_start(
     fleet: Fleet, command: list[str], alone: Path, tmp_path: Path, more: tuple
 ) -> None:

@@ -1,5 +1,6 @@
 """What each command imports: only what it needs."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,11 +10,20 @@ from pathlib import Path
 
 import pytest
 
+# Runs one command line after the other in one interpreter, and prints which modules each was the first to import.
 PRINTS_MODULES = """
-import atexit, sys
-atexit.register(lambda: print("MODULES", *sorted(sys.modules), file=sys.stderr))
+import json, sys
 from maskloom.cli import main
-main()
+seen = set()
+for name, arguments in json.load(sys.stdin).items():
+    sys.argv = ["maskloom", *arguments]
+    try:
+        code = main() or 0
+    except SystemExit as ended:
+        code = ended.code or 0
+    new = sorted(set(sys.modules) - seen)
+    seen.update(new)
+    print("MODULES", json.dumps([name, code, new]), file=sys.stderr)
 """
 NEVER = {"transformers", "sentence_transformers", "onnxruntime", "datasets", "matplotlib"}
 HEAVY = {"torch", "sklearn", "scipy", "pandas", "pyarrow", "safetensors"}
@@ -22,12 +32,15 @@ OF_TORCH = {"torch._dynamo", "torch._inductor", "sympy"}
 FOR_METRICS = {"sklearn", "scipy", "pandas"}
 
 
-def modules(*arguments: str | Path, code: int = 0) -> set[str]:
-    command = [sys.executable, "-c", PRINTS_MODULES, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == code, result.stderr
-    lines = [line for line in result.stderr.splitlines() if line.startswith("MODULES ")]
-    return set(lines[-1].split()[1:])
+def modules(commands: dict[str, tuple[str | Path | int, ...]], code: int = 0) -> dict[str, set[str]]:
+    """Return, for each command, the modules that none before it has imported; all must end with the exit code."""
+    given = json.dumps({name: [str(argument) for argument in arguments] for name, arguments in commands.items()})
+    program = [sys.executable, "-c", PRINTS_MODULES]
+    result = subprocess.run(program, input=given, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    found = [json.loads(line[8:]) for line in result.stderr.splitlines() if line.startswith("MODULES ")]
+    assert {name: ended for name, ended, _ in found} == dict.fromkeys(commands, code), result.stderr
+    return {name: set(new) for name, _, new in found}
 
 
 @pytest.fixture(scope="module")
@@ -38,50 +51,53 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(text: Path) -> Path:
-    modules("vocab", "train", text, "--size", 80, "--out", text.parent / "vocab")
-    return text.parent / "vocab"
+def folders(text: Path) -> tuple[Path, Path]:
+    """Return a vocabulary folder and a corpus folder."""
+    vocabulary, corpus = text.parent / "vocab", text.parent / "corpus"
+    commands = {
+        "vocab": ("vocab", "train", text, "--size", 80, "--out", vocabulary),
+        "corpus": ("corpus", "build", text, "--vocab", vocabulary, "--out", corpus),
+    }
+    modules(commands)
+    return vocabulary, corpus
 
 
-@pytest.fixture(scope="module")
-def corpus(text: Path, vocabulary: Path) -> Path:
-    modules("corpus", "build", text, "--vocab", vocabulary, "--out", text.parent / "corpus")
-    return text.parent / "corpus"
-
-
-def test_text_commands_start_without_torch(text: Path, vocabulary: Path, corpus: Path, tmp_path: Path) -> None:
+def test_text_commands_start_without_torch(text: Path, folders: tuple[Path, Path], tmp_path: Path) -> None:
+    vocabulary, corpus = folders
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"id": "1", "question": "q", "context": "a b", "answers": ["a"]}\n', encoding="utf-8")
     (tmp_path / "answers.json").write_text('{"1": "a"}', encoding="utf-8")
     runs = {
-        "help": modules("--help"),
-        "vocab train": modules("vocab", "train", text, "--size", 80, "--out", tmp_path / "v"),
-        "vocab inspect": modules("vocab", "inspect", vocabulary, text),
-        "corpus build": modules("corpus", "build", text, "--vocab", vocabulary, "--out", tmp_path / "c"),
-        "corpus stats": modules("corpus", "stats", corpus),
-        "corpus lint": modules("corpus", "lint", corpus, code=1),
-        "info, a corpus": modules("info", corpus),
-        "info, a vocabulary": modules("info", vocabulary),
-        "score-answers": modules(
-            "score-answers", "--data", questions, "--predictions", tmp_path / "answers.json", code=3
-        ),
+        "help": ("--help",),
+        "vocab train": ("vocab", "train", text, "--size", 80, "--out", tmp_path / "v"),
+        "vocab inspect": ("vocab", "inspect", vocabulary, text),
+        "corpus build": ("corpus", "build", text, "--vocab", vocabulary, "--out", tmp_path / "c"),
+        "corpus stats": ("corpus", "stats", corpus),
+        "info, a corpus": ("info", corpus),
+        "info, a vocabulary": ("info", vocabulary),
     }
-    assert {name: found & (HEAVY | NEVER) for name, found in runs.items() if found & (HEAVY | NEVER)} == {}
+    scores = ("score-answers", "--data", questions, "--predictions", tmp_path / "answers.json")
+    found = {
+        **modules(runs),
+        **modules({"corpus lint": ("corpus", "lint", corpus)}, code=1),
+        **modules({"score-answers": scores}, code=3),
+    }
+    assert {name: new & (HEAVY | NEVER) for name, new in found.items() if new & (HEAVY | NEVER)} == {}
 
 
 def test_a_wrong_recipe_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
     wrong = ("--set", "training.stps=3")
     data = ("--model", "m", "--train", "t.csv", "--dev", "d.csv")
     runs = {
-        "pretrain": modules("pretrain", "--corpus", "c", "--out", tmp_path / "r", *wrong, code=3),
-        "finetune": modules("finetune", *data, "--out", tmp_path / "r", *wrong, code=3),
-        "search": modules("search", *data, "--out", tmp_path / "r", *wrong, code=3),
-        "glue run": modules("glue", "run", "--data", "g", "--model", "m", "--out", tmp_path / "r", *wrong, code=3),
+        "pretrain": ("pretrain", "--corpus", "c", "--out", tmp_path / "r", *wrong),
+        "finetune": ("finetune", *data, "--out", tmp_path / "r", *wrong),
+        "search": ("search", *data, "--out", tmp_path / "r", *wrong),
+        "glue run": ("glue", "run", "--data", "g", "--model", "m", "--out", tmp_path / "r", *wrong),
     }
-    assert [name for name, found in runs.items() if "torch" in found] == []
+    assert [name for name, new in modules(runs, code=3).items() if "torch" in new] == []
 
 
-def test_wrong_data_is_refused_before_torch_is_imported(text: Path, corpus: Path, tmp_path: Path) -> None:
+def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tuple[Path, Path], tmp_path: Path) -> None:
     good, bad, late = tmp_path / "good.csv", tmp_path / "bad.csv", tmp_path / "late.csv"
     good.write_text("text,label\na,x\nb,y\n", encoding="utf-8")
     bad.write_text("body,label\na,x\n", encoding="utf-8")
@@ -99,37 +115,35 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, corpus: Path
     extend = ("vocab", "extend", "--add", 5, "--out", tmp_path / "v")
     train = ("finetune", "--model", model, "--out", tmp_path / "r", "--dev", good)
     runs = {
-        "finetune": modules(*train, "--train", bad, code=3),
-        "finetune, dev": modules("finetune", "--model", model, "--out", "r", "--train", good, "--dev", late, code=3),
-        "finetune, a folder": modules(*train, "--train", tmp_path, code=3),
-        "finetune, the text as label": modules(*train, "--train", good, "--label-column", "text", code=3),
-        "finetune, no model": modules("finetune", "--model", "bert-base-uncased", *train[3:], "--train", good, code=3),
-        "search": modules("search", *train[1:], "--train", bad, code=3),
-        "predict": modules("predict", "--model", model, "--input", bad, "--output", output, code=3),
-        "predict, late": modules("predict", "--model", model, "--input", late, "--output", output, code=3),
-        "predict, into a folder": modules(
-            "predict", "--model", model, "--input", good, "--output", tmp_path / "folder.jsonl", code=3
-        ),
-        "evaluate": modules("evaluate", "--model", model, "--data", bad, code=3),
-        "tune": modules("tune", "--model", model, "--dev", bad, code=3),
-        "embed": modules("embed", "--model", model, "--input", bad, "--output", output, code=3),
-        "predict, no model": modules("predict", "--model", "absent", "--input", good, "--output", output, code=3),
-        "finetune, a run that is yet to begin": modules(*train, "--train", bad, "--resume", code=3),
-        "fill-mask, no model": modules("fill-mask", "--model", "absent", "a [MASK]", code=3),
-        "answer, no model": modules("answer", "--model", "absent", "--context", good, "--question", "q", code=3),
-        "answer, no ensemble": modules("answer", "--ensemble", "absent", "--context", good, "--question", "q", code=3),
-        "answer, no text": modules("answer", "--model", model, "--context", "absent", "--question", "q", code=3),
-        "features, no model": modules("features", "--model", "absent", "--input", good, "--out", "f", code=3),
-        "features, no input": modules("features", "--model", model, "--input", "absent", "--out", "f", code=3),
-        "glue run, no model": modules("glue", "run", "--data", glue, "--model", "absent", "--out", "g", code=3),
-        "glue run, no data": modules("glue", "run", "--data", tmp_path, "--model", model, "--out", "g", code=3),
-        "vocab extend, no model": modules(*extend, "--model", "absent", text, code=3),
-        "vocab extend, no text": modules(*extend, "--model", model, tmp_path / "absent.txt", code=3),
-        "pretrain, no corpus": modules("pretrain", "--corpus", "absent", "--out", "r", code=3),
-        "pretrain, no init": modules("pretrain", "--corpus", corpus, "--init", "absent", "--out", "r", code=3),
-        "a name that is not UTF-8": modules(*train, "--train", os.fsdecode(b"caf\xe9.csv"), code=3),
+        "finetune": (*train, "--train", bad),
+        "finetune, dev": ("finetune", "--model", model, "--out", "r", "--train", good, "--dev", late),
+        "finetune, a folder": (*train, "--train", tmp_path),
+        "finetune, the text as label": (*train, "--train", good, "--label-column", "text"),
+        "finetune, no model": ("finetune", "--model", "bert-base-uncased", *train[3:], "--train", good),
+        "search": ("search", *train[1:], "--train", bad),
+        "predict": ("predict", "--model", model, "--input", bad, "--output", output),
+        "predict, late": ("predict", "--model", model, "--input", late, "--output", output),
+        "predict, into a folder": ("predict", "--model", model, "--input", good, "--output", tmp_path / "folder.jsonl"),
+        "evaluate": ("evaluate", "--model", model, "--data", bad),
+        "tune": ("tune", "--model", model, "--dev", bad),
+        "embed": ("embed", "--model", model, "--input", bad, "--output", output),
+        "predict, no model": ("predict", "--model", "absent", "--input", good, "--output", output),
+        "finetune, a run that is yet to begin": (*train, "--train", bad, "--resume"),
+        "fill-mask, no model": ("fill-mask", "--model", "absent", "a [MASK]"),
+        "answer, no model": ("answer", "--model", "absent", "--context", good, "--question", "q"),
+        "answer, no ensemble": ("answer", "--ensemble", "absent", "--context", good, "--question", "q"),
+        "answer, no text": ("answer", "--model", model, "--context", "absent", "--question", "q"),
+        "features, no model": ("features", "--model", "absent", "--input", good, "--out", "f"),
+        "features, no input": ("features", "--model", model, "--input", "absent", "--out", "f"),
+        "glue run, no model": ("glue", "run", "--data", glue, "--model", "absent", "--out", "g"),
+        "glue run, no data": ("glue", "run", "--data", tmp_path, "--model", model, "--out", "g"),
+        "vocab extend, no model": (*extend, "--model", "absent", text),
+        "vocab extend, no text": (*extend, "--model", model, tmp_path / "absent.txt"),
+        "pretrain, no corpus": ("pretrain", "--corpus", "absent", "--out", "r"),
+        "pretrain, no init": ("pretrain", "--corpus", folders[1], "--init", "absent", "--out", "r"),
+        "a name that is not UTF-8": (*train, "--train", os.fsdecode(b"caf\xe9.csv")),
     }
-    assert [name for name, found in runs.items() if "torch" in found] == []
+    assert [name for name, new in modules(runs, code=3).items() if "torch" in new] == []
 
 
 def test_commands_that_use_a_model_import_no_compiler_and_no_metrics(minilm_folder: Path, tmp_path: Path) -> None:
@@ -137,12 +151,12 @@ def test_commands_that_use_a_model_import_no_compiler_and_no_metrics(minilm_fold
     sentences.write_text("one sentence\nanother one\n", encoding="utf-8")
     output = tmp_path / "vectors.npy"
     runs = {
-        "embed": modules("embed", "--model", minilm_folder, "--input", sentences, "--output", output),
-        "info": modules("info", minilm_folder),
-        "features": modules("features", "--model", minilm_folder, "--input", sentences, "--out", tmp_path / "f"),
+        "embed": ("embed", "--model", minilm_folder, "--input", sentences, "--output", output),
+        "info": ("info", minilm_folder),
+        "features": ("features", "--model", minilm_folder, "--input", sentences, "--out", tmp_path / "f"),
     }
     unwanted = OF_TORCH | FOR_METRICS | NEVER
-    assert {name: found & unwanted for name, found in runs.items() if found & unwanted} == {}
+    assert {name: new & unwanted for name, new in modules(runs).items() if new & unwanted} == {}
 
 
 def test_hardly_anything_is_imported_before_ctrl_c_is_answered() -> None:

@@ -4,17 +4,7 @@ import pytest
 
 from tools.soak.kills import leave_alone
 from tools.soak.signals import SIGNALS, try_second_interrupt, try_signal
-from tools.soak.subjects import finetuning, grid_search, prepare, pretraining
-
-
-@pytest.fixture(scope="module")
-def data(server, budget):
-    return prepare(server, budget.work / "data", num_topics=40)
-
-
-@pytest.fixture(scope="module")
-def pretrained_alone(server, budget, data):
-    return leave_alone(server, pretraining(data, steps=40, evaluate_every=15), budget.work / "pretrain")
+from tools.soak.subjects import finetuning, grid_search
 
 
 @pytest.mark.parametrize(("name", "share"), [*zip(SIGNALS, (0.7, 0.5, 0.2, 0.35), strict=True)])
@@ -30,8 +20,8 @@ def test_a_second_interrupt_leaves_at_once(server, pretrained_alone, budget, num
 
 
 @pytest.mark.parametrize("subject", [finetuning, grid_search])
-def test_finetuning_and_searches_stop_and_go_on_too(server, data, budget, subject):
-    chosen = subject(data, epochs=1)
+def test_finetuning_and_searches_stop_and_go_on_too(server, run_data, budget, subject):
+    chosen = subject(run_data, epochs=1)
     alone = leave_alone(server, chosen, budget.work / chosen.name)
     trial = try_signal(server, alone, "SIGTERM", 0.6, budget.work / "stopped")
     assert trial.passed, f"{trial.name}: {trial.detail}"

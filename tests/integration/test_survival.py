@@ -6,27 +6,17 @@ import pytest
 
 from tools.soak.full_disks import end_on_small_disk, model_places, small_disk, try_full_disk
 from tools.soak.kills import KILLS_IN_A_ROW, Kill, kill_once, kills_of, leave_alone, try_kill
-from tools.soak.subjects import RUN, differences, finetuning, grid_search, outcome, prepare, pretraining, run_whole
+from tools.soak.subjects import RUN, differences, finetuning, grid_search, outcome, run_whole
 
 
 @pytest.fixture(scope="module")
-def data(server, budget):
-    return prepare(server, budget.work / "data", num_topics=40)
+def finetuned_alone(server, budget, run_data):
+    return leave_alone(server, finetuning(run_data, epochs=2), budget.work / "finetune")
 
 
 @pytest.fixture(scope="module")
-def pretrained_alone(server, budget, data):
-    return leave_alone(server, pretraining(data, steps=50, evaluate_every=20), budget.work / "pretrain")
-
-
-@pytest.fixture(scope="module")
-def finetuned_alone(server, budget, data):
-    return leave_alone(server, finetuning(data, epochs=2), budget.work / "finetune")
-
-
-@pytest.fixture(scope="module")
-def searched_alone(server, budget, data):
-    return leave_alone(server, grid_search(data, epochs=1), budget.work / "search")
+def searched_alone(server, budget, run_data):
+    return leave_alone(server, grid_search(run_data, epochs=1), budget.work / "search")
 
 
 def _kill_once_of_each(server, alone, budget, **plan):

@@ -4,8 +4,7 @@ import gzip
 import hashlib
 import itertools
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -272,25 +271,18 @@ def test_an_earlier_vocabulary_and_anything_else_is_left_alone(texts: Path, tmp_
     assert train([texts], tmp_path / "empty")["size"] == 130
 
 
-def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "maskloom", "vocab", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120)
-
-
-def test_the_commands(texts: Path, tmp_path: Path) -> None:
+def test_the_commands(run: Callable[..., str], texts: Path, tmp_path: Path) -> None:
     options = ["--size", 150, "--out", tmp_path / "out", "--cased", "--workers", 2, "--score", "likelihood", "--json"]
-    done = command("train", texts, *options, "--max-distinct-words", 39)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(run("vocab", "train", texts, *options, "--max-distinct-words", 39).splitlines()[0])
     assert (report["size"], report["lowercase"], report["score"]) == (150, False, "likelihood")
     assert report["num_distinct_words"] - report["num_pruned_distinct_words"] == 39
-    seen = json.loads(command("inspect", tmp_path / "out", texts / "a.txt", "--json").stdout)
+    seen = json.loads(run("vocab", "inspect", tmp_path / "out", texts / "a.txt", "--json").splitlines()[0])
     assert (seen["size"], seen["lowercase"], seen["coverage"]["unknown_rate"]) == (150, False, 0)
     (texts / "bad.txt").write_bytes(b"a\n\xff")
-    failed = command("train", texts, "--size", 170, "--out", tmp_path / "new")
-    assert failed.returncode == 3
-    assert "bad.txt, document at line 1: byte 2 (0xff) is not UTF-8" in failed.stderr
-    assert "--on-bad-text skip leaves such documents out" in failed.stderr
-    assert "Traceback" not in failed.stderr
-    skipped = command("train", texts, "--size", 170, "--out", tmp_path / "new", "--on-bad-text", "skip", "--json")
-    assert json.loads(skipped.stdout)["reading"]["num_skipped_documents"] == 1
+    failed = run("vocab", "train", texts, "--size", 170, "--out", tmp_path / "new", code=3)
+    assert "bad.txt, document at line 1: byte 2 (0xff) is not UTF-8" in failed
+    assert "--on-bad-text skip leaves such documents out" in failed
+    assert "Traceback" not in failed
+    skipping = ("--on-bad-text", "skip", "--json")
+    skipped = run("vocab", "train", texts, "--size", 170, "--out", tmp_path / "new", *skipping).splitlines()[0]
+    assert json.loads(skipped)["reading"]["num_skipped_documents"] == 1

@@ -25,7 +25,7 @@ from maskloom.system.worker_processes import Patience, _work, results_of_process
 
 @pytest.fixture(autouse=True)
 def _no_process_is_left() -> Iterator[None]:
-    before = set(children())  # processes that other tests use for a whole module, such as a server
+    before = set(children())  # processes that other tests use too, such as a server
     yield
     assert set(children()) <= before
 
@@ -110,9 +110,11 @@ def test_every_task_that_lost_its_process_is_done_again(tmp_path: Path, caplog: 
 
 
 def test_processes_killed_while_they_wait_or_read_are_replaced() -> None:
+    before = set(children())
+
     def tasks() -> Iterator[bytes]:
         yield b""
-        for process in children():
+        for process in set(children()) - before:
             os.kill(process, signal.SIGKILL)
         yield from itertools.repeat(bytes(1 << 22), 20)
 
