@@ -32,7 +32,7 @@ BERT["model.config"] = {"hidden_size": 24, "num_hidden_layers": 1, "num_attentio
 def data(tmp_path_factory):
     """Write documents on animals; labels are the colour of the title's animal, and "warm" unless it is blue."""
     folder, draw = tmp_path_factory.mktemp("documents"), random.Random(0)
-    for part, size in (("train", 1200), ("dev", 100)):
+    for part, size in (("train", 800), ("dev", 100)):
         rows = []
         for _ in range(size):
             animals = draw.sample(ANIMALS, draw.randint(2, 4))

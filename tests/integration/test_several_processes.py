@@ -251,6 +251,7 @@ def test_a_number_of_processes_that_does_not_divide_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_torchrun_starts_all_again_when_the_first_rank_is_killed(
     command: list[str], alone: Path, tmp_path: Path
 ) -> None:

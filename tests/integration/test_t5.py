@@ -136,7 +136,7 @@ def test_pre_trained_on_missing_spans_it_fills_them(tmp_path, run, kind):
         "model.config": {"hidden_size": 32, "num_attention_heads": 2, "hidden_dropout_prob": 0.0},
         "training.num_threads": 1, "training.warmup_ratio": 0.1, "data.short_seq_prob": 0.0,
     }  # fmt: skip
-    how = {"steps": 250, "batch_size": 16, "learning_rate": 5e-3, "progress": False}
+    how = {"steps": 150, "batch_size": 16, "learning_rate": 5e-3, "progress": False}
     result = maskloom.pretrain(tmp_path / "c", tmp_path / "run", recipe=recipe, **how)
     model = maskloom.load(tmp_path / "run")
     config, vocabulary = model.model.config, model.tokenizer.vocabulary
