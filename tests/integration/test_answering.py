@@ -138,7 +138,7 @@ def test_other_lengths_of_windows_and_wrong_ones(trained):
     assert evaluate(run, dev, max_length=32)["data"]["num_windows"] < evaluate(run, dev)["data"]["num_windows"]
     with pytest.raises(ConfigError, match="leave no room"):
         evaluate(run, dev, max_length=6)
-    with pytest.raises(DataError, match=r"input 0: \(question, context\) is expected, this is str"):
+    with pytest.raises(DataError, match=r"input 0: expected \(question, context\), got str"):
         Predictor.load(run).predict(["what color?"])
 
 

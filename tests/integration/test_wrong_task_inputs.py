@@ -178,7 +178,7 @@ def test_a_seed_that_breaks_does_not_take_the_others_with_it(pretrained, tmp_pat
         ("in.csv", b"body,label\na,x\n", r"in\.csv: line 1: no text column"),
         ("in.csv", b"text,label\n ,x\n", r"in\.csv: line 2: empty text"),
         ("in.tsv", "text\tlabel\n".encode("utf-16"), r"in\.tsv: line 1: the file is UTF-16"),
-        ("in.jsonl", b'{"text": "a", "label": "x"}\n[]\n', r"in\.jsonl: line 2: a JSON object is expected"),
+        ("in.jsonl", b'{"text": "a", "label": "x"}\n[]\n', r"in\.jsonl: line 2: expected a JSON object"),
         ("in.pdf", b"a", r"in\.pdf: the suffix '\.pdf' is not one of"),
     ],
 )

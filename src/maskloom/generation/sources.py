@@ -13,7 +13,7 @@ from maskloom.errors import DataError
 from maskloom.generation.search import Choice, Continuation, DecodingStep, Generation, found_by
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
-from maskloom.layers.decoding import Step, next_token_step
+from maskloom.layers.decoding import Step, next_token_step, width_of_runs
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
@@ -64,18 +64,21 @@ def decode_sources(
     ]
     forces_end = getattr(model.config, "forced_eos_token_id", None) == end
     choose = Choice(end, (), settings, numbers, steps, forces_end)
-    decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps))
+    decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps), settings.beam or 1)
     return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
 
 
 class SourceDecoder:
     """A decoder that reads several targets in parallel, one token at a time, with their sources' keys and values.
 
-    `room` is the maximum number of tokens of a target.
+    `room` is the maximum number of tokens of a target, `width` that of a beam search.
     """
 
-    def __init__(self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int) -> None:
+    def __init__(
+        self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int, width: int = 1
+    ) -> None:
         head = self._head = cast(TransformerDecoder, model.heads["decoder"])
+        self._width = width_of_runs(head.layers, width)
         self._room, self._device = room, hidden.device
         self._single: SequenceLayout | None = None  # with one token per target
         self._num_heads = model.config.num_attention_heads
@@ -89,7 +92,7 @@ class SourceDecoder:
         ids, *more = to_device(np.array(prompts), self._device).unbind(1)
         layout = SequenceLayout.from_lengths([1] * len(ids), self._device)
         head = self._head
-        self._past = PastTokens(len(head.layers), self._num_heads, self._room, layout, head.neighborhood)
+        self._past = PastTokens(len(head.layers), self._num_heads, self._room, layout, head.neighborhood, self._width)
         logits = self._logits(ids, layout)
         for column in more:
             logits = self.step(column)

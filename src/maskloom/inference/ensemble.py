@@ -65,7 +65,7 @@ class Ensemble(TaskModel):
     ) -> Ensemble:
         """Open model or run folders. Raises ConfigError, naming the folder, unless they are models of one task."""
         if isinstance(folders, str) or not isinstance(folders, Iterable):
-            raise ConfigError(f"folders: a list of model folders is expected, this is {type(folders).__name__}")
+            raise ConfigError(f"folders: expected a list of model folders, got {type(folders).__name__}")
         members = []
         for folder in folders:
             member = Predictor.load(folder, max_length=max_length)

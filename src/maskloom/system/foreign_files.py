@@ -95,7 +95,7 @@ def check_path(name: str, path: Any) -> None:
 def check_model_name(path: Any) -> None:
     """Raise DataError for a value that is not a path, and for a path that does not exist, such as a hub name."""
     if not isinstance(path, str | os.PathLike):
-        raise DataError(f"a model folder is expected, this is {type(path).__name__}")
+        raise DataError(f"expected a model folder, got {type(path).__name__}")
     path = Path(path)
     if path.exists():
         return
@@ -171,7 +171,7 @@ def read_json_object(path: str | Path, *, limit: int = MAX_JSON_BYTES) -> dict[s
     """Read a JSON file that holds an object; raises DataError naming the file for anything else."""
     values = read_json(path, limit=limit)
     if not isinstance(values, dict):
-        raise DataError(f"{path}: a JSON object is expected, this is {type(values).__name__}")
+        raise DataError(f"{path}: expected a JSON object, got {type(values).__name__}")
     return values
 
 

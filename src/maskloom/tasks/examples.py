@@ -170,16 +170,16 @@ def _num_characters(inputs: Any) -> int:
 def checked_inputs(inputs: Any) -> list[Any]:
     """Return any iterable of inputs as a list; raises DataError for a string, a mapping or a non-iterable."""
     if isinstance(inputs, str | bytes):
-        raise DataError("a list of texts is expected, this is one string; put it in a list")
+        raise DataError("expected a list of texts, got one string; put it in a list")
     if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable):
-        raise DataError(f"a list of texts is expected, this is {type(inputs).__name__}")
+        raise DataError(f"expected a list of texts, got {type(inputs).__name__}")
     return list(inputs)
 
 
 def checked_text(text: Any, number: int, *, may_be_blank: bool = True) -> str:
     """Return `text` unchanged; raises DataError, with the input's number, if it is not a valid text."""
     if not isinstance(text, str):
-        raise DataError(f"input {number}: a string is expected, this is {type(text).__name__}")
+        raise DataError(f"input {number}: expected a string, got {type(text).__name__}")
     if not is_utf8(text):
         raise DataError(f"input {number}: contains half a surrogate pair, which is not valid Unicode")
     if not (may_be_blank or text.strip()):
@@ -191,7 +191,7 @@ def checked_parts(item: Any, number: int, what: str) -> tuple[Any, Any]:
     """Return the two parts of an input; raises DataError, saying that `what` is expected, for anything else."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         got = f"{len(item)} parts" if isinstance(item, tuple | list) else type(item).__name__
-        raise DataError(f"input {number}: {what} is expected, this is {got}")
+        raise DataError(f"input {number}: expected {what}, got {got}")
     return item[0], item[1]
 
 

@@ -271,7 +271,7 @@ def _json_row(line: str, number: int) -> Row:
     except ValueError as error:
         return Row({}, number, problem=f"not valid JSON: {error}")
     if not isinstance(value, dict):
-        return Row({}, number, problem=f"a JSON object is expected, this is a {type(value).__name__}")
+        return Row({}, number, problem=f"expected a JSON object, got a {type(value).__name__}")
     return Row(value, number)
 
 

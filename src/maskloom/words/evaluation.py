@@ -62,7 +62,7 @@ def _is_score(field: str) -> bool:
 def _triple(place: str, fields: list[str], places: list[int]) -> Triple:
     fields = [field.strip() for field in fields]
     if max(places) >= len(fields) or not (fields[places[0]] and fields[places[1]] and _is_score(fields[places[2]])):
-        raise DataError(f"{place}: two words and a number are expected, this is {' '.join(fields)!r:.80}")
+        raise DataError(f"{place}: expected two words and a number, got {' '.join(fields)!r:.80}")
     return fields[places[0]], fields[places[1]], float(fields[places[2]])
 
 
@@ -123,7 +123,7 @@ def read_analogies(path: Path) -> dict[str, list[list[str]]]:
             name = line[1:].strip()
         elif words:
             if len(words) != 4:
-                raise DataError(f"{path}: line {row.line}: four words are expected, this is {line!r:.80}")
+                raise DataError(f"{path}: line {row.line}: expected four words, got {line!r:.80}")
             sections.setdefault(name, []).append(words)
     if not sections:
         raise DataError(f"{path}: no questions")

@@ -113,7 +113,7 @@ def test_big_endian_arrays_are_read_by_value(tmp_path):
         ({"weight_map": {"a": "y.safetensors"}}, "y.safetensors: does not exist"),
         ({"weight_map": {"a": 3}}, "no weight_map"),
         ({}, "no weight_map"),
-        ([], "a JSON object is expected"),
+        ([], "expected a JSON object"),
         ({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}, "1 tensor that no file holds, such as 'b'"),
         ({"weight_map": {"b": "x.safetensors"}}, "tensor 'a' is in x.safetensors, but the index says None"),
     ],

@@ -108,7 +108,7 @@ def test_a_broken_manifest_is_refused(folder):
         ("{", "line 1, column 2: not valid JSON"),
         (json.dumps({**manifest, "format_version": 2}), "format_version 2; this program reads 1"),
         (json.dumps({key: value for key, value in manifest.items() if key != "width"}), "missing width"),
-        ("[]", "a JSON object is expected"),
+        ("[]", "expected a JSON object"),
     ):
         (folder / MANIFEST).write_text(content)
         with pytest.raises(DataError, match=f"manifest.json: {message}"):

@@ -172,7 +172,7 @@ def test_wrong_use_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="'median' is not probabilities or logits"):
         Ensemble([member(1)], average="median")
     for folders in (None, "models/a", 7):
-        with pytest.raises(ConfigError, match="folders: a list of model folders is expected, this is"):
+        with pytest.raises(ConfigError, match="folders: expected a list of model folders, got"):
             Ensemble.load(folders)
     with pytest.raises(ConfigError, match="--keep-restarts"):
         restart_models(tmp_path)
@@ -214,5 +214,5 @@ def test_what_is_handed_over_in_python_is_answered_by_all():
     singles = [each.predict(["alpha zeta"])[0]["probabilities"] for each in members]
     for label, probability in found["probabilities"].items():
         assert probability == pytest.approx(sum(single[label] for single in singles) / 2, rel=1e-5)
-    with pytest.raises(DataError, match="input 1: a string is expected, this is int"):
+    with pytest.raises(DataError, match="input 1: expected a string, got int"):
         ensemble.predict(["alpha", 7])

@@ -77,7 +77,7 @@ def test_any_json_is_read_or_refused(content):
 
 def test_an_object_is_asked_for(tmp_path):
     (tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf[1]")
-    with pytest.raises(DataError, match="a JSON object is expected, this is list"):
+    with pytest.raises(DataError, match="expected a JSON object, got list"):
         read_json_object(tmp_path / "a.json")
 
 

@@ -123,7 +123,7 @@ def test_broken_csv_is_named(tmp_path, content, message):
     [
         ("", "blank line"),
         ("{", "not valid JSON"),
-        ("[1]", "a JSON object is expected"),
+        ("[1]", "expected a JSON object"),
         ('{"score": NaN}', "NaN is not a JSON number"),
         ('{"a": 1, "a": 2}', "'a' appears twice"),
         ("[" * 100_000, "nested too deeply"),

@@ -118,7 +118,7 @@ def test_damaged_merges_are_named_by_line(tmp_path: Path, merges: str, message: 
             {"<unk>": 0, "a": 1},
             r"vocab.json: neither GPT's tokens \(none ends with '</w>'\) nor GPT-2's \(255 bytes have no token",
         ),
-        ("vocab.json", [1], "vocab.json: a JSON object is expected"),
+        ("vocab.json", [1], "vocab.json: expected a JSON object"),
         ("vocab.json", '{"<unk>": 0,', "vocab.json: line 1, column 13: not valid JSON"),
         ("tokenizer_config.json", {"do_lower_case": 1}, "do_lower_case is 1; it must be true or false"),
         ("tokenizer_config.json", {"unk_token": 3}, "unk_token is 3; a token is expected"),

@@ -185,6 +185,22 @@ def test_ranks_and_micro_batches_draw_what_one_process_draws_for_the_whole_batch
         torch.testing.assert_close(_gradients(model)[name], gradient, rtol=1e-5, atol=1e-7)
 
 
+def test_torch_draws_as_after_its_own_seeding_but_no_call_stack_is_formatted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with StepDraws(3, 7).of(_batch([1]), number=2, first_row=0):
+        found = torch.rand(4)
+    seeds: list[int] = []
+    monkeypatch.setattr("maskloom.training.loop._seed_generators", seeds.append)
+    with StepDraws(3, 7).of(_batch([1]), number=2, first_row=0):
+        pass
+    assert found.equal(torch.rand(4, generator=torch.Generator().manual_seed(seeds[0])))
+    torch.manual_seed(seeds[0])
+    assert found.equal(torch.rand(4))
+    monkeypatch.undo()
+    monkeypatch.setattr("traceback.format_stack", lambda: pytest.fail("torch formats the call stack"))
+    with StepDraws(3, 7).of(_batch([1]), number=2, first_row=0):
+        pass
+
+
 def test_a_loss_that_is_not_finite_is_never_stepped() -> None:
     settings = TrainingSection(steps=3, learning_rate=1e-3, warmup_ratio=0.0)
     state = TrainState.fresh(_model(), settings)

@@ -36,16 +36,20 @@ def test_pairs_are_read(name: str, content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", "word1,word2,similarity\na,b,1\nc,d,\n", r"a.csv: line 3: two words and a number .* 'c d '"),
+        (
+            "a.csv",
+            "word1,word2,similarity\na,b,1\nc,d,\n",
+            r"a.csv: line 3: expected two words and a number, got 'c d '",
+        ),
         ("a.csv", "word1,word2,rank\na,b,1\n", "no score column"),
-        ("a.txt", "a b 1\na b\n", "line 2: two words"),
+        ("a.txt", "a b 1\na b\n", "line 2: expected two words"),
         ("a.txt", "word1 word2 score\n", "no word pairs"),
-        ("a.txt", "a b x\nc d 1\n", "line 1: two words and a number are expected, this is 'a b x'"),
-        ("a.csv", "a,b,meaning\nc,d,1\n", "line 1: two words and a number are expected, this is 'a b meaning'"),
-        ("a.txt", "a b\nc d 1\n", "line 1: two words and a number"),
-        ("a.csv", "a,b,\nc,d,1\n", "line 1: two words and a number"),
-        ("a.csv", "word1,word2,score,rater\na,b,1,x\n,,,x\n", "line 3: two words and a number"),
-        ("a.csv", "word1,word2,score\n,b,1\n", "line 2: two words and a number"),
+        ("a.txt", "a b x\nc d 1\n", "line 1: expected two words and a number, got 'a b x'"),
+        ("a.csv", "a,b,meaning\nc,d,1\n", "line 1: expected two words and a number, got 'a b meaning'"),
+        ("a.txt", "a b\nc d 1\n", "line 1: expected two words and a number"),
+        ("a.csv", "a,b,\nc,d,1\n", "line 1: expected two words and a number"),
+        ("a.csv", "word1,word2,score,rater\na,b,1,x\n,,,x\n", "line 3: expected two words and a number"),
+        ("a.csv", "word1,word2,score\n,b,1\n", "line 2: expected two words and a number"),
         ("a.jsonl", '{"word1": "a", "word2": "b", "score": 1}\n', r"a.jsonl: word pairs .* not from .jsonl"),
     ],
 )
@@ -88,7 +92,7 @@ def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
     table.write_text(path.read_text().replace("man woman", '"man",woman').replace(" ", ",").replace(":,", ": "))
     assert read_analogies(table) == read_analogies(path)
     table.write_text("a,b,c\n")
-    with pytest.raises(DataError, match="line 1: four words are expected, this is 'a b c'"):
+    with pytest.raises(DataError, match="line 1: expected four words, got 'a b c'"):
         read_analogies(table)
     table.write_text(
         ",type,word1,word2,word3,target\n0,family,man,woman,king,queen\n1,family,man,king,woman,queen\n"
@@ -96,8 +100,8 @@ def test_analogies_are_counted_by_section(tmp_path: Path) -> None:
     )
     assert read_analogies(table) == read_analogies(path)
     table.write_text("word1,word2,word3,word4\nman,woman,king,\n")
-    with pytest.raises(DataError, match="line 2: four words are expected, this is 'man woman king '"):
+    with pytest.raises(DataError, match="line 2: expected four words, got 'man woman king '"):
         read_analogies(table)
     path.write_text("a b c\n")
-    with pytest.raises(DataError, match="line 1: four words"):
+    with pytest.raises(DataError, match="line 1: expected four words"):
         read_analogies(path)

@@ -218,7 +218,7 @@ def read_json(path: Path) -> Any:
 
 def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
     if not isinstance(value, dict):
-        raise DataError(f"{path}: {place}: a JSON object is expected, this is {type(value).__name__}")
+        raise DataError(f"{path}: {place}: expected a JSON object, got {type(value).__name__}")
     if key not in value:
         known = ", ".join(name[:40] for name in list(value)[:8]) or "none"
         raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); SQuAD's format is expected")
@@ -351,10 +351,10 @@ def score_files(
 def _by_id(path: Path, kind: Any, wanted: str) -> dict[str, Any]:
     values = read_json(path)
     if not isinstance(values, dict):
-        raise DataError(f"{path}: a JSON object keyed by question id is expected, this is {type(values).__name__}")
+        raise DataError(f"{path}: expected a JSON object keyed by question id, got {type(values).__name__}")
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, kind):
-            raise DataError(f"{path}: id {name!r:.80}: {wanted} is expected, this is {type(value).__name__}")
+            raise DataError(f"{path}: id {name!r:.80}: expected {wanted}, got {type(value).__name__}")
     return values
 
 

@@ -116,7 +116,7 @@ def test_race_is_a_folder_of_articles(tmp_path):
     [
         ("", "the file is empty"),
         ("{", "not valid JSON"),
-        ("[1]", "a JSON object is expected, this is a list"),
+        ("[1]", "expected a JSON object, got a list"),
         ("[" * 100_000, "JSON nested too deeply"),
         (RACE_7 + RACE_7, "not valid JSON: Extra data"),
         (RACE_7.replace('"C"', "NaN"), "NaN is not a JSON number"),

@@ -147,10 +147,10 @@ def test_wrong_contexts_are_refused(tmp_path, context):
     [
         ("", "line 1, column 1: not valid JSON"),
         ('{"data": [\n{"title" "x"}]}', "line 2, column 10: not valid JSON"),
-        ("[]", "the file: a JSON object is expected, this is list"),
+        ("[]", "the file: expected a JSON object, got list"),
         ('{"version": "1.1"}', r"the key 'data' is missing \(keys: version\)"),
         ('{"data": {}}', "'data' is not a list but dict"),
-        ('{"data": [3]}', "article 1: a JSON object is expected, this is int"),
+        ('{"data": [3]}', "article 1: expected a JSON object, got int"),
         ('{"data": [{"title": "T"}]}', r"article 1 \(T\): the key 'paragraphs' is missing"),
         ('{"data": [{"paragraphs": [{"context": "x"}]}]}', "article 1, paragraph 1: the key 'qas' is missing"),
         ('{"data": []}', "no usable rows"),
@@ -201,7 +201,7 @@ def test_rows_of_jsonl(tmp_path, form):
     ("row", "message"),
     [
         ("{", "line 2: not valid JSON"),
-        ("[]", "line 2: a JSON object is expected"),
+        ("[]", "line 2: expected a JSON object"),
         ('{"question": "Who?", "answer": "cat", "answer_start": 4}', "line 2: no context"),
         ('{"question": "Who?", "context": "a cat", "answer": "cat"}', "line 2: an answer has no answer_start"),
         (

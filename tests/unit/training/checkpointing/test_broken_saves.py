@@ -23,12 +23,6 @@ from maskloom.training.loop import TrainState
 from tools.checking import verify_checkpoint
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip thousands of syncs: what a kill leaves behind does not depend on them, and fault points are still passed."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def _fresh() -> TrainState:
     """Return a state of few tensors, since each one adds a fault point."""
     model = torch.nn.Linear(3, 2)

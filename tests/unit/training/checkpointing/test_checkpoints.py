@@ -16,11 +16,6 @@ from maskloom.training.settings import TrainingSection
 from tools.checking import verify_checkpoint
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-
-
 def _state(seed: int = 0, hidden: int = 8) -> TrainState:
     config = BertConfig.of_size(
         "tiny", vocab_size=23, hidden_size=hidden, num_attention_heads=2, intermediate_size=12, num_hidden_layers=1
