@@ -86,8 +86,8 @@ def _write_page(target: Path, found: dict[int, dict[str, Any]], num_bytes: int) 
         "Wikipedia, the reviews of IMDB and 56 novels: "
         f"{num_bytes / 1e6:.0f} MB, {found[SEEDS[0]]['num_words'] / 1e6:.1f} million words. Plurals are in bold, "
         "co-hyponyms in italics; the script lists them, and did so before the first training. The settings were chosen",
-        "after a training with a window of 5 and all words that occur five times: co-hyponyms were among the first seven",
-        "with every word and seed, plurals with one of nine, between rare words such as chomps and fraidy.",
+        "after a training with a window of 5 and all words that occur five times: there co-hyponyms were among the",
+        "first seven for every word and seed, but plurals once in nine, between rare words such as chomps and fraidy.",
         "",
         "| word | seed | neighbours |",
         "|---|---|---|",

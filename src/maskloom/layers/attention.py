@@ -139,8 +139,9 @@ class PastTokens:
         if self.run > 1:
             places = torch.arange(self.run, device=self.lengths.device)
             self._origins[:, self.longest :] = places.repeat(len(self._origins) // self.run).unsqueeze(1)
-            seen = self._origins[:, : self.longest, None] == places
-            self.mask = seen.view(-1, 1, self.run, self.longest * self.run)
+            others = self._origins[:, : self.longest, None] != places
+            mask = others.new_zeros(others.shape, dtype=self.layers[0].kept.dtype).masked_fill_(others, -math.inf)
+            self.mask = mask.view(-1, 1, self.run, self.longest * self.run)  # numbers: every layer would convert truths
         elif self._sizes.min() < self.longest:
             positions = torch.arange(self.longest, device=self.lengths.device)
             lengths = self.lengths.unsqueeze(1)

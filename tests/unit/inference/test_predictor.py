@@ -144,7 +144,7 @@ def test_any_iterable_gives_what_a_list_gives(tmp_path, takes_pairs):
     assert Ensemble([predictor]).predict(iter(texts)) == Ensemble([predictor]).predict(texts)
     assert np.array_equal(predictor.encode(iter(texts)), predictor.encode(texts))
     for wrong in (None, [None], "alpha"):
-        with pytest.raises(DataError, match="expected .*, got "):
+        with pytest.raises(DataError, match=r"expected .*, got "):
             predictor.predict(wrong)  # pyright: ignore[reportArgumentType]
 
 

@@ -1,5 +1,4 @@
 import json
-import os
 import random
 import shutil
 from pathlib import Path
