@@ -23,7 +23,7 @@ from translation import command, resumed
 
 SEEDS = (0, 1, 2)
 _FIRST = 7
-_HOW = ("--model", "skipgram", "--window", "10", "--min-count", "50", "--epochs", "5")
+_HOW = ("--model", "skipgram", "--window", "10", "--min-count", "50", "--sample", "1e-4", "--epochs", "15")
 # Co-hyponyms of each word; its plural is the word with an s.
 _KIN = {
     "airplane": "plane planes aeroplane aircraft jet jets jetliner airliner helicopter helicopters biplane seaplane",

@@ -30,6 +30,7 @@ PAGES = (
     "gpt_speed_zen5",
     "gpt_speed_intel",
     "seq2seq_speed",
+    "seq2seq_speed_intel",
     "recurrent_speed",
     "recurrent_speed_intel",
     "words",
