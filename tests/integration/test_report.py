@@ -85,15 +85,15 @@ def test_texts_and_labels_cannot_break_out(setting, tmp_path):
     assert "\\u202e<svg onload=alert(2)>" in page.text
     assert any(text in page.text for text in TEXTS)
     assert "1337" not in page.text
-    assert "of 12 are right" in page.text
+    assert "of 12 are correct" in page.text
 
 
 def test_examples_need_the_dev_file_as_it_was(setting, tmp_path):
     run(setting, tmp_path / "run")
     report([tmp_path / "run"], tmp_path / "page.html", num_examples=5)
-    assert "of 5 are right; the file has 12" in page_of(tmp_path / "page.html").text
+    assert "of 5 are correct; the file has 12" in page_of(tmp_path / "page.html").text
     report([tmp_path / "run"], tmp_path / "page.html", num_examples=0)
-    assert "are right" not in page_of(tmp_path / "page.html").text
+    assert "are correct" not in page_of(tmp_path / "page.html").text
     dev = setting / "dev.jsonl"
     content = dev.read_text()
     dev.write_text(content + content.splitlines()[0] + "\n")
@@ -126,4 +126,4 @@ def test_a_search_shows_its_trials_and_its_best_model(setting, tmp_path):
     page = page_of(tmp_path / "page.html")
     assert "search: trials" in page.text
     assert "search, best trial: examples from dev" in page.text
-    assert page.text.count("of 12 are right") == 2
+    assert page.text.count("of 12 are correct") == 2

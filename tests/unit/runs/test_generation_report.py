@@ -33,7 +33,7 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
     spelled = {"transformer": "Transformer", "bart": "BART", "t5": "T5"}[name]
     assert re.search(rf"architecture</t[dh]>\s*<td[^>]*>{spelled}</td>", page)
     assert "2 texts at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6" in page
-    assert "Texts that ended, best first" in page
+    assert "Finished texts, best first" in page
     assert all(one["text"] in page and f"log-probability {one['log_probability']:.3f}" in page for one in found)
     assert ("Sinusoids, encoder and decoder" in page) == (name == "transformer")
     assert ("Learned vectors, decoder" in page) == (name == "bart")
@@ -69,7 +69,7 @@ def test_what_is_too_long_is_cut_and_said(tmp_path):
     long = {"max_tokens": 60, "beam": 1, "min_tokens": 60}
     page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], given=long)
     assert "Shown are the first 48 tokens, of 60 rows and 62 columns." in page
-    assert "Shown are the first 48 of 60 steps." in page
+    assert "Only the first 48 of 60 steps are shown." in page
     assert "1 text at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6, counting the end" in page
     assert "60 tokens, log-probability" in page
     assert "; cut at the limit of tokens" in page

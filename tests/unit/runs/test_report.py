@@ -93,7 +93,7 @@ def test_a_page_shows_what_differs_and_nothing_else(tmp_path):
     other = write_run(tmp_path / "other", events=EVENTS, metrics={"mlm_loss": 3.0}, learning_rate=3e-3)
     report([one, other], tmp_path / "page.html")
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
-    differing = text[text.index("What differs") : text.index("Where it ran")]
+    differing = text[text.index("Differences") : text.index("Environment")]
     assert re.findall(r'<td class="key">([^<]*)', differing)[0] == "training.learning_rate"
     assert "0.003" in differing
     assert "batch_size" not in differing

@@ -1,7 +1,6 @@
 """Embeddings that start from word vectors, in new models of any architecture."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -116,17 +115,16 @@ def test_pretraining_starts_from_vectors(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.realdata
-def test_an_lstm_learns_film_reviews_better_from_vectors_of_other_reviews(tmp_path: Path) -> None:
-    folder = Path(os.environ["MASKLOOM_DATA"])
+def test_an_lstm_learns_film_reviews_better_from_vectors_of_other_reviews(data_folder: Path, tmp_path: Path) -> None:
     rows = []
     for name, label in (("neg", 0), ("pos", 1)):
-        lines = (folder / "sentiment" / f"rt-polarity.{name}").read_text(encoding="latin-1").splitlines()
+        lines = (data_folder / "sentiment" / f"rt-polarity.{name}").read_text(encoding="latin-1").splitlines()
         rows += [(re.sub(r"[^a-z]+", " ", line.lower()).strip(), label) for line in lines]
     rows = [row for row in rows if row[0]]
     np.random.default_rng(0).shuffle(rows)
     for name, part in (("train", rows[1000:2000]), ("dev", rows[:1000])):
         (tmp_path / f"{name}.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for text, label in part))
-    reviews = folder / "imdb" / "train.jsonl.gz"
+    reviews = data_folder / "imdb" / "train.jsonl.gz"
     train_words(reviews, WordsRecipe(size=64, epochs=3, workers=2), out=tmp_path / "words")
     scores = []
     for vectors in (None, str(tmp_path / "words")):

@@ -216,7 +216,7 @@ def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
         rows=[f"text {number} ({length})" for number, length in enumerate(lengths, start=1)],
         columns=[str(place) for place in range(1, width + 1)],
     )
-    note = "A cell is a token of the source or prompt. Empty cells are padding of the batch, which no token sees."
+    note = "A cell is a token of the source or prompt. Empty cells are padding, which no token attends to."
     return [*charts, Chart("Padding", svg, note)]
 
 
@@ -242,6 +242,6 @@ def _positions(predictor: Predictor) -> list[Chart]:
         columns = [str(distance) for distance in range(-_DISTANCE, biases.shape[1] - _DISTANCE)]
         rows = [f"head {number}" for number in range(1, len(biases) + 1)]
         svg = heat_map(biases.tolist(), name=f"biases of the {part}", rows=rows, columns=columns)
-        note = "Added to scores by the position of a key less that of the query."
+        note = "Added to the scores, by key position minus query position."
         charts.append(Chart(f"Biases by distance, {part}", svg, note))
     return charts

@@ -182,7 +182,7 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         f"{part}_loss",
         levels=[("word frequency", entropy)] if entropy else [],
         marks=marks,
-        note="Thin: training; with dots: held out. Below the dashed line the model uses context.",
+        note="Thin line: training; with dots: held out. Below the dashed line, the model uses context.",
     )
     majority = metrics.get(f"{pair}_majority_fraction")
     how = {"marks": marks, "as_percent": True}
@@ -206,7 +206,7 @@ def _finetuning(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
         chosen = [run for run, other in zip(runs, names, strict=True) if other == name]
         title, is_fraction = f"Dev {name.replace('_', ' ')}", metric == "accuracy"
         charts.append(_chart(title, chosen, colours, None, metric, as_percent=is_fraction))
-    charts.append(_chart("Loss", runs, colours, ("loss",), "loss", note="Thin: training; with dots: dev."))
+    charts.append(_chart("Loss", runs, colours, ("loss",), "loss", note="Thin line: training; with dots: dev."))
     return [chart for chart in (*charts, *_optimisation(runs, colours)) if chart is not None]
 
 
