@@ -31,9 +31,9 @@ def _interrupts_arrive() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_waiting_for_the_disk() -> Iterator[None]:
-    """Let `fsync` return at once in the test process: only a power cut shows its effect, and a disk may take seconds.
+    """Let `fsync` return at once in the test process: only a power cut would show its effect, and it can take seconds.
 
-    Commands that tests run in processes of their own, such as those that are killed, do wait.
+    Commands in separate processes, such as those that tests kill, do wait for the disk.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)

@@ -71,8 +71,8 @@ class PastTokens:
     `lengths` (sequences,) counts the tokens. A sequence has up to `room` positions in each layer and starts at the
     first. The newest token attends to all tokens or, with a `neighborhood`, to itself and that many before it.
 
-    A beam search of `width` continues `width` sequences in a run, most of them a neighbour's with one token more. Then
-    nothing is copied: the tokens of a run stay where they are, and `mask` says which of them a sequence descends from.
+    In a beam search of `width`, each run of `width` sequences continues the same prompt. The tokens of a run are kept
+    side by side: `take` copies nothing, and `mask` selects the tokens that a sequence consists of.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class PastTokens:
         self.num_heads, self.room, self.lengths, self._sizes = num_heads, room, layout.lengths, layout.sizes
         self._reach, self._width = neighborhood or room, 1 if neighborhood else width
         self.run = 1  # sequences whose tokens are kept side by side
-        self._origins = self.lengths.new_empty(0)  # (sequences, room): whose token in the run each one's is
+        self._origins = self.lengths.new_empty(0)  # (sequences, room): where in the run each token is kept
         self.layers = [KeyValues(self) for _ in range(num_layers)]
         self._measure()
 
@@ -141,7 +141,8 @@ class PastTokens:
             self._origins[:, self.longest :] = places.repeat(len(self._origins) // self.run).unsqueeze(1)
             others = self._origins[:, : self.longest, None] != places
             mask = others.new_zeros(others.shape, dtype=self.layers[0].kept.dtype).masked_fill_(others, -math.inf)
-            self.mask = mask.view(-1, 1, self.run, self.longest * self.run)  # numbers: every layer would convert truths
+            # floats, because attention would convert a boolean mask in every layer
+            self.mask = mask.view(-1, 1, self.run, self.longest * self.run)
         elif self._sizes.min() < self.longest:
             positions = torch.arange(self.longest, device=self.lengths.device)
             lengths = self.lengths.unsqueeze(1)

@@ -30,13 +30,13 @@ _KNOWN_PARTS = Counter({TransformerLayer: 1, SelfAttention: 1, FeedForward: 1, D
 _WITH_MEMORY = _KNOWN_PARTS + Counter({CrossAttention: 1, Dense: 3, nn.LayerNorm: 1})
 
 
-_WIDEST_RUN = 8  # wider runs would read more tokens in vain than copying costs
+_WIDEST_RUN = 8  # attention reads this many times the tokens needed; in wider runs, copying them is cheaper
 
 
 def width_of_runs(layers: Iterable[nn.Module], width: int) -> int:
-    """Return how many sequences of a beam search of `width` keep their tokens side by side; 1 for none.
+    """Return how many sequences of a beam search keep their tokens side by side: `width`, or 1 if they cannot.
 
-    Layers whose attention is not `SelfAttention` itself, such as those with relative positions, keep theirs alone.
+    They cannot in layers with another attention than `SelfAttention`, such as one with relative positions.
     """
     is_plain = all(type(getattr(layer, "attention", None)) is SelfAttention for layer in layers)
     return width if is_plain and width <= _WIDEST_RUN else 1

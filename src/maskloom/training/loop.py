@@ -203,9 +203,10 @@ class StepDraws:
 
 
 def _seed_generators(seed: int) -> None:
-    """Seed torch's generators as `torch.manual_seed` does, without its half a millisecond for devices that are absent.
+    """Seed torch's generators.
 
-    For each of those it formats the whole call stack.
+    `torch.manual_seed` would also format the call stack once for each kind of absent accelerator, which takes half a
+    millisecond.
     """
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():

@@ -80,7 +80,7 @@ def test_a_layer_with_other_parts_or_in_training_is_its_own_step(change):
 
 @pytest.mark.parametrize("draws", [0, 1, 2])
 def test_runs_that_share_their_tokens_give_what_copies_give(draws):
-    """Beams move within their run; then a run ends, and last the rows form no runs any more."""
+    """Beams move within their runs, then a run ends, and finally the rows form no runs."""
     rng, num_heads, hidden, width = np.random.default_rng(draws), 2, 8, 3
     torch.manual_seed(draws)
     layout = SequenceLayout.from_lengths([2] * 4, "cpu")
