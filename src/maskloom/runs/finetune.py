@@ -15,7 +15,7 @@ import torch
 import maskloom
 from maskloom.checkpoints.huggingface import CONFIG
 from maskloom.config import FinetuneRecipe, TrainingSection
-from maskloom.errors import ConfigError, UsageError
+from maskloom.errors import ConfigError, UsageError, amount
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, vocabularies_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.corpus import tokenizer_folder
@@ -386,8 +386,8 @@ def _settings(recipe: FinetuneRecipe, num_units: int) -> TrainingSection:
     save_every, asked = settings.save_every or every, recipe.training.average_checkpoints
     if asked > (saved := math.ceil(settings.steps / save_every)):
         raise ConfigError(
-            f"training.average_checkpoints = {asked}: {settings.steps} steps give {saved} checkpoints, one every "
-            f"{save_every} steps (training.save_every)"
+            f"training.average_checkpoints = {asked}: {settings.steps} steps give {amount(saved, 'checkpoint')}, one "
+            f"every {save_every} steps (training.save_every)"
         )
     return settings.model_copy(update={"evaluate_every": every, "save_every": save_every})
 

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, amount
 from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
@@ -368,5 +368,5 @@ def answer_lines(result: dict[str, Any]) -> list[str]:
             text = " ".join(candidate["text"].split()) or "(no answer)"
             place = "" if candidate["start"] is None else f", characters {candidate['start']} to {candidate['end']}"
             lines.append(f"  {text}  ({candidate['probability']:.3f}{place})")
-    windows = f"{result['num_windows']:,} windows of at most {result['max_length']} tokens"
+    windows = f"{amount(result['num_windows'], 'window')} of at most {result['max_length']} tokens"
     return [*lines, f"{result['num_characters']:,} characters read in {windows}"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe
-from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.errors import ConfigError, DataError, UsageError, amount
 from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles, finetune, source_of
 from maskloom.runs.first_look import with_task
@@ -159,7 +159,9 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
             first = plan["trials"][-1]["proposal"] + 1 if tried else 0
             asked = next_proposal(space, setup.recipe.seed, tried, first)
             if asked is None:
-                setup.progress.say(f"every combination has been tried; the search ends with {number - 1} trials")
+                setup.progress.say(
+                    f"every combination has been tried; the search ends with {amount(number - 1, 'trial')}"
+                )
                 break
             plan["trials"].append({**_trial(setup, number, asked[0]), "proposal": asked[1]})
             write_json(setup.out / PLAN, plan)
@@ -282,7 +284,8 @@ def _report(result: dict[str, Any]) -> str:
     headers, rows = search_rows(result)
     commands = "\n".join(f"{trial['command']}  # {trial['name']}" for trial in result["trials"])
     return (
-        f"# Search: {result['num_trials']} trials, {result['metric']} on dev\n\n{markdown_of(headers, rows)}\n\n"
+        f"# Search: {amount(result['num_trials'], 'trial')}, {result['metric']} on dev\n\n"
+        f"{markdown_of(headers, rows)}\n\n"
         f"Chosen by the best dev score, so the winner's score is optimistic; the mean is over all seeds of a trial.\n\n"
         f"## Each trial again\n\n```sh\n{commands}\n```\n"
     )

@@ -68,7 +68,7 @@ def test_it_holds_all_and_loads_nothing(tmp_path):
 def test_what_is_too_long_is_cut_and_said(tmp_path):
     long = {"max_tokens": 60, "beam": 1, "min_tokens": 60}
     page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], given=long)
-    assert "Shown are the first 48 tokens, of 60 rows and 62 columns." in page
+    assert "Only the first 48 tokens of 60 rows and 62 columns are shown." in page
     assert "Only the first 48 of 60 steps are shown." in page
     assert "1 text at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6, counting the end" in page
     assert "60 tokens, log-probability" in page

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.foreign_files import check_regular
 from maskloom.tasks.tables import read_rows
 
@@ -256,7 +256,7 @@ def _file_problems(archive: zipfile.ZipFile, file: SubmissionFile) -> list[str]:
 def _row_problems(line: str, number: int, file: SubmissionFile) -> list[tuple[str, str]]:
     fields = line.split("\t")
     if len(fields) != 2:
-        return [("fields", f"{len(fields)} fields, expected an index and a prediction separated by one tab")]
+        return [("fields", f"{amount(len(fields), 'field')}, expected an index and a prediction separated by one tab")]
     problems = []
     if fields[0] != str(number):
         problems.append(("index", f"the index is {fields[0][:20]!r:.80}, expected {number}"))

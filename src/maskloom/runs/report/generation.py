@@ -149,7 +149,8 @@ def _map(predictor: Predictor, kind: str, attention: AttentionMap, *, has_heads:
     means |= {f"layer {number}": heads.mean(0) for number, heads in enumerate(layers, start=1)}
     cut = ""
     if max(len(attention.queries), len(attention.keys)) > _MOST:
-        cut = f"Shown are the first {_MOST} tokens, of {len(attention.queries)} rows and {len(attention.keys)} columns."
+        sizes = f"{len(attention.queries)} rows and {len(attention.keys)} columns"
+        cut = f"Only the first {_MOST} tokens of {sizes} are shown."
     return {
         "title": _TITLES[kind],
         "note": f"{_AXES[kind]} Values are means of heads. {cut}",
