@@ -23,7 +23,7 @@ from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.models.architectures import architecture_of, published_config
-from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model
+from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model, fill_model
 from maskloom.models.heads import HEADS
 from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import validate_recipe
@@ -120,20 +120,20 @@ def load_model(
             f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
         )
     with torch.device("meta"):
-        planned = build_model(config, wanted, labels, head_options=head_options)
-    rows = contents.completed(_rows_of(planned, loaded_heads), form)
+        model = build_model(config, wanted, labels, head_options=head_options)
+    rows = contents.completed(_rows_of(model, loaded_heads), form)
     pooler = () if {"classifier", "choice", "document"}.intersection(loaded_heads) else form.pooler
     for part in (pooler, form.top if (added or {}).get("bilstm") else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]
-    problems = contents.problems + _mismatches(rows, contents, planned) + contents.unknown
+    problems = contents.problems + _mismatches(rows, contents, model) + contents.unknown
     if problems:
         _refuse(problems, next(iter(stored.values())).path if stored else folder)
-    require_memory(sum(parameter.nbytes for parameter in planned.parameters()), f"{folder}: the model", DataError)
-    model = build_model(config, wanted, labels, seed=seed, head_options=head_options, leave={row.ours for row in rows})
+    require_memory(sum(parameter.nbytes for parameter in model.parameters()), f"{folder}: the model", DataError)
+    fill_model(model, seed, leave={row.ours for row in rows})
     _copy(model, rows, contents)
     copied = {row.huggingface: contents.tensors[row.huggingface].name for row in rows}
-    new = [row.huggingface for row in _rows_of(planned, wanted) if row.huggingface not in copied]
+    new = [row.huggingface for row in _rows_of(model, wanted) if row.huggingface not in copied]
     unused = [tensor.name for name, tensor in contents.tensors.items() if name not in copied]
     return model, LoadReport(tuple(new), tuple(sorted(unused)), tuple(sorted(contents.ignored)), tuple(copied.items()))
 

@@ -95,10 +95,16 @@ def build_model(
         return model
     if device.type == "cpu":
         require_memory(sum(parameter.nbytes for parameter in model.parameters()), "the model")
-    _allocate(model, device)
-    model.tie()
-    initialize(model, std=config.initializer_range, seed=seed, leave=leave, rules=_initial_rules(model.encoder))
+    fill_model(model, seed, leave)
     return model
+
+
+def fill_model(model: EncoderWithHeads, seed: int | None, leave: Container[str]) -> None:
+    """Allocate a model that was built on the meta device, and initialise its parameters except those in `leave`."""
+    _allocate(model, torch.get_default_device())
+    model.tie()
+    std, rules = model.config.initializer_range, _initial_rules(model.encoder)
+    initialize(model, std=std, seed=seed, leave=leave, rules=rules)
 
 
 def _initial_rules(encoder: Encoder) -> InitialRules:

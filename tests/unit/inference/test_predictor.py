@@ -117,8 +117,8 @@ def test_heads_that_are_not_there(folder, tmp_path):
     [
         ("alpha", "put it in a list"),
         (None, "expected a list of texts, got NoneType"),
-        (7, "this is int"),
-        ({"alpha": 1}, "this is dict"),
+        (7, "got int"),
+        ({"alpha": 1}, "got dict"),
         ([None], "input 0: expected a string, got NoneType"),
         ([3], "input 0"),
         (["alpha", None], "input 1"),
