@@ -46,7 +46,7 @@ def main() -> None:
         (out / "text.txt.new").rename(out / "text.txt")
     found = {seed: _trained(out, seed) for seed in SEEDS}
     if options.results:
-        _write_page(options.results, found, (out / "text.txt").stat().st_size)
+        _write_page(options.results, found, (out / "text.txt").stat().st_size, _counts(out))
 
 
 def _lines() -> Iterator[str]:
@@ -77,17 +77,25 @@ def _trained(out: Path, seed: int) -> dict[str, Any]:
     return kept(folder.with_suffix(".json"), make)
 
 
-def _write_page(target: Path, found: dict[int, dict[str, Any]], num_bytes: int) -> None:
+def _counts(out: Path) -> dict[str, int]:
+    """Return how often each plural occurs in the text."""
+    lines = (out / f"seed-{SEEDS[0]}" / "vocabulary.txt").read_text(encoding="utf-8").splitlines()
+    counts = dict(line.rsplit(" ", 1) for line in lines)
+    return {f"{word}s": int(counts.get(f"{word}s", 0)) for word in _KIN}
+
+
+def _write_page(target: Path, found: dict[int, dict[str, Any]], num_bytes: int, counts: dict[str, int]) -> None:
     lines = [
         "# Neighbours of airplane, cat and dog",
         "",
         "Made by `python benchmarks/word_neighbours.py --out DIR --results results/word_neighbours`; do not edit.",
         f"The nearest {_FIRST} words by cosine after `maskloom words train {' '.join(_HOW)}` on a part of English",
-        "Wikipedia, the reviews of IMDB and 56 novels: "
-        f"{num_bytes / 1e6:.0f} MB, {found[SEEDS[0]]['num_words'] / 1e6:.1f} million words. Plurals are in bold, "
+        f"Wikipedia, the reviews of IMDB and 56 novels: {num_bytes / 1e6:.0f} MB, "
+        f"{found[SEEDS[0]]['num_words'] / 1e6:.1f} million words. Plurals are in bold,",
         "co-hyponyms in italics; the script lists them, and did so before the first training. The settings were chosen",
-        "after a training with a window of 5 and all words that occur five times: there co-hyponyms were among the",
-        "first seven for every word and seed, but plurals once in nine, between rare words such as chomps and fraidy.",
+        "after other trainings: with a window of 5, 5 epochs and every word that occurs five times, co-hyponyms were",
+        "among the first seven for every word and seed, but plurals only once in nine, between rare words such as",
+        "chomps and fraidy; with a window of 10, 5 epochs and `--min-count 50`, plurals were there five times in nine.",
         "",
         "| word | seed | neighbours |",
         "|---|---|---|",
@@ -100,7 +108,8 @@ def _write_page(target: Path, found: dict[int, dict[str, Any]], num_bytes: int) 
             signs = ["**" if other == plural else "*" if other in kin else "" for other, _ in near]
             told = [f"{sign}{other}{sign} {cosine:.3f}" for sign, (other, cosine) in zip(signs, near, strict=True)]
             lines.append(f"| {word} | {seed} | {', '.join(told)} |")
-        for what, wanted in (("its plural", [plural]), ("a co-hyponym", kin)):
+        named = f"its plural, which occurs {counts[plural]:,} times,"
+        for what, wanted in ((named, [plural]), ("a co-hyponym", kin)):
             seeds = sum(any(near in wanted for near, _ in run["neighbours"][word]) for run in found.values())
             verdicts.append(f"- {word}: {what} is among the first {_FIRST} with {seeds} of {len(found)} seeds")
     lines += ["", *verdicts, "", f"{processor()}, {platform.python_implementation()} {platform.python_version()}."]
