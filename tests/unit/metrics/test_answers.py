@@ -229,7 +229,11 @@ def test_files_of_predictions_that_are_wrong(tmp_path):
     paragraph = {"context": "a cat", "qas": [{"id": "1", "question": "who?", "answers": answers}]}
     data.write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
     path = tmp_path / "predictions.json"
-    for content, message in [("[]", "by question id"), ('{"1": 2}', "id '1': a text"), ("{", "line 1, column 2")]:
+    for content, message in [
+        ("[]", "by question id"),
+        ('{"1": 2}', "id '1': expected a text"),
+        ("{", "line 1, column 2"),
+    ]:
         path.write_text(content)
         with pytest.raises(DataError, match=message):
             score_files(data, path)
