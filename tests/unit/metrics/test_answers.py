@@ -242,7 +242,7 @@ def test_files_of_predictions_that_are_wrong(tmp_path):
     for value, score in (("2", 0.0), ("2.0", 0.0), ("-1", 100.0)):
         odds.write_text(f'{{"1": {value}}}')
         assert score_files(data, path, null_odds=odds, null_threshold=0.0)["f1"] == score
-    for value, message in (("1e999", r"the null odds of '1' are inf"), ('"2"', "id '1': a number is expected")):
+    for value, message in (("1e999", r"the null odds of '1' are inf"), ('"2"', "id '1': expected a number")):
         odds.write_text(f'{{"1": {value}}}')
         with pytest.raises(DataError, match=rf"odds.json: {message}"):
             score_files(data, path, null_odds=odds)
