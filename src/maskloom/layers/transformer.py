@@ -162,8 +162,9 @@ class TransformerLayer(Recomputable):
         if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward or self.adapters:
             return None
         is_plain = feed_forward.activation is F.gelu and feed_forward.dropout is None and type(norm) is nn.LayerNorm
-        is_plain = is_plain and norm.bias is not None and feed_forward.up.bias is not None
-        learns = all(each.requires_grad and each.dtype == torch.float32 for each in self.parameters())
+        projections = attention.qkv, attention.output, feed_forward.up, feed_forward.down
+        own = (each for part in (*projections, norm, self.feed_forward_layer_norm) for each in (part.weight, part.bias))
+        learns = all(each is not None and each.requires_grad and each.dtype == torch.float32 for each in own)
         head_size = hidden.shape[1] // attention.num_heads
         if not (is_plain and learns and takes_packed(dtype, head_size, hidden.device, layout)):
             return None

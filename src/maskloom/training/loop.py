@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from maskloom.data.counter_random import integers
 from maskloom.layers.copies import HostCopy
 from maskloom.layers.dropout import RowDraws, drawing
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.carrying import Carry, carried_on, with_carry
+from maskloom.objectives.carrying import Carry, Carrying, carried_on, with_carry
 from maskloom.objectives.objective import Objective, SummedObjective, model_device
 from maskloom.system.devices import inference_in
 from maskloom.system.fault_points import fault_point
@@ -126,8 +127,9 @@ def train_steps(
     """
     model, optimizer = state.model, state.optimizer
     factor = factor or factor_of(settings)
-    batches = _Batches(next_batch, reads_ahead=ranks.device.type == "cuda")
-    gradients = _Gradients(state, objective, settings, seed, ranks, batches)
+    gradients = _Gradients(state, objective, settings, seed, ranks)
+    # on a GPU, one to read while it computes, and one to compute before the loss of this step is read
+    batches = _Batches(next_batch, num_ahead=2 if gradients.steps_unread else int(ranks.device.type == "cuda"))
     while state.step < settings.steps:
         started = time.perf_counter()
         batch, position = batches.take(state.position)
@@ -137,7 +139,7 @@ def train_steps(
         for group in optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
         carried = with_carry(batch, objective, model, state.carry)
-        losses, gradient_norm = gradients.losses_and_norm(carried)
+        losses, gradient_norm = gradients.losses_and_norm(carried, batches)
         sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
         report = StepReport(
             step=state.step + 1,
@@ -152,6 +154,7 @@ def train_steps(
         if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
             if gradients.steps_unread:
                 recount(optimizer)
+                gradients.recompute(carried, batches)
             raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
         if not gradients.steps_unread:
             fault_point("training.step")
@@ -162,23 +165,33 @@ def train_steps(
 
 
 class _Batches:
-    """Reads batches in order; for a GPU, prefetches the next one while the GPU computes."""
+    """Reads batches in order; for a GPU, some ahead, while the GPU computes."""
 
-    def __init__(self, next_batch: NextBatch, *, reads_ahead: bool) -> None:
-        self._next_batch, self._reads_ahead = next_batch, reads_ahead
+    def __init__(self, next_batch: NextBatch, *, num_ahead: int) -> None:
+        self._next_batch, self._num_ahead = next_batch, num_ahead
+        self._read: deque[tuple[Any, dict[str, int]]] = deque()
         self._after: dict[str, int] = {}
-        self._ahead: tuple[Any, dict[str, int]] | None = None
 
     def take(self, position: dict[str, int]) -> tuple[Any, dict[str, int]]:
-        """Return the batch at a position and the position after it."""
-        taken, self._ahead = self._ahead or self._next_batch(position), None
-        self._after = taken[1]
-        return taken
+        """Return the batch at a position, which must be that after the one last taken, and the position after it."""
+        if not self._read:
+            self._after = position
+            self._read_one()
+        return self._read.popleft()
+
+    @property
+    def coming(self) -> Any:
+        """The batch that `take` will return next, if it has been read, else None."""
+        return self._read[0][0] if self._read else None
 
     def read_ahead(self) -> None:
-        """Prefetch the batch after the one last taken, if this is wanted."""
-        if self._reads_ahead and self._ahead is None:
-            self._ahead = self._next_batch(self._after)
+        """Read until the wanted number of batches is there."""
+        while len(self._read) < self._num_ahead:
+            self._read_one()
+
+    def _read_one(self) -> None:
+        self._read.append(self._next_batch(self._after))
+        self._after = self._read[-1][1]
 
 
 @dataclass(frozen=True)
@@ -275,7 +288,7 @@ def _sums(found: dict[str, list[torch.Tensor]], numbers: list[float]) -> tuple[d
     return {name: sum(islice(values, len(parts)), 0.0) for name, parts in found.items()}, list(values)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Gradients:
     """Computes the gradients of successive steps."""
 
@@ -284,21 +297,23 @@ class _Gradients:
     settings: TrainingSection
     seed: int
     ranks: Ranks
-    batches: _Batches
+    # what `_with_norm` returned for the coming batch
+    _ahead: tuple[dict[str, list[torch.Tensor]], torch.Tensor] | None = None
 
-    def losses_and_norm(self, batch: Any) -> tuple[dict[str, float], float]:
+    def losses_and_norm(self, batch: Any, batches: _Batches) -> tuple[dict[str, float], float]:
         """Compute the clipped gradients of a step; return its mean losses and the norm before clipping.
 
-        If `steps_unread`, the optimiser has by then taken the step, unless it was bad. Losses and norm are read
-        together, in one GPU synchronisation. In fp16 the step is repeated with half the loss scale until its gradients
-        are finite or the scale is 1; a scale that holds for 2,000 steps is doubled.
+        If `steps_unread`, the optimiser has by then taken the step, unless it was bad, and the gradients are those of
+        the coming batch. Losses and norm are read together, in one GPU synchronisation. In fp16 the step is repeated
+        with half the loss scale until its gradients are finite or the scale is 1; a scale that holds for 2,000 steps is
+        doubled.
         """
         state, limit = self.state, self.settings.max_grad_norm
-        parameters = [parameter for group in state.optimizer.param_groups for parameter in group["params"]]
+        parameters = self._parameters
         if self.steps_unread:
-            return self._stepped(batch, parameters)
+            return self._stepped(batch, batches)
         while True:
-            found = self._launched(batch)
+            found = self._launched(batch, state.step, batches)
             scale, num_held = state.loss_scale or (1.0, 0)
             for parameter in parameters if scale != 1.0 else ():
                 if parameter.grad is not None:
@@ -321,26 +336,56 @@ class _Gradients:
             state.loss_scale = (scale / 2, 0)
 
     @property
+    def _parameters(self) -> list[torch.Tensor]:
+        return [parameter for group in self.state.optimizer.param_groups for parameter in group["params"]]
+
+    @property
     def steps_unread(self) -> bool:
         """Whether the optimiser's step is launched before the loss is read, so that no GPU has to wait in between."""
         is_alone = self.ranks.device.type == "cuda" and self.ranks.world_size == 1 and not self.ranks.is_sharded
         return is_alone and self.state.loss_scale is None and bool(self.state.optimizer.defaults.get("fused"))
 
-    def _stepped(self, batch: Any, parameters: list[torch.Tensor]) -> tuple[dict[str, float], float]:
-        """Launch a whole step, which has no effect if loss or norm is not finite, and return its losses and norm."""
-        limit, found = self.settings.max_grad_norm, self._launched(batch)
-        total = _total_norm(parameters)
+    def _stepped(self, batch: Any, batches: _Batches) -> tuple[dict[str, float], float]:
+        """Launch a whole step, which has no effect if loss or norm is not finite, and return its losses and norm.
+
+        The gradients of the coming batch are launched before these are read, so that the GPU has work meanwhile.
+        """
+        limit = self.settings.max_grad_norm
+        found, total = self._ahead or self._with_norm(batch, self.state.step, batches)
         numbers = torch.stack([*chain(*found.values()), total])
         copy, is_finite = HostCopy(numbers.detach()), numbers.isfinite().all()
         if limit is not None:
             # a norm of 0 clips nothing, so it stays visible which gradients are not finite
-            torch.nn.utils.clip_grads_with_norm_(parameters, limit, total.where(is_finite, 0.0), foreach=True)
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, limit, total.where(is_finite, 0.0), foreach=True)
         fault_point("training.step")
         step_if(self.state.optimizer, is_finite)
+        self._ahead = self._launched_ahead(batches)
         losses, (norm,) = _sums(found, copy.array().tolist())
         return losses, norm
 
-    def _launched(self, batch: Any) -> dict[str, list[torch.Tensor]]:
+    def _launched_ahead(self, batches: _Batches) -> tuple[dict[str, list[torch.Tensor]], torch.Tensor] | None:
+        """Launch the gradients of the coming batch, if there is one that does not depend on what this one carries."""
+        step, coming = self.state.step + 1, batches.coming
+        if coming is None or step >= self.settings.steps or isinstance(self.objective, Carrying):
+            return None
+        try:
+            return self._with_norm(coming, step, batches)
+        except Exception:  # the step that it belongs to tries again, and raises it if it must
+            return None
+
+    def _with_norm(
+        self, batch: Any, step: int, batches: _Batches
+    ) -> tuple[dict[str, list[torch.Tensor]], torch.Tensor]:
+        """Launch the gradients of a batch; return its losses and the norm."""
+        found = self._launched(batch, step, batches)
+        return found, _total_norm(self._parameters)
+
+    def recompute(self, batch: Any, batches: _Batches) -> None:
+        """Put the gradients of the step in place again, where the coming batch has replaced them."""
+        self._ahead = None
+        self._launched(batch, self.state.step, batches)
+
+    def _launched(self, batch: Any, step: int, batches: _Batches) -> dict[str, list[torch.Tensor]]:
         """Compute the gradients of a whole step and return its losses; halve micro-batches if memory runs out.
 
         A failed attempt has no effect: its gradients are dropped, and the batch is repeated from its start.
@@ -356,10 +401,10 @@ class _Gradients:
                     self.objective,
                     batch,
                     size,
-                    draws=StepDraws(self.seed, state.step),
+                    draws=StepDraws(self.seed, step),
                     ranks=self.ranks,
                     loss_scale=state.loss_scale[0] if state.loss_scale else 1.0,
-                    meanwhile=self.batches.read_ahead,
+                    meanwhile=batches.read_ahead,
                 )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):

@@ -270,12 +270,16 @@ def test_steps_launched_before_their_loss_is_read_are_the_same(monkeypatch, opti
     expected, reports = _run(settings)
     monkeypatch.setattr("maskloom.training.loop._Gradients.steps_unread", True)
     state = TrainState.fresh(_model(dropout=0.1), settings)
-    is_broken = True
+    bad, computed = _batches({"instance": 2})[0].token_ids, []
 
     class Breaking(MaskedLanguageModeling):
         def loss_sums(self, model, batch):
+            is_bad = np.array_equal(batch.token_ids, bad)
+            computed.append((state.step, is_bad))
             sums = super().loss_sums(model, batch)
-            return {name: value * math.nan for name, value in sums.items()} if is_broken and state.step == 2 else sums
+            return {name: value * math.nan for name, value in sums.items()} if is_bad and is_broken else sums
+
+    is_broken = True
 
     def steps():
         return train_steps(state, Breaking(), _batches, settings=settings, seed=3)
@@ -283,9 +287,11 @@ def test_steps_launched_before_their_loss_is_read_are_the_same(monkeypatch, opti
     taken = steps()
     found = [next(taken), next(taken)]
     before = [p.detach().clone() for p in state.model.parameters()]
+    assert computed == [(0, False), (0, False), (1, True)]  # each batch before the loss of the last one is read
     with pytest.raises(NumericalError):
         next(taken)
     assert all(torch.equal(a, b) for a, b in zip(before, state.model.parameters(), strict=True))
+    assert all(gradient.isnan().any() for gradient in _gradients(state.model).values())  # of the bad batch
     is_broken = False
     found += list(steps())
     assert [report.loss for report in found] == [report.loss for report in reports]

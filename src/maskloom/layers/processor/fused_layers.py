@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -51,12 +51,49 @@ def _has_triton(device: torch.device) -> bool:
     return True
 
 
-def _run(name: str, grid: tuple[int, ...], x: Tensor, *arguments: Any, **constants: Any) -> None:
+def _run(name: str, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
     """Run a kernel on the device of its first argument; the first call imports Triton."""
+    with torch.cuda.device_of(arguments[0]):
+        _kernel(name).launch((*grid, 1, 1)[:3], arguments, constants)
+
+
+@cache
+def _kernel(name: str) -> _Kernel:
     from maskloom.layers.processor import gpu_kernels
 
-    with torch.cuda.device_of(x):
-        getattr(gpu_kernels, name)[grid](x, *arguments, **constants)
+    return _Kernel(getattr(gpu_kernels, name))
+
+
+class _Kernel:
+    """A Triton function and its compiled variants, which start without Triton's own search for the variant.
+
+    That search takes several times as long as the start: on a fast GPU, longer than many of our kernels.
+    """
+
+    def __init__(self, function: Any) -> None:
+        parameters = getattr(function, "params", ())  # not in Triton's interpreter, where nothing is compiled
+        self._function, self._compiled = function, {}
+        self._is_fixed = [not parameter.do_not_specialize for parameter in parameters]
+        self._constants = [parameter.name for parameter in parameters if parameter.is_constexpr]
+
+    def launch(self, grid: tuple[int, ...], arguments: Sequence[Any], constants: Mapping[str, Any]) -> None:
+        """Start the kernel; `constants` are its last parameters and Triton's options."""
+        kinds = [_kind(each) for each, is_fixed in zip(arguments, self._is_fixed, strict=False) if is_fixed]
+        variant = (arguments[0].device.index, *constants.items(), *kinds)
+        compiled = self._compiled.get(variant)
+        if compiled is None:
+            self._compiled[variant] = self._function[grid](*arguments, **constants)
+        else:
+            compiled[grid](*arguments, *(constants[name] for name in self._constants))
+
+
+def _kind(argument: Any) -> object:
+    """Return what Triton compiles a variant for: a tensor's type and alignment, an integer's size and divisibility."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, int):
+        return argument == 1, argument % 16 == 0, argument.bit_length() < 32
+    return type(argument)
 
 
 def fused_type(x: Tensor) -> torch.dtype | None:
@@ -163,6 +200,13 @@ def feed_forward_sublayer(
     )
 
 
+def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return weights in half precision, by one kernel for all."""
+    out = [torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format) for weight in weights]
+    torch._foreach_copy_(out, list(weights))
+    return out
+
+
 def _parameters(*parts: nn.Module) -> list[Any]:
     return [parameter for part in parts for parameter in (part.weight, part.bias)]
 
@@ -170,17 +214,18 @@ def _parameters(*parts: nn.Module) -> list[Any]:
 class _AttentionSublayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, settings: SublayerSettings, hidden: Tensor, *parameters: Tensor) -> Tensor:
-        in_weight, in_bias, out_weight, out_bias, scale, shift = parameters
-        x, w_in, w_out = (each.to(settings.dtype).contiguous() for each in (hidden, in_weight, out_weight))
+        scale, shift = parameters[4:]
+        x = hidden.to(settings.dtype).contiguous()
+        w_in, b_in, w_out, b_out = _rounded(parameters[:4], settings.dtype)
         draws = device_draws(len(x), settings.attention_dropout, x.device)
-        qkv = torch.addmm(in_bias.to(x.dtype), x, w_in.t())
+        qkv = torch.addmm(b_in, x, w_in.t())
         if _is_short(qkv, settings):
             context, *more = _short_attention(qkv, settings, draws)
         else:
             context, *more = flash_attention(
                 qkv, settings.layout, settings.num_heads, settings.attention_dropout, causal=settings.causal
             )
-        added = torch.addmm(out_bias.to(x.dtype), context, w_out.t())
+        added = torch.addmm(b_out, context, w_out.t())
         ctx.draws = draws, device_draws(len(x), settings.dropout, x.device)
         out, means, roots = _normed_sum(x, added, scale, shift, settings.epsilon, ctx.draws[1])
         ctx.settings, ctx.dtype = settings, hidden.dtype
@@ -210,11 +255,12 @@ class _AttentionSublayer(torch.autograd.Function):
 class _FeedForwardSublayer(torch.autograd.Function):
     @staticmethod
     def forward(ctx, settings: SublayerSettings, hidden: Tensor, *parameters: Tensor) -> Tensor:
-        up_weight, up_bias, down_weight, down_bias, scale, shift = parameters
-        x, w_up, w_down = (each.to(settings.dtype).contiguous() for each in (hidden, up_weight, down_weight))
-        inner = torch.addmm(up_bias.to(x.dtype), x, w_up.t())
+        scale, shift = parameters[4:]
+        x = hidden.to(settings.dtype).contiguous()
+        w_up, b_up, w_down, b_down = _rounded(parameters[:4], settings.dtype)
+        inner = torch.addmm(b_up, x, w_up.t())
         activated = F.gelu(inner)
-        added = torch.addmm(down_bias.to(x.dtype), activated, w_down.t())
+        added = torch.addmm(b_down, activated, w_down.t())
         ctx.draws = device_draws(len(x), settings.dropout, x.device)
         out, means, roots = _normed_sum(x, added, scale, shift, settings.epsilon, ctx.draws)
         ctx.dtype = hidden.dtype

@@ -15,6 +15,8 @@ from maskloom.layers.dropout import FACTOR_1, FACTOR_2, GAMMA
 _FACTOR_1, _FACTOR_2, _GAMMA = (tl.constexpr(number) for number in (FACTOR_1, FACTOR_2, GAMMA))
 _ROOT_HALF, _INVERSE_ROOT_2_PI = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)
 _LOG2_E = tl.constexpr(1.4426950408889634)
+# Numbers that change from call to call, for which Triton shall not compile variants such as "divisible by 16".
+_kernel = triton.jit(do_not_specialize=["word", "threshold", "num_rows", "rows_each"])
 
 
 @triton.jit
@@ -53,7 +55,7 @@ def _norm_gradient(upper, normed, root, width):
     return (upper - tl.sum(upper, 0) / width - normed * along) * root
 
 
-@triton.jit
+@_kernel
 def thinned(x, out, keys, word, threshold, factor, width, BLOCK: tl.constexpr):
     """out = dropout(x), one row per program: (t, width). The backward pass applies it to the gradient."""
     row = tl.program_id(0).to(tl.int64)
@@ -64,7 +66,7 @@ def thinned(x, out, keys, word, threshold, factor, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + columns, tl.where(kept, values * factor, 0.0), mask=inside)
 
 
-@triton.jit
+@_kernel
 def normed_sum(
     hidden, added, weight, bias, out, means, roots, keys, word, threshold, factor, epsilon, width,
     BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -82,7 +84,7 @@ def normed_sum(
     tl.store(out + row * width + columns, scaled, mask=inside)
 
 
-@triton.jit
+@_kernel
 def normed_sum_gradient(
     gradient, hidden, added, weight, means, roots, d_hidden, d_added, parts, keys, word, threshold, factor,
     num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -120,7 +122,7 @@ def normed_sum_gradient(
     tl.store(parts + 2 * step * width + part, d_sum, mask=inside)
 
 
-@triton.jit
+@_kernel
 def normed_embedding(
     words, segments, positions, word_ids, segment_ids, position_ids, weight, bias, out, means, roots,
     keys, word, threshold, factor, epsilon, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -138,7 +140,7 @@ def normed_embedding(
     tl.store(out + row * width + columns, scaled, mask=inside)
 
 
-@triton.jit
+@_kernel
 def normed_embedding_gradient(
     gradient, words, segments, positions, word_ids, segment_ids, position_ids, weight, means, roots, d_total, parts,
     keys, word, threshold, factor, num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -168,7 +170,7 @@ def normed_embedding_gradient(
     tl.store(parts + (step + program) * width + columns, d_bias, mask=inside)
 
 
-@triton.jit
+@_kernel
 def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """out = gelu'(x) gradient, with exact (erf) gelu: (t, inner); `parts` (row chunks, inner) gets its row sums."""
     chunk = tl.program_id(1)
@@ -190,7 +192,7 @@ def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.
     tl.store(parts + chunk * width + columns, total, mask=inside)
 
 
-@triton.jit
+@_kernel
 def column_sums(x, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """`parts` (row chunks, width) gets the sums over the rows of `x` (t, width)."""
     chunk = tl.program_id(1)
@@ -207,7 +209,7 @@ def column_sums(x, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMN
     tl.store(parts + chunk * width + columns, total, mask=inside)
 
 
-@triton.jit
+@_kernel
 def joined(
     first, second, third, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
@@ -236,7 +238,7 @@ def joined(
     tl.store(parts + chunk * (3 * width) + number * width + columns, total, mask=inside)
 
 
-@triton.jit
+@_kernel
 def short_attention(
     qkv, offsets, context, log_sums, keys, word, threshold, factor, scale, num_heads,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -277,7 +279,7 @@ def short_attention(
         tl.store(out, result, mask=is_query[:, None])
 
 
-@triton.jit
+@_kernel
 def short_attention_gradient(
     qkv, offsets, context, log_sums, d_context, d_qkv, parts, keys, word, threshold, factor, scale, num_heads,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -335,7 +337,7 @@ def short_attention_gradient(
     tl.store(part + 2 * hidden, tl.sum(d_v, 0))
 
 
-@triton.jit
+@_kernel
 def loss_gradient(
     logits, bias, targets, weights, losses, num_words, width, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr
 ):
