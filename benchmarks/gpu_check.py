@@ -42,7 +42,7 @@ from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.settings import TrainingSection
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("tests", "steps", "embedding", "curve", "ranks")
+PARTS = ("tests", "embedding", "curve", "ranks", "steps")  # the longest last
 # Size, rows per step, length, and whether lengths are mixed; the peer then pads rows to the length.
 CASES = (
     ("base", 256, 128, False),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient
+from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient, weight_gradient
 from maskloom.layers.processor.matrix_products import prefers_onednn, product, row_step, transposed_product
 
 # Logits computed at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
@@ -134,7 +134,7 @@ def _by_fused_passes(
     num_words, extra = len(decoder), -len(decoder) % _ALIGNED
     words = F.pad(decoder.to(hidden.dtype), (0, 0, 0, extra))
     offset = decoder.new_zeros(num_words) if bias is None else bias.detach()
-    num_blocks = max(1, -(-len(hidden) * len(words) // (_NUM_LOGITS << 4)))
+    num_blocks = max(1, -(-len(hidden) * len(words) // (_NUM_LOGITS << 5)))
     loss, d_bias = decoder.new_zeros(()), torch.zeros_like(offset)
     total, d_hidden = _DecoderGradient(decoder, is_single=True), torch.empty_like(hidden)
     size = -(-len(hidden) // num_blocks)
@@ -146,7 +146,7 @@ def _by_fused_passes(
         loss += of_rows
         d_bias += d_offset
         torch.mm(d_logits, words, out=d_hidden[block])
-        total.add_product((d_logits.t() @ rows)[:num_words])
+        total.add_product(weight_gradient(d_logits, rows)[:num_words])
     return loss, (d_hidden, total, d_bias if bias is not None and bias.requires_grad else None)
 
 

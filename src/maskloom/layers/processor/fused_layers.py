@@ -157,7 +157,7 @@ class _NormedEmbedding(torch.autograd.Function):
         num_rows, width = gradient.shape
         block, num_programs = _block(width), min(num_rows, 4 * _num_processors(gradient.device))
         d_total = words.new_empty(num_rows, width)
-        parts = words.new_empty(2, num_programs, width)
+        parts = words.new_empty(num_programs, 2 * width)
         _run("normed_embedding_gradient", (num_programs,),
             gradient.contiguous(), words, segments, positions, *ids, scale, means, roots, d_total, parts, *ctx.draws,
             num_rows, width, BLOCK=block, DROPS=ctx.draws is not NO_DRAWS, num_warps=_warps(block),
@@ -166,7 +166,7 @@ class _NormedEmbedding(torch.autograd.Function):
             torch.ops.aten.embedding_dense_backward(d_total, rows, len(table), -1, False) if is_wanted else None
             for table, rows, is_wanted in zip((words, segments, positions), ids, ctx.needs_input_grad[3:6], strict=True)
         ]
-        return None, None, None, *d_tables, *parts.sum(1)
+        return None, None, None, *d_tables, *parts.sum(0).view(2, width)
 
 
 @dataclass(frozen=True)
@@ -240,14 +240,14 @@ class _AttentionSublayer(torch.autograd.Function):
         d_x, d_added, (d_scale, d_shift, d_out_bias) = _normed_sum_gradients(
             gradient, x, added, scale, means, roots, ctx.draws[1]
         )
-        d_out = _weight_gradient(d_added, context)
+        d_out = weight_gradient(d_added, context)
         d_context = d_added @ w_out
         if not _is_short(qkv, settings):
             how = (settings.layout, settings.num_heads, settings.attention_dropout)
             d_qkv, d_in_bias = _joined(*flash_gradients(d_context, qkv, context, more, *how, causal=settings.causal))
         else:
             d_qkv, d_in_bias = _short_gradients(d_context, qkv, context, more[0], settings, ctx.draws[0])
-        d_in = _weight_gradient(d_qkv, x)
+        d_in = weight_gradient(d_qkv, x)
         d_x.addmm_(d_qkv, w_in)
         return None, d_x.to(ctx.dtype), d_in, d_in_bias, d_out, d_out_bias, d_scale, d_shift
 
@@ -274,9 +274,9 @@ class _FeedForwardSublayer(torch.autograd.Function):
         d_x, d_added, (d_scale, d_shift, d_down_bias) = _normed_sum_gradients(
             gradient, x, added, scale, means, roots, ctx.draws
         )
-        d_down = _weight_gradient(d_added, activated)
+        d_down = weight_gradient(d_added, activated)
         d_inner, d_up_bias = _gelu_gradient(inner, d_added @ w_down)
-        d_up = _weight_gradient(d_inner, x)
+        d_up = weight_gradient(d_inner, x)
         d_x.addmm_(d_inner, w_up)
         return None, d_x.to(ctx.dtype), d_up, d_up_bias, d_down, d_down_bias, d_scale, d_shift
 
@@ -297,9 +297,11 @@ def loss_and_gradient(
     return losses.sum(), _column_sums(logits)[:num_words]
 
 
-def _weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return gradient^T x in fp32, (outputs, inputs), from half-precision factors."""
-    return torch.mm(gradient.t(), x, out_dtype=torch.float32) if x.is_cuda else (gradient.t() @ x).float()
+def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
+    """Return gradient^T x in fp32, (outputs, inputs), also from half-precision factors."""
+    if x.is_cuda and x.dtype != torch.float32:
+        return torch.mm(gradient.t(), x, out_dtype=torch.float32)
+    return (gradient.t() @ x).float()
 
 
 def _normed_sum(
@@ -310,7 +312,7 @@ def _normed_sum(
     means, roots = hidden.new_empty(2, num_rows, dtype=torch.float32).unbind(0)
     _run("normed_sum", (num_rows,),
         hidden, added, scale, shift, out, means, roots, *draws, epsilon, width,
-        BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
+        BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=max(1, block // 1024),
     )  # fmt: skip
     return out, means, roots
 
@@ -322,12 +324,12 @@ def _normed_sum_gradients(
     num_rows, width = hidden.shape
     block, num_programs = _block(width), min(num_rows, 4 * _num_processors(hidden.device))
     d_hidden, d_added = torch.empty_like(hidden), torch.empty_like(hidden)
-    parts = hidden.new_empty(3, num_programs, width, dtype=torch.float32)
+    parts = hidden.new_empty(num_programs, 3 * width, dtype=torch.float32)
     _run("normed_sum_gradient", (num_programs,),
         gradient.to(hidden.dtype).contiguous(), hidden, added, scale, means, roots, d_hidden, d_added, parts, *draws,
         num_rows, width, BLOCK=block, DROPS=draws is not NO_DRAWS, num_warps=_warps(block),
     )  # fmt: skip
-    return d_hidden, d_added, parts.sum(1)
+    return d_hidden, d_added, parts.sum(0).view(3, width)
 
 
 def _gelu_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
@@ -388,7 +390,7 @@ def _by_columns(name: str, x: Tensor, *more: Tensor) -> Tensor:
 def _tiles(num_rows: int, width: int, device: torch.device, times: int = 1) -> tuple[int, int, int]:
     """Return the number of column blocks, the number of row chunks and the rows in each chunk."""
     num_blocks = -(-width // _TILE[1])
-    num_chunks = max(1, min(16 * _num_processors(device) // (times * num_blocks), -(-num_rows // _TILE[0])))
+    num_chunks = max(1, min(32 * _num_processors(device) // (times * num_blocks), -(-num_rows // _TILE[0])))
     return num_blocks, num_chunks, -(-num_rows // num_chunks)
 
 

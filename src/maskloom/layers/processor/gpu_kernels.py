@@ -89,7 +89,7 @@ def normed_sum_gradient(
     gradient, hidden, added, weight, means, roots, d_hidden, d_added, parts, keys, word, threshold, factor,
     num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `normed_sum`; `parts` (3, programs, h) gets partial sums for the weight, the bias and `added`."""
+    """Gradients of `normed_sum`; `parts` (programs, 3 h) gets partial sums for the weight, the bias and `added`."""
     program, step = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -116,10 +116,10 @@ def normed_sum_gradient(
             lower = tl.where(kept, lower * factor, 0.0)
         d_sum += lower
         tl.store(d_added + place, lower, mask=inside)
-    part = program * width + columns
-    tl.store(parts + part, d_weight, mask=inside)
-    tl.store(parts + step * width + part, d_bias, mask=inside)
-    tl.store(parts + 2 * step * width + part, d_sum, mask=inside)
+    part = parts + program * 3 * width + columns
+    tl.store(part, d_weight, mask=inside)
+    tl.store(part + width, d_bias, mask=inside)
+    tl.store(part + 2 * width, d_sum, mask=inside)
 
 
 @_kernel
@@ -145,7 +145,7 @@ def normed_embedding_gradient(
     gradient, words, segments, positions, word_ids, segment_ids, position_ids, weight, means, roots, d_total, parts,
     keys, word, threshold, factor, num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the sum in `normed_embedding`; `parts` (2, programs, h) gets partial sums for weight and bias."""
+    """The gradient of the sum in `normed_embedding`; `parts` (programs, 2 h) gets partial sums for weight and bias."""
     program, step = tl.program_id(0), tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
@@ -166,8 +166,9 @@ def normed_embedding_gradient(
         tl.store(d_total + row * width + columns, lower, mask=inside)
         d_weight += upper * normed
         d_bias += upper
-    tl.store(parts + program * width + columns, d_weight, mask=inside)
-    tl.store(parts + (step + program) * width + columns, d_bias, mask=inside)
+    part = parts + program * 2 * width + columns
+    tl.store(part, d_weight, mask=inside)
+    tl.store(part + width, d_bias, mask=inside)
 
 
 @_kernel
