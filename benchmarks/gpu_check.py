@@ -255,16 +255,16 @@ def measure_embedding(device: torch.device, num_texts: int, rounds: int) -> dict
 
 
 def curve(device: torch.device, precision: str, size: str, num_steps: int) -> list[float]:
-    """Return the losses of a small BERT that learns to copy: every masked token occurs elsewhere in its row."""
-    model = build_model(BertConfig.of_size(size, vocab_size=1000), seed=0).to(device)
+    """Return the losses of a small BERT that learns 20 topics of 49 words: the words of a row are all of one topic."""
+    model = build_model(BertConfig.of_size(size, vocab_size=5 + 20 * 49), seed=0).to(device)
     settings = TrainingSection(steps=num_steps, learning_rate=1e-3, warmup_ratio=0.1)
 
     def next_batch(at: dict[str, int]) -> tuple[PretrainingBatch, dict[str, int]]:
         draw, number = np.random.default_rng(at.get("n", 0)), at.get("n", 0)
-        half = draw.integers(5, 1000, (64, 32))
-        ids, labels = np.concatenate([half, half], axis=1), half[:, ::4].copy()
-        ids[:, :32:4] = 4
-        positions = (np.arange(64)[:, None] * 64 + np.arange(0, 32, 4)).reshape(-1)
+        ids = 5 + 49 * draw.integers(0, 20, (64, 1)) + draw.integers(0, 49, (64, 64))
+        labels = ids[:, ::8].copy()
+        ids[:, ::8] = 4
+        positions = np.arange(0, 64 * 64, 8)
         batch = PretrainingBatch(
             token_ids=ids.reshape(-1),
             segment_ids=np.zeros(ids.size, dtype=np.int64),
