@@ -65,7 +65,7 @@ def _kernel(name: str) -> _Kernel:
 
 
 class _Kernel:
-    """A Triton function and its compiled variants, which start without Triton's own search for the variant.
+    """A Triton function and its compiled variants, which start without Triton's own search for them.
 
     That search takes several times as long as the start: on a fast GPU, longer than many of our kernels.
     """
