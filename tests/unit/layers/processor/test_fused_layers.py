@@ -1,5 +1,7 @@
 """GPU kernels compute what the layers compute on a processor, dropout included."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import StepDraws, accumulate_gradients
 from maskloom.training.precision import in_precision
+
 
 LENGTHS = {"short": [50, 3, 17, 128, 1], "long": [50, 3, 200, 129, 1]}
 GPU = torch.device("cuda", 0)
@@ -256,3 +259,49 @@ def test_frozen_layers_and_evaluation_are_not_fused():
         layer.feed_forward.up.bias.requires_grad_(False)
         assert layer._fused(hidden, layout) is None
     assert layer._fused(hidden, layout) is None
+
+
+class Function:
+    """A Triton function of a tensor, a count that is not specialised, a width and two constants."""
+
+    def __init__(self) -> None:
+        names = {"x": False, "count": False, "width": False, "BLOCK": True, "DROPS": True}
+        self.params = [
+            SimpleNamespace(name=name, is_constexpr=is_constant, do_not_specialize=name == "count")
+            for name, is_constant in names.items()
+        ]
+        self.compiled: list[dict] = []
+        self.started: list[tuple] = []
+
+    def __getitem__(self, grid):
+        def run(*arguments, **constants):
+            self.compiled.append(constants)
+            return {grid: lambda *given: self.started.append((len(self.compiled), *given))}
+
+        return run
+
+
+def test_a_kernel_is_searched_for_once_for_each_variant():
+    function, x = Function(), torch.zeros(64)
+    kernel = fused_layers._Kernel(function)
+    assert x.data_ptr() % 16 == 0
+    for count in (1, 2, 16):  # not specialised, so it makes no variant
+        kernel.launch((1, 1, 1), (x, count, 768), {"DROPS": False, "num_warps": 4, "BLOCK": 1024})
+    assert function.compiled == [{"DROPS": False, "num_warps": 4, "BLOCK": 1024}]
+    assert [(number, count, width, *constants) for number, _x, count, width, *constants in function.started] == [
+        (1, 2, 768, 1024, False),  # in the order of the parameters
+        (1, 16, 768, 1024, False),
+    ]
+    variants = [
+        ((x[1:], 1, 768), 1024),  # another alignment
+        ((x.half(), 1, 768), 1024),  # another type
+        ((x, 1, 100), 1024),  # not divisible by 16
+        ((x, 1, 768), 512),  # another constant
+        ((x, 1, 1), 1024),
+        ((x, 1, 2**40), 1024),  # 64 bits
+    ]
+    for number, (arguments, block) in enumerate(variants, start=2):
+        for _ in range(2):
+            kernel.launch((1, 1, 1), arguments, {"DROPS": False, "num_warps": 4, "BLOCK": block})
+        assert len(function.compiled) == number
+    assert [number for number, *_ in function.started] == [1, 1, 2, 3, 4, 5, 6, 7]
