@@ -19,7 +19,6 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.loop import StepDraws, accumulate_gradients
 from maskloom.training.precision import in_precision
 
-
 LENGTHS = {"short": [50, 3, 17, 128, 1], "long": [50, 3, 200, 129, 1]}
 GPU = torch.device("cuda", 0)
 
