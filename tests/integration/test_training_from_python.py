@@ -85,8 +85,8 @@ def test_wrong_calls_name_what_is_wrong(corpus, tmp_path):
 
 def test_what_is_no_path_is_refused_with_the_argument(corpus, tmp_path):
     for arguments, message in (
-        ((None, "out"), "corpus: a path is expected, as a str or Path; this is NoneType"),
-        ((corpus, 3), "out: a path is expected, as a str or Path; this is int"),
+        ((None, "out"), "corpus: expected a path, as a str or Path, got NoneType"),
+        ((corpus, 3), "out: expected a path, as a str or Path, got int"),
         ((corpus, "caf\udce9"), r"caf\\xe9: the name is not UTF-8; rename it"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -94,9 +94,9 @@ def test_what_is_no_path_is_refused_with_the_argument(corpus, tmp_path):
     for number, name in enumerate(("model", "train", "dev", "out")):
         paths = ["m", "t.csv", "d.csv", str(tmp_path / "run")]
         paths[number] = None
-        with pytest.raises(ValueError, match=f"{name}: a path is expected, as a str or Path; this is NoneType"):
+        with pytest.raises(ValueError, match=f"{name}: expected a path, as a str or Path, got NoneType"):
             maskloom.finetune(*paths)
-    with pytest.raises(ValueError, match="init: a path is expected"):
+    with pytest.raises(ValueError, match="init: expected a path"):
         maskloom.pretrain(corpus, tmp_path / "run", init=3)
     with pytest.raises(
         ValueError, match="recipe must be a TOML file, the name of a shipped recipe or a mapping of keys to values"

@@ -65,7 +65,7 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
     pairs = values.items() if isinstance(values, dict) else [(None, values)]
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs):
         held = sorted(map(str, values))[:4] if isinstance(values, dict) else type(values).__name__
-        raise DataError(f"{path}: a dictionary from names to tensors is expected; this holds {held!s:.200}")
+        raise DataError(f"{path}: expected a dictionary from names to tensors, got {held!s:.200}")
     return {
         name: StoredTensor(name, tuple(value.shape), value.is_floating_point(), path, value.detach)
         for name, value in values.items()

@@ -152,7 +152,7 @@ def analogies(
 ) -> None:
     """Solve "A is to B as C is to ...": show the words nearest to B - A + C."""
     if len(words) != 3:
-        raise typer.BadParameter(f"three words are expected, these are {len(words)}", param_hint="WORDS")
+        raise typer.BadParameter(f"expected three words, got {len(words)}", param_hint="WORDS")
     from maskloom.runs.words import open_vectors
 
     found = open_vectors(vectors).analogy(words[0], words[1], words[2], number)

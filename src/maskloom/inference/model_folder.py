@@ -36,7 +36,7 @@ def resolve_model_folder(path: str | Path) -> Path:
             return candidate
     if not path.is_dir():
         refuse_unsafe(path)
-        raise DataError(f"{path}: a folder is expected (config.json, model.safetensors, vocab.txt), this is a file")
+        raise DataError(f"{path}: expected a folder with config.json, model.safetensors and vocab.txt, got a file")
     refuse_unconverted(path)
     if (path / "recipe.toml").exists():
         raise DataError(

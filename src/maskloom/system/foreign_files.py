@@ -88,7 +88,7 @@ def shown_name(path: str) -> str:
 def check_path(name: str, path: Any) -> None:
     """Raise ConfigError for an argument that is not a path, and DataError for a name that is not UTF-8."""
     if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"{name}: a path is expected, as a str or Path; this is {type(path).__name__}")
+        raise ConfigError(f"{name}: expected a path, as a str or Path, got {type(path).__name__}")
     check_name(Path(path))
 
 

@@ -199,7 +199,7 @@ def text_example(item: Any, number: int) -> Example:
     """Return the example for a text or a tuple of two texts. Raises DataError for anything else."""
     parts = tuple(item) if isinstance(item, tuple | list) else (item,)
     if len(parts) not in (1, 2):
-        raise DataError(f"input {number}: a text or a pair of texts is expected, this has {len(parts)} parts")
+        raise DataError(f"input {number}: expected a text or a pair of texts, got {len(parts)} parts")
     for part in parts:
         checked_text(part, number)
     return Example(text=parts[0], pair=parts[1] if len(parts) == 2 else None, label=None, line=number + 1)

@@ -326,7 +326,7 @@ class ReadingOptions:
     def __post_init__(self) -> None:
         for name in ("text_column", "pair_column", "label_column", "format", "labels", "target_suffix"):
             if not isinstance(value := getattr(self, name), str | None):
-                raise ConfigError(f"{name} = {value!r:.80}: a str or None is expected; this is {type(value).__name__}")
+                raise ConfigError(f"{name} = {value!r:.80}: expected a str or None, got {type(value).__name__}")
         if self.on_bad_rows not in ("error", "skip"):
             raise ConfigError(f"on_bad_rows = {self.on_bad_rows!r:.80}: must be 'error' or 'skip'")
 

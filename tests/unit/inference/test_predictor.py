@@ -296,7 +296,7 @@ def test_where_a_model_is(folder, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     assert resolve_model_folder(tmp_path) == tmp_path / "model"
-    with pytest.raises(DataError, match="this is a file"):
+    with pytest.raises(DataError, match="got a file"):
         resolve_model_folder(tmp_path / "recipe.toml")
 
 

@@ -177,8 +177,8 @@ def test_a_folder_and_the_text_column_as_label_are_named(tmp_path):
     ("options", "message"),
     [
         ({"on_bad_rows": "raise"}, "on_bad_rows = 'raise': must be 'error' or 'skip'"),
-        ({"text_column": 5}, "text_column = 5: a str or None is expected; this is int"),
-        ({"format": ["cola"]}, r"format = \['cola'\]: a str or None is expected; this is list"),
+        ({"text_column": 5}, "text_column = 5: expected a str or None, got int"),
+        ({"format": ["cola"]}, r"format = \['cola'\]: expected a str or None, got list"),
     ],
 )
 def test_options_of_another_type_are_refused(options, message):
