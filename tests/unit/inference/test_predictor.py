@@ -122,7 +122,7 @@ def test_heads_that_are_not_there(folder, tmp_path):
         ([None], "input 0: expected a string, got NoneType"),
         ([3], "input 0"),
         (["alpha", None], "input 1"),
-        ([("a", "b", "c")], "has 3 parts"),
+        ([("a", "b", "c")], "got 3 parts"),
         (["\ud800"], "surrogate"),
     ],
 )
