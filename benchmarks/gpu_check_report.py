@@ -100,7 +100,8 @@ def _curve(found: dict[str, list[float]]) -> list[str]:
     return [
         "## bf16 beside fp32",
         "",
-        f"A small BERT that learns which words go together, losses every 20 steps; they differ by at most {largest:.3f}.",
+        "A small BERT that learns which words go together, losses every 20 steps; they differ by at most "
+        f"{largest:.3f}.",
         "",
         "| precision | losses |",
         "|---|---|",

@@ -40,7 +40,7 @@ def num_arguments(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Tell whether a function is a Triton kernel, whose pointers and sizes are separate arguments."""
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
+    return any(ast.unparse(decorator).partition("(")[0] == "triton.jit" for decorator in function.decorator_list)
 
 
 def main() -> int:

@@ -74,12 +74,11 @@ class _VocabularyLoss(torch.autograd.Function):
             torch.empty_like(hidden),
             torch.zeros_like(bias) if bias is not None and bias.requires_grad else None,
         )
+        room = full.new_empty(min(num_rows, len(hidden)), len(full)) if on_cpu else None
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
             row_weights = None if weights is None else weights[first : first + num_rows]
-            logits = product(rows, decoder, bias if decoder is full else None).to(full.dtype)
-            if decoder is not full and bias is not None:
-                logits += bias
+            logits = _logits(rows, decoder, bias, full.dtype, room)
             leads = None
             if smoothing:  # mean -log p over all words is that of the label plus its lead over the mean logit
                 middle = torch.mv(rows.to(full.dtype), mean_word) + (0.0 if bias is None else bias.mean())
@@ -148,6 +147,14 @@ def _by_fused_passes(
         torch.mm(d_logits, words, out=d_hidden[block])
         total.add_product(weight_gradient(d_logits, rows)[:num_words])
     return loss, (d_hidden, total, d_bias if bias is not None and bias.requires_grad else None)
+
+
+def _logits(rows: Tensor, decoder: Tensor, bias: Tensor | None, dtype: torch.dtype, room: Tensor | None) -> Tensor:
+    """Return logits in a type, in the memory of `room` if it is given and the library allows it."""
+    if decoder.dtype == dtype:
+        return product(rows, decoder, bias, out=None if room is None else room[: len(rows)])
+    logits = product(rows, decoder).to(dtype)
+    return logits if bias is None else logits.add_(bias)
 
 
 def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ def feed_forward_sublayer(
 def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Return weights in half precision, by one kernel for all."""
     out = [torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format) for weight in weights]
-    torch._foreach_copy_(out, list(weights))
+    torch._foreach_copy_(out, list(weights))  # pyright: ignore[reportPrivateImportUsage]
     return out
 
 

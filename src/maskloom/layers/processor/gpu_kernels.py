@@ -16,7 +16,7 @@ _FACTOR_1, _FACTOR_2, _GAMMA = (tl.constexpr(number) for number in (FACTOR_1, FA
 _ROOT_HALF, _INVERSE_ROOT_2_PI = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # Numbers that change from call to call, for which Triton shall not compile variants such as "divisible by 16".
-_kernel = triton.jit(do_not_specialize=["word", "threshold", "num_rows", "rows_each"])
+_CHANGING = ["word", "threshold", "num_rows", "rows_each"]
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def _norm_gradient(upper, normed, root, width):
     return (upper - tl.sum(upper, 0) / width - normed * along) * root
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def thinned(x, out, keys, word, threshold, factor, width, BLOCK: tl.constexpr):
     """out = dropout(x), one row per program: (t, width). The backward pass applies it to the gradient."""
     row = tl.program_id(0).to(tl.int64)
@@ -66,7 +66,7 @@ def thinned(x, out, keys, word, threshold, factor, width, BLOCK: tl.constexpr):
     tl.store(out + row * width + columns, tl.where(kept, values * factor, 0.0), mask=inside)
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def normed_sum(
     hidden, added, weight, bias, out, means, roots, keys, word, threshold, factor, epsilon, width,
     BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -84,7 +84,7 @@ def normed_sum(
     tl.store(out + row * width + columns, scaled, mask=inside)
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def normed_sum_gradient(
     gradient, hidden, added, weight, means, roots, d_hidden, d_added, parts, keys, word, threshold, factor,
     num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -122,7 +122,7 @@ def normed_sum_gradient(
     tl.store(part + 2 * width, d_sum, mask=inside)
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def normed_embedding(
     words, segments, positions, word_ids, segment_ids, position_ids, weight, bias, out, means, roots,
     keys, word, threshold, factor, epsilon, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -140,7 +140,7 @@ def normed_embedding(
     tl.store(out + row * width + columns, scaled, mask=inside)
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def normed_embedding_gradient(
     gradient, words, segments, positions, word_ids, segment_ids, position_ids, weight, means, roots, d_total, parts,
     keys, word, threshold, factor, num_rows, width, BLOCK: tl.constexpr, DROPS: tl.constexpr,
@@ -171,7 +171,7 @@ def normed_embedding_gradient(
     tl.store(part + width, d_bias, mask=inside)
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """out = gelu'(x) gradient, with exact (erf) gelu: (t, inner); `parts` (row chunks, inner) gets its row sums."""
     chunk = tl.program_id(1)
@@ -193,7 +193,7 @@ def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.
     tl.store(parts + chunk * width + columns, total, mask=inside)
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def column_sums(x, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """`parts` (row chunks, width) gets the sums over the rows of `x` (t, width)."""
     chunk = tl.program_id(1)
@@ -210,7 +210,7 @@ def column_sums(x, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMN
     tl.store(parts + chunk * width + columns, total, mask=inside)
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def joined(
     first, second, third, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):  # fmt: skip
@@ -239,7 +239,7 @@ def joined(
     tl.store(parts + chunk * (3 * width) + number * width + columns, total, mask=inside)
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def short_attention(
     qkv, offsets, context, log_sums, keys, word, threshold, factor, scale, num_heads,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -280,7 +280,7 @@ def short_attention(
         tl.store(out, result, mask=is_query[:, None])
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def short_attention_gradient(
     qkv, offsets, context, log_sums, d_context, d_qkv, parts, keys, word, threshold, factor, scale, num_heads,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
@@ -338,7 +338,7 @@ def short_attention_gradient(
     tl.store(part + 2 * hidden, tl.sum(d_v, 0))
 
 
-@_kernel
+@triton.jit(do_not_specialize=_CHANGING)
 def loss_gradient(
     logits, bias, targets, weights, losses, num_words, width, BLOCK: tl.constexpr, WEIGHTED: tl.constexpr
 ):
