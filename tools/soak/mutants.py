@@ -75,7 +75,7 @@ MUTANTS = (
         """        if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
             if gradients.steps_unread:
                 recount(optimizer)
-                gradients.recompute(carried, batches)
+                gradients.recompute(carried)
             raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
         if not gradients.steps_unread:
             fault_point("training.step")
@@ -87,7 +87,7 @@ MUTANTS = (
         if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
             if gradients.steps_unread:
                 recount(optimizer)
-                gradients.recompute(carried, batches)
+                gradients.recompute(carried)
             raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
 """,
         (f"{_TRAINING}/test_loop.py::test_a_loss_that_is_not_finite_is_never_stepped",),

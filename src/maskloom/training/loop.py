@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -127,19 +127,17 @@ def train_steps(
     """
     model, optimizer = state.model, state.optimizer
     factor = factor or factor_of(settings)
-    gradients = _Gradients(state, objective, settings, seed, ranks)
-    # on a GPU, one to read while it computes, and one to compute before the loss of this step is read
-    batches = _Batches(next_batch, num_ahead=2 if gradients.steps_unread else int(ranks.device.type == "cuda"))
+    gradients = _Gradients(state, objective, settings, seed, ranks, next_batch)
     while state.step < settings.steps:
         started = time.perf_counter()
-        batch, position = batches.take(state.position)
+        batch, position = gradients.batches.take(state.position)
         if not model.training:  # train() visits all modules
             model.train()
         scale = factor(state.step)
         for group in optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
         carried = with_carry(batch, objective, model, state.carry)
-        losses, gradient_norm = gradients.losses_and_norm(carried, batches)
+        losses, gradient_norm = gradients.losses_and_norm(carried)
         sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
         report = StepReport(
             step=state.step + 1,
@@ -154,7 +152,7 @@ def train_steps(
         if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
             if gradients.steps_unread:
                 recount(optimizer)
-                gradients.recompute(carried, batches)
+                gradients.recompute(carried)
             raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
         if not gradients.steps_unread:
             fault_point("training.step")
@@ -297,10 +295,17 @@ class _Gradients:
     settings: TrainingSection
     seed: int
     ranks: Ranks
+    next_batch: InitVar[NextBatch]
+    batches: _Batches = field(init=False)
     # what `_with_norm` returned for the coming batch
     _ahead: tuple[dict[str, list[torch.Tensor]], torch.Tensor] | None = None
 
-    def losses_and_norm(self, batch: Any, batches: _Batches) -> tuple[dict[str, float], float]:
+    def __post_init__(self, next_batch: NextBatch) -> None:
+        # on a GPU, one to read while it computes, and one to compute before the loss of this step is read
+        num_ahead = 2 if self.steps_unread else int(self.ranks.device.type == "cuda")
+        self.batches = _Batches(next_batch, num_ahead=num_ahead)
+
+    def losses_and_norm(self, batch: Any) -> tuple[dict[str, float], float]:
         """Compute the clipped gradients of a step; return its mean losses and the norm before clipping.
 
         If `steps_unread`, the optimiser has by then taken the step, unless it was bad, and the gradients are those of
@@ -311,9 +316,9 @@ class _Gradients:
         state, limit = self.state, self.settings.max_grad_norm
         parameters = self._parameters
         if self.steps_unread:
-            return self._stepped(batch, batches)
+            return self._stepped(batch)
         while True:
-            found = self._launched(batch, state.step, batches)
+            found = self._launched(batch, state.step)
             scale, num_held = state.loss_scale or (1.0, 0)
             for parameter in parameters if scale != 1.0 else ():
                 if parameter.grad is not None:
@@ -345,13 +350,13 @@ class _Gradients:
         is_alone = self.ranks.device.type == "cuda" and self.ranks.world_size == 1 and not self.ranks.is_sharded
         return is_alone and self.state.loss_scale is None and bool(self.state.optimizer.defaults.get("fused"))
 
-    def _stepped(self, batch: Any, batches: _Batches) -> tuple[dict[str, float], float]:
+    def _stepped(self, batch: Any) -> tuple[dict[str, float], float]:
         """Launch a whole step, which has no effect if loss or norm is not finite, and return its losses and norm.
 
         The gradients of the coming batch are launched before these are read, so that the GPU has work meanwhile.
         """
         limit = self.settings.max_grad_norm
-        found, total = self._ahead or self._with_norm(batch, self.state.step, batches)
+        found, total = self._ahead or self._with_norm(batch, self.state.step)
         numbers = torch.stack([*chain(*found.values()), total])
         copy, is_finite = HostCopy(numbers.detach()), numbers.isfinite().all()
         if limit is not None:
@@ -359,33 +364,31 @@ class _Gradients:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, limit, total.where(is_finite, 0.0), foreach=True)
         fault_point("training.step")
         step_if(self.state.optimizer, is_finite)
-        self._ahead = self._launched_ahead(batches)
+        self._ahead = self._launched_ahead()
         losses, (norm,) = _sums(found, copy.array().tolist())
         return losses, norm
 
-    def _launched_ahead(self, batches: _Batches) -> tuple[dict[str, list[torch.Tensor]], torch.Tensor] | None:
+    def _launched_ahead(self) -> tuple[dict[str, list[torch.Tensor]], torch.Tensor] | None:
         """Launch the gradients of the coming batch, if there is one that does not depend on what this one carries."""
-        step, coming = self.state.step + 1, batches.coming
+        step, coming = self.state.step + 1, self.batches.coming
         if coming is None or step >= self.settings.steps or isinstance(self.objective, Carrying):
             return None
         try:
-            return self._with_norm(coming, step, batches)
+            return self._with_norm(coming, step)
         except Exception:  # the step that it belongs to tries again, and raises it if it must
             return None
 
-    def _with_norm(
-        self, batch: Any, step: int, batches: _Batches
-    ) -> tuple[dict[str, list[torch.Tensor]], torch.Tensor]:
+    def _with_norm(self, batch: Any, step: int) -> tuple[dict[str, list[torch.Tensor]], torch.Tensor]:
         """Launch the gradients of a batch; return its losses and the norm."""
-        found = self._launched(batch, step, batches)
+        found = self._launched(batch, step)
         return found, _total_norm(self._parameters)
 
-    def recompute(self, batch: Any, batches: _Batches) -> None:
+    def recompute(self, batch: Any) -> None:
         """Put the gradients of the step in place again, where the coming batch has replaced them."""
         self._ahead = None
-        self._launched(batch, self.state.step, batches)
+        self._launched(batch, self.state.step)
 
-    def _launched(self, batch: Any, step: int, batches: _Batches) -> dict[str, list[torch.Tensor]]:
+    def _launched(self, batch: Any, step: int) -> dict[str, list[torch.Tensor]]:
         """Compute the gradients of a whole step and return its losses; halve micro-batches if memory runs out.
 
         A failed attempt has no effect: its gradients are dropped, and the batch is repeated from its start.
@@ -404,7 +407,7 @@ class _Gradients:
                     draws=StepDraws(self.seed, step),
                     ranks=self.ranks,
                     loss_scale=state.loss_scale[0] if state.loss_scale else 1.0,
-                    meanwhile=batches.read_ahead,
+                    meanwhile=self.batches.read_ahead,
                 )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):

@@ -298,7 +298,7 @@ def loss_and_gradient(
 
 
 def weight_gradient(gradient: Tensor, x: Tensor) -> Tensor:
-    """Return gradient^T x in fp32, (outputs, inputs), also from half-precision factors."""
+    """Return gradient^T x in fp32: (rows, outputs) and (rows, inputs), half precision or not, to (outputs, inputs)."""
     if x.is_cuda and x.dtype != torch.float32:
         return torch.mm(gradient.t(), x, out_dtype=torch.float32)
     return (gradient.t() @ x).float()
