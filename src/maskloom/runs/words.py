@@ -89,6 +89,7 @@ def train_words(
     with EventLog(out / "events.jsonl") as log:
         log.forget_after("words", training.blocks_done)
         metrics = _train(training, out, log, progress, seconds)
+    fault_point("words.trained")
     suffix = _SUFFIXES[form]
     nodes = (f"node-{number}" for number in range(len(training.outputs)))
     write_vectors(out / f"{VECTORS}{suffix}", _words(out), training.vectors, form)
@@ -124,15 +125,20 @@ def _prepare(
     path, reading = out / _TOKENS, ReadingReport()
     progress.begin("reading text", 0)
     documents = read_documents(texts, on_bad_text=on_bad_text, report=reading, longest=_LONGEST_DOCUMENT)
-    words = write_numbers(documents, recipe, path, progress.advance)
+    words, num_cuts = write_numbers(documents, recipe, path, progress.advance)
+    skipped = ""
+    if reading.num_skipped_documents:
+        first = reading.skipped[0]
+        skipped = f"skipped {amount(reading.num_skipped_documents, 'document')} with bad text, {first} first"
+        progress.say(skipped)
+    if not words:
+        raise DataError(f"{', '.join(map(str, texts))}: contains no words{skipped and '; '}{skipped}")
+    if num_cuts:
+        progress.say(f"cut text without white space at {amount(num_cuts, 'place')}: a word has 131,072 bytes at most")
     for _ in range(recipe.phrases):
         progress.say(f"joined {amount(join_phrases(path, words, recipe), 'pair')} of words into phrases")
     vocabulary = keep_frequent(path, words, recipe.min_count)
     progress.end()
-    if reading.num_skipped_documents:
-        progress.say(
-            f"skipped {amount(reading.num_skipped_documents, 'document')} with bad text, {reading.skipped[0]} first"
-        )
     pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
     tokens = dict.fromkeys((*SPECIAL_TOKENS, *vocabulary.words))
@@ -172,7 +178,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
     had another one in its window.
     """
     blocks, start, first = training.num_blocks, time.monotonic(), training.blocks_done
-    losses, saved = list[float](), start
+    saved = start
     progress.begin("training word vectors", blocks, first)
     with stop_requests() as stop, stop.deferred():
         for done in training.rounds():
@@ -187,7 +193,6 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
                     "give a lower --learning-rate and another --out"
                 )
             speed = (done.blocks_done - first) * len(training.tokens) * training.recipe.epochs / blocks / (now - start)
-            losses.append(done.loss)
             log.write(
                 "step",
                 stage="words",
@@ -209,7 +214,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
             f"{out}: nothing was learnt: no line has two words that are in the vocabulary and survive subsampling; "
             "give more text, a lower --min-count or --sample 0, and another --out"
         )
-    return {"loss": losses[-1] if losses else None, "seconds": seconds + time.monotonic() - start}
+    return {"loss": training.loss, "seconds": seconds + time.monotonic() - start}
 
 
 def _is_finite(training: WordTraining) -> bool:
@@ -224,7 +229,8 @@ def _save(training: WordTraining, out: Path, seconds: float) -> None:
             for name, matrix in ((VECTORS, training.vectors), (OUTPUTS, training.outputs))
         }
         fault_point("words.save")
-        write_json(folder / _STATE, {"blocks_done": training.blocks_done, "seconds": seconds, **sums})
+        state = {"blocks_done": training.blocks_done, "loss": training.loss, "seconds": seconds}
+        write_json(folder / _STATE, {**state, **sums})
 
 
 def _restore(training: WordTraining, out: Path) -> float:
@@ -237,6 +243,7 @@ def _restore(training: WordTraining, out: Path) -> float:
             raise DataError(f"{folder / name}: {problem}; remove {folder} to train from the start")
         matrix[:] = np.fromfile(folder / name, np.float32).reshape(matrix.shape)
     training.blocks_done = read_json_value(folder / _STATE, "blocks_done", int)
+    training.loss = read_json_value(folder / _STATE, "loss", float)
     return read_json_value(folder / _STATE, "seconds", float)
 
 

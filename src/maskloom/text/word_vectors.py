@@ -17,7 +17,7 @@ from maskloom.system.files import output_file
 from maskloom.system.foreign_files import check_regular
 
 Form = Literal["binary", "text"]
-_MAX_WORD_BYTES = 1 << 16
+_MAX_WORD_BYTES = 1 << 22
 _NUM_NEAR = 3
 
 
@@ -36,7 +36,9 @@ class WordVectors:
     @cached_property
     def directions(self) -> np.ndarray:
         """The vectors scaled to unit length; a zero vector stays zero."""
-        return self.matrix / np.maximum(np.linalg.norm(self.matrix, axis=1, keepdims=True), np.float32(1e-30))
+        exponents = np.frexp(np.abs(self.matrix).max(1, keepdims=True))[1]
+        scaled = np.ldexp(self.matrix, -exponents)  # exact, and squares neither overflow nor vanish
+        return np.divide(scaled, np.maximum(np.linalg.norm(scaled, axis=1, keepdims=True), 0.5), out=scaled)
 
     def rows_of(self, words: Sequence[str]) -> list[int]:
         """Return the rows of words; raises DataError with up to ten unknown words and similar known spellings."""
@@ -108,7 +110,8 @@ def read_vectors(path: Path) -> WordVectors:
         num_words, size = _sizes(path, header)
         if path.stat().st_size - len(header) < num_words * (2 * size + 1):
             raise DataError(
-                f"{path}: cut short: line 1 says {num_words:,} words of {size} numbers, but the file is smaller"
+                f"{path}: cut short: line 1 says {amount(num_words, 'word')} of {size:,} numbers, "
+                "but the file is smaller"
             )
         matrix = np.empty((num_words, size), np.float32)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -181,16 +184,22 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
         line, number = content.readline(), row + 2
         fields = line.rstrip().split(b" ")
         if not line.strip():
-            raise DataError(f"{path}: cut short after {amount(row, 'word')}")
+            is_end = not content[content.tell() :].strip()
+            told = f"cut short after {amount(row, 'word')}" if is_end else f"line {number:,}: is blank"
+            raise DataError(f"{path}: {told}")
         if not line.endswith(b"\n"):  # the number at its end may lack digits
             raise DataError(f"{path}: line {number:,}: cut short: it ends without a line break; add one if it is whole")
         if len(fields) != size + 1:
             raise DataError(f"{path}: line {number:,}: {len(fields) - 1} numbers instead of {size}")
         try:
-            matrix[row] = np.array(list(map(float, fields[1:])), np.float32)
+            with np.errstate(over="ignore"):
+                matrix[row] = np.array(list(map(float, fields[1:])), np.float32)
         except ValueError:
             wrong = next(field for field in fields[1:] if not _is_number(field)).decode("utf-8", "replace")
             raise DataError(f"{path}: line {number:,}: {wrong!r:.80} is not a number") from None
+        if not (is_finite := np.isfinite(matrix[row])).all():
+            wrong = fields[1 + int(is_finite.argmin())].decode("utf-8", "replace")
+            raise DataError(f"{path}: line {number:,}: {wrong!r:.80} is not a finite number of 32 bits")
         yield _word(path, fields[0], row)
     if content.read().strip():
         raise DataError(f"{path}: has data after the last word, on line {num_words + 1:,}")

@@ -110,8 +110,9 @@ def read_analogies(path: Path) -> dict[str, list[list[str]]]:
     is_csv = ".csv" in map(str.lower, path.suffixes[-2:])
     for row in read_rows(path, "csv" if is_csv else "text"):
         fields = [*map(str, row.fields)]
-        if is_csv and not names and not sections and {"word1", "word2", "word3"} <= {*map(str.lower, fields)}:
-            names = [field.strip().lower() for field in fields]
+        header = [field.strip().lower() for field in fields]
+        if is_csv and not names and not sections and {"word1", "word2", "word3"} <= {*header}:
+            names = header
             continue
         if names and len(fields) == len(names):
             told = dict(zip(names, fields, strict=True))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import field_validator
+
 from maskloom.sections import Positive, Section, key
 
 
@@ -46,6 +48,13 @@ class WordsRecipe(Section):
     workers: int = key(1, "Number of training threads.", ge=1, le=256)
     deterministic: bool = key(False, "Give the same vectors every time with several threads; slower.")
     seed: int = key(0, "Random seed for weights, windows, subsampling and noise.", ge=0, lt=2**32)
+
+    @field_validator("sample")
+    @classmethod
+    def _has_an_inverse(cls, value: float) -> float:
+        if 0 < value < 1e-12:
+            raise ValueError("must be 0 or at least 1e-12")
+        return value
 
     @property
     def peak_rate(self) -> float:

@@ -91,12 +91,15 @@ def training_pairs(sentence: str, recipe: WordsRecipe) -> Iterator[tuple[list[st
             yield from (([word], other) for other in around)
 
 
-def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Progress) -> list[str]:
-    """Write the numbers of all words of the text, with `END` after each line, and return the words by number.
+def write_numbers(
+    documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Progress
+) -> tuple[list[str], int]:
+    """Write the numbers of all words of the text, with `END` after each line.
 
-    Every distinct word of the text is held in memory, at about 150 bytes each.
+    Return the words by number, and how often text without white space was so long that it was cut. Every distinct word
+    of the text is held in memory, at about 150 bytes each.
     """
-    numbering, pending, total = Numbering(recipe), list[int](), 0
+    numbering, pending, total, num_cuts = Numbering(recipe), list[int](), 0, 0
     with replacing(path) as file:
         for document in documents:
             for piece in _PIECE.finditer(document.content):
@@ -106,12 +109,13 @@ def write_numbers(documents: Iterable[Document], recipe: WordsRecipe, path: Path
                     file.write(np.array(pending[:-1], np.int32).tobytes())
                     del pending[:-1]  # the last one shows whether the line has words
                     progress(total)
-                ends_line = document.content[piece.end() : piece.end() + 1] in (b"\n", b"")
-                if ends_line and pending and pending[-1] != END:
+                following = document.content[piece.end() : piece.end() + 1]
+                num_cuts += bool(following.strip())
+                if following in (b"\n", b"") and pending and pending[-1] != END:
                     pending.append(END)
         file.write(np.array(pending, np.int32).tobytes())
     numbering.numbers.default_factory = None  # break a cycle that would keep all words in memory
-    return [*numbering.numbers]
+    return [*numbering.numbers], num_cuts
 
 
 def blocks(path: Path) -> Iterator[np.ndarray]:
@@ -196,7 +200,12 @@ def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> int:
     first, second = counts[keys // num_words], counts[keys % num_words]
     score = (numbers - recipe.min_count) * float(counts.sum()) / np.maximum(first * second.astype(float), 1)
     phrases = keys[(score > recipe.phrase_threshold) & (keys >= 0)]
-    words += [f"{words[key // num_words]}_{words[key % num_words]}" for key in phrases.tolist()]
+    names = [f"{words[key // num_words]}_{words[key % num_words]}" for key in phrases.tolist()]
+    wanted = {*names}  # some may be words of the text already
+    numbers_of = {word: number for number, word in enumerate(words) if word in wanted}
+    words += [name for name in dict.fromkeys(names) if name not in numbers_of]
+    numbers_of |= {name: number for number, name in enumerate(words[num_words:], num_words)}
+    joins = np.array([numbers_of[name] for name in names], np.int32)
 
     def joined(block: np.ndarray) -> np.ndarray:
         found = pairs(block)
@@ -207,7 +216,7 @@ def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> int:
         runs = np.cumsum(is_phrase & ~np.concatenate([[False], is_phrase[:-1]])) - 1
         is_joined = is_phrase & ((np.arange(len(found)) - starts[runs]) % 2 == 0) if len(starts) else is_phrase
         block = block.copy()
-        block[:-1][is_joined] = num_words + place[is_joined]
+        block[:-1][is_joined] = joins[place[is_joined]]
         return block[~np.concatenate([[False], is_joined])]
 
     if len(phrases):

@@ -133,10 +133,10 @@ def make_tables(recipe: WordsRecipe, counts: np.ndarray) -> Tables:
 
 
 class WordTraining:
-    """The state of training: `vectors` (words, size), `outputs` (words or inner nodes, size), and `blocks_done`."""
+    """The state of training: `vectors` (words, size), `outputs` (words or inner nodes, size), `blocks_done`, `loss`."""
 
     def __init__(self, recipe: WordsRecipe, counts: np.ndarray, tokens: np.ndarray) -> None:
-        self.recipe, self.tokens, self.blocks_done = recipe, tokens, 0
+        self.recipe, self.tokens, self.blocks_done, self.loss = recipe, tokens, 0, 0.0
         self._train_block, self._tables = compiled(), make_tables(recipe, counts)
         draw = np.random.default_rng(recipe.seed)
         self.vectors = draw.random((len(counts), recipe.size), np.float32)
@@ -151,7 +151,6 @@ class WordTraining:
         workers = self.recipe.workers
         meets = self.recipe.deterministic and workers > 1
         copies = [(self.vectors.copy(), self.outputs.copy()) for _ in range(workers)] if meets else []
-        loss = 0.0
         with ThreadPoolExecutor(workers) as threads:
             while self.blocks_done < self.num_blocks:
                 first = self.blocks_done
@@ -168,8 +167,8 @@ class WordTraining:
                     self._meet(threads, copies)
                 self.blocks_done = end
                 total, num_predictions = map(sum, zip(*results, strict=True))
-                loss = total / num_predictions if num_predictions else loss
-                yield Round(end, loss, self.rate_of(end - 1))
+                self.loss = total / num_predictions if num_predictions else self.loss
+                yield Round(end, self.loss, self.rate_of(end - 1))
 
     def rate_of(self, block: int) -> float:
         """Return the learning rate of a block, numbered over all epochs."""

@@ -3,6 +3,8 @@ import torch
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.errors import ConfigError
+from maskloom.layers.characters import Highway
+from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
@@ -56,6 +58,37 @@ def test_a_token_is_not_a_type():
     money, river = words_of(encoder, "bank of money"), words_of(encoder, "bank of a river")
     torch.testing.assert_close(money[0][1], river[0][1])
     assert not torch.allclose(money[1][1], river[1][1])
+
+
+def test_gates_start_where_words_pass_and_memory_is_kept():
+    encoder = encoder_of()
+    highways = [part for part in encoder.modules() if isinstance(part, Highway)]
+    assert len(highways) == 2
+    for part in highways:
+        assert part.bias.tolist() == [0.0] * part.in_features + [-2.0] * part.in_features
+    for layer in encoder.layers:
+        size = layer.cell_size
+        for name, bias in layer.named_parameters():
+            if "bias" in name:
+                assert (bias[..., size : 2 * size] == 1).all(), name
+                assert not bias[..., :size].any(), name
+                assert not bias[..., 2 * size :].any(), name
+
+
+def test_tasks_learn_different_weights_from_one_pass():
+    """Two tasks read the same states of one pass: the one finds what it needs in the embeddings, the other on top."""
+    output, _ = encoded(encoder_of(), "some words of the one sentence that both of the tasks read")
+    states = torch.stack(output.hidden_states, 1)
+    learned = {}
+    for wanted in (0, 2):
+        mix = ScalarMix(3)
+        optimizer = torch.optim.Adam(mix.parameters(), lr=0.1)
+        for _ in range(1000):
+            optimizer.zero_grad()
+            (mix(states) - states[:, wanted]).square().mean().backward()
+            optimizer.step()
+        learned[wanted] = torch.softmax(mix.weights.detach(), 0)
+    assert all(weights[wanted] > 0.9 for wanted, weights in learned.items()), learned
 
 
 def test_vectors_are_the_weighted_layers_and_a_sequence_is_the_largest_of_its_words():

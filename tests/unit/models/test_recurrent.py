@@ -123,6 +123,7 @@ def test_the_forget_bias_is_where_gates_start(config_type):
             assert not rnn.bias_ih_l0[:6].any()
             assert not rnn.bias_ih_l0[12:].any()
             assert not rnn.bias_hh_l0.any()
+    assert (LstmConfig().forget_bias, GruConfig().forget_bias) == (1.0, 0.0)
 
 
 def test_every_key_changes_what_is_computed():

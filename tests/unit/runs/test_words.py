@@ -65,7 +65,7 @@ def test_a_run_writes_both_matrices_its_vocabulary_and_its_log(text: Path, tmp_p
         read_run(tmp_path / "out", "out")
 
 
-@pytest.mark.parametrize("place", ["words.prepared", "words.finish", "words.tidy", "files.rename"])
+@pytest.mark.parametrize("place", ["words.prepared", "words.trained", "words.finish", "words.tidy", "files.rename"])
 def test_a_run_that_failed_anywhere_gives_the_same_files(
     place: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +80,10 @@ def test_a_run_that_failed_anywhere_gives_the_same_files(
             arm()
         is_started = (tmp_path / f"cut-{number}" / "recipe.toml").exists()
         train_words(text, RECIPE, out=tmp_path / f"cut-{number}", resume=is_started)
+        losses = [
+            json.loads((tmp_path / name / "metrics.json").read_text())["loss"] for name in ("whole", f"cut-{number}")
+        ]
+        assert losses[0] == losses[1] > 0
         for name in ("vectors.bin", "outputs.bin", "vocabulary.txt"):
             assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / f"cut-{number}" / name).read_bytes()
         assert sorted(os.listdir(tmp_path / f"cut-{number}")) == sorted(os.listdir(tmp_path / "whole"))
@@ -99,6 +103,38 @@ training.WordTraining.rounds = stopping
 from maskloom.__main__ import main
 main()
 """
+
+
+KILLED = """
+from maskloom.runs import words
+from maskloom.words import training
+training._BLOCKS_OF_ROUND, training.BLOCK, words._SECONDS_BETWEEN_SAVES = 1, 500, 0.0
+training._BLOCKS_BETWEEN_MEETINGS = 1
+from maskloom.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_exact"), [((), True), (("--workers", "2", "--deterministic"), True), (("--workers", "2"), False)]
+)
+def test_a_killed_run_goes_on_from_its_last_save(
+    flags: tuple[str, ...], is_exact: bool, text: Path, tmp_path: Path
+) -> None:
+    def trained(out: str, *more: str, fault: str = "") -> int:
+        command = [sys.executable, "-c", KILLED, "words", "train", str(text), "--out", str(tmp_path / out)]
+        command += ["--size", "6", "--epochs", "4", "--min-count", "1", *flags, *more]
+        return subprocess.run(
+            command, capture_output=True, check=False, env={**os.environ, "MASKLOOM_FAULTS": fault}
+        ).returncode
+
+    assert trained("out", fault="kill@words.save#2") == -signal.SIGKILL
+    assert json.loads((tmp_path / "out" / "checkpoint" / "state.json").read_text())["blocks_done"] > 0
+    assert trained("out", "--resume") == 0
+    assert open_vectors(tmp_path / "out").matrix.shape[1] == 6
+    if is_exact:
+        assert trained("whole") == 0
+        assert (tmp_path / "whole" / "vectors.bin").read_bytes() == (tmp_path / "out" / "vectors.bin").read_bytes()
 
 
 def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(text: Path, tmp_path: Path) -> None:

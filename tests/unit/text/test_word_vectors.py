@@ -55,7 +55,11 @@ def test_a_text_file_of_word2vec_ends_its_lines_with_a_blank(tmp_path: Path) -> 
         (b"2 3\na 1 2 3 4\nb 1 2 3 4\n", "line 2: 4 numbers instead of 3 .line 1 says 2 words of 3 numbers"),
         (b"2 1\na " + b"\x00\x00\x80\x3f" * 2 + b"\nb " + bytes(8) + b"\n", "line 1 says 2 words of 1 numbers"),
         (b"2 2\na 1 2\nb 1 x\n", "line 3: 'x' is not a number"),
-        (b"2 2\na 1 2\nb 1 nan\n", "word 2, 'b', has a number that is not finite"),
+        (b"2 2\na 1 2\nb 1 nan\n", "line 3: 'nan' is not a finite number of 32 bits"),
+        (b"2 2\na 1 1e39\nb 1 2\n", "line 2: '1e39' is not a finite number of 32 bits"),
+        (b"2 1\na " + b"\x00\x00\x80\x7f" + b"\nb " + bytes(4), "word 1, 'a', has a number that is not finite"),
+        (b"2 2\na 1 2\n\nb 1 2\n", "line 3: is blank"),
+        (b"1 999999\na 1 2\n", "line 1 says 1 word of 999,999 numbers"),
         (b"2 2\na 1 2\na 1 3\n", "the word 'a' appears twice"),
         (b"2 2\na 1 2\nb\xff 1 2\n", "word 2: byte 2 is 0xff, not UTF-8"),
         (b"2 2\na " + bytes(8) + b"\nb " + bytes(7), "cut short in word 2 of 2"),
@@ -78,6 +82,20 @@ def test_nearest_words_and_analogies() -> None:
     assert found[0][1] == pytest.approx(5 / (5**0.5 * 3))
     assert vectors.analogy("man", "woman", "king", 1)[0][0] == "queen"
     assert len(vectors.neighbours("king", 99)) == 4
+
+
+@pytest.mark.parametrize("scale", [3e38, 1.0, 1e-38])
+def test_cosines_do_not_depend_on_the_length_of_vectors(scale: float) -> None:
+    matrix = np.array([[1, 1, 1], [1, 1, -1], [0, 0, 0]], np.float32) * np.float32(scale)
+    vectors = WordVectors(["a", "b", "c"], matrix)
+    assert vectors.neighbours("a") == [("b", pytest.approx(1 / 3)), ("c", 0.0)]
+
+
+def test_a_long_word_is_read(tmp_path: Path) -> None:
+    long = "x" * 140_000
+    for form in ("binary", "text"):
+        write_vectors(tmp_path / "v", [long, "b"], np.ones((2, 3), np.float32), form)  # type: ignore[arg-type]
+        assert read_vectors(tmp_path / "v").words == [long, "b"]
 
 
 def test_unknown_words_are_named_with_like_ones() -> None:

@@ -16,7 +16,7 @@ from maskloom.words.text import counts_of, join_phrases, keep_frequent, training
 
 def numbered(content: str, path: Path, **keys: object) -> tuple[list[str], list[int]]:
     documents = [Document(part.encode(), "a.txt", 1) for part in content.split("\n\n")]
-    words = write_numbers(documents, WordsRecipe(**keys), path, lambda done: None)  # type: ignore[arg-type]
+    words, _ = write_numbers(documents, WordsRecipe(**keys), path, lambda done: None)  # type: ignore[arg-type]
     return words, np.fromfile(path, np.int32).tolist()
 
 
@@ -71,8 +71,9 @@ def test_a_long_line_is_written_piece_by_piece(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(text, "_BLOCK", 5000)
     line, written = " ".join(f"word{number % 999}" for number in range(30_000)), list[int]()
     document = Document(f"{line}\n...\nend".encode(), "a.txt", 1)
-    words = write_numbers([document], WordsRecipe(), tmp_path / "t", written.append)
+    words, num_cuts = write_numbers([document], WordsRecipe(), tmp_path / "t", written.append)
     assert len(written) >= 3
+    assert num_cuts == 0
     assert read(words, tmp_path / "t") == [line, "end |"]
 
 
@@ -89,7 +90,10 @@ def test_a_line_of_megabytes_takes_little_memory(tmp_path: Path) -> None:
 
 
 def test_a_line_without_blanks_is_cut_between_characters(tmp_path: Path) -> None:
-    words, numbers = numbered("字" * 100_000 + "\nend", tmp_path / "t", tokenize="spaces")
+    content = "字" * 100_000 + "\nend"
+    recipe, document = WordsRecipe(tokenize="spaces"), Document(content.encode(), "a.txt", 1)
+    assert write_numbers([document], recipe, tmp_path / "t", lambda done: None)[1] == 2
+    words, numbers = numbered(content, tmp_path / "t", tokenize="spaces")
     assert [len(word) for word in words] == [43_691, 100_000 - 2 * 43_691, 3]  # each character has three bytes
     assert numbers == [0, 0, 1, -1, 2, -1]
 
@@ -128,6 +132,15 @@ def test_pairs_above_the_threshold_become_words(tmp_path: Path) -> None:
     assert join_phrases(path, words, WordsRecipe(phrase_threshold=score - 0.01)) == 1
     assert read(words, path)[0] == "in new_york city i saw new_york"
     assert read(words, path)[-2] == "new in a b"
+
+
+def test_a_phrase_that_is_a_word_already_is_that_word(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    words, _ = numbered("\n".join(["new york", "new_york", "x y_z", "x_y z"] * 6), path, tokenize="spaces")
+    assert join_phrases(path, words, WordsRecipe(phrase_threshold=0.1)) == 3
+    assert len({*words}) == len(words)
+    vocabulary = keep_frequent(path, words, 1)
+    assert dict(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)) == {"new_york": 12, "x_y_z": 12}
 
 
 def test_of_overlapping_pairs_every_second_one_is_joined(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from maskloom.text.word_vectors import WordVectors
-from maskloom.words import training
+from maskloom.words import kernel, training
 from maskloom.words.settings import WordsRecipe
-from maskloom.words.training import WordTraining, alias_table, huffman_codes, keep_probabilities
+from maskloom.words.training import WordTraining, alias_table, huffman_codes, keep_probabilities, sigmoid_table
 
 
 def trained(recipe: WordsRecipe, counts: np.ndarray, tokens: np.ndarray) -> WordTraining:
@@ -29,6 +29,28 @@ def test_keep_probabilities_are_the_program_s() -> None:
     counts = np.array([100, 10, 1, 889])
     assert keep_probabilities(counts, 1e-3)[:3] == pytest.approx([0.11, 0.1 + 0.1**0.5, 1.0])
     assert keep_probabilities(counts, 0.0).tolist() == [1.0] * 4
+
+
+def test_the_sigmoid_is_read_from_a_thousand_steps() -> None:
+    edges = np.arange(-6, 6, 0.012)
+    for skips in (False, True):
+        table = sigmoid_table(skips=skips)
+        assert table.shape == (2, 1002)
+        assert table[:, [0, -1]].tolist() == [[float(skips), 1.0], [0.0, 0.0]]
+        assert table[0, 1:-1] == pytest.approx(1 / (1 + np.exp(-edges)), abs=1e-6)
+        assert table[1, 1:-1] == pytest.approx(np.log1p(np.exp(-edges)), abs=1e-6)
+
+
+@pytest.mark.parametrize("score", [-7.0, -5.99, -2.5, 0.0, 0.013, 3.1, 5.99, 7.0])
+def test_a_score_moves_a_word_by_its_step_of_the_sigmoid(score: float) -> None:
+    rate, error = np.float32(0.5), np.zeros(1, np.float32)
+    source, outputs = np.array([[score]], np.float32), np.ones((1, 1), np.float32)
+    loss = kernel._binary(source, 0, outputs, 1, sigmoid_table(skips=False), error, rate)
+    edge = np.floor((score + 6) / 0.012 + 1e-4) * 0.012 - 6
+    probability = 0.0 if score < -6 else 1.0 if score > 6 else 1 / (1 + np.exp(-edge))
+    assert error[0] == pytest.approx(0.5 * (1 - probability), abs=1e-6)
+    assert outputs[0, 0] == pytest.approx(1 + 0.5 * (1 - probability) * score, abs=1e-5)
+    assert loss == pytest.approx(-score if score < -6 else 0.0 if score > 6 else -np.log(probability), abs=1e-5)
 
 
 def test_an_alias_table_holds_its_weights() -> None:
