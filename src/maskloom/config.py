@@ -24,6 +24,9 @@ from maskloom.tasks.span.settings import SpanSection
 from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
 from maskloom.training.settings import FinetuneTraining, Phase, TrainingSection
 
+_RATE_OF_NEW = 1e-3
+"""The default learning rate of a model that is trained from the start; 5e-5 is for a trained one."""
+
 _Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]
 
 
@@ -137,12 +140,14 @@ class FinetuneRecipe(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _task_has_architecture(cls, values: Any) -> Any:
-        """Use the Transformer by default for a new model that generates text."""
+    def _new_models_differ(cls, values: Any) -> Any:
+        """Use a higher learning rate by default for a new model, and the Transformer if it generates text."""
         if not isinstance(values, dict) or not isinstance(model := values.get("model"), dict):
             return values
         usual = {"architecture": "transformer"} if values.get("task") == "seq2seq" else {}
-        return {**values, "model": {**usual, **model}}
+        training = values.get("training", {})
+        more = {"training": {"learning_rate": _RATE_OF_NEW, **training}} if isinstance(training, dict) else {}
+        return {**values, **more, "model": {**usual, **model}}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

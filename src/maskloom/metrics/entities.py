@@ -197,7 +197,7 @@ class EntityMetric:
     def degeneracy(self) -> str | None:
         """Report that no entity is predicted although some exist, or that all tags are the same, or return None."""
         if self._counts[2].sum() and not self._counts[1].sum():
-            return "no entity is ever predicted"
+            return "no entity is ever predicted: train longer, or with a higher learning rate"
         used = np.flatnonzero(self._predicted_labels)
         if len(used) == 1 and np.count_nonzero(self._true_labels) > 1:
             return f"every word gets the tag {self.table.labels[used[0]]}"

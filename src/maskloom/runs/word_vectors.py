@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, amount
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelSection
 from maskloom.runs.words import open_vectors
@@ -43,4 +43,5 @@ def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary
         table.requires_grad_(False)
     source = f"{section.word_vectors}{' and stay fixed' if section.freeze_word_vectors else ''}"
     others = f"the other {len(vocabulary) - len(rows):,} are random"
-    return [f"embeddings of {len(rows):,} of {len(vocabulary):,} tokens come from {source}; {others}"]
+    counted = f"{len(rows):,} of the vocabulary's {amount(len(vocabulary), 'token')}"
+    return [f"embeddings of {counted} come from {source}; {others}"]

@@ -313,7 +313,7 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
         for (word, style), (x, y) in zip(styles.items(), flat, strict=True)
     ]
     page = page_template("runs/words.html").render(
-        title=f"Word vectors of {visible(Path(place).name)}",
+        title=f"Word vectors: {visible(Path(place).name)}",
         chart=scatter_chart(dots, name="words on two principal components"),
         about=f"{amount(len(vectors.words), 'word')}, vectors of {amount(vectors.matrix.shape[1], 'number')}",
         tables=[(visible(word), vectors.neighbours(word)) for word in words],

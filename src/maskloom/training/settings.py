@@ -152,7 +152,7 @@ class FinetuneTraining(TrainingSection):
 
     steps: Count | None = key(None, "Optimiser steps; by default, epochs decide.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
     epochs: float = key(3.0, "Passes over the training data.", gt=0.0, le=1e6)
-    learning_rate: Positive = key(5e-5, "Peak learning rate.")
+    learning_rate: Positive = key(5e-5, "Peak learning rate; by default 1e-3 for a new model ([model]).")
     group_by_length: bool = key(False, "Group examples of similar length into batches.")
     patience: Count | None = key(
         None, "Stop a seed after this many evaluations without a better dev score; by default, no early stopping."

@@ -120,7 +120,7 @@ def test_nothing_predicted_scores_zero_and_is_called_degenerate():
     metric.update([np.zeros(3, int)], np.array([1, 2, 0]))
     assert metric.compute()["f1"] == 0.0
     assert metric.reference() == 0.0
-    assert metric.degeneracy() == "no entity is ever predicted"
+    assert metric.degeneracy() == "no entity is ever predicted: train longer, or with a higher learning rate"
 
 
 def test_one_tag_for_all_words_is_called_degenerate_and_a_mixture_is_not():

@@ -143,7 +143,7 @@ def _why_paragraphs(examined: _Examined) -> str:
         return ""
     return (
         f"; if the blank lines in the {amount(num_files, '.txt file')} "
-        f"({num_documents / num_files:,.0f} documents each) separate paragraphs of one text, "
+        f"({num_documents / num_files:,.0f} documents per file on average) separate paragraphs of one text, "
         "build again with --documents file"
     )
 
