@@ -135,7 +135,7 @@ def test_senses_are_separated_as_well_as_measured() -> None:
         "ELMo, layer 2": "The top layer of a tiny ELMo separates {:.0%};",
     }
     for kind, sentence in told.items():
-        assert sentence.format(fmean(found[kind]["without the rule's words, accuracy"])) in text
+        assert sentence.format(statistics.fmean(found[kind]["without the rule's words, accuracy"])) in text
     assert set(found["ELMo, layer 0"]["whole sentence, accuracy"]) == {0.5}
 
 
