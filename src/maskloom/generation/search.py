@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -178,7 +178,7 @@ def made_by_length(
 
 
 def found_by(
-    decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
+    decoder: Decoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
     """Return a decoder's continuation of each prompt, at most its entry in `num_steps` tokens long.
 
@@ -189,22 +189,6 @@ def found_by(
     if choose.settings.length_penalty is not None and choose.settings.beam is None:
         raise ConfigError(f"length_penalty {choose.settings.length_penalty:g}: it is only for beam search; give a beam")
     return (_draw if choose.settings.beam is None else _searched)(decoder, prompts, choose, num_steps)
-
-
-class StepDecoder(Protocol):
-    """A model that reads several sequences in parallel, one token at a time."""
-
-    def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts and return the logits of their next tokens: (sequences, vocabulary)."""
-        ...
-
-    def step(self, token_ids: Tensor) -> Tensor:
-        """Add a token to every sequence, (sequences,), and return the logits of the next ones."""
-        ...
-
-    def take(self, rows: np.ndarray) -> None:
-        """Keep the sequences `rows`, in that order; rows may repeat."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -318,14 +302,19 @@ class Decoder:
     that is not causal or has no head over the vocabulary.
     """
 
+    _single: SequenceLayout | None = None  # with one token per sequence
+    _steps: Sequence[Step] = ()  # one per layer, for that many sequences
+
     def __init__(self, model: EncoderWithHeads, room: int, width: int = 1) -> None:
         if (head := model.vocabulary_head) is None or not model.config.is_causal:
             raise ConfigError("only a left-to-right model with a language-model head can continue a text")
-        self._encoder, self._head, self._room = model.encoder, head, room
-        self._width = width_of_runs(model.encoder.layers, width)
-        self._device = model.encoder.word_embeddings.device
-        self._single: SequenceLayout | None = None  # with one token per sequence
-        self._steps: list[Step] = []  # one per layer, for that many sequences
+        self._encoder, self._vocabulary_head = model.encoder, head
+        self._read_by(model.encoder.layers, model.encoder.word_embeddings, room, width)
+
+    def _read_by(self, layers: Any, table: Tensor, room: int, width: int) -> None:
+        """Set the layers that read each next token, and the table of its embedding."""
+        self._layers, self._table, self._device, self._room = layers, table, table.device, room
+        self._width = width_of_runs(layers, width)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read prompts of at least one token and return the logits of their next tokens: (sequences, vocabulary)."""
@@ -335,21 +324,27 @@ class Decoder:
         )
         ids = to_device(np.array([*chain.from_iterable(prompts)]), self._device)
         output = self._encoder.encode_packed(ids, torch.zeros_like(ids), layout, past=self._past.layers)
-        return self._head(output.last_hidden_state.index_select(0, layout.last_positions)).float()
+        return self._vocabulary_head(output.last_hidden_state.index_select(0, layout.last_positions)).float()
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Add a token to every sequence, (sequences,), and return the logits of the next ones."""
-        past, encoder = self._past, self._encoder
+        encoder = self._encoder
+        layout = encoder.placed(self._next_layout(token_ids))
+        hidden = encoder.embedded(token_ids, torch.zeros_like(token_ids), layout)
+        for step, layer in zip(self._steps, self._past.layers, strict=True):
+            hidden = step(hidden, layout, layer, None)
+        return self._vocabulary_head(encoder.final_norm(hidden)).float()
+
+    def _next_layout(self, token_ids: Tensor) -> SequenceLayout:
+        """Make room for a token in every sequence, and return the layout of these tokens."""
+        past = self._past
         if self._single is None or self._single.num_sequences != len(token_ids):
             self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
-            rows = encoder.word_embeddings.index_select(0, token_ids)
-            self._steps = [next_token_step(cast(TransformerLayer, layer), rows) for layer in encoder.layers]
-        layout = encoder.placed(replace(self._single, position_ids=past.lengths, max_position=past.longest))
+            rows = self._table.index_select(0, token_ids)
+            self._steps = [next_token_step(cast(TransformerLayer, layer), rows) for layer in self._layers]
+        layout = replace(self._single, position_ids=past.lengths, max_position=past.longest)
         past.add_token()
-        hidden = encoder.embedded(token_ids, torch.zeros_like(token_ids), layout)
-        for step, layer in zip(self._steps, past.layers, strict=True):
-            hidden = step(hidden, layout, layer, None)
-        return self._head(encoder.final_norm(hidden)).float()
+        return layout
 
     def take(self, rows: np.ndarray) -> None:
         """Keep the sequences `rows`, in that order; rows may repeat."""
@@ -357,7 +352,7 @@ class Decoder:
 
 
 def _draw(
-    decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
+    decoder: Decoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
     found, rows = [Continuation() for _ in prompts], list(range(len(prompts)))
     logits = decoder.start(prompts)
@@ -386,7 +381,7 @@ def _draw(
 
 
 def _searched(
-    decoder: StepDecoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
+    decoder: Decoder, prompts: Sequence[Sequence[int]], choose: Choice, num_steps: Sequence[int]
 ) -> list[Continuation]:
     """Search for all prompts in parallel; the rows of each search are contiguous."""
     searches = [_Search(choose, steps) for steps in num_steps]

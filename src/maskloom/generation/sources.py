@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import cast
 
 import numpy as np
 from torch import Tensor
 
 from maskloom.errors import DataError
-from maskloom.generation.search import Choice, Continuation, DecodingStep, Generation, found_by
+from maskloom.generation.search import Choice, Continuation, Decoder, DecodingStep, Generation, found_by
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
-from maskloom.layers.decoding import Step, next_token_step, width_of_runs
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
 
@@ -68,7 +65,7 @@ def decode_sources(
     return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
 
 
-class SourceDecoder:
+class SourceDecoder(Decoder):
     """A decoder that reads several targets in parallel, one token at a time, with their sources' keys and values.
 
     `room` is the maximum number of tokens of a target, `width` that of a beam search.
@@ -78,12 +75,9 @@ class SourceDecoder:
         self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int, width: int = 1
     ) -> None:
         head = self._head = cast(TransformerDecoder, model.heads["decoder"])
-        self._width = width_of_runs(head.layers, width)
-        self._room, self._device = room, hidden.device
-        self._single: SequenceLayout | None = None  # with one token per target
+        self._read_by(head.layers, head.decoder, room, width)
         self._num_heads = model.config.num_attention_heads
         self._memories = head.memories(hidden, layout)
-        self._steps = list[Step]()
         self._sources = np.arange(layout.num_sequences)  # the source of each target
         self._read = self._sources  # the source of each memory; adjacent targets may share one
 
@@ -100,17 +94,11 @@ class SourceDecoder:
 
     def step(self, token_ids: Tensor) -> Tensor:
         """Add a token to every target, (sequences,), and return the logits of the next ones."""
-        if self._single is None or self._single.num_sequences != len(token_ids):
-            self._single = SequenceLayout.from_lengths([1] * len(token_ids), self._device)
-            rows = self._head.decoder.index_select(0, token_ids)
-            self._steps = [next_token_step(cast(TransformerLayer, layer), rows) for layer in self._head.layers]
-        layout = replace(self._single, position_ids=self._past.lengths, max_position=self._past.longest)
-        self._past.add_token()
-        return self._logits(token_ids, layout)
+        return self._logits(token_ids, self._next_layout(token_ids))
 
     def take(self, rows: np.ndarray) -> None:
         """Keep the targets `rows`, in that order; rows may repeat."""
-        self._past.take(rows)
+        super().take(rows)
         self._sources = self._sources[rows]
         read = np.unique(self._sources)
         if not np.array_equal(np.repeat(read, len(rows) // len(read)), self._sources):

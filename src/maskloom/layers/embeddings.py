@@ -57,15 +57,16 @@ class WordPositionEmbeddings(nn.Module):
 
 
 class WordEmbeddings(nn.Module):
-    """Word embeddings only: (tokens,) ids to (tokens, hidden)."""
+    """Word embeddings, then dropout: (tokens,) ids to (tokens, hidden)."""
 
-    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.word = _table(vocab_size, hidden_size)
+        self.dropout = Dropout(dropout)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Return the vector of every token."""
-        return self.word(token_ids)
+        return self.dropout(self.word(token_ids))
 
 
 def _table(num_rows: int, num_columns: int) -> nn.Embedding:

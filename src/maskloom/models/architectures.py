@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import DataError
@@ -54,46 +55,9 @@ class Architecture:
     reads_spelling: bool = False
 
 
-def _bert(config: BertConfig) -> Encoder:
-    from maskloom.models.bert import Bert
-
-    return Bert(config)
-
-
-def _gpt(config: GptConfig) -> Encoder:
-    from maskloom.models.gpt import Gpt
-
-    return Gpt(config)
-
-
-def _transformer(config: TransformerConfig) -> Encoder:
-    from maskloom.models.transformer import Transformer
-
-    return Transformer(config)
-
-
-def _bart(config: BartConfig) -> Encoder:
-    from maskloom.models.bart import Bart
-
-    return Bart(config)
-
-
-def _t5(config: T5Config) -> Encoder:
-    from maskloom.models.t5 import T5
-
-    return T5(config)
-
-
-def _recurrent(config: RecurrentConfig) -> Encoder:
-    from maskloom.models.recurrent import Recurrent
-
-    return Recurrent(config)
-
-
-def _elmo(config: ElmoConfig) -> Encoder:
-    from maskloom.models.elmo import Elmo
-
-    return Elmo(config)
+def _later(module: str, name: str) -> Callable[[Any], Encoder]:
+    """Return a function that creates an encoder of `maskloom.models`, importing its module only then."""
+    return lambda config: getattr(import_module(f"maskloom.models.{module}"), name)(config)
 
 
 def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Architecture:
@@ -101,7 +65,7 @@ def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Arch
         name=name,
         paper=paper,
         config_type=config_type,
-        build=_recurrent,
+        build=_later("recurrent", "Recurrent"),
         model_types=config_type.required_values["model_type"],
         vocabulary_head="lm",
         sizes=RECURRENT_SIZES,
@@ -117,7 +81,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="bert",
             paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
             config_type=BertConfig,
-            build=_bert,
+            build=_later("bert", "Bert"),
             model_types=BERT_MODEL_TYPES,
             vocabulary_head="mlm",
         ),
@@ -125,7 +89,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="gpt",
             paper="Radford et al. 2018, Improving Language Understanding by Generative Pre-Training",
             config_type=GptConfig,
-            build=_gpt,
+            build=_later("gpt", "Gpt"),
             model_types=GPT_MODEL_TYPES,
             vocabulary_head="lm",
             has_classifier_bias=False,  # as published
@@ -134,7 +98,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="transformer",
             paper="Vaswani et al. 2017, Attention Is All You Need",
             config_type=TransformerConfig,
-            build=_transformer,
+            build=_later("transformer", "Transformer"),
             model_types=TRANSFORMER_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
@@ -144,7 +108,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="marian",
             paper="Junczys-Dowmunt et al. 2018, Marian: Fast Neural Machine Translation in C++",
             config_type=MarianConfig,
-            build=_bart,
+            build=_later("bart", "Bart"),
             model_types=MARIAN_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
@@ -155,7 +119,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="bart",
             paper="Lewis et al. 2019, BART: Denoising Sequence-to-Sequence Pre-training",
             config_type=BartConfig,
-            build=_bart,
+            build=_later("bart", "Bart"),
             model_types=BART_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=BART_SIZES,
@@ -166,7 +130,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="t5",
             paper="Raffel et al. 2019, Exploring the Limits of Transfer Learning with a Text-to-Text Transformer",
             config_type=T5Config,
-            build=_t5,
+            build=_later("t5", "T5"),
             model_types=T5_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=T5_SIZES,
@@ -181,7 +145,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="elmo",
             paper="Peters et al. 2018, Deep Contextualized Word Representations",
             config_type=ElmoConfig,
-            build=_elmo,
+            build=_later("elmo", "Elmo"),
             model_types=ElmoConfig.required_values["model_type"],
             vocabulary_head="bilm",
             sizes=ELMO_SIZES,

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from maskloom.errors import ConfigError
 from maskloom.layers.attention import Kept, SelfAttention
 from maskloom.layers.copies import to_device
+from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import InitialRules
-from maskloom.layers.narrow_attention import NarrowSelfAttention
+from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowSelfAttention
 from maskloom.layers.rotary import rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
@@ -102,26 +103,30 @@ class Encoder(nn.Module):
 
     @staticmethod
     def transformer_layers(
-        config: ModelConfig, *, pre_norm: bool = False, gated: bool = False, activation_dropout: float = 0.0
+        config: ModelConfig,
+        *,
+        pre_norm: bool = False,
+        gated: bool = False,
+        activation_dropout: float = 0.0,
+        num_of_decoder: int = 0,
     ) -> nn.ModuleList:
-        """Return the `layers` of a configuration: self-attention, causal if the configuration is, and feed-forward."""
-        block = GatedFeedForward if gated else FeedForward
-        key_size = getattr(config, "key_size", None)
-        attention = partial(NarrowSelfAttention, key_size=key_size) if key_size else SelfAttention
+        """Return the layers of a configuration, causal if the configuration is, or those of its decoder."""
+        block, is_decoder = GatedFeedForward if gated else FeedForward, num_of_decoder > 0
+        attention, cross_attention = SelfAttention, CrossAttention
+        if key_size := getattr(config, "key_size", None):
+            attention = partial(NarrowSelfAttention, key_size=key_size)
+            cross_attention = partial(NarrowCrossAttention, key_size=key_size)
+        sizes = (config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob)
         return nn.ModuleList(
             TransformerLayer(
-                attention(
-                    config.hidden_size,
-                    config.num_attention_heads,
-                    config.attention_probs_dropout_prob,
-                    causal=config.is_causal,
-                ),
+                attention(*sizes, causal=config.is_causal or is_decoder),
                 block(config.hidden_size, config.intermediate_size, config.hidden_act, activation_dropout),
                 norm=partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps),
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
+                cross_attention=cross_attention(*sizes) if is_decoder else None,
             )
-            for _ in range(config.num_hidden_layers)
+            for _ in range(num_of_decoder or config.num_hidden_layers)
         )
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:

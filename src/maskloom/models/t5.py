@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from maskloom.layers.attention import KeyValues
 from maskloom.layers.dropout import Dropout
+from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import InitialRule, InitialRules, constants, initialize
 from maskloom.layers.pooling import LastToken
@@ -20,22 +21,10 @@ from maskloom.layers.relative_attention import QueryDense, RelativeBias, Relativ
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.layers.vocabulary_loss import vocabulary_loss
+from maskloom.models.decoder import TiedDecoder
 from maskloom.models.encoder import Encoder
 from maskloom.models.t5_config import T5Config
 from maskloom.models.transformer import TransformerDecoder
-
-
-class T5Embeddings(nn.Module):
-    """Word embeddings, then dropout: (tokens,) ids to (tokens, hidden)."""
-
-    def __init__(self, vocab_size: int, hidden_size: int, dropout: float) -> None:
-        super().__init__()
-        self.word = nn.Embedding.from_pretrained(torch.empty(vocab_size, hidden_size), freeze=False)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Return the vector of every token."""
-        return self.dropout(self.word(token_ids))
 
 
 class LastNorm(nn.RMSNorm):
@@ -60,12 +49,9 @@ class T5(Encoder):
         super().__init__()
         self.config = config
         self.initial_rules = t5_rules(config)
-        self.embeddings = T5Embeddings(config.vocab_size, config.hidden_size, config.hidden_dropout_prob)
+        self.embeddings = WordEmbeddings(config.vocab_size, config.hidden_size, config.hidden_dropout_prob)
         self.relative_bias = _relative_bias(config, causal=False)
-        self.layers = nn.ModuleList(
-            TransformerLayer(_attention(config), _feed_forward(config), **_place(config))
-            for _ in range(config.num_hidden_layers)
-        )
+        self.layers = _layers(config, config.num_hidden_layers)
         self.final_norm = LastNorm(config)
         self.pooler = LastToken()
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
@@ -90,23 +76,11 @@ class T5Decoder(TransformerDecoder):
     """
 
     def __init__(self, encoder: T5) -> None:
-        nn.Module.__init__(self)
+        TiedDecoder.__init__(self, encoder)
         config = cast(T5Config, encoder.config)
-        self.decoder = encoder.word_embeddings
-        self.register_parameter("bias", None)
-        self.max_length = config.max_position_embeddings
         self.dropout = Dropout(config.hidden_dropout_prob)
         self.relative_bias = _relative_bias(config, causal=True)
-        sizes = (config.hidden_size, config.num_attention_heads, config.head_size, config.hidden_dropout_prob)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                _attention(config),
-                _feed_forward(config),
-                cross_attention=UnscaledCrossAttention(*sizes),
-                **_place(config),
-            )
-            for _ in range(config.num_decoder_layers or config.num_hidden_layers)
-        )
+        self.layers = _layers(config, config.num_decoder_layers or config.num_hidden_layers, has_memory=True)
         self.final_norm = LastNorm(config)
         self.output = None if config.tie_word_embeddings else Dense(config.hidden_size, config.vocab_size, bias=False)
 
@@ -186,17 +160,19 @@ def _relative_bias(config: T5Config, *, causal: bool) -> RelativeBias:
     return RelativeBias(buckets, longest, config.num_attention_heads, causal=causal)
 
 
-def _attention(config: T5Config) -> RelativeSelfAttention:
+def _layers(config: T5Config, number: int, *, has_memory: bool = False) -> nn.ModuleList:
+    """Return the layers of an encoder, or with `has_memory` those of a decoder."""
     dropout = config.hidden_dropout_prob
-    return RelativeSelfAttention(config.hidden_size, config.num_attention_heads, config.head_size, dropout)
-
-
-def _feed_forward(config: T5Config) -> FeedForward:
-    block, dropout = GatedFeedForward if config.gated else FeedForward, config.hidden_dropout_prob
-    return block(config.hidden_size, config.intermediate_size, config.hidden_act, dropout, bias=False)
-
-
-def _place(config: T5Config) -> dict:
-    """Return the norm, dropout and pre-norm settings of a layer."""
-    norm = partial(nn.RMSNorm, config.hidden_size, eps=config.layer_norm_eps)
-    return {"norm": norm, "dropout": config.hidden_dropout_prob, "pre_norm": True}
+    sizes = (config.hidden_size, config.num_attention_heads, config.head_size, dropout)
+    block = GatedFeedForward if config.gated else FeedForward
+    return nn.ModuleList(
+        TransformerLayer(
+            RelativeSelfAttention(*sizes),
+            block(config.hidden_size, config.intermediate_size, config.hidden_act, dropout, bias=False),
+            norm=partial(nn.RMSNorm, config.hidden_size, eps=config.layer_norm_eps),
+            dropout=dropout,
+            pre_norm=True,
+            cross_attention=UnscaledCrossAttention(*sizes) if has_memory else None,
+        )
+        for _ in range(number)
+    )

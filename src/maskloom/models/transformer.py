@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from maskloom.layers.attention import KeyValues, SelfAttention
+from maskloom.layers.attention import KeyValues
 from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory, PaddedMemory
 from maskloom.layers.dropout import Dropout
-from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.initialization import InitialRules, initialize
-from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowDense, NarrowSelfAttention
+from maskloom.layers.narrow_attention import NarrowDense
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
-from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.decoder import TiedDecoder
 from maskloom.models.encoder import Encoder
 from maskloom.models.model_config import ModelConfig
@@ -159,24 +156,12 @@ class TransformerDecoder(TiedDecoder):
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
         self.layer_norm: nn.Module = nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
-        pre_norm, num_heads = bool(getattr(config, "pre_norm", False)), config.num_attention_heads
-        attention_dropout = config.attention_probs_dropout_prob
-        attention, cross_attention = SelfAttention, CrossAttention
-        if key_size := getattr(config, "key_size", None):
-            attention = partial(NarrowSelfAttention, key_size=key_size)
-            cross_attention = partial(NarrowCrossAttention, key_size=key_size)
-        self.layers = nn.ModuleList(
-            TransformerLayer(
-                attention(size, num_heads, attention_dropout, causal=True),
-                FeedForward(
-                    size, config.intermediate_size, config.hidden_act, getattr(config, "activation_dropout", 0.0)
-                ),
-                norm=partial(nn.LayerNorm, size, eps=config.layer_norm_eps),
-                dropout=config.hidden_dropout_prob,
-                pre_norm=pre_norm,
-                cross_attention=cross_attention(size, num_heads, attention_dropout),
-            )
-            for _ in range(getattr(config, "num_decoder_layers", None) or config.num_hidden_layers)
+        pre_norm = bool(getattr(config, "pre_norm", False))
+        self.layers = encoder.transformer_layers(
+            config,
+            pre_norm=pre_norm,
+            activation_dropout=getattr(config, "activation_dropout", 0.0),
+            num_of_decoder=getattr(config, "num_decoder_layers", None) or config.num_hidden_layers,
         )
         self.final_norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if pre_norm else nn.Identity()
 

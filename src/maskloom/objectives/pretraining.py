@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,14 +33,15 @@ if TYPE_CHECKING:
     from maskloom.objectives.objective import SummedObjective
 
 
-def sentences(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
-    """Return pairs of sentences, or segments."""
-    return SentencePairs(corpus, documents, data, seed=seed)
+def _stream(kind: type[SentencePairs | RunningText]) -> Callable[..., Stream]:
+    """Return a function that creates a stream, which has as many tracks as a batch has rows if it continues them."""
+    more = issubclass(kind, Contiguous)
+    return lambda corpus, documents, data, seed, size: kind(
+        corpus, documents, data, seed=seed, **({"batch_size": size} if more else {})
+    )
 
 
-def passages(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
-    """Return segments with their sentence boundaries."""
-    return Passages(corpus, documents, data, seed=seed)
+sentences, passages, contiguous, both_ways = map(_stream, (SentencePairs, Passages, Contiguous, SentencesBothWays))
 
 
 def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, _: int) -> Stream:
@@ -47,9 +49,9 @@ def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: Pretrainin
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
 
 
-def contiguous(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, size: int) -> Stream:
-    """Return running text in which each row continues the same row of the previous batch."""
-    return Contiguous(corpus, documents, data, seed=seed, batch_size=size)
+def _later(module: str, name: str) -> Callable[[str, Any], SummedObjective]:
+    """Return a function that creates a loss without pairs, importing its module, and torch with it, only then."""
+    return lambda part, data: getattr(import_module(f"maskloom.objectives.{module}"), name)(part, None)
 
 
 def language_modeling(part: str, data: PretrainingData) -> SummedObjective:
@@ -57,32 +59,6 @@ def language_modeling(part: str, data: PretrainingData) -> SummedObjective:
     from maskloom.objectives.masked_lm import MaskedLanguageModeling  # torch
 
     return MaskedLanguageModeling(part, data.pair_task)
-
-
-def carried(part: str, data: PretrainingData) -> SummedObjective:
-    """Return the loss over the vocabulary, with state carried from batch to batch."""
-    from maskloom.objectives.carried_lm import CarriedLanguageModeling  # torch
-
-    return CarriedLanguageModeling(part, None)
-
-
-def both_ways(corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, seed: int, size: int) -> Stream:
-    """Return sentences in random order, and the same reversed; both continue across batches as in `contiguous`."""
-    return SentencesBothWays(corpus, documents, data, seed=seed, batch_size=size)
-
-
-def bidirectional(part: str, data: PretrainingData) -> SummedObjective:
-    """Return the bidirectional loss over the vocabulary, with state carried from batch to batch."""
-    from maskloom.objectives.bidirectional_lm import BidirectionalLanguageModeling  # torch
-
-    return BidirectionalLanguageModeling(part, None)
-
-
-def restoring(part: str, data: PretrainingData) -> SummedObjective:
-    """Return the loss of a decoder that restores texts."""
-    from maskloom.objectives.sequence_to_sequence import Restoration  # torch
-
-    return Restoration(part, None)
 
 
 def vocabulary_and_pairs(vocabulary_head: str, data: PretrainingData) -> tuple[str, ...]:
@@ -151,7 +127,7 @@ _UNMASKED = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_pro
 _RESTORING: dict[str, Any] = {
     "stream": passages,
     "has_decoder": True,
-    "objective": restoring,
+    "objective": _later("sequence_to_sequence", "Restoration"),
     "heads": lambda vocabulary_head, data: ("decoder",),
     "reference": None,
     "defaults": {"next_sentence": False, "short_seq_prob": 0.0},
@@ -168,13 +144,20 @@ PRETRAINING = Rows(
     {
         "masked_lm": Pretraining("mlm", Masking, needs=("mask",), names=("masked-LM", "Masked tokens")),
         "causal_lm": Pretraining("lm", NextTokens, left_to_right, **_LEFT_TO_RIGHT),
-        "carried_lm": Pretraining("lm", NextTokens, contiguous, **_LEFT_TO_RIGHT, has_state=True, objective=carried),
+        "carried_lm": Pretraining(
+            "lm",
+            NextTokens,
+            contiguous,
+            **_LEFT_TO_RIGHT,
+            has_state=True,
+            objective=_later("carried_lm", "CarriedLanguageModeling"),
+        ),
         "bidirectional_lm": Pretraining(
             "bilm",
             BothWays,
             both_ways,
             reads_spelling=True,
-            objective=bidirectional,
+            objective=_later("bidirectional_lm", "BidirectionalLanguageModeling"),
             reference=None,
             defaults={"next_sentence": False, "max_length": 20},
             unread=(*_UNMASKED, "whole_word_masking"),

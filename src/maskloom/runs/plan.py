@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,27 +40,6 @@ _MANY_EPOCHS = 40
 
 CURVES = Path(__file__).parent / "reference_curves.json"
 """Evaluations of runs of benchmarks/reference_curves.py: for each size a list of step, tokens and loss."""
-
-
-@dataclass(frozen=True)
-class SizePlan:
-    """The cost of pre-training at one size: optimiser steps, real tokens, epochs, useful FLOPs, seconds, bytes.
-
-    `reference_loss` is the held-out loss in nats of a run of this size on other text after the same number of tokens,
-    or None if there is no such run. `is_beyond` means that the run ended earlier, and the loss is its last one.
-    """
-
-    size: str
-    num_parameters: int
-    tokens_per_second: float
-    steps: int
-    tokens: float
-    epochs: float
-    flops: float
-    seconds: float
-    memory: int
-    reference_loss: float | None
-    is_beyond: bool
 
 
 def plan_pretraining(
@@ -100,16 +78,16 @@ def plan_pretraining(
         rows.append(_size_plan(one, opened, train, device, seconds, curves))
         progress.advance(number)
     progress.end()
-    with_loss = [row for row in rows if row.reference_loss is not None]
+    with_loss = [row for row in rows if row["reference_loss"] is not None]
     is_choice = recipe.training.minutes is not None and len(with_loss) > 1
     return {
         "corpus": {"folder": str(opened.folder), "num_tokens": opened.num_tokens, "documents": opened.num_documents},
         "device": describe_device(device),
         "minutes": recipe.training.minutes,
-        "sizes": [asdict(row) for row in rows],
+        "sizes": rows,
         "too_large": too_large,
         "memory_free": free,
-        "favoured": min(with_loss, key=lambda row: row.reference_loss or 0.0).size if is_choice else None,
+        "favoured": min(with_loss, key=lambda row: row["reference_loss"])["size"] if is_choice else None,
         "reference": {key: value for key, value in curves.items() if key != "sizes"},
         "milestones": {size: curves["sizes"][size][-1] for size in sizes if size in curves["sizes"]},
     }
@@ -122,10 +100,15 @@ def _size_plan(
     device: torch.device,
     seconds: float,
     curves: dict[str, Any],
-) -> SizePlan:
-    """Return the cost of all phases of a recipe together."""
+) -> dict[str, Any]:
+    """Return the cost of all phases of a recipe together, in optimiser steps, real tokens, useful FLOPs and bytes.
+
+    `reference_loss` is the held-out loss in nats of a run of this size on other text after the same number of tokens,
+    or None if there is no such run. `is_beyond` means that the run ended earlier, and the loss is its last one.
+    """
     model = initial_model(recipe, corpus, None)[0].to(device)
-    sums, rate, memory = dict.fromkeys(("steps", "tokens", "epochs", "flops", "seconds"), 0.0), 0.0, 0
+    sums: dict[str, float] = dict.fromkeys(("steps", "tokens", "epochs", "flops", "seconds"), 0.0)
+    rate, memory = 0.0, 0
     plans = phase_plans(recipe)
     for plan in plans:
         row, data = PRETRAINING[recipe.objective], plan.data_for(model.config)
@@ -147,19 +130,16 @@ def _size_plan(
         rate = sums["tokens"] / sums["seconds"]
     loss, is_beyond = _reference(curves["sizes"].get(recipe.model.size, []), sums["tokens"])
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return SizePlan(
-        recipe.model.size,
-        num_parameters,
-        rate,
-        int(sums["steps"]),
-        sums["tokens"],
-        sums["epochs"],
-        sums["flops"],
-        sums["seconds"],
-        _PROGRAM + 16 * num_parameters + memory,
-        loss,
-        is_beyond,
-    )
+    return {
+        "size": recipe.model.size,
+        "num_parameters": num_parameters,
+        "tokens_per_second": rate,
+        **sums,
+        "steps": int(sums["steps"]),
+        "memory": _PROGRAM + 16 * num_parameters + memory,
+        "reference_loss": loss,
+        "is_beyond": is_beyond,
+    }
 
 
 def _timed(

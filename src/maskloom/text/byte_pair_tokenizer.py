@@ -13,11 +13,10 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from maskloom.errors import ConfigError
 from maskloom.system.files import write_json, write_text
-from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.templates import GPT_TEXTS, RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_byte_pairs
-from maskloom.text.vocabulary import BART_TOKENS, GPT_TOKENS, SURROGATE, Vocabulary, vocabulary_sha256
+from maskloom.text.vocabulary import BART_TOKENS, GPT_TOKENS, Vocabulary, vocabulary_sha256
 
 _VERSION = "#version: 0.2"
 
@@ -45,10 +44,9 @@ class BytePairTokenizer(Tokenizer):
             raise ConfigError(f"max_length = {self.max_length}: the start, delimiter and extract tokens alone need 3")
 
     @classmethod
-    def open(cls, folder: Path, *, max_length: int | None = None) -> BytePairTokenizer:
+    def open(cls, folder: Path) -> BytePairTokenizer:
         """Open a folder in GPT's (`</w>`) or GPT-2's (bytes) layout, like `Tokenizer.load`."""
-        found = cls(**read_byte_pairs(folder))
-        return found if max_length is None else replace(found, max_length=max_length)
+        return cls(**read_byte_pairs(folder))
 
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
         suffix = self.vocabulary.suffix
@@ -113,12 +111,3 @@ class BytePairTokenizer(Tokenizer):
         library = tokenizers.Tokenizer(models.BPE(ids, merges))
         library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.prefix_space)  # pyright: ignore[reportAttributeAccessIssue]
         return library
-
-    def _as_text(self, text: str | bytes) -> str:
-        # lone surrogates cannot be passed on as UTF-8
-        plain = super()._as_text(text)
-        return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
-
-    def _parts(self, text: str) -> Iterator[Part]:
-        # GPT-2's rules look ahead wherever they could cut, so byte-level text stays whole
-        return parts_of(text, None) if self.vocabulary.suffix else iter([Part(0, text)])

@@ -11,10 +11,9 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_limit, read_object
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, SpecialTokens, Vocabulary
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SpecialTokens, Vocabulary
 
 CONTINUES, BEGIN_SENTENCE, END_SENTENCE = 256, 512, 513
 """A byte that begins a word is its own id, other bytes are offset by 256; the marks of sentences follow."""
@@ -55,10 +54,10 @@ class SpelledTokenizer(Tokenizer):
         return cls(spelled_vocabulary(), lowercase=False, max_length=_MAX_LENGTH, targets=words)
 
     @classmethod
-    def open(cls, folder: Path, *, max_length: int | None = None) -> SpelledTokenizer:
+    def open(cls, folder: Path) -> SpelledTokenizer:
         """Open a folder like `Tokenizer.load`; raises DataError for any other vocabulary."""
         config, library = (read_object(folder, name) for name in ("tokenizer_config.json", "tokenizer.json"))
-        found = replace(cls.of(), max_length=max_length or read_limit(folder, config))
+        found = replace(cls.of(), max_length=read_limit(folder, config))
         if library["model"].get("vocab") != found.vocabulary.ids:
             raise DataError(f"{folder / 'tokenizer.json'}: its tokens are not the bytes of spelled words")
         return found
@@ -111,10 +110,3 @@ class SpelledTokenizer(Tokenizer):
         )
         library.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])  # pyright: ignore[reportAttributeAccessIssue]
         return library
-
-    def _as_text(self, text: str | bytes) -> str:
-        plain = super()._as_text(text)
-        return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
-
-    def _parts(self, text: str) -> Iterator[Part]:
-        return parts_of(text, None)

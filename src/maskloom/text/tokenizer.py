@@ -17,10 +17,10 @@ from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from maskloom.errors import ConfigError, amount
 from maskloom.system.files import write_json
-from maskloom.text.long_texts import LONGEST_PART, Part
+from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
 from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
 from maskloom.text.tokenizer_files import ROLES, is_byte_pair, is_spelled, is_unigram
-from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.vocabulary import SURROGATE, Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
 """A folder with a tokenizer has at least one of these files."""
@@ -96,7 +96,7 @@ class Tokenizer(ABC):
         def opened(path: Path, **given: Any) -> Tokenizer:
             kind = BytePairTokenizer if is_byte_pair(path) else WordPieceTokenizer
             kind = UnigramTokenizer if is_unigram(path) else SpelledTokenizer if is_spelled(path) else kind
-            return kind.open(path, **given)
+            return replace(kind.open(path), **{name: value for name, value in given.items() if value is not None})
 
         tokenizer, targets = opened(Path(folder), max_length=max_length, **rules), Path(folder) / TARGETS
         return replace(tokenizer, targets=opened(targets)) if targets.is_dir() else tokenizer
@@ -231,8 +231,9 @@ class Tokenizer(ABC):
         """
 
     def _as_text(self, text: str | bytes) -> str:
-        """Return a str; bytes are decoded as UTF-8, dropping undecodable bytes as Google's tokenizer does."""
-        return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
+        """Return a str; undecodable bytes are dropped as in Google's tokenizer, halves of surrogate pairs replaced."""
+        plain = text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
+        return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
 
     def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
         """Return the tokens of texts, treating special tokens as plain text."""
@@ -269,9 +270,9 @@ class Tokenizer(ABC):
             for found in self._library.encode_batch(texts, add_special_tokens=False)
         ]
 
-    @abstractmethod
     def _parts(self, text: str) -> Iterator[Part]:
-        """Split a text that is too long for the library into parts."""
+        """Split a text that is too long for the library into parts, unless only the library knows where words end."""
+        return parts_of(text, None) if self.cuts_at_white_space else iter([Part(0, text)])
 
     def _long_pieces(self, text: str) -> Pieces:
         pieces, num_words = Pieces([], [], []), 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -15,11 +15,10 @@ import tokenizers
 from tokenizers import AddedToken, decoders
 
 from maskloom.errors import DataError
-from maskloom.text.long_texts import Part
 from maskloom.text.templates import RUNNING_TEXT, SequenceTemplate
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_unigram
-from maskloom.text.vocabulary import SURROGATE, vocabulary_sha256
+from maskloom.text.vocabulary import vocabulary_sha256
 
 SENTINEL = re.compile(r"<extra_id_\d+>")
 
@@ -40,10 +39,9 @@ class UnigramTokenizer(Tokenizer):
     text_marks: ClassVar[str] = RUNNING_TEXT
 
     @classmethod
-    def open(cls, folder: Path, *, max_length: int | None = None) -> UnigramTokenizer:
+    def open(cls, folder: Path) -> UnigramTokenizer:
         """Open a folder in T5's layout, like `Tokenizer.load`."""
-        found = cls(**read_unigram(folder))
-        return found if max_length is None else replace(found, max_length=max_length)
+        return cls(**read_unigram(folder))
 
     @cached_property
     def template(self) -> SequenceTemplate:
@@ -106,10 +104,3 @@ class UnigramTokenizer(Tokenizer):
             return tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "added_tokens": [], **rules}))
         except Exception as error:  # the library raises nothing narrower
             raise DataError(f"tokenizer.json: {error}") from None
-
-    def _as_text(self, text: str | bytes) -> str:
-        plain = super()._as_text(text)
-        return plain if plain.isascii() else SURROGATE.sub("\ufffd", plain)
-
-    def _parts(self, text: str) -> Iterator[Part]:
-        return iter([Part(0, text)])

@@ -46,12 +46,9 @@ class WordPieceTokenizer(Tokenizer):
             raise ConfigError(f"max_length = {self.max_length}: [CLS] and two [SEP] alone need 3 tokens")
 
     @classmethod
-    def open(
-        cls, folder: Path, *, compatibility: Compatibility | None = None, max_length: int | None = None
-    ) -> WordPieceTokenizer:
+    def open(cls, folder: Path) -> WordPieceTokenizer:
         """Open a folder in BERT's layout, like `Tokenizer.load`."""
-        given = {"max_length": max_length, "compatibility": compatibility}
-        settings = read_settings(folder) | {name: value for name, value in given.items() if value}
+        settings = read_settings(folder)
         return cls(Vocabulary.load(folder), **settings)
 
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,6 +91,9 @@ class WordPieceTokenizer(Tokenizer):
         longest = MAX_WORD_LENGTHS[self.compatibility]
         model = models.WordPiece(dict(self.vocabulary.ids), unk_token="[UNK]", max_input_chars_per_word=longest)
         return library_of(model, lowercase=self.lowercase)
+
+    def _as_text(self, text: str | bytes) -> str:
+        return text.decode("utf-8", "ignore") if isinstance(text, bytes) else text
 
     @property
     def reads_special_tokens(self) -> bool:

@@ -146,40 +146,20 @@ def make_optimizer(model: nn.Module, settings: TrainingSection) -> torch.optim.O
     return OPTIMIZERS[settings.optimizer](groups, settings)
 
 
-def linear_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return the value of a straight line from 1 at W to 0 at N (the form that transformers uses)."""
-    return max(0.0, (steps - step) / max(1, steps - warmup_steps))
-
-
-def google_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return 1 - s/N as in the published BERT code, whose decay starts at step 0, so that the rate jumps at W."""
-    return max(0.0, 1.0 - step / steps)
-
-
-def cosine_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return the value of half a cosine from 1 at W to 0 at N (Radford et al. 2018, 4.1)."""
-    done = (step - warmup_steps) / max(1, steps - warmup_steps)
-    return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
-
-
-def inverse_sqrt_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return sqrt(W/s), which does not fall to 0 (Vaswani et al. 2017, equation 3, with its peak scaled to 1)."""
-    return math.sqrt(max(1, warmup_steps) / max(1, warmup_steps, step))
-
-
-def constant_factor(step: float, *, warmup_steps: float, steps: float) -> float:
-    """Return 1."""
-    return 1.0
-
-
 SCHEDULES: Rows[Callable[..., float]] = Rows(
     "training.schedule",
     {
-        "linear": linear_factor,
-        "google": google_factor,
-        "cosine": cosine_factor,
-        "inverse_sqrt": inverse_sqrt_factor,
-        "constant": constant_factor,
+        # a straight line from 1 at W to 0 at N, as in transformers
+        "linear": lambda step, warmup_steps, steps: max(0.0, (steps - step) / max(1, steps - warmup_steps)),
+        # as in the published BERT code, whose decay starts at step 0, so that the rate jumps at W
+        "google": lambda step, warmup_steps, steps: max(0.0, 1.0 - step / steps),
+        # half a cosine from 1 at W to 0 at N (Radford et al. 2018, 4.1)
+        "cosine": lambda step, warmup_steps, steps: (
+            0.5 * (1.0 + math.cos(math.pi * min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))))
+        ),
+        # sqrt(W/s), which does not fall to 0 (Vaswani et al. 2017, equation 3, with its peak scaled to 1)
+        "inverse_sqrt": lambda step, warmup_steps, steps: math.sqrt(max(1, warmup_steps) / max(1, warmup_steps, step)),
+        "constant": lambda step, warmup_steps, steps: 1.0,
     },
 )
 """Factors on the peak learning rate at step s of N, after a warm-up of W steps, by their names in recipes."""
