@@ -74,8 +74,8 @@ F1 in percent, the best epoch on dev, mean ± standard deviation over {seeds} se
 |---|---|---|
 {rows}
 
-Joined as in the paper (3.3), ELMo's mix brings {brought:+.1f} F1 to word vectors. The mix alone is {lead:+.1f} ahead
-of them, and {top:+.1f} ahead of the top layer. {machine}.
+Joined as in the paper (3.3), ELMo's mix changes the F1 of word vectors by {brought:+.1f}. The F1 of the mix alone is
+{lead:+.1f} compared with theirs, and {top:+.1f} compared with the top layer's. {machine}.
 """
 
 

@@ -134,6 +134,12 @@ def test_finetuning_counts_its_steps_from_epochs() -> None:
     assert section.resolved_warmup_steps() == 34
 
 
+def test_a_new_model_learns_faster_by_default() -> None:
+    new = ["model.architecture=lstm"]
+    for changes, rate in (([], 5e-5), (new, 1e-3), ([*new, "training.learning_rate=2e-5"], 2e-5)):
+        assert load_recipe(FinetuneRecipe, None, changes).training.learning_rate == rate
+
+
 def test_more_warm_up_than_counted_steps_is_refused() -> None:
     recipe = load_recipe(FinetuneRecipe, None, ["training.warmup_steps=31", "training.batch_size=4"])
     assert recipe.training.with_steps(44).warmup_steps == 31

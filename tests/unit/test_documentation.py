@@ -124,6 +124,22 @@ def test_the_loop_of_word_vectors_is_as_fast_as_measured() -> None:
     assert f"{beside['NumPy']:.1f} times as many as NumPy's" in told
 
 
+def test_losses_and_workers_of_word_vectors_cost_what_was_measured() -> None:
+    found = json.loads((REPOSITORY / "benchmarks" / "words_loop_intel.json").read_text(encoding="utf-8"))
+    text = " ".join((REPOSITORY / "docs" / "WORDS.md").read_text(encoding="utf-8").split())
+
+    def us(loss: str, size: str) -> float:
+        return statistics.median(1e6 / rate for rate in found["losses"][f"{loss}, {size}"])
+
+    small, large = (us("softmax", size) for size in ("1,000", "20,000"))
+    assert f"a pair takes {small:.0f} microseconds with the softmax at 1,000 words and {large:,.0f} at 20,000;" in text
+    one, other = ([us(loss, size) for size in ("1,000", "20,000")] for loss in ("negative", "hierarchical"))
+    assert f"it takes {one[0]:.2f} and {one[1]:.2f}, with the tree {other[0]:.2f} and {other[1]:.2f}" in text
+    pairs = zip(found["workers"]["deterministic"], found["workers"]["shared"], strict=True)
+    faster = statistics.median(ours / theirs for ours, theirs in pairs)
+    assert f"two workers train {faster:.2f} times as fast as with shared matrices" in text
+
+
 def test_senses_are_separated_as_well_as_measured() -> None:
     found = json.loads((REPOSITORY / "results" / "word_comparisons.json").read_text(encoding="utf-8"))["senses"][
         "scores"

@@ -47,7 +47,7 @@ _KEYS: dict[str, tuple[Any, Any, str]] = {
     "phrases": (int, 0, "Passes that join pairs of words into phrases, such as new_york."),
     "phrase_threshold": (float, 100.0, "Minimum score of a phrase."),
     "workers": (int, 1, "Number of training threads."),
-    "deterministic": (bool, False, "Give the same vectors every time with several workers; slower."),
+    "deterministic": (bool, False, "Give the same vectors every time with several workers; takes more memory."),
     "seed": (int, 0, "Random seed."),
 }
 _FLAGS = {

@@ -46,7 +46,7 @@ class WordsRecipe(Section):
     phrases: int = key(0, "Passes that join pairs of words into phrases, as word2phrase does.", ge=0, le=10)
     phrase_threshold: Positive = key(100.0, "Minimum score of a phrase; higher values give fewer phrases.")
     workers: int = key(1, "Number of training threads.", ge=1, le=256)
-    deterministic: bool = key(False, "Give the same vectors every time with several threads; slower.")
+    deterministic: bool = key(False, "Give the same vectors every time with several threads; takes more memory.")
     seed: int = key(0, "Random seed for weights, windows, subsampling and noise.", ge=0, lt=2**32)
 
     @field_validator("sample")
