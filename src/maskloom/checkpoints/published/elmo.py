@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from maskloom.checkpoints.hdf5 import open_hdf5
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, own_classes, own_rows
-from maskloom.checkpoints.published.own import LABELLED
+from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, own_classes, plain_rows
 from maskloom.errors import DataError, amount
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.elmo_config import SPELLING_SIZE, ElmoConfig
@@ -28,7 +27,7 @@ def _own(*names: str) -> tuple[TensorName, ...]:
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     "bilm": _own("heads.bilm.bias"),
-    **LABELLED,
+    **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "tagger", "choice", "span")},
     **OWN_HEADS,
 }
 _WORDS = _own("encoder.embeddings.word.weight")
@@ -37,10 +36,20 @@ _TOP = _own(*(f"encoder.top.lstm.{kind}_l0{end}" for end in ("", "_reverse") for
     "weight_ih", "weight_hh", "bias_ih", "bias_hh")))  # fmt: skip
 
 
+def _rows(config: ElmoConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    cnn = [f"convolutions.{number}" for number in range(len(config.filters))]
+    cnn += [*(f"highways.{number}" for number in range(config.num_highways)), "projection"]
+    rows = [*_WORDS, *_own(f"{_CHARACTERS}.character.weight")]
+    rows += [row for name in cnn for row in plain_rows(f"{_CHARACTERS}.{name}")]
+    for layer in range(config.num_hidden_layers):
+        rows += _own(*(f"encoder.layers.{layer}.{name}" for name in ("weight", "bias", "projection")))
+    return [*rows, *_MIX, *(_TOP if config.bilstm else ()), *(row for head in heads for row in _HEADS[head])]
+
+
 ELMO_FORMAT = PublishedFormat(
     name="ELMo",
     prefix="",
-    rows=own_rows,
+    rows=_rows,
     heads=_HEADS,
     class_names=lambda config: own_classes("Elmo", {("bilm",): "BidirectionalLM"}),
     top=_TOP,

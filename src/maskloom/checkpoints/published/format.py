@@ -6,11 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-
-from maskloom.models.assembled import build_model
-from maskloom.models.model_config import ModelConfig
-
 
 @dataclass(frozen=True)
 class TensorName:
@@ -133,12 +128,3 @@ OWN_HEADS: dict[str, tuple[TensorName, ...]] = {
     ),
 }
 """Heads unknown to other programs, which would predict other tags if they took the file for a tagger's."""
-
-
-def own_rows(config: ModelConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    """Return the rows of a model whose published names are ours: its parameters, and those of `OWN_HEADS`."""
-    only = ("decoder",) if getattr(config, "source_vocab_size", None) else heads  # others read one vocabulary
-    with torch.device("meta"):
-        model = build_model(config, [head for head in heads if head in only and head not in OWN_HEADS], 1)
-    own = (row for head in heads for row in OWN_HEADS.get(head, ()))
-    return [*(TensorName(name, None, name) for name, _ in model.named_parameters()), *own]
