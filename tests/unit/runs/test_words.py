@@ -116,7 +116,12 @@ main()
 
 
 @pytest.mark.parametrize(
-    ("flags", "is_exact"), [((), True), (("--workers", "2", "--deterministic"), True), (("--workers", "2"), False)]
+    ("flags", "is_exact"),
+    [
+        ((), True),
+        (("--workers", "2", "--deterministic"), True),
+        pytest.param(("--workers", "2"), False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_goes_on_from_its_last_save(
     flags: tuple[str, ...], is_exact: bool, text: Path, tmp_path: Path
