@@ -29,6 +29,11 @@ _TABLES: dict[str, Rows[Any]] = {}
 _Row = TypeVar("_Row")
 
 
+def later(module: str, name: str) -> Callable[..., Any]:
+    """Return a function that calls what `module` names `name`, importing the module, and torch with it, only then."""
+    return lambda *given: getattr(import_module(module), name)(*given)
+
+
 class Rows(dict[str, _Row]):
     """A table of rows by name. A recipe may name any row, including rows added later, at the key `key`."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import DataError
@@ -17,7 +16,7 @@ from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
 from maskloom.models.recurrent_config import RECURRENT_SIZES, GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.models.t5_config import T5_MODEL_TYPES, T5_SIZES, T5Config
 from maskloom.models.transformer_config import TRANSFORMER_MODEL_TYPES, TRANSFORMER_SIZES, TransformerConfig
-from maskloom.rows import Rows
+from maskloom.rows import Rows, later
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,17 +54,12 @@ class Architecture:
     reads_spelling: bool = False
 
 
-def _later(module: str, name: str) -> Callable[[Any], Encoder]:
-    """Return a function that creates an encoder of `maskloom.models`, importing its module only then."""
-    return lambda config: getattr(import_module(f"maskloom.models.{module}"), name)(config)
-
-
 def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Architecture:
     return Architecture(
         name=name,
         paper=paper,
         config_type=config_type,
-        build=_later("recurrent", "Recurrent"),
+        build=later("maskloom.models.recurrent", "Recurrent"),
         model_types=config_type.required_values["model_type"],
         vocabulary_head="lm",
         sizes=RECURRENT_SIZES,
@@ -81,7 +75,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="bert",
             paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
             config_type=BertConfig,
-            build=_later("bert", "Bert"),
+            build=later("maskloom.models.bert", "Bert"),
             model_types=BERT_MODEL_TYPES,
             vocabulary_head="mlm",
         ),
@@ -89,7 +83,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="gpt",
             paper="Radford et al. 2018, Improving Language Understanding by Generative Pre-Training",
             config_type=GptConfig,
-            build=_later("gpt", "Gpt"),
+            build=later("maskloom.models.gpt", "Gpt"),
             model_types=GPT_MODEL_TYPES,
             vocabulary_head="lm",
             has_classifier_bias=False,  # as published
@@ -98,7 +92,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="transformer",
             paper="Vaswani et al. 2017, Attention Is All You Need",
             config_type=TransformerConfig,
-            build=_later("transformer", "Transformer"),
+            build=later("maskloom.models.transformer", "Transformer"),
             model_types=TRANSFORMER_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
@@ -108,7 +102,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="marian",
             paper="Junczys-Dowmunt et al. 2018, Marian: Fast Neural Machine Translation in C++",
             config_type=MarianConfig,
-            build=_later("bart", "Bart"),
+            build=later("maskloom.models.bart", "Bart"),
             model_types=MARIAN_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
@@ -119,7 +113,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="bart",
             paper="Lewis et al. 2019, BART: Denoising Sequence-to-Sequence Pre-training",
             config_type=BartConfig,
-            build=_later("bart", "Bart"),
+            build=later("maskloom.models.bart", "Bart"),
             model_types=BART_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=BART_SIZES,
@@ -130,7 +124,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="t5",
             paper="Raffel et al. 2019, Exploring the Limits of Transfer Learning with a Text-to-Text Transformer",
             config_type=T5Config,
-            build=_later("t5", "T5"),
+            build=later("maskloom.models.t5", "T5"),
             model_types=T5_MODEL_TYPES,
             vocabulary_head="mlm",
             sizes=T5_SIZES,
@@ -145,7 +139,7 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             name="elmo",
             paper="Peters et al. 2018, Deep Contextualized Word Representations",
             config_type=ElmoConfig,
-            build=_later("elmo", "Elmo"),
+            build=later("maskloom.models.elmo", "Elmo"),
             model_types=ElmoConfig.required_values["model_type"],
             vocabulary_head="bilm",
             sizes=ELMO_SIZES,

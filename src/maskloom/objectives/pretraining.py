@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from maskloom.data.spelling import BothWays, SentencesBothWays
 from maskloom.data.streams.running_text import Contiguous, RunningText
 from maskloom.data.streams.sentence_pairs import Passages, SentencePairs
 from maskloom.objectives.reference import TokenFrequencies
-from maskloom.rows import Rows
+from maskloom.rows import Rows, later
 from maskloom.sections import Section
 from maskloom.text.vocabulary import Vocabulary
 
@@ -49,9 +48,9 @@ def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: Pretrainin
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
 
 
-def _later(module: str, name: str) -> Callable[[str, Any], SummedObjective]:
-    """Return a function that creates a loss without pairs, importing its module, and torch with it, only then."""
-    return lambda part, data: getattr(import_module(f"maskloom.objectives.{module}"), name)(part, None)
+def _without_pairs(module: str, name: str) -> Callable[[str, Any], SummedObjective]:
+    """Return a function that creates a loss without pairs."""
+    return lambda part, data: later(f"maskloom.objectives.{module}", name)(part, None)
 
 
 def language_modeling(part: str, data: PretrainingData) -> SummedObjective:
@@ -127,7 +126,7 @@ _UNMASKED = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_pro
 _RESTORING: dict[str, Any] = {
     "stream": passages,
     "has_decoder": True,
-    "objective": _later("sequence_to_sequence", "Restoration"),
+    "objective": _without_pairs("sequence_to_sequence", "Restoration"),
     "heads": lambda vocabulary_head, data: ("decoder",),
     "reference": None,
     "defaults": {"next_sentence": False, "short_seq_prob": 0.0},
@@ -150,14 +149,14 @@ PRETRAINING = Rows(
             contiguous,
             **_LEFT_TO_RIGHT,
             has_state=True,
-            objective=_later("carried_lm", "CarriedLanguageModeling"),
+            objective=_without_pairs("carried_lm", "CarriedLanguageModeling"),
         ),
         "bidirectional_lm": Pretraining(
             "bilm",
             BothWays,
             both_ways,
             reads_spelling=True,
-            objective=_later("bidirectional_lm", "BidirectionalLanguageModeling"),
+            objective=_without_pairs("bidirectional_lm", "BidirectionalLanguageModeling"),
             reference=None,
             defaults={"next_sentence": False, "max_length": 20},
             unread=(*_UNMASKED, "whole_word_masking"),

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from maskloom.errors import ConfigError
 from maskloom.recipe_files import validate_recipe
-from maskloom.rows import Rows
+from maskloom.rows import Rows, later
 from maskloom.sections import Section
 from maskloom.tasks import judging
 from maskloom.tasks.catalog import Kind
@@ -113,11 +112,6 @@ class TaskKind:
         return ReadExamples.of(path, lambda report: self.iterate(*how, needs_label=needs_label, report=report))
 
 
-def _later(module: str, function: str) -> Callable[..., Task]:
-    """Return a function that calls a task constructor of `maskloom.tasks`, importing its module only then."""
-    return lambda *given: getattr(import_module(f"maskloom.tasks.{module}"), function)(*given)
-
-
 def classification_kind(kind: Kind) -> TaskKind:
     """Return the kind single, pair, regression or multilabel."""
     return TaskKind(
@@ -126,7 +120,7 @@ def classification_kind(kind: Kind) -> TaskKind:
         label_names=lambda train, options, _: names_of_task(kind, train, options),
         label_ids=lambda data, names: encode_labels(data, kind, names),
         check=partial(check_alike, kind),
-        make=partial(_later("classification", "classification_task"), kind),
+        make=partial(later("maskloom.tasks.classification", "classification_task"), kind),
         example_of=text_example,
         takes="pairs of sentences" if kind == "pair" else "sentences",
         settings=ClassificationSettings,
@@ -142,7 +136,7 @@ DOCUMENT = replace(
     classification_kind("multilabel"),
     name="document",
     iterate=lambda path, options, _, **how: iterate_examples(path, "document", options, **how),
-    make=_later("document", "document_task"),
+    make=later("maskloom.tasks.document", "document_task"),
     takes="texts, or titles with their texts",
     section=DocumentSection,
     settings=DocumentSettings,
@@ -153,7 +147,7 @@ SPAN = TaskKind(
     name="span",
     iterate=iterate_questions,
     check=check_answers,
-    make=_later("span.task", "span_task"),
+    make=later("maskloom.tasks.span.task", "span_task"),
     example_of=question_example,
     data_settings=lambda train: {"has_unanswerable": any(question.is_impossible for question in train.examples)},
     examples_at_once=512,  # some 20,000 windows for contexts of 4,000 words
@@ -174,7 +168,7 @@ TAGGING = TaskKind(
     iterate=iterate_sentences,
     label_names=tags_of_task,
     check=check_tags,
-    make=_later("tagging.task", "tagging_task"),
+    make=later("maskloom.tasks.tagging.task", "tagging_task"),
     example_of=partial(sentence_example, UNKNOWN_TRAINING),
     data_settings=lambda train: {"words": WordSplitter.learned(one.words for one in train.examples)},
     pipeline_tag="token-classification",
@@ -193,7 +187,7 @@ CHOICE = TaskKind(
     name="choice",
     iterate=lambda path, options, _, **how: iterate_choices(path, options, **how),
     check=check_choices,
-    make=_later("choice.task", "choice_task"),
+    make=later("maskloom.tasks.choice.task", "choice_task"),
     example_of=choice_example,
     takes="questions with their choices",
     pipeline_tag="multiple-choice",
@@ -209,7 +203,7 @@ SEQ2SEQ = TaskKind(
     name="seq2seq",
     iterate=iterate_sources,
     check=lambda train, dev: None,
-    make=_later("seq2seq.task", "seq2seq_task"),
+    make=later("maskloom.tasks.seq2seq.task", "seq2seq_task"),
     example_of=text_example,
     examples_at_once=512,
     takes="texts",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import field_validator
+from pydantic import model_validator
 
 from maskloom.sections import Positive, Section, key
 
@@ -49,12 +49,11 @@ class WordsRecipe(Section):
     deterministic: bool = key(False, "Give the same vectors every time with several threads; takes more memory.")
     seed: int = key(0, "Random seed for weights, windows, subsampling and noise.", ge=0, lt=2**32)
 
-    @field_validator("sample")
-    @classmethod
-    def _has_an_inverse(cls, value: float) -> float:
-        if 0 < value < 1e-12:
-            raise ValueError("must be 0 or at least 1e-12")
-        return value
+    @model_validator(mode="after")
+    def _sample_has_an_inverse(self) -> Self:
+        if 0 < self.sample < 1e-12:
+            raise ValueError(f"sample = {self.sample:g}: it must be 0 or at least 1e-12")
+        return self
 
     @property
     def peak_rate(self) -> float:

@@ -31,6 +31,11 @@ def test_keep_probabilities_are_the_program_s() -> None:
     assert keep_probabilities(counts, 0.0).tolist() == [1.0] * 4
 
 
+def test_a_sample_too_small_to_divide_by_is_refused() -> None:
+    with pytest.raises(ValueError, match="sample = 1e-13: it must be 0 or at least 1e-12"):
+        WordsRecipe(sample=1e-13)
+
+
 def test_the_sigmoid_is_read_from_a_thousand_steps() -> None:
     edges = np.arange(-6, 6, 0.012)
     for skips in (False, True):
