@@ -252,8 +252,10 @@ def test_a_folder_that_is_no_corpus_is_named(run, tmp_path: Path) -> None:
 def test_a_left_to_right_model_learns_to_predict_the_next_token(run, corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "causal"
     keys = ("objective=causal_lm", "training.learning_rate=3e-3", "training.steps=60")
-    assert "held-out LM loss" in run(*_pretrain(corpus, out, *(word for key in keys for word in ("--set", key))))
+    said = run(*_pretrain(corpus, out, *(word for key in keys for word in ("--set", key))))
+    assert "held-out LM loss" in said
     metrics = json.loads((out / "metrics.json").read_text())
+    assert ("uses no context yet" in said) == (metrics["lm_loss"] > metrics["unigram_cross_entropy"] - 0.1)
     assert metrics["lm_loss"] < metrics["unigram_cross_entropy"] + 0.3
     assert "nsp_loss" not in metrics
     assert json.loads((out / "model" / "config.json").read_text())["model_type"] == "maskloom_causal_bert"
@@ -276,8 +278,9 @@ def test_other_layers_from_pretraining_to_predictions(run, corpus: Path, tmp_pat
     keys = [part for option in options for part in ("--set", f"model.config.{option}=true")]
     keys += ["--set", "training.activation_checkpointing=true", "--set", "training.learning_rate=3e-3"]
     keys += ["--set", "training.steps=60"]
-    run(*_pretrain(corpus, tmp_path / "run", *keys))
+    said = run(*_pretrain(corpus, tmp_path / "run", *keys))
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert ("uses no context yet" in said) == (metrics["mlm_loss"] > metrics["unigram_cross_entropy"] - 0.1)
     assert metrics["mlm_loss"] < metrics["unigram_cross_entropy"] + 0.5
     facts = json.loads(run("info", tmp_path / "run" / "model", "--json"))
     assert all(facts[option] is True for option in options)

@@ -24,7 +24,7 @@ from maskloom.inference.model_folder import resolve_model_folder, tokenizer_read
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.model_config import ModelConfig
-from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of
+from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
 from maskloom.objectives.reference import TokenFrequencies
 from maskloom.runs.display import Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
@@ -55,6 +55,7 @@ from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
 
 _EVALUATION_BATCH = 64
+_BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies is no use of context
 _PARTS = (
     ("cls.predictions", "masked-LM head"),
     ("cls.seq_relationship", "next-sentence head"),
@@ -342,6 +343,11 @@ class _Run:
                 else f"{out / 'best-model'}: the model of step {step}"
             )
             self.progress.say(told)
+        if (unigram := unigram_of(metrics)) and (loss := metrics[f"{self.row.part}_loss"]) > unigram - _BELOW_UNIGRAM:
+            self.progress.say(
+                f"note: the model uses no context yet: its loss, {loss:.2f} nats, is that of word frequencies "
+                f"({unigram:.2f}); train longer, or try other values of training.learning_rate"
+            )
         write_json(out / METRICS, metrics)
 
 
