@@ -96,13 +96,22 @@ def test_objectives_that_need_other_tokens_are_refused_before_any_work(folder: P
         (masking / name).unlink()
     (masking / "special_tokens_map.json").write_text('{"mask_token": "<mask>"}')
     build_corpus_from_files(folder / "a.txt", vocab=masking, out=tmp_path / "corpus")
-    for key, message in {
-        "next_sentence": r"data.next_sentence = true needs a token that represents a pair .* of .*corpus has none",
-        "whole_word_masking": r"data.whole_word_masking = true needs '##' on pieces that continue a word",
-    }.items():
-        data = {"max_length": 24, "next_sentence": False} | {key: True}
-        with pytest.raises(ConfigError, match=message):
-            pretrain(recipe(objective="masked_lm", data=data), corpus=tmp_path / "corpus", out=tmp_path / "run")
+    data = {"max_length": 24, "next_sentence": True}
+    with pytest.raises(
+        ConfigError, match=r"data.next_sentence = true needs a token that represents a pair .* of .*corpus has none"
+    ):
+        pretrain(recipe(objective="masked_lm", data=data), corpus=tmp_path / "corpus", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_whole_word_masking_of_text_without_spaces_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("\n\n".join("整句没有空格" * 3 + str(number) for number in range(50)))
+    settings = VocabularySettings(300, lowercase=False, model="byte-bpe")
+    train_vocabulary_from_files([tmp_path / "text.txt"], settings, out=tmp_path / "vocab")
+    build_corpus_from_files(tmp_path / "text.txt", vocab=tmp_path / "vocab", out=tmp_path / "corpus")
+    data = {"max_length": 24, "next_sentence": False, "whole_word_masking": True}
+    with pytest.raises(ConfigError, match=r"whole_word_masking = true: a word of .*corpus has \d+ pieces on average"):
+        pretrain(recipe(objective="masked_lm", data=data), corpus=tmp_path / "corpus", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

@@ -66,8 +66,8 @@ class Masking(Corruption[Texts, PretrainingBatch]):
         is_candidate = ~vocabulary.is_mark[token_ids]
         counts = num_predictions(lengths, data)
         if data.whole_word_masking:
-            # a `##` piece right after [CLS] or [SEP], left over from truncation at the front, starts its own word
-            continues = vocabulary.is_continuation[token_ids] & np.append(False, is_candidate[:-1])
+            # the rest of a word right after [CLS] or [SEP], left over from truncation at the front, is its own word
+            continues = ~vocabulary.begins_words(token_ids) & np.append(False, is_candidate[:-1])
             (heads,) = np.nonzero(is_candidate & ~continues)
             positions = _choose_words(heads, is_candidate, owners, own_positions, states, counts)
         else:

@@ -153,7 +153,7 @@ class Denoising(Restoring):
         ids = text.ids[np.arange(len(text.ids)) + np.repeat(starts - first, lengths)]
         is_head = np.ones(len(ids), dtype=bool)
         if self.data.whole_word_masking:
-            is_head = ~self.vocabulary.is_continuation[ids]
+            is_head = self.vocabulary.begins_words(ids)
             is_head[first] = True
         return _Packed(ids, text.sizes), is_head
 

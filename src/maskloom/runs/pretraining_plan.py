@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _NUM_DATA = len(PretrainingData.model_fields)
 # Large enough that no special token's id is refused before the size of the vocabulary is known.
 _ANY_VOCABULARY = 10_000_000
+# Whole-word masking is refused if words have more pieces on average; sentences to look at.
+_LONGEST_WORD, _SAMPLE = 20, 10_000
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,12 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
         raise ConfigError(
             f"data.{unused[0]} = {getattr(data, unused[0])!r}: {corpus.folder} is read as running text; leave it out"
         )
-    if data.whole_word_masking and not corpus.vocabulary.prefix:
-        needs = "'##' on pieces that continue a word"
-        raise ConfigError(f"data.whole_word_masking = true needs {needs}, but {lacks}; {hint} it to false")
+    if data.whole_word_masking:
+        ids = corpus.sentences(0, min(_SAMPLE, corpus.num_sentences))
+        size = len(ids) / max(1, int(corpus.vocabulary.begins_words(ids).sum()))
+        if size > _LONGEST_WORD:
+            why = f"a word of {corpus.folder} has {size:,.0f} pieces on average, more than are predicted in a row"
+            raise ConfigError(f"data.whole_word_masking = true: {why}; set it to false")
 
 
 def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:

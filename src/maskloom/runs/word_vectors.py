@@ -31,7 +31,7 @@ def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary
         folded.setdefault(word.lower(), row)
     rows, special = dict[int, int](), vocabulary.special.tokens
     for place, token in enumerate(vocabulary.tokens):
-        is_word = token.endswith(vocabulary.suffix) and not vocabulary.is_continuation[place] and token not in special
+        is_word = vocabulary.is_border[place] and token not in special
         word = vocabulary.bare(token)
         if is_word and (row := vectors.places.get(word, folded.get(word.lower()))) is not None:
             rows[place] = row

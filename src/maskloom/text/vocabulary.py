@@ -52,6 +52,8 @@ SPECIAL_TOKENS = BERT_TOKENS.tokens
 GPT_TOKENS = SpecialTokens("<pad>", "<unk>", "<extract>", "<delimiter>", begin="<start>", end="<end>")
 BART_TOKENS = SpecialTokens("<pad>", None, "<s>", "</s>", "<mask>", begin="<s>", end="</s>")
 END_OF_WORD = "</w>"
+# The space before a word, as GPT-2 and SentencePiece write it in a piece.
+_SPACES = ("Ġ", "▁")
 
 
 def sentinel(number: int) -> str:
@@ -166,9 +168,28 @@ class Vocabulary:
         length = len(self.prefix)
         return np.array([length > 0 and t.startswith(self.prefix) and len(t) > length for t in self.tokens], dtype=bool)
 
+    def begins_words(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return which of consecutive tokens begin a word, (tokens,) booleans; a special token is a word of its own."""
+        if self.suffix:
+            return np.append(True, self.is_border[token_ids[:-1]]) | self._is_special[token_ids]
+        return self.is_border[token_ids]
+
+    @cached_property
+    def is_border(self) -> np.ndarray:
+        """Whether each token is the last of a word if a suffix marks that, or else the first, as (tokens,) booleans."""
+        if self.prefix:
+            return ~self.is_continuation
+        is_marked = [t.endswith(self.suffix) if self.suffix else t.startswith(_SPACES) for t in self.tokens]
+        return np.array(is_marked, dtype=bool) | self._is_special
+
+    @cached_property
+    def _is_special(self) -> np.ndarray:
+        return np.array([token in self.special.tokens for token in self.tokens], dtype=bool)
+
     def bare(self, token: str) -> str:
         """Return the characters of a token without the mark of its position in a word."""
-        return token.removeprefix(self.prefix).removesuffix(self.suffix) or token
+        is_spaced = not (self.prefix or self.suffix) and token.startswith(_SPACES)
+        return token[is_spaced:].removeprefix(self.prefix).removesuffix(self.suffix) or token
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:

@@ -7,6 +7,7 @@ from maskloom.data.corruption import Masking, NextTokens, num_predictions
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.sentence_pairs import SentencePairs
+from maskloom.text.vocabulary import BART_TOKENS, Vocabulary
 
 UNCAPPED = PretrainingData(max_predictions_per_seq=10_000)
 
@@ -163,6 +164,17 @@ def test_whole_words_are_predicted_whole_or_not_at_all(toy_vocabulary) -> None:
     counts = np.bincount(owners[positions], minlength=len(lengths))
     assert (counts <= num_predictions(lengths, settings)).all()
     assert counts.sum() > 0.97 * num_predictions(lengths, settings).sum()
+
+
+def test_whole_words_of_byte_level_pieces_begin_with_their_space() -> None:
+    vocabulary = Vocabulary([*BART_TOKENS.tokens, "Ġa", "Ġb", "c", "."], BART_TOKENS, prefix="")
+    tokens = ["<s>", "c", "c", "Ġa", "c", ".", "Ġb", "</s>"]
+    ids, seen = np.array([vocabulary.ids[token] for token in tokens]), set()
+    for seed in range(200):
+        settings = PretrainingData(masked_lm_prob=0.4, whole_word_masking=True)
+        _, positions, _ = _mask(vocabulary, ids, np.array([8]), settings, seed=seed)
+        seen.add(tuple(positions.tolist()))
+    assert seen == {(1, 2, 6), (3, 4, 5)}
 
 
 def test_a_word_that_would_exceed_the_count_is_skipped(toy_vocabulary) -> None:

@@ -22,7 +22,7 @@ from maskloom.runs.rerun import rerun
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import train_words
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary import BART_TOKENS, SPECIAL_TOKENS, Vocabulary
 from maskloom.text.word_vectors import read_vectors, write_vectors
 from maskloom.words.settings import WordsRecipe
 
@@ -54,6 +54,14 @@ def test_embeddings_of_words_are_their_vectors_and_others_stay(architecture: str
     assert np.array_equal(model.encoder.word_embeddings[5:7].detach().numpy(), MATRIX[:2])
     assert take_word_vectors(fresh, plain, VOCABULARY) == []
     assert architecture_of(config).name == architecture
+
+
+def test_byte_level_pieces_with_a_space_are_words(vectors: Path) -> None:
+    vocabulary = Vocabulary([*BART_TOKENS.tokens, "good", "Ġgood", "Ġthe", "film"], BART_TOKENS, prefix="")
+    model, fresh = (build_model(config_of(section(None), vocab_size=len(vocabulary)), heads=(), seed=1) for _ in "ab")
+    take_word_vectors(model, section(vectors), vocabulary)
+    changed = (model.encoder.word_embeddings != fresh.encoder.word_embeddings).any(1)
+    assert [vocabulary.tokens[place] for place in changed.nonzero().flatten()] == ["Ġgood", "Ġthe"]
 
 
 def test_vectors_that_do_not_fit_are_refused(vectors: Path) -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from maskloom.errors import DataError
-from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.vocabulary import SPECIAL_TOKENS, SpecialTokens, Vocabulary
 
+_END = SpecialTokens(end="<e>")
 TOKENS = ["[MASK]", "a", "##b", "[UNK]", "[PAD]", "##", "[SEP]", "[CLS]", "文"]
 
 
@@ -24,6 +25,27 @@ def test_ids_are_places_and_special_ids_are_looked_up() -> None:
     assert "##文" not in vocabulary
     # a bare "##" is punctuation of the text, not a continuation
     assert np.flatnonzero(vocabulary.is_continuation).tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "text", "words", "bare"),
+    [
+        (Vocabulary(["a", "##b", *SPECIAL_TOKENS]), "a ##b ##b a [SEP] ##b", [1, 0, 0, 1, 1, 0], "ab"),
+        (
+            Vocabulary(["a", "b</w>", "<e>"], _END, prefix="", suffix="</w>"),
+            "a b</w> a <e> a b</w>",
+            [1, 0, 1, 1, 1, 0],
+            "ab",
+        ),
+        (Vocabulary(["Ġa", "b", "<e>"], _END, prefix=""), "b Ġa b b Ġa <e> b", [0, 1, 0, 0, 1, 1, 0], "ab"),
+        (Vocabulary(["▁a", "▁", "<e>"], _END, prefix=""), "▁a ▁ ▁a <e>", [1, 1, 1, 1], "a▁"),
+    ],
+    ids=["prefix", "suffix", "byte-level", "unigram"],
+)
+def test_pieces_show_where_words_begin(vocabulary: Vocabulary, text: str, words: list[int], bare: str) -> None:
+    ids = np.array([vocabulary.ids[token] for token in text.split()])
+    assert vocabulary.begins_words(ids).astype(int).tolist() == words
+    assert "".join(map(vocabulary.bare, vocabulary.tokens[:2])) == bare
 
 
 def test_it_is_immutable_equal_by_value_and_can_be_sent_to_another_process() -> None:
