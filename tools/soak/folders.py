@@ -66,7 +66,9 @@ def two_in_one_folder(budget: Budget) -> Iterator[Trial]:
             (folder / RUN).mkdir(exist_ok=True)
             lock.write_text(json.dumps({**holder, **kinds[number % len(kinds)]}), encoding="utf-8")
             said = run_whole(first, subject.resumed(), folder)
-            yield Trial(f"stale {number + 1}", "is stale: " in said and "; taken over" in said, said[-200:])
+            yield Trial(
+                f"stale {number + 1}", ": taking over from " in said and ", which did not finish: " in said, said[-200:]
+            )
 
 
 def odd_surroundings(budget: Budget) -> Iterator[Trial]:

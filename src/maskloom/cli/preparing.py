@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, complete_recipe, show, with_options
-from maskloom.runs.display import aligned, stage_callback, terminal_progress
+from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress
 
 
 def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None) -> Any:
@@ -79,7 +79,14 @@ def vocab_train(
     lowercase, more = not cased and model != "byte-bpe", {"max_distinct_words": max_distinct_words}
     settings = VocabularySettings(size, lowercase, score, min_frequency, model=model, sentinels=sentinels, **more)
     how = {"on_bad_text": on_bad_text, "work": work, "progress": stage_callback(terminal_progress())}
-    show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json)
+    show(train_vocabulary_from_files(texts, settings=settings, out=out, **how), as_json, lines=_vocabulary_lines)
+
+
+def _vocabulary_lines(report: dict[str, Any]) -> list[str]:
+    """Return lines for what matters at first sight, without zero counts; the file and --json have all of it."""
+    counts = {name: number for name, number in report["reading"].items() if number}
+    left = {name: value for name, value in report.items() if value != 0 or name == "unknown_rate"}
+    return lines_of({name: left[name] for name in left if name not in ("made_from", "sha256")} | {"reading": counts})
 
 
 @vocab_app.command("extend")

@@ -136,7 +136,9 @@ def _prepare(
     if num_cuts:
         progress.say(f"cut text without white space at {amount(num_cuts, 'place')}: a word has 131,072 bytes at most")
     for _ in range(recipe.phrases):
-        progress.say(f"joined {amount(join_phrases(path, words, recipe), 'pair')} of words into phrases")
+        phrases = join_phrases(path, words, recipe)
+        examples = f": {', '.join(map(visible, phrases[:3]))}{', ...' if len(phrases) > 3 else ''}" if phrases else ""
+        progress.say(f"joined {amount(len(phrases), 'pair')} of words into phrases{examples}")
     vocabulary = keep_frequent(path, words, recipe.min_count)
     progress.end()
     pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)

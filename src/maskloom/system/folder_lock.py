@@ -213,7 +213,7 @@ def _may_be_taken_over(former: _Holder, path: Path, out: Path, say: Callable[[st
     if reason is None and former.host != socket.gethostname():
         reason = "its machine shows no sign of it" if _is_silent(path, out, former, say) else None
     if reason is not None:
-        say(f"{out}: the lock of {former} is stale: {reason}; taken over")
+        say(f"{out}: taking over from {former}, which did not finish: {reason}")
     return reason is not None
 
 

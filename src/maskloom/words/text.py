@@ -177,12 +177,12 @@ def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
     return Vocabulary([words[number] for number in order], counts[order])
 
 
-def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> int:
-    """Join pairs of words that often occur together into one word, as word2phrase does; return how many pairs.
+def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> list[str]:
+    """Join pairs of words that often occur together into one word, as word2phrase does; return the phrases.
 
     A pair is a phrase if (n_ab - min_count) N / (n_a n_b) exceeds the threshold, where N is the number of words of the
     text, and both words occur at least min_count times. If three words in a row form two pairs, the first two are
-    joined.
+    joined. The most frequent phrases are returned first.
     """
     counts = counts_of(path, len(words))
     num_words, is_frequent = len(words), counts >= recipe.min_count
@@ -199,7 +199,8 @@ def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> int:
         numbers = np.bincount(places, np.concatenate([numbers, times]), len(keys)).astype(np.int64)
     first, second = counts[keys // num_words], counts[keys % num_words]
     score = (numbers - recipe.min_count) * float(counts.sum()) / np.maximum(first * second.astype(float), 1)
-    phrases = keys[(score > recipe.phrase_threshold) & (keys >= 0)]
+    is_kept = (score > recipe.phrase_threshold) & (keys >= 0)
+    phrases, by_frequency = keys[is_kept], np.argsort(-numbers[is_kept], kind="stable")
     names = [f"{words[key // num_words]}_{words[key % num_words]}" for key in phrases.tolist()]
     wanted = {*names}  # some may be words of the text already
     numbers_of = {word: number for number, word in enumerate(words) if word in wanted}
@@ -221,4 +222,4 @@ def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> int:
 
     if len(phrases):
         rewrite(path, joined)
-    return len(phrases)
+    return [names[place] for place in by_frequency.tolist()]

@@ -82,7 +82,7 @@ def test_of_several_that_start_at_once_exactly_one_holds(tmp_path, before: str) 
         with folder_lock(folder, say=taken.append):
             assert len(taken) == 1
             assert f"the lock of PID {held[0]} on" in taken[0]
-            assert "is stale: that process is gone; taken over" in taken[0]
+            assert "which did not finish: that process is gone" in taken[0]
     finally:
         _end(*processes)
     assert list(folder.iterdir()) == []
@@ -120,7 +120,7 @@ def test_a_stale_lock_is_taken_over_and_said(tmp_path, monkeypatch, case: str, h
     _lock_of(folder, **changed)
     refuse_if_in_use(folder)
     with folder_lock(folder, say=said.append):
-        assert f"is stale: {reason}; taken over" in said[-1]
+        assert f"which did not finish: {reason}" in said[-1]
         assert json.loads((folder / LOCK).read_text())["pid"] == os.getpid()
     assert not (folder / LOCK).exists()
 

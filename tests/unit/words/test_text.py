@@ -128,16 +128,21 @@ def test_pairs_above_the_threshold_become_words(tmp_path: Path) -> None:
     counts = dict(zip(words, counts_of(path, len(words)).tolist(), strict=True))
     total = sum(counts.values())
     score = (12 - 5) * total / (counts["new"] * counts["york"])
-    assert join_phrases(path, words, WordsRecipe(phrase_threshold=score + 0.01)) == 0
-    assert join_phrases(path, words, WordsRecipe(phrase_threshold=score - 0.01)) == 1
+    assert join_phrases(path, words, WordsRecipe(phrase_threshold=score + 0.01)) == []
+    assert join_phrases(path, words, WordsRecipe(phrase_threshold=score - 0.01)) == ["new_york"]
     assert read(words, path)[0] == "in new_york city i saw new_york"
     assert read(words, path)[-2] == "new in a b"
+
+
+def test_phrases_are_returned_with_the_most_frequent_first(tmp_path: Path) -> None:
+    words, _ = numbered("\n".join(["a b"] * 6 + ["c d"] * 8 + ["e f"] * 7), tmp_path / "t")
+    assert join_phrases(tmp_path / "t", words, WordsRecipe(phrase_threshold=0.1)) == ["c_d", "e_f", "a_b"]
 
 
 def test_a_phrase_that_is_a_word_already_is_that_word(tmp_path: Path) -> None:
     path = tmp_path / "t"
     words, _ = numbered("\n".join(["new york", "new_york", "x y_z", "x_y z"] * 6), path, tokenize="spaces")
-    assert join_phrases(path, words, WordsRecipe(phrase_threshold=0.1)) == 3
+    assert {*join_phrases(path, words, WordsRecipe(phrase_threshold=0.1))} == {"new_york", "x_y_z"}
     assert len({*words}) == len(words)
     vocabulary = keep_frequent(path, words, 1)
     assert dict(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)) == {"new_york": 12, "x_y_z": 12}
