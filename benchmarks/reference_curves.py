@@ -1,6 +1,6 @@
 """Held-out losses of one run of each size on the same text, which `maskloom plan` shows next to a budget.
 
-    python benchmarks/reference_curves.py --corpus CORPUS --text "what it is" --work WORK tiny=10 mini=15 small=15
+    python benchmarks/reference_curves.py --corpus CORPUS --text "what it is" --work WORK tiny=60 mini=60
 
 trains each size for its minutes, or resumes the runs in WORK, and writes the losses into the package.
 """
@@ -10,47 +10,42 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
-import maskloom
+from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.recipe_files import SHIPPED
+from maskloom.runs.display import terminal_progress
 from maskloom.runs.plan import CURVES
+from maskloom.runs.pretrain import pretrain
 from maskloom.training.events import read_events
 
-ARCHITECTURE, OBJECTIVE = "bert", "masked_lm"
-RECIPE = {
-    "model": {"config": {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}},
-    "data": {"max_length": 128, "masked_lm_prob": 0.3},
-    "training": {
-        "batch_size": 16,
-        "adam_beta2": 0.98,
-        "warmup_ratio": 0.05,
-        "evaluate_every": 400,
-        "save_every": 2000,
-        "max_evaluation_instances": 1024,
-    },
+NAME, HELD_OUT = "one-hour", "data.held_out_fraction=0.02"
+# Larger first weights and a higher learning rate suit narrower models. The recipe has those of mini.
+OF_SIZE = {
+    "tiny": ("model.config.initializer_range=0.05", "training.learning_rate=2e-3"),
+    "mini": (),
+    "small": ("model.config.initializer_range=0.02", "training.learning_rate=5e-4"),
 }
-# The standard deviation of the initial weights, and the peak learning rate, which is lower for wider models.
-OF_SIZE = {"tiny": (0.1, 1.5e-3), "mini": (0.1, 1e-3), "small": (0.1, 1e-3)}
 
 
-def recipe(size: str, minutes: float) -> dict[str, Any]:
+def recipe(size: str, minutes: str) -> PretrainRecipe:
     """Return the recipe of a size."""
-    deviation, rate = OF_SIZE[size]
-    config = {**RECIPE["model"]["config"], "initializer_range": deviation}
-    training = {**RECIPE["training"], "learning_rate": rate, "minutes": minutes}
-    return {"model": {"size": size, "config": config}, "data": RECIPE["data"], "training": training}
+    changes = [HELD_OUT, f"model.size={size}", f"training.minutes={minutes}", *OF_SIZE[size]]
+    return load_recipe(PretrainRecipe, SHIPPED / f"{NAME}.toml", changes)
 
 
-def curve(run: Path) -> list[list[float]]:
-    """Return step, tokens and held-out loss of each evaluation of a run, including the final one."""
-    events = list(read_events(run / "events.jsonl"))
-    account = next(event for event in events if event["event"] == "data")
-    per_step = RECIPE["training"]["batch_size"] * account["tokens_per_instance"]
-    found = {
-        event["step"]: [event["step"], round(event["step"] * per_step), round(event["metrics"]["mlm_loss"], 4)]
-        for event in events
-        if event["event"] in ("evaluation", "finished") and event["step"]
-    }
+def curve(run: Path, trained: PretrainRecipe) -> list[list[float]]:
+    """Return step, tokens and held-out loss of each evaluation of a run, counted through all phases."""
+    found, steps, tokens, per_step = dict[int, list[float]](), 0, 0.0, 0.0
+    sizes = iter([phase.batch_size or trained.training.batch_size for phase in trained.phases])
+    last = 0
+    for event in read_events(run / "events.jsonl"):
+        if event["event"] == "data":
+            steps, tokens, last = steps + last, tokens + last * per_step, 0
+            per_step = next(sizes) * event["tokens_per_instance"]
+        elif event["event"] in ("evaluation", "finished") and event["step"]:
+            last = event["step"]
+            loss = round(event["metrics"]["mlm_loss"], 4)
+            found[steps + last] = [steps + last, round(tokens + last * per_step), loss]
     return [found[step] for step in sorted(found)]
 
 
@@ -64,13 +59,12 @@ def main() -> None:
     given = parser.parse_args()
     sizes = {}
     for size, minutes in (each.split("=") for each in given.sizes):
-        run = given.work / size
-        values = recipe(size, float(minutes))
-        maskloom.pretrain(given.corpus, run, recipe=values, resume=(run / "recipe.toml").exists())
-        sizes[size] = curve(run)
-    told = "3 of 10 tokens predicted, steps of 16 rows of 128, no dropout, a learning rate that falls to 0 at the end"
-    facts = {"architecture": ARCHITECTURE, "objective": OBJECTIVE, "text": given.text, "recipe": told}
-    found = {**facts, "sizes": sizes}
+        run, chosen = given.work / size, recipe(size, minutes)
+        resumes = (run / "recipe.toml").exists()
+        pretrain(chosen, corpus=given.corpus, out=run, resume=resumes, progress=terminal_progress())
+        sizes[size] = curve(run, chosen)
+    told = f"with the recipe {NAME}: rows of 64 and at the end of 128, 3 of 10 tokens predicted, a rate that falls to 0"
+    found = {"architecture": "bert", "objective": "masked_lm", "text": given.text, "recipe": told, "sizes": sizes}
     lines = json.dumps(found, indent=1).replace("[\n    ", "[").replace(",\n    ", ", ").replace("\n   ]", "]")
     CURVES.write_text(lines + "\n", encoding="utf-8")
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from maskloom.layers.processor.matrix_products import unrounded
 from maskloom.layers.sequence_layout import SequenceLayout
 
 _BASE = 10_000.0
@@ -25,10 +26,12 @@ def rotation(positions: Tensor, size: int, num_heads: int) -> Tensor:
 def rotated(qkv: Tensor, layout: SequenceLayout) -> Tensor:
     """Return (rows, 3 hidden) with queries and keys rotated by the layout's rotation (equation 34), if it has one.
 
-    Adjacent features form a complex number, as in equation 12. Half precision is rotated in fp32.
+    Adjacent features form a complex number, as in equation 12. Half precision is rotated in fp32, and stays so
+    under a CPU's autocast, where attention is computed in fp32.
     """
     if layout.rotation is None:
         return qkv
+    qkv = unrounded(qkv)
     pairs = qkv.float().unflatten(1, (-1, 2))
     if torch.compiler.is_compiling():  # compilers and ONNX do not support complex numbers
         (real, imaginary), (cosine, sine) = pairs.unbind(2), layout.rotation.unbind(2)

@@ -9,7 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient, weight_gradient
-from maskloom.layers.processor.matrix_products import prefers_onednn, product, row_step, transposed_product
+from maskloom.layers.processor.matrix_products import (
+    filled_up,
+    is_half_on_cpu,
+    prefers_onednn,
+    product,
+    row_step,
+    transposed_product,
+)
 
 # Logits computed at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
 _NUM_LOGITS = (1 << 23) - (1 << 12)
@@ -77,11 +84,12 @@ class _VocabularyLoss(torch.autograd.Function):
         room = full.new_empty(min(num_rows, len(hidden)), len(full)) if on_cpu else None
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
+            rows, size = filled_up(rows) if is_half_on_cpu(rows) else rows, len(rows)
             row_weights = None if weights is None else weights[first : first + num_rows]
-            logits = _logits(rows, decoder, bias, full.dtype, room)
+            logits = _logits(rows, decoder, bias, full.dtype, room)[:size]
             leads = None
             if smoothing:  # mean -log p over all words is that of the label plus its lead over the mean logit
-                middle = torch.mv(rows.to(full.dtype), mean_word) + (0.0 if bias is None else bias.mean())
+                middle = torch.mv(rows[:size].to(full.dtype), mean_word) + (0.0 if bias is None else bias.mean())
                 leads = smoothing * (logits.gather(1, targets).squeeze(1) - middle)
             if on_cpu:
                 probabilities = torch.softmax(logits, 1, out=logits)
@@ -99,8 +107,8 @@ class _VocabularyLoss(torch.autograd.Function):
                 d_logits *= row_weights.unsqueeze(1)
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-            d_logits = d_logits.to(hidden.dtype)
-            d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
+            d_logits = _rounded(d_logits, rows)
+            d_hidden[first : first + num_rows] = product(d_logits, decoder.t())[:size]
             total.add(d_logits, rows)
         if smoothing:  # the same for all words of a row, so it need not pass through the logits
             shares = (
@@ -155,6 +163,15 @@ def _logits(rows: Tensor, decoder: Tensor, bias: Tensor | None, dtype: torch.dty
         return product(rows, decoder, bias, out=None if room is None else room[: len(rows)])
     logits = product(rows, decoder).to(dtype)
     return logits if bias is None else logits.add_(bias)
+
+
+def _rounded(d_logits: Tensor, rows: Tensor) -> Tensor:
+    """Return gradients of logits in the type of `rows`, with zeros for the rows that fill these up."""
+    if len(rows) == len(d_logits):
+        return d_logits.to(rows.dtype)
+    filled = rows.new_empty(len(rows), d_logits.shape[1])
+    filled[: len(d_logits)], filled[len(d_logits) :] = d_logits, 0.0
+    return filled
 
 
 def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:

@@ -70,3 +70,5 @@ def test_half_precision_is_turned_in_single():
     found = rotated(qkv, layout)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, rotated(qkv.float(), layout).bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):  # attention takes fp32
+        assert torch.equal(rotated(qkv, layout), rotated(qkv.float(), layout))

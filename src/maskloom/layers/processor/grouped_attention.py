@@ -11,6 +11,7 @@ from torch import Tensor
 
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
 from maskloom.layers.general_attention import AttentionLayout, PairedGroup
+from maskloom.layers.processor.matrix_products import unrounded
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
 
 
@@ -21,14 +22,17 @@ def grouped_attention(
 
     It is scaled dot-product attention with a hand-written gradient (Vaswani et al. 2017, equation 1). Each group writes
     its part of a shared result and gradient, and the softmax gradient computes its row sums from the context:
-    sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient.
+    sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient. Under autocast it is
+    computed in fp32: in half precision oneDNN would make a kernel for every length and number of sequences.
     """
     keys, dither = _keys(layout.num_tokens, dropout)
     if layout.slot_tokens is not None:
         keys = keys[layout.slot_tokens]
-    return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
-        slots, layout.groups, num_heads, dropout, keys, dither, causal
-    )
+    slots = unrounded(slots)
+    with torch.autocast("cpu", enabled=False):
+        return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
+            slots, layout.groups, num_heads, dropout, keys, dither, causal
+        )
 
 
 def prefers_paired(queries: Tensor, layout: AttentionLayout) -> bool:
@@ -50,15 +54,11 @@ def paired_attention(
     Shapes: (queries, hidden) and (keys, 2 hidden) to (queries, hidden).
     """
     keys, dither = _keys(len(queries), dropout)
-    contexts = _PairedAttention.apply(
-        layout.queries.to_slots(queries),
-        layout.keys.to_slots(key_values),
-        layout.groups,
-        num_heads,
-        dropout,
-        keys[layout.queries.tokens],
-        dither,
-    )
+    slots = unrounded(layout.queries.to_slots(queries)), unrounded(layout.keys.to_slots(key_values))
+    with torch.autocast("cpu", enabled=False):
+        contexts = _PairedAttention.apply(
+            *slots, layout.groups, num_heads, dropout, keys[layout.queries.tokens], dither
+        )
     return layout.queries.from_slots(contexts)[: len(queries)]  # pyright: ignore[reportArgumentType]
 
 

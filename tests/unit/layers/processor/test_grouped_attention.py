@@ -109,3 +109,17 @@ def test_texts_without_queries_are_no_matter():
     layout = AttentionLayout(*map(SequenceLayout.from_lengths, ([0, 5], [30, 5])))
     expected = attend_between(queries, *key_values.chunk(2, 1), layout, 2)
     torch.testing.assert_close(paired_attention(queries, key_values, layout, 2, 0.0), expected)
+
+
+def test_under_autocast_attention_is_computed_in_fp32():
+    own, read = SequenceLayout.from_lengths([5, 9, 3]), SequenceLayout.from_lengths([4, 6, 7])
+    pair, qkv, key_values = AttentionLayout(own, read), packed([17], 24).bfloat16(), packed([17], 16).bfloat16()
+
+    def contexts(qkv, key_values):
+        return attend(qkv, own, 2, 0.0), paired_attention(qkv[:, :8].contiguous(), key_values, pair, 2, 0.0)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = contexts(qkv, key_values)
+    for one, other in zip(found, contexts(qkv.float(), key_values.float()), strict=True):
+        assert one.dtype == torch.float32
+        assert torch.equal(one, other)

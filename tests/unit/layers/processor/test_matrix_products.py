@@ -97,6 +97,24 @@ def test_few_row_counts_reach_onednn(monkeypatch):
     assert [row_step(n) for n in (0, 1, 15, 16, 255, 256, 511, 512)] == [1, 1, 1, 2, 16, 32, 32, 64]
 
 
+def test_half_precision_sees_few_numbers_of_rows(monkeypatch):
+    """A kernel of oneDNN for a number of rows that it has not seen takes longer than the product."""
+    seen, multiply = set(), F.linear
+    monkeypatch.setattr(F, "linear", lambda x, *rest: (seen.add(len(x)), multiply(x, *rest))[1])
+    weight, x, bias = torch.randn(48, 32).bfloat16(), torch.randn(511, 32).bfloat16(), torch.randn(48).bfloat16()
+    for num_rows in range(256, 511, 5):
+        found = product(x[:num_rows], weight, bias)
+        assert found.shape == (num_rows, 48)
+    assert sorted(seen) == [*range(256, 513, 32)]
+    exact = multiply(x[:num_rows].float(), weight.float(), bias.float())
+    torch.testing.assert_close(found.float(), exact, rtol=2e-2, atol=0.1)
+    gradient = transposed_product(x[:77], found[:77])
+    torch.testing.assert_close(gradient.float(), x[:77].float().t() @ found[:77].float(), rtol=2e-2, atol=2.0)
+    assert filled_number(300) == 300
+    with torch.autocast("cpu", torch.bfloat16):
+        assert [filled_number(n) for n in (0, 5, 300, 513)] == [0, 5, 320, 576]
+
+
 def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
     if not matrix_products._has_wide_kernels():
         pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
