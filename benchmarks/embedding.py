@@ -1,4 +1,4 @@
-"""Embed sentences with MiniLM in turn with sentence-transformers and onnxruntime, in fp32 and in int8.
+"""Embed sentences with MiniLM in turn with sentence-transformers and onnxruntime, in fp32, bf16 and int8.
 
 All sides get the same real sentences, in the given order, as Python strings, and return one unit vector per sentence.
 Before timing, every fp32 side must match the vectors of transformers, and the quality of the int8 sides is measured.
@@ -31,6 +31,8 @@ from maskloom.runs.predict import VectorForm, embed
 from maskloom.text.sentences import split_sentences
 
 MAX_LENGTH, BATCH_SIZE, NUM_THREADS = 256, 32, 2
+# How each of our sides computes matrix products.
+COMPUTED = {"ours": "fp32", "ours_bf16": "bf16", "ours_int8": "int8"}
 Embed = Callable[[list[str]], np.ndarray]
 
 
@@ -97,7 +99,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     del sides
     figures["bulk"] = [
         bulk_child(side, sentences[:number], folder, options.threads)
-        for side, number in [(s, n) for s in ("ours", "ours_int8") for n in options.bulk]
+        for side, number in [(s, n) for s in COMPUTED for n in options.bulk]
         + [("sentence_transformers", min(options.bulk)), ("onnxruntime_sorted", min(options.bulk))]
     ]
     return figures
@@ -151,7 +153,8 @@ class _LastHiddenState(torch.nn.Module):
 def make_side(name: str, folder: Path, num_threads: int) -> Embed:
     """Return the function of a side that maps sentences to unit vectors."""
     if name.startswith("ours"):
-        predictor = Predictor.load(minilm_folder(), max_length=MAX_LENGTH, int8=name == "ours_int8")
+        how = {"int8": True} if COMPUTED[name] == "int8" else {"precision": COMPUTED[name]}
+        predictor = Predictor.load(minilm_folder(), max_length=MAX_LENGTH, **how)
         return lambda texts: predictor.encode(texts, normalize=True)
     if name == "sentence_transformers":
         from sentence_transformers import SentenceTransformer
@@ -212,20 +215,21 @@ def transformers_side() -> Embed:
 def compare(sides: dict[str, Embed], texts: list[str]) -> dict[str, float]:
     """Return the largest deviation of each fp32 side from transformers; raises SystemExit when one is above 1e-5."""
     expected = np.concatenate([transformers_side()(texts[first : first + 8]) for first in range(0, len(texts), 8)])
-    found = {name: float(np.abs(run(texts) - expected).max()) for name, run in sides.items() if "int8" not in name}
+    exact = [name for name in sides if "int8" not in name and "bf16" not in name]
+    found = {name: float(np.abs(sides[name](texts) - expected).max()) for name in exact}
     if max(found.values()) > 1e-5:
         raise SystemExit(f"the sides disagree with transformers: {found}")
     return found
 
 
 def quality(sides: dict[str, Embed], texts: list[str]) -> dict[str, dict[str, float]]:
-    """Return, for ours and the int8 sides, cosines to our fp32 vectors and the correlations on STS-B in percent."""
+    """Return, for ours and the rounded sides, cosines to our fp32 vectors and the correlations on STS-B in percent."""
     from scipy.stats import pearsonr, spearmanr
 
     rows = [line.split("\t") for line in (data_folder() / "glue/STS-B/dev.tsv").read_text("utf-8").splitlines()[1:]]
     scores = [float(row[-1]) for row in rows]
     expected, found = sides["ours"](texts), {}
-    for name in ("ours", "ours_int8", "onnxruntime_int8"):
+    for name in (*COMPUTED, "onnxruntime_int8"):
         cosines = (sides[name](texts) * expected).sum(1)
         pairs = sides[name]([row[7] for row in rows] + [row[8] for row in rows])
         similar = (pairs[: len(rows)] * pairs[len(rows) :]).sum(1)
@@ -279,7 +283,7 @@ def bulk_pass(side: str, path: Path, folder: Path, num_threads: int) -> dict[str
             folder / "out.npy",
             form=VectorForm(normalize=True),
             max_length=MAX_LENGTH,
-            int8=side == "ours_int8",
+            precision=COMPUTED[side],
         )
     else:
         run = make_side(side, folder, num_threads)

@@ -105,11 +105,15 @@ def embed(
     int8: Annotated[
         bool, typer.Option("--int8", help="Compute in 8-bit integers: faster, with vectors close to fp32.")
     ] = False,
+    bf16: Annotated[
+        bool, typer.Option("--bf16", help="Compute in bf16: faster on a CPU with AMX, and closer to fp32 than --int8.")
+    ] = False,
     max_length: MaxLength = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one vector per text to a file."""
+    from maskloom.errors import UsageError
     from maskloom.runs.first_look import check_place, look_at_texts
 
     check_place(input_file, output)
@@ -118,7 +122,10 @@ def embed(
     from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
 
-    how = {"reading": reading, "max_length": max_length, "int8": int8, "progress": terminal_progress()}
+    if int8 and bf16:
+        raise UsageError("give --int8 or --bf16, not both")
+    how = {"reading": reading, "max_length": max_length, "progress": terminal_progress()}
+    how["precision"] = "int8" if int8 else "bf16" if bf16 else "auto"
     result = run(model, input_file, output, form=VectorForm(pooling, normalize), **how)
     show(result, as_json, lines=written_lines, beside=output)
 

@@ -164,19 +164,20 @@ def embed(
     form: VectorForm = VectorForm(),
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
-    int8: bool = False,
+    precision: str = "auto",
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write one vector per row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` per row.
 
-    Texts are read as single texts unless a pair column is named. `int8` computes in eight-bit integers. Memory is
-    bounded, and the output appears under its name once it is complete. Raises ConfigError or DataError for a wrong
-    option, model or file, or for `int8` on a processor that lacks it.
+    Texts are read as single texts unless a pair column is named. `precision` is that of `Predictor.load`, or
+    "int8". Memory is bounded, and the output appears under its name once it is complete. Raises ConfigError or
+    DataError for a wrong option, model or file, or for a precision that the device lacks.
     """
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
     suffix = output_suffix(target, (".npy", ".jsonl"))
-    predictor = Predictor.load(model, max_length=max_length, int8=int8)
+    computed = {"int8": True} if precision == "int8" else {"precision": precision}
+    predictor = Predictor.load(model, max_length=max_length, **computed)
     progress.say(f"device: {describe_device(predictor.device)}")
     modules = predictor.modules.changed(form.pooling, form.normalize)
     texts = reading_of_texts(source, reading)
@@ -203,7 +204,7 @@ def embed(
         "hidden_size": predictor.hidden_size,
         "pooling": modules.pooling,
         "normalized": modules.normalizes,
-        "int8": int8,
+        "precision": precision,
         "num_truncated_examples": predictor.num_truncated,
         "max_length": predictor.max_length,
         "data": texts.report.as_dict(),

@@ -77,8 +77,8 @@ def half_type(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def inference_in(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context for inference: in the given precision on CUDA, in fp32 elsewhere."""
-    dtype = half_type(precision, device) if device.type == "cuda" else None
+    """Return a context for inference: in the given precision on CUDA, in bf16 elsewhere if it is named, else fp32."""
+    dtype = half_type(precision, device) if device.type == "cuda" or precision == "bf16" else None
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
 

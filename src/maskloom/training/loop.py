@@ -470,7 +470,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Return the objective's metrics over batches, with equal weight for every target; memory use is constant.
 
-    `precision` applies on CUDA; elsewhere evaluation is in fp32.
+    `precision` is that of `inference_in`.
     """
     model.eval()
     totals: dict[str, float] = {}

@@ -167,8 +167,9 @@ def test_a_folder_that_is_none(tmp_path, monkeypatch):
         ({"device": "cuda:999"}, "device 'cuda:999': torch .* finds"),
         ({"batch_size": 0}, "batch_size 0: a whole number of at least 1"),
         ({"batch_size": "8"}, "batch_size '8'"),
-        ({"precision": "int4"}, "precision 'int4': auto or fp32 is expected, on CUDA also bf16 and fp16"),
-        ({"precision": "bf16", "device": "cpu"}, "precision 'bf16': auto or fp32 is expected"),
+        ({"precision": "int4"}, "precision 'int4': auto, fp32 or bf16 is expected, on CUDA also fp16"),
+        ({"precision": "fp16", "device": "cpu"}, "precision 'fp16': auto, fp32 or bf16 is expected"),
+        ({"precision": "bf16", "int8": True}, "int8 and precision = 'bf16': choose one of them"),
     ],
 )
 def test_wrong_devices_and_batch_sizes(folder, options, message):
@@ -177,7 +178,6 @@ def test_wrong_devices_and_batch_sizes(folder, options, message):
 
 
 def test_vectors_and_masks_in_half_precision_are_near(folder, monkeypatch):
-    """Half precision as on CUDA, simulated by the processor's own bf16; without a GPU nothing changes."""
     model, asked = maskloom.load(folder, precision="fp32"), []
     vectors, masks = model.encode(TEXTS), model.fill_mask("alpha [MASK]", top_k=1)
     assert np.array_equal(maskloom.load(folder).encode(TEXTS), vectors)
@@ -185,6 +185,7 @@ def test_vectors_and_masks_in_half_precision_are_near(folder, monkeypatch):
     monkeypatch.setattr("maskloom.inference.predictor.inference_in", lambda *how: asked.append(how) or in_half)
     half = model.encode(TEXTS)
     assert half.dtype == np.float32
+    assert np.array_equal(maskloom.load(folder, precision="bf16", device="cpu").encode(TEXTS), half)
     assert 0 < np.abs(half - vectors).max() < 0.1
     ((found,),) = model.fill_mask("alpha [MASK]", top_k=1)
     assert found["probability"] == pytest.approx(masks[0][0]["probability"], abs=0.1)

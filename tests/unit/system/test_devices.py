@@ -59,8 +59,9 @@ def test_auto_is_what_that_very_gpu_has(monkeypatch: pytest.MonkeyPatch, major: 
         assert isinstance(inference_in("auto", gpu), nullcontext)
     else:
         assert inference_in("auto", gpu) == ("cuda", auto)
-    for precision in ("auto", "bf16", "fp16", "fastest"):
+    for precision in ("auto", "fp16", "fastest"):
         assert isinstance(inference_in(precision, torch.device("cpu")), nullcontext)
+    assert inference_in("bf16", torch.device("cpu")) == ("cpu", torch.bfloat16)
 
 
 def test_the_environment_says_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
