@@ -81,9 +81,9 @@ def page(found: dict[str, Any]) -> str:
         f"{order_said(found['num_rounds'])}",
         "",
         "bf16 is autocast on both sides. *transformers* computes its head on predicted positions only and pads rows "
-        "to 128. *128*: nearly full rows; *mixed*: between 2 and 128 tokens. Real tokens per second, medians; ratios are "
-        "medians of the rounds' ratios with their range. The last column is the largest difference of our two losses "
-        "of a step, in nats.",
+        "to 128. *128*: nearly full rows; *mixed*: between 2 and 128 tokens. Real tokens per second, medians; ratios "
+        "are medians of the rounds' ratios with their range. The last column is the largest difference of our two "
+        "losses of a step, in nats.",
         "",
         f"| size | rows | {OURS} | {OURS_FP32} | {PEER} | {PEER_FP32} | bf16 / fp32, ours | both in bf16 | "
         "both in fp32 | losses apart |",
@@ -91,16 +91,34 @@ def page(found: dict[str, Any]) -> str:
     ]
     for row in found["results"]:
         rates = [f"{statistics.median(row['rates'][side]):,.0f}" for side in PRECISIONS]
-        ratios = [ratio(row, *pair) for pair in ((OURS, OURS_FP32), (OURS, PEER), (OURS_FP32, PEER_FP32))]
-        cells = [row["size"], row["mix"], *rates, *ratios, f"{row['loss_difference']:.3f}"]
+        compared = [ratio(row, *pair) for pair in ((OURS, OURS_FP32), (OURS, PEER), (OURS_FP32, PEER_FP32))]
+        cells = [row["size"], row["mix"], *rates, *compared, f"{row['loss_difference']:.3f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
 def ratio(row: dict[str, Any], side: str, other: str) -> str:
     """Return the median ratio of two sides' rates with its range."""
-    ratios = sorted(a / b for a, b in zip(row["rates"][side], row["rates"][other], strict=True))
-    return f"**{statistics.median(ratios):.2f}** ({ratios[0]:.2f}-{ratios[-1]:.2f})"
+    found = ratios(row, side, other)
+    return f"**{statistics.median(found):.2f}** ({found[0]:.2f}-{found[-1]:.2f})"
+
+
+def ratios(row: dict[str, Any], side: str, other: str) -> list[float]:
+    """Return the ratios of two sides' rates, ascending."""
+    return sorted(a / b for a, b in zip(row["rates"][side], row["rates"][other], strict=True))
+
+
+def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return the rows of the README's table."""
+    rows = []
+    for other, beside in ((PEER, "transformers in bf16, MLM head on predicted positions only"), (OURS_FP32, "fp32")):
+        for mix, name in (("128", "rows of 128"), ("mixed", "mixed lengths")):
+            chosen = [row for row in results if row["mix"] == mix]
+            medians = [f"{statistics.median(ratios(row, OURS, other)):.2f}" for row in chosen]
+            sizes = " / ".join(row["size"] for row in chosen)
+            result = f"{' / '.join(medians)} times the tokens per second"
+            rows.append({"job": f"pre-training in bf16, {name}: {sizes}", "beside": beside, "result": result})
+    return rows
 
 
 def main() -> None:
@@ -126,6 +144,7 @@ def main() -> None:
                 print(results[-1], flush=True)
     found = {"command": " ".join(["python benchmarks/half_precision.py", *sys.argv[1:]]), "machine": processor()}
     found |= {"load": load, "text": text, "num_rounds": options.rounds, "results": results}
+    found["summary"] = summary_rows(results)
     write_json(options.out.with_suffix(".json"), found)
     write_text(options.out.with_suffix(".md"), page(found))
 

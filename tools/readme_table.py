@@ -23,9 +23,11 @@ PAGES = (
     "pretraining_step",
     "pretraining_step_zen5",
     "pretraining_step_intel",
+    "half_precision",
     "finetuning_speed",
     "finetuning_speed_intel",
     "embedding",
+    "embedding_intel",
     "gpt_speed",
     "gpt_speed_zen5",
     "gpt_speed_intel",
@@ -67,12 +69,20 @@ _GPT = "tiny / mini / base"
 SPEEDS = (
     Speed("pretraining_step", ("rows of 128", "predicted"), f"pre-training, rows of 128: {_SIZES}", _PICKED),
     Speed("pretraining_step", ("mixed", "predicted"), f"pre-training, mixed lengths: {_SIZES}", _PICKED),
+    Speed("half_precision", ("rows of 128", "in bf16"), f"the same in bf16, rows of 128: {_SIZES}", f"{_PICKED}, bf16"),
+    Speed("half_precision", ("mixed", "in bf16"), f"the same in bf16, mixed lengths: {_SIZES}", f"{_PICKED}, bf16"),
     Speed("finetuning_speed", ("fine-tuning", "grouped"), f"fine-tuning: {_LENGTHS}", _GROUPED),
     Speed("finetuning_speed", ("prediction", "grouped"), f"prediction: {_LENGTHS}", _GROUPED),
     Speed(
         "embedding",
         ("MiniLM, fp32", ""),
         "sentence embeddings, fp32",
+        "sentence-transformers / onnxruntime fp32 / onnxruntime int8",
+    ),
+    Speed(
+        "embedding",
+        ("MiniLM, bf16", ""),
+        "sentence embeddings, bf16",
         "sentence-transformers / onnxruntime fp32 / onnxruntime int8",
     ),
     Speed(

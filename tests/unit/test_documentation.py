@@ -161,3 +161,16 @@ def test_what_a_bert_brings_to_title_guided_attention_is_the_measured_gain() -> 
     ours, theirs = (100 * statistics.fmean(run["f1_micro"] for run in found[name]) for name in names)
     told = " ".join((REPOSITORY / "docs" / "TASKS.md").read_text(encoding="utf-8").split())
     assert f"MiniLM as the encoder scores {ours - theirs:.1f} points of micro F1 more" in told
+
+
+def test_bf16_on_a_processor_gains_what_was_measured() -> None:
+    results = json.loads((REPOSITORY / "benchmarks" / "half_precision.json").read_text(encoding="utf-8"))["results"]
+    text = " ".join((REPOSITORY / "docs" / "HARDWARE.md").read_text(encoding="utf-8").split())
+    for mix, said in (
+        ("128", "{:.2f} to {:.2f} times as fast as in fp32"),
+        ("mixed", "{:.2f} to {:.2f} times on mixed"),
+    ):
+        rates = [row["rates"] for row in results if row["mix"] == mix]
+        pairs = (zip(row["maskloom, bf16"], row["maskloom, fp32"], strict=True) for row in rates)
+        gains = [statistics.median(ours / theirs for ours, theirs in pair) for pair in pairs]
+        assert said.format(min(gains), max(gains)) in text

@@ -152,20 +152,19 @@ class Predictor(TaskModel):
         """Open a model folder in Hugging Face layout, a sentence-transformers folder, or a run folder.
 
         `max_length` defaults to the length used in fine-tuning, that of sentence-transformers, or the model's limit.
-        `int8` computes the encoder's dense layers in 8-bit integers, quantised on loading: faster, and close to fp32.
-        `device` is "cpu", "cuda", "cuda:1", "mps" or "auto" (a GPU if available). `batch_size` limits the number of
-        texts per batch. `precision` is that of matrix products: "auto" (bf16 on a GPU that supports it, else fp32),
-        "fp32", "bf16" or, on CUDA, "fp16"; on a CPU with AMX bf16 is two to three times as fast as fp32. Raises
-        DataError for a folder that is not a model, ConfigError for a length outside the model's limits, a missing
-        device, a precision that it does not support, or `int8` on a processor that does not support it.
+        `int8` computes the encoder's dense layers in 8-bit integers, quantised on loading. `device` is "cpu", "cuda",
+        "cuda:1", "mps" or "auto" (a GPU if available). `batch_size` limits the number of texts per batch. `precision`
+        is "auto" (bf16 on a GPU that supports it, else fp32), "fp32", "bf16" or, on CUDA, "fp16". Raises DataError for
+        a folder that is not a model, ConfigError for a length outside the model's limits, a missing device, or a
+        precision or `int8` that it does not support.
         """
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise ConfigError(f"batch_size {batch_size!r:.80}: a whole number of at least 1 is expected")
         place = chosen_device("cpu" if int8 and device == "auto" else device)
         if precision not in _PRECISIONS or (precision == "fp16" and place.type != "cuda"):
             raise ConfigError(f"precision {precision!r:.80}: auto, fp32 or bf16 is expected, on CUDA also fp16")
-        if int8 and precision == "bf16":
-            raise ConfigError("int8 and precision = 'bf16': choose one of them")
+        if int8 and precision in _PRECISIONS[2:]:
+            raise ConfigError(f"int8 and precision = {precision!r}: choose one of them")
         half_type(precision, place)
         path = resolve_model_folder(folder)
         model, _report = load_model(path)

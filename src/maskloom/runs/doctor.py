@@ -29,6 +29,7 @@ from maskloom.training.settings import TrainingSection
 _NUM_SEQUENCES, _LENGTH, _NUM_PREDICTIONS = 16, 128, 20
 _STEPS_COMPARED = 3
 # How far the first losses may differ from the processor's in fp32: rounding errors, amplified by the steps.
+_OF_AMX = 'fast on this processor (AMX): training.precision = "fastest", embed --bf16'
 _BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 
 
@@ -55,6 +56,7 @@ def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[s
         "memory_free": available_memory(),
         "disk_free": shutil.disk_usage(Path.cwd()).free,
         "products": library_of_products(),
+        "has_amx": _has_amx(),
         "devices": [describe_device(found) for found in devices],
         "checks": checks,
         "device": str(device),
@@ -71,6 +73,7 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
         ("versions", versions),
         ("processor", f"{hardware['processor']}, {result['cores_for_this_process']} of {hardware['cores']} cores"),
         ("products", result["products"]),
+        *([("bf16", _OF_AMX)] if result["has_amx"] else []),
         ("memory", "not known" if memory is None else f"{memory / 2**30:.1f} GiB free"),
         ("disk", f"{result['disk_free'] / 2**30:.1f} GiB free in this folder"),
         *(("device", described) for described in result["devices"]),
@@ -82,6 +85,14 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
     why = "set by MASKLOOM_DEVICE" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
     rows.append(("would use", f"{result['device']} in {result['precision']} ({why}; --device chooses another)"))
     return aligned(rows)
+
+
+def _has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether the processor has Intel's units for products in bf16."""
+    try:
+        return "amx_bf16" in cpuinfo.read_text(encoding="ascii", errors="replace").split()
+    except OSError:
+        return False
 
 
 def _precisions(device: torch.device) -> list[str]:

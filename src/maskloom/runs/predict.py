@@ -176,8 +176,8 @@ def embed(
     progress, source, target = progress or Progress(), Path(input), Path(output)
     check_place(source, target)
     suffix = output_suffix(target, (".npy", ".jsonl"))
-    computed = {"int8": True} if precision == "int8" else {"precision": precision}
-    predictor = Predictor.load(model, max_length=max_length, **computed)
+    int8 = precision == "int8"
+    predictor = Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
     progress.say(f"device: {describe_device(predictor.device)}")
     modules = predictor.modules.changed(form.pooling, form.normalize)
     texts = reading_of_texts(source, reading)

@@ -65,3 +65,12 @@ def test_wrong_numbers_and_a_device_that_fails_are_said_and_end_with_1(monkeypat
         "no such product",
     ]
     assert "WRONG: no such product" in "\n".join(doctor_lines(result))
+
+
+def test_bf16_is_recommended_on_processors_with_units_for_it(found, tmp_path):
+    (tmp_path / "with").write_text("flags\t\t: fpu amx_bf16 amx_tile\n")
+    (tmp_path / "without").write_text("flags\t\t: fpu avx512_bf16\n")
+    has_amx = [module._has_amx(tmp_path / name) for name in ("with", "without", "absent")]
+    assert has_amx == [True, False, False]
+    for has_it in (True, False):
+        assert any("embed --bf16" in line for line in doctor_lines({**found, "has_amx": has_it})) == has_it
