@@ -69,13 +69,22 @@ def test_company_does_not_change_a_vector(folder, texts):
 
 def test_the_command_writes_what_python_gives(folder, texts, tmp_path):
     (tmp_path / "in.txt").write_text("\n".join(texts) + "\n")
-    for options in ([], ["--int8"]):
-        command = ["embed", "--model", str(folder), "--input", str(tmp_path / "in.txt"), "--json", *options]
-        result = CliRunner().invoke(app, [*command, "--output", str(tmp_path / "out.npy")])
+    command = ["embed", "--model", str(folder), "--input", str(tmp_path / "in.txt"), "--json"]
+    vectors = []
+    for options, precision, loaded in (
+        ([], "auto", {}),
+        (["--int8"], "int8", {"int8": True}),
+        (["--bf16"], "bf16", {"precision": "bf16"}),
+    ):
+        result = CliRunner().invoke(app, [*command, *options, "--output", str(tmp_path / "out.npy")])
         assert result.exit_code == 0, result.output
-        assert json.loads(result.stdout)["int8"] == bool(options)
-        expected = Predictor.load(folder, int8=bool(options)).encode(texts)
-        np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
+        assert json.loads(result.stdout)["precision"] == precision
+        vectors.append(np.load(tmp_path / "out.npy"))
+        np.testing.assert_array_equal(vectors[-1], Predictor.load(folder, **loaded).encode(texts))
+    assert not any(np.array_equal(vectors[0], others) for others in vectors[1:])
+    result = CliRunner().invoke(app, [*command, "--int8", "--bf16", "--output", str(tmp_path / "both.npy")])
+    assert isinstance(result.exception, ConfigError | SystemExit)
+    assert not (tmp_path / "both.npy").exists()
 
 
 def test_the_command_says_what_the_processor_lacks(folder, tmp_path, monkeypatch):

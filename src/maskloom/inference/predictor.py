@@ -155,8 +155,7 @@ class Predictor(TaskModel):
         `int8` computes the encoder's dense layers in 8-bit integers, quantised on loading. `device` is "cpu", "cuda",
         "cuda:1", "mps" or "auto" (a GPU if available). `batch_size` limits the number of texts per batch. `precision`
         is "auto" (bf16 on a GPU that supports it, else fp32), "fp32", "bf16" or, on CUDA, "fp16". Raises DataError for
-        a folder that is not a model, ConfigError for a length outside the model's limits, a missing device, or a
-        precision or `int8` that it does not support.
+        a folder that is not a model, ConfigError for a length outside its limits and a device that lacks the precision.
         """
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
             raise ConfigError(f"batch_size {batch_size!r:.80}: a whole number of at least 1 is expected")
