@@ -81,7 +81,7 @@ def test_of_several_that_start_at_once_exactly_one_holds(tmp_path, before: str) 
         taken: list[str] = []
         with folder_lock(folder, say=taken.append):
             assert len(taken) == 1
-            assert f"the lock of PID {held[0]} on" in taken[0]
+            assert f"taking over from PID {held[0]} on" in taken[0]
             assert "which did not finish: that process is gone" in taken[0]
     finally:
         _end(*processes)
