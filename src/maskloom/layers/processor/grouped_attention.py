@@ -22,8 +22,8 @@ def grouped_attention(
 
     It is scaled dot-product attention with a hand-written gradient (Vaswani et al. 2017, equation 1). Each group writes
     its part of a shared result and gradient, and the softmax gradient computes its row sums from the context:
-    sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient. Under autocast it is
-    computed in fp32: in half precision oneDNN would make a kernel for every length and number of sequences.
+    sum_j dP_ij P_ij = dC_i C_i. Padding slots must receive no gradient. Under autocast it is computed in
+    fp32: in half precision oneDNN would make a kernel for every length and number of sequences.
     """
     keys, dither = _keys(layout.num_tokens, dropout)
     if layout.slot_tokens is not None:

@@ -180,9 +180,10 @@ def unrounded(x: Tensor) -> Tensor:
 
 def filled_number(num_rows: int) -> int:
     """Return the number of rows for packed tokens, at least `num_rows`, that lets their products need no padding."""
-    if torch.is_autocast_enabled("cpu"):
-        return num_rows + -num_rows % row_step(num_rows)
-    if num_rows < _FEWEST_ROWS or _library == "mkl" or not _has_wide_kernels() or not torch.backends.mkldnn.enabled:
+    is_fp32_plain = (
+        num_rows < _FEWEST_ROWS or _library == "mkl" or not _has_wide_kernels() or not torch.backends.mkldnn.enabled
+    )
+    if is_fp32_plain and not torch.is_autocast_enabled("cpu"):
         return num_rows
     return num_rows + -num_rows % row_step(num_rows)
 
