@@ -215,8 +215,9 @@ def clock_factor(fraction: float, *, name: str, warmup_ratio: float) -> float:
 # The whole time, in the units that replace steps in a schedule by the clock.
 _TIME = 1e9
 _DIGITS = 6
-# Evaluations and saves in a run whose recipe does not specify their intervals.
-_PARTS = 10
+# Evaluations and saves in a run whose recipe does not specify their intervals, and how many times as long as one of
+# them takes the steps after it take at least.
+_PARTS, _STEPS_PER_PAUSE = 10, 9
 
 
 class TimeBudget:
@@ -241,6 +242,7 @@ class TimeBudget:
         self._before, self._started = 0.0, None
         self._fractions: list[float] = []
         self.fraction, self._part = 0.0, 0
+        self._is_paused, self._next_pause = False, 0.0
 
     def start(self) -> None:
         """Start the clock."""
@@ -252,7 +254,10 @@ class TimeBudget:
 
     def factor(self, _step: float) -> float:
         """Return the factor on the peak learning rate for the step that begins now, and record its fraction."""
+        before = self.fraction
         self._look()
+        if self._is_paused:
+            self._is_paused, self._next_pause = False, self.fraction + _STEPS_PER_PAUSE * (self.fraction - before)
         self._fractions.append(self.fraction)
         return clock_factor(self.fraction, name=self._schedule, warmup_ratio=self._warmup_ratio)
 
@@ -262,9 +267,15 @@ class TimeBudget:
         return self.fraction >= 1.0
 
     def enters_new_part(self) -> bool:
-        """Tell whether the step that just ended is the first to end in another tenth of the time."""
-        before, self._part = self._part, int(self.fraction * _PARTS)
-        return self._part > before
+        """Tell whether the step that just ended is the first to end in another tenth of the time.
+
+        After a pause for evaluation and saving, steps take at least nine times as long as it did before the next.
+        """
+        part = int(self.fraction * _PARTS)
+        if part <= self._part or self.fraction < self._next_pause:
+            return False
+        self._part, self._is_paused = part, True
+        return True
 
     def taken(self) -> list[float]:
         """Return the fractions at the steps since the last call, in order."""

@@ -32,7 +32,7 @@ def _by_clock(folder: Path, seconds: float):
 
 
 def test_a_session_ends_with_its_time_and_tells_every_steps_fraction(tmp_path):
-    session = _by_clock(tmp_path, 40.0)
+    session = _by_clock(tmp_path, 400.0)
     run_session(session)
     events = read_events(tmp_path / "events.jsonl")
     steps = [event for event in events if event["event"] == "step"]
@@ -49,6 +49,23 @@ def test_a_session_ends_with_its_time_and_tells_every_steps_fraction(tmp_path):
     assert 8 <= len(evaluated) <= 11
     saved = [event["step"] for event in events if event["event"] == "checkpoint"]
     assert saved == evaluated
+
+
+def test_steps_take_nine_times_as_long_as_the_evaluation_before_them(tmp_path):
+    session = _by_clock(tmp_path, 400.0)
+    times = []
+
+    def evaluate():
+        times.append(session.budget.used())
+        session.budget._now.time += 10.0
+        return {"loss": 1.0}
+
+    session.evaluate = evaluate
+    run_session(session)
+    assert times[-1] >= 399.0
+    assert len(times) == 4  # at about 40, 170 and 300 of the 400 seconds, and at the end
+    assert times[0] < 45.0
+    assert all(later - earlier >= 10 * 10.0 for earlier, later in zip(times[:-2], times[1:-1], strict=True))
 
 
 def test_time_that_was_used_counts_after_a_resume_and_an_end_stays_one(tmp_path):
