@@ -88,11 +88,11 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert (rows[0]["reference_loss"], rows[0]["is_beyond"]) == (4.0, True)
     assert 5.0 < rows[1]["reference_loss"] < 5.5  # interpolated, whatever the speed of this machine
     assert rows[2]["reference_loss"] is None
-    said = "\n".join(plan_lines(found[1]))
+    said = "\n".join(plan_lines(found[1], "maskloom pretrain --corpus DIR --minutes 1"))
     assert "<4.00" in said
     assert "reference: held-out masked-LM loss in nats on some text, rows of 24" in said
     assert "tiny  4.00 at step 100, after 50,000 tokens" in said
-    assert f"1 minutes favour tiny: maskloom pretrain --corpus {corpus} --size tiny --minutes 1 --out RUN" in said
+    assert "1 minutes favour tiny: maskloom pretrain --corpus DIR --minutes 1 --size tiny --out RUN" in said
     assert "epochs, more than the paper's 40: more text would help more than more steps" in said
 
 
@@ -154,6 +154,19 @@ def test_the_command_prints_a_table_and_refuses_what_pretraining_refuses(run, co
     text.write_text("a text", encoding="utf-8")
     assert f"corpus build {text} --out DIR` makes one from text" in run("plan", "--corpus", text, code=3)
     assert "training.minutes = 1 is also set" in run("plan", "--corpus", corpus, "--minutes", 1, "--steps", 5, code=3)
+
+
+def test_the_command_for_the_favoured_size_keeps_the_recipe_and_what_was_set(run, corpus, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "CURVES", tmp_path / "curves.json")
+    (tmp_path / "curves.json").write_text(json.dumps(CURVE))
+    monkeypatch.setattr(module, "available_memory", lambda: 100_000_000)  # for tiny and mini only
+    mine = tmp_path / "mine.toml"
+    mine.write_text('kind = "pretrain"\n')
+    given = ("--corpus", corpus, "--recipe", mine, "--minutes", 1, "--max-length", 24)
+    settings = [part for setting in SETTINGS[1:] for part in ("--set", setting)]
+    said = run("plan", *given, "--seconds", 0.1, *settings)
+    command = " ".join(map(str, ("maskloom pretrain", *given, *settings, "--size tiny --out RUN")))
+    assert command in " ".join(said.split())
 
 
 def test_the_shipped_curves_are_runs_whose_loss_falls():

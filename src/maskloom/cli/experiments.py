@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -151,7 +152,7 @@ def plan(
     from maskloom.config import PretrainRecipe
     from maskloom.data.corpus.manifest import read_manifest
     from maskloom.models.architectures import ARCHITECTURES
-    from maskloom.runs.recipes import recipe_of_run, with_epochs
+    from maskloom.runs.recipes import recipe_of_run, shown_flag, with_epochs
 
     epochs = flags.pop("epochs")
     chosen = recipe_of_run(PretrainRecipe, recipe, changes=overrides or [], flags=flags)
@@ -163,4 +164,7 @@ def plan(
     sizes = [size for size in ("tiny", "mini", "small", "medium", "base") if size in known]
     sizes = None if "size" in chosen.model.model_fields_set else sizes
     result = plan_pretraining(chosen, corpus=corpus, sizes=sizes, seconds=seconds, progress=terminal_progress())
-    show(result, as_json, lines=plan_lines)
+    given = {"corpus": corpus, "recipe": recipe, **flags}
+    words = [shown_flag(name, value) for name, value in given.items() if value is not None]
+    words += [f"--set {shlex.quote(setting)}" for setting in overrides or []]
+    show(result, as_json, lines=partial(plan_lines, command=" ".join(["maskloom pretrain", *words])))

@@ -208,8 +208,8 @@ def _reference(curve: list[list[float]], tokens: float) -> tuple[float | None, b
     return float(np.interp(math.log(tokens), logs, losses)), tokens > curve[-1][1]
 
 
-def plan_lines(result: dict[str, Any]) -> list[str]:
-    """Return a plan as readable lines."""
+def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpus CORPUS") -> list[str]:
+    """Return a plan as readable lines; `command` is the command that would run it, without its size and output."""
     corpus, minutes, rows = result["corpus"], result["minutes"], result["sizes"]
     lines = [
         f"corpus: {corpus['num_tokens']:,} tokens in {corpus['documents']:,} documents; device: {result['device']}",
@@ -240,8 +240,10 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
         if row["epochs"] > _MANY_EPOCHS
     ]
     if result["favoured"]:
-        command = f"maskloom pretrain --corpus {corpus['folder']} --size {result['favoured']} --minutes {minutes:g}"
-        lines += ["", f"{minutes:g} minutes favour {result['favoured']}: {command} --out RUN"]
+        lines += [
+            "",
+            f"{minutes:g} minutes favour {result['favoured']}: {command} --size {result['favoured']} --out RUN",
+        ]
     return lines
 
 
