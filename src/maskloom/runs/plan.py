@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -240,8 +241,9 @@ def plan_lines(result: dict[str, Any]) -> list[str]:
         if row["epochs"] > _MANY_EPOCHS
     ]
     if result["favoured"]:
-        command = f"maskloom pretrain --corpus {corpus['folder']} --size {result['favoured']} --minutes {minutes:g}"
-        lines += ["", f"{minutes:g} minutes favour {result['favoured']}: {command} --out RUN"]
+        folder, size = shlex.quote(corpus["folder"]), result["favoured"]
+        command = f"maskloom pretrain --corpus {folder} --size {size} --minutes {minutes:g}"
+        lines += ["", f"{minutes:g} minutes favour {size}: {command} --out RUN"]
     return lines
 
 
