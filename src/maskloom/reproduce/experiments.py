@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
-from maskloom.errors import ConfigError
 from maskloom.recipe_files import SHIPPED
 
 # One score per seed, by arm and column.
@@ -401,24 +400,18 @@ LOSS = "masked_loss"
 """The column of losses on masks that all models share."""
 BUDGET_TASKS = ("sentence", "pair", "span", "mr", "sst-2", "cola", "mrpc", "rte", "squad", "conll2003")
 _OURS, _PAPERS = "one-hour", "the paper's, smaller"
-_BASELINES = ("word vectors", "bag of words")
 _LEAD = 0.5  # nats
 _WORD_VECTORS = ("features.layers=embeddings", "features.lstm_size=128", "training.learning_rate=1e-3")
 
 
 def what_it_buys(budget: Budget, tasks: Sequence[str]) -> Experiment:
-    """Return the comparison, on the given tasks, of recipes with equal budgets and the model folders in `beside`.
-
-    Raises ConfigError for a folder with the name of another row.
-    """
+    """Return the comparison, on the given tasks, of recipes with equal budgets and the model folders in `beside`."""
     beside, lead = budget.beside, lambda scores: [_LEAD] * len(scores[_OURS][LOSS])
     recipes = {_OURS: SHIPPED / "one-hour.toml", _PAPERS: Path(__file__).with_name("budget-paper.toml")}
-    if taken := [name for name in beside if name in (*recipes, *_BASELINES)]:
-        raise ConfigError(f"--beside {taken[0]}=FOLDER: the table has a row of that name; choose another")
     others, texts = (*beside, _PAPERS), tuple(task for task in tasks if task not in ("span", "squad", "conll2003"))
     compared = [
         *((other, task) for other in others for task in tasks),
-        *product(_BASELINES, texts),
+        *product(("word vectors", "bag of words"), texts),
     ]
     return Experiment(
         title=f"What {budget} buy",
@@ -426,8 +419,8 @@ def what_it_buys(budget: Budget, tasks: Sequence[str]) -> Experiment:
         models=dict.fromkeys(recipes, (f"training.minutes={budget.minutes:g}",)),
         arms=(
             *(Arm(name, name) for name in (*recipes, *beside)),
-            Arm(_BASELINES[0], _OURS, _WORD_VECTORS, not_for=("span",), linear="vectors"),
-            Arm(_BASELINES[1], _OURS, not_for=("span", "tagging"), linear="tokens"),
+            Arm("word vectors", _OURS, _WORD_VECTORS, not_for=("span",), linear="vectors"),
+            Arm("bag of words", _OURS, not_for=("span", "tagging"), linear="tokens"),
         ),
         trends=(
             *(Trend(f"the loss is half a nat below that of {other}", beyond(below(_OURS, other, LOSS), lead))

@@ -119,6 +119,9 @@ class Plan:
         for name, changes in self.overrides.items():
             if any(change.partition("=")[0].strip() == "seed" for change in changes):
                 raise ConfigError(f"--set {name}.seed: every repetition has a seed of its own; leave it out")
+        folders = [_slug(arm.name) for arm in self.experiment.arms]
+        if taken := [name for name in self.experiment.given if folders.count(_slug(name)) > 1]:
+            raise ConfigError(f"--beside {taken[0]}=FOLDER: another row has this name, or nearly; choose another")
         for model in self.experiment.models:
             recipe = self.pretraining(model, 0)
             check_model(recipe)

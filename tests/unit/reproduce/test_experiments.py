@@ -123,7 +123,11 @@ def test_recipes_of_a_budget_leave_out_the_documents_that_judge_them(tmp_path):
         Plan(experiment, "budget", range(1), tmp_path, tmp_path, {}, own).check()
 
 
-@pytest.mark.parametrize("name", ["one-hour", "the paper's, smaller", "word vectors", "bag of words"])
-def test_a_model_from_elsewhere_takes_no_other_rows_name(tmp_path, name):
-    with pytest.raises(ConfigError, match="the table has a row of that name"):
-        what_it_buys(Budget(1.0, {name: tmp_path}), [])
+@pytest.mark.parametrize("name", ["one-hour", "One hour", "the paper's, smaller", "word vectors", "bag of words"])
+def test_a_model_from_elsewhere_has_a_name_and_folders_of_its_own(tmp_path, name):
+    def plan(given):
+        return Plan(what_it_buys(Budget(1.0, {given: tmp_path}), []), "budget", range(1), tmp_path, tmp_path, {}, {})
+
+    plan("mine").check()
+    with pytest.raises(ConfigError, match=f"--beside {name}=FOLDER: another row has this name"):
+        plan(name).check()
