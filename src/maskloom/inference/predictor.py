@@ -86,7 +86,7 @@ class TaskModel(ABC):
         """
         task = self.required_task()
         data = _examples_of(inputs, task.example_of or KINDS[task.kind].example_of)
-        if task.heads[0] in ("classifier", "document"):
+        if task.heads[0] in ("classifier", "document", "decoder"):
             self._check_pairing(data.examples)
         return cast(list[Prediction], self.predict_examples(data))
 
