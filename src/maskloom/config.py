@@ -187,6 +187,12 @@ class FinetuneRecipe(Section):
             raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
         if self.auxiliary_lm and kind.reads_tokens:
             raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} reads tokens, not sequences")
+        if self.auxiliary_lm and self.task == "seq2seq":
+            raise ValueError(
+                f"auxiliary_lm = {self.auxiliary_lm:g}: task = 'seq2seq' already predicts every token of its targets"
+            )
+        if self.frozen and self.task == "seq2seq" and self.seq2seq.source_first:
+            raise ValueError("frozen = true: seq2seq.source_first = true trains parts of the encoder; use one of them")
         self.training.refuse_contradictions()
         return self
 

@@ -138,6 +138,12 @@ def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     assert told not in plan_lines(plan_pretraining(recipe("model.size=tiny"), corpus=corpus, seconds=0.1))
 
 
+def test_free_memory_is_that_of_the_device(monkeypatch):
+    monkeypatch.setattr(module, "available_memory", lambda: 3)
+    monkeypatch.setattr(module.torch.cuda, "mem_get_info", lambda device: (5, 9))
+    assert [module.free_memory(module.torch.device(name)) for name in ("cpu", "cuda:0")] == [3, 5]
+
+
 def test_the_command_prints_a_table_and_refuses_what_pretraining_refuses(run, corpus, tmp_path):
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     text = run("plan", "--corpus", corpus, "--size", "tiny", "--steps", 5, "--seconds", 0.1, *settings)

@@ -271,3 +271,13 @@ def test_a_wrong_setting_is_refused_before_the_first_run(tmp_path, corpus, tasks
         with pytest.raises(ConfigError, match=r"hidden_size|epochs"):
             reproduce("table5", out=tmp_path, corpus=corpus, tasks=tasks, overrides={**SMALL, **settings})
         assert not list(tmp_path.glob("*.json"))
+
+
+def test_tasks_that_would_not_be_used_are_refused(tmp_path, corpus, tasks):
+    with pytest.raises(ConfigError, match="without --corpus, table5 uses tasks from the documentation"):
+        reproduce("table5", out=tmp_path / "out", tasks=tasks)
+    (tmp_path / "spans").mkdir()
+    (tmp_path / "spans" / "squad").symlink_to(tasks / "squad")
+    with pytest.raises(ConfigError, match="figure4 needs one of sst-2, cola, and there is none"):
+        reproduce("figure4", out=tmp_path / "out", corpus=corpus, tasks=tmp_path / "spans")
+    assert not list((tmp_path / "out").glob("*.json"))

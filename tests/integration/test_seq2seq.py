@@ -255,6 +255,8 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="masked"):
         maskloom.load(out).fill_mask("one [MASK]")
+    with pytest.raises(ConfigError, match="input 0: this model was fine-tuned on single texts, but this is a pair"):
+        maskloom.load(out).predict([("one", "two")])
 
 
 def test_an_lstm_writes_many_tokens_from_one(data, tmp_path):

@@ -211,6 +211,18 @@ def test_the_clock_for_a_run_that_was_extended_is_refused_in_the_flags_of_the_co
     assert str(caught.value) == f"{path} with --minutes 30: {expected}"
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["auxiliary_lm=0.5"], r"auxiliary_lm = 0\.5: task = .seq2seq. already predicts every token"),
+        (["frozen=true", "seq2seq.source_first=true"], r"source_first = true trains parts of the encoder"),
+    ],
+)
+def test_settings_that_a_task_with_targets_would_not_follow_are_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(FinetuneRecipe, None, ["task=seq2seq", *changes])
+
+
 def test_a_causal_objective_has_single_segments_and_no_masks():
     recipe = validate_recipe(PretrainRecipe, {"objective": "causal_lm"}, source="r")
     assert recipe.data.next_sentence is False

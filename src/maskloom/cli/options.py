@@ -268,12 +268,16 @@ def print_json(value: Any, *, err: bool = False) -> None:
     typer.echo(printable_json(json.dumps(value, ensure_ascii=False)), err=err)
 
 
+# Commands whose --set changes a recipe for pre-training.
+_OF_PRETRAINING = ("pretrain", "plan")
+
+
 def complete_key(context: typer.Context, incomplete: str) -> list[str]:
     """Return recipe keys that start with `incomplete`, or the values of the key before its "="."""
     from maskloom.config import FinetuneRecipe, PretrainRecipe
     from maskloom.recipe_files import recipe_keys
 
-    keys = list(recipe_keys(PretrainRecipe if context.info_name == "pretrain" else FinetuneRecipe))
+    keys = list(recipe_keys(PretrainRecipe if context.info_name in _OF_PRETRAINING else FinetuneRecipe))
     key, separator, value = incomplete.partition("=")
     if not separator:
         return [f"{known.path}=" for known in keys if known.path.startswith(incomplete) and ".N." not in known.path]
@@ -404,8 +408,11 @@ def _meant(error: Any) -> list[str]:
             return [flag]
     if "--set" not in flags:
         return []
-    kind = PretrainRecipe if command.name == "pretrain" else FinetuneRecipe
+    kinds = {"": PretrainRecipe if command.name in _OF_PRETRAINING else FinetuneRecipe}
+    if command.name == "reproduce":  # whose keys begin with the recipe that they belong to
+        kinds = {"pretrain.": PretrainRecipe, "finetune.": FinetuneRecipe}
     for candidate in names:
-        if found := [key for key in keys_named(kind, candidate) if ".N." not in key]:
+        keys = (f"{begin}{key}" for begin, kind in kinds.items() for key in keys_named(kind, candidate))
+        if found := [key for key in keys if ".N." not in key]:
             return [f"--set {key}=VALUE" for key in found]
     return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,8 +94,13 @@ def vocabularies_of(tokenizer: Tokenizer) -> dict[str, list[str]]:
 
 
 def tokenizer_read(config: ModelConfig, words: Tokenizer) -> Tokenizer:
-    """Return the input tokenizer of a model with this vocabulary: `words`, or its spelling for models that read it."""
-    return SpelledTokenizer.of(words) if architecture_of(config).reads_spelling else words
+    """Return the input tokenizer of a new model with this vocabulary: `words`, or its spelling for models that read it.
+
+    It takes texts as long as the model has positions, of which a vocabulary knows nothing.
+    """
+    if architecture_of(config).reads_spelling:
+        return SpelledTokenizer.of(words)
+    return replace(words, max_length=max(words.max_length, config.max_position_embeddings))
 
 
 def task_tokenizer(folder: Path) -> Tokenizer:

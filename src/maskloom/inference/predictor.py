@@ -86,7 +86,7 @@ class TaskModel(ABC):
         """
         task = self.required_task()
         data = _examples_of(inputs, task.example_of or KINDS[task.kind].example_of)
-        if task.heads[0] in ("classifier", "document"):
+        if task.heads[0] in ("classifier", "document", "decoder"):
             self._check_pairing(data.examples)
         return cast(list[Prediction], self.predict_examples(data))
 
@@ -282,7 +282,7 @@ class Predictor(TaskModel):
             logits = self.model.heads["mlm"](hidden)
         probabilities = logits.float().softmax(-1)
         _finite(probabilities.cpu().numpy())
-        best = probabilities.topk(min(top_k, probabilities.shape[-1]))
+        best = probabilities[:, : len(vocabulary)].topk(min(top_k, len(vocabulary)))  # a model may have more rows
         return [
             [
                 {"token": vocabulary.tokens[token], "token_id": token, "probability": probability}
@@ -413,8 +413,10 @@ class Predictor(TaskModel):
         return None if self.tokenizer.has_segments else next(iter(self.tokenizer.running_text.end), None)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Return generated tokens as text."""
-        return self.tokenizer.decode(ids) if self.writer is None else readable(self.tokenizer.of_targets, ids)
+        """Return generated tokens as text, without ids beyond the vocabulary, for which some models have rows."""
+        if self.writer is not None:
+            return readable(self.tokenizer.of_targets, ids)
+        return self.tokenizer.decode([token for token in ids if token < len(self.tokenizer.vocabulary)])
 
     def shown(self, found: Continuation, settings: Generation) -> GeneratedText:
         """Return a generated text as it is presented to users."""

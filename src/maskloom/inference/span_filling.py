@@ -75,11 +75,12 @@ class SpanFiller:
     def _filled(self, text: str, target: Continuation) -> FilledText:
         number, place, spans = len(_BLANK.findall(text)), -1, dict[int, list[int]]()
         places = {token: place for place, token in enumerate(self.tokenizer.vocabulary.sentinel_ids.tolist())}
+        num_known = len(self.tokenizer.vocabulary)  # some published models have rows for more ids
         for token in target.token_ids:
             if token in places:
                 place = places[token] if places[token] not in spans else -1  # repeated sentinels are ignored
                 spans.setdefault(places[token], [])
-            elif place >= 0:
+            elif place >= 0 and token < num_known:
                 spans[place].append(token)
         said = (self.tokenizer.decode(spans.get(place, [])) for place in range(number))
         fillings = [part.removeprefix(self.tokenizer.vocabulary.prefix).strip() for part in said]

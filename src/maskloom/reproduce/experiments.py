@@ -305,7 +305,7 @@ FIGURE_4 = Experiment(
             Trend(f"more steps help the {curve} model", above(_at(curve, 1.0), _at(curve, 0.1), "sentence"))
             for curve in _CURVES
         ),
-        Trend("the second half still helps the masked model", above("masked 100%", "masked 40%", "sentence")),
+        Trend("the last 60 % of the steps still help the masked model", above("masked 100%", "masked 40%", "sentence")),
         *(
             Trend(f"the masked one leads at {at:.0%}", above(_at("masked", at), _at("left-to-right", at), "sentence"))
             for at in (0.4, 1.0)

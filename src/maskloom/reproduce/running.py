@@ -44,6 +44,8 @@ from maskloom.system.worker_processes import Patience, results_of_processes
 
 # Extra settings for masked models at a scale: twice the paper's prediction targets, as in the quick start.
 _MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
+# Checkpoints to keep where tenths of the steps are compared.
+_MORE_THAN_SAVED = 1000
 # How long to time steps of each model, and the approximate bytes per token in files of examples: four, or eleven
 # where each line has a word and three tags.
 _TIMED_SECONDS, _BYTES_PER_TOKEN, _BYTES_PER_TAGGED = 1.0, 4, 11
@@ -99,7 +101,8 @@ class Plan:
         recipe = _recipe(PretrainRecipe, self.scale, "pretrain", [*settings, *self.overrides.get("pretrain", ())], seed)
         if all(arm.at == 1.0 for arm in self.experiment.arms):
             return recipe
-        kept = {"save_every": max(1, _num_steps(recipe) // 10), "keep_checkpoints": 10}
+        # the extra save of a run that is stopped must not push out a checkpoint that an arm needs
+        kept = {"save_every": max(1, _num_steps(recipe) // 10), "keep_checkpoints": _MORE_THAN_SAVED}
         return recipe.model_copy(update={"training": recipe.training.model_copy(update=kept)})
 
     def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
@@ -112,11 +115,38 @@ class Plan:
         return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
 
     def check(self) -> None:
-        """Raise ConfigError if any recipe is invalid."""
+        """Raise ConfigError if any recipe is invalid, or does not give what the experiment compares."""
+        for name, changes in self.overrides.items():
+            if any(change.partition("=")[0].strip() == "seed" for change in changes):
+                raise ConfigError(f"--set {name}.seed: every repetition has a seed of its own; leave it out")
+        folders = [_slug(arm.name) for arm in self.experiment.arms]
+        if taken := [name for name in self.experiment.given if folders.count(_slug(name)) > 1]:
+            raise ConfigError(f"--beside {taken[0]}=FOLDER: another row has this name, or nearly; choose another")
         for model in self.experiment.models:
-            check_model(self.pretraining(model, 0))
+            recipe = self.pretraining(model, 0)
+            check_model(recipe)
+            self._check_checkpoints(recipe)
+            share = recipe.data.held_out_fraction
+            if self.experiment.recipes and share != HELD_OUT_FRACTION:
+                raise ConfigError(
+                    f"pretrain.data.held_out_fraction = {share:g}: losses are compared on the "
+                    f"{HELD_OUT_FRACTION:g} of the documents that no recipe trains on; leave it out"
+                )
         for arm, role, seed in self.jobs():
             self.finetuning(arm, self.probes[role], seed)
+
+    def _check_checkpoints(self, recipe: PretrainRecipe) -> None:
+        if all(arm.at == 1.0 for arm in self.experiment.arms):
+            return
+        if (minutes := recipe.training.minutes) is not None:
+            raise ConfigError(
+                f"pretrain.training.minutes = {minutes:g}: tenths of the steps are compared; give "
+                "pretrain.training.steps instead"
+            )
+        if (steps := _num_steps(recipe)) % 10:
+            raise ConfigError(
+                f"pretrain.training.steps = {steps}: tenths of the steps are compared; give a multiple of 10"
+            )
 
     def jobs(self) -> list[tuple[Arm, str, int]]:
         """Return the fine-tuning jobs: arm, role of the task, and seed."""
@@ -164,7 +194,7 @@ def reproduce(
     corpus is the documentation on this machine, and tasks are drawn from documents left out of it; `tasks` is a folder
     of labelled files, as `own_probes` expects them. `out` receives results.json, table.md and report.html in addition
     to all runs. An interrupted experiment resumes where it stopped. Raises ConfigError for an unknown name or scale,
-    and if tasks are missing.
+    and if tasks are missing or none would be used.
     """
     if corpus is not None and tasks is None:
         raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
@@ -175,6 +205,14 @@ def reproduce(
     known = own if corpus is not None else {**documentation_probes(out), **own}
     experiment = _experiment(name, scale, known)
     probes = _probes_of(experiment, known)
+    if corpus is None and own and not own.keys() & {probe.name for probe in probes.values()}:
+        raise ConfigError(
+            f"--tasks {tasks}: without --corpus, {name} uses tasks from the documentation on this machine, and none of "
+            "these; leave it out, or give both"
+        )
+    if not probes and not experiment.measures:
+        wanted = (task for role in experiment.probes for task in _ROLES.get(role, (role,)) if task not in _ROLES)
+        raise ConfigError(f"--tasks {tasks}: {name} needs one of {', '.join(wanted)}, and there is none")
     if not experiment.models and (corpus is not None or "pretrain" in overrides):
         raise ConfigError(f"{name}: nothing is pre-trained; leave out --corpus and --set pretrain.KEY=VALUE")
     settings: dict[str, Any] = {"experiment": name, "scale": str(scale)}

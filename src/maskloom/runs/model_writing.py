@@ -108,6 +108,9 @@ def hub_metrics() -> dict[str, str]:
         **dict.fromkeys(("accuracy", *(f"{name}_accuracy" for name in (*parts, *PAIR_TASKS))), "accuracy"),
         **dict.fromkeys(("f1", "f1_micro", "f1_macro"), "f1"),
         **{name: name for name in ("precision", "recall", "exact_match")},
+        "bleu": "sacrebleu",
+        "chrf": "chrf",
+        **dict.fromkeys(("rouge1", "rouge2", "rougeL"), "rouge"),
         "matthews": "matthews_correlation",
         "pearson": "pearsonr",
         "spearman": "spearmanr",
@@ -129,6 +132,8 @@ def pretraining_card(
     heads = f"masked-LM and {PAIR_TASKS[pair].name} heads" if pair else "a masked-LM head"
     if config.is_causal:
         heads = "a language-model head, whose tokens attend only to those before them"
+    if row.vocabulary_head == "bilm":
+        heads = "a language-model head for both directions"
     if has_decoder := PRETRAINING[recipe.objective].has_decoder:
         heads = "a decoder"
     what = f"{name} ({recipe.model.size})" if init is None else f"{name}, continued from {model_name(init)},"
@@ -167,7 +172,7 @@ def pretrained_tag(vocabulary_head: str | None, config: ModelConfig) -> str | No
         return "text-generation"
     if vocabulary_head == "decoder":
         return KINDS["seq2seq"].pipeline_tag
-    return None if vocabulary_head is None or config.is_causal else "fill-mask"
+    return None if vocabulary_head in (None, "bilm") or config.is_causal else "fill-mask"
 
 
 def model_name(folder: Path) -> str:

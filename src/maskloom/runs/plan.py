@@ -67,7 +67,8 @@ def plan_pretraining(
     curves = json.loads(CURVES.read_text(encoding="utf-8"))
     if (recipe.objective, recipe.model.architecture) != (curves["objective"], curves["architecture"]):
         curves = {"sizes": {}}  # their losses are not comparable
-    device, free = chosen_device(recipe.training.device), available_memory()
+    device = chosen_device(recipe.training.device)
+    free = free_memory(device)
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
     progress.begin("measuring", len(chosen))
     rows, too_large = [], []
@@ -171,6 +172,11 @@ def _timed(
             torch.accelerator.synchronize()
         update = min(time.perf_counter() - started, per_step)
     return update + (per_step - update) * settings.batch_size / num_rows, kept / num_rows
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that are free where a model trains, or None if the system does not say."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
 
 
 def _bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:

@@ -162,5 +162,5 @@ def step_display(
 def in_words(seconds: float) -> str:
     """Return a time in seconds, minutes or hours."""
     if seconds < 90:
-        return f"{seconds:.0f} seconds"
+        return _counted(f"{seconds:.0f}", "second")
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -301,7 +301,8 @@ PAIRS = (
 )
 TITLED = (("title", "text"), ("title", "body"), ("headline", "text"), ("headline", "body"))
 """The column names of titles and their texts."""
-_TEXTS = ("text", "sentence", "sentence1", "text_a", "review", "question")
+TEXTS = ("text", "sentence", "sentence1", "text_a", "review", "question")
+"""The column names of single texts; the first one present is used."""
 _LABELS = ("label", "labels", "score", "gold_label", "is_duplicate", "class")
 
 
@@ -403,15 +404,15 @@ def choose_names(
         found = next((row for row in pairs if row[0] in lower and row[1] in lower), None)
         text, pair = (lower[found[0]], lower[found[1]]) if found else (None, None)
     if text is None:
-        text = next((lower[name] for name in _TEXTS if name in lower and lower[name] not in (pair, label)), None)
-    if text is None and label is not None and label.lower() in _TEXTS:
+        text = next((lower[name] for name in TEXTS if name in lower and lower[name] not in (pair, label)), None)
+    if text is None and label is not None and label.lower() in TEXTS:
         raise DataError(
             f"{place}: {label!r:.80} was given as the label column, which leaves no text column among "
             f"{listed(names)}; name the label column with --label-column, or the text column with --text-column"
         )
     if text is None:
         raise DataError(
-            f"{place}: no text column ({', '.join(_TEXTS)}) among {listed(names)}; name it with "
+            f"{place}: no text column ({', '.join(TEXTS)}) among {listed(names)}; name it with "
             "--text-column, by number (from 1) if the file has no header"
         )
     if takes_pair and pair is None:

@@ -35,6 +35,9 @@ from maskloom.text.vocabulary_training import VocabularySettings
         (["pretrain", "--learning-rat", "0.3"], "--learning-rate"),
         (["pretrain", "--hidden-size", "64"], "--set model.config.hidden_size=VALUE"),
         (["pretrain", "--num_layers", "3"], "--set model.config.num_hidden_layers=VALUE"),
+        (["plan", "--mlm-probability", "0.3"], "--set data.masked_lm_prob=VALUE"),
+        (["reproduce", "--mlm-probability", "0.3"], "--set pretrain.data.masked_lm_prob=VALUE"),
+        (["reproduce", "--epochs", "3"], "--set finetune.training.epochs=VALUE"),
         (["predict", "--output_dir", "x"], "--output"),
         (["predict", "--test-file", "x"], "--input"),
         (["evaluate", "--input", "x"], "--data"),
@@ -157,8 +160,9 @@ def test_a_flag_that_would_change_nothing_is_refused():
 def test_sizes_and_keys_are_completed():
     sizes = get_args(get_args(get_args(Size)[0])[0])
     assert sizes == get_args(ModelSection.model_fields["size"].annotation)
-    pretrain, finetune = SimpleNamespace(info_name="pretrain"), SimpleNamespace(info_name="finetune")
-    assert complete_key(pretrain, "data.mask") == ["data.masked_lm_prob=", "data.mask_prob="]
+    pretrain, plan, finetune = (SimpleNamespace(info_name=name) for name in ("pretrain", "plan", "finetune"))
+    for command in (pretrain, plan):
+        assert complete_key(command, "data.mask") == ["data.masked_lm_prob=", "data.mask_prob="]
     assert complete_key(finetune, "tagging.context=") == ["tagging.context=sentence", "tagging.context=document"]
     assert complete_key(finetune, "data.mask") == []
 

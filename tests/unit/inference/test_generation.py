@@ -1,11 +1,15 @@
 """Many prompts in one call: which ones are continued together, and the order of the results."""
 
 import pytest
-from tests.unit.inference.generators import generator_folder
+from tests.unit.inference.generators import SIZES, generator_folder
 
+from maskloom.checkpoints.huggingface import save_model
 from maskloom.data.batch import SourceTargetBatch
 from maskloom.generation.search import Continuation, Generation, made_by_length
 from maskloom.inference import Predictor
+from maskloom.models.assembled import build_model
+from maskloom.models.bert_config import BertConfig
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 LENGTHS = [3, 9, 1, 12, 2, 9, 30, 1, 4, 20]
 TEXTS = [" ".join((["one", "two", "three", "four"] * 8)[:length]) for length in LENGTHS]
@@ -46,3 +50,18 @@ def test_blanks_are_filled_by_length_too(tmp_path, monkeypatch):
     filled = predictor.fill_spans(["one <X>", "one two three four <X>", "<X> two", "two two two <X>"], first=5)
     assert [text["text"].split()[0] for text in filled][:2] == ["one", "one"]
     assert seen == [(7, [6, 8]), (4, [5, 7])]
+
+
+def test_ids_beyond_the_vocabulary_have_no_text(tmp_path):
+    writer = Predictor.load(generator_folder(tmp_path / "t5", "t5", ["<extra_id_0>", "one"]))
+    vocabulary = writer.tokenizer.vocabulary
+    written = [vocabulary.ids["<extra_id_0>"], vocabulary.ids["one"], len(vocabulary)]
+    assert writer.span_filler._filled("<X> two", Continuation(written))["fillings"] == ["one"]
+    reader = Predictor.load(generator_folder(tmp_path / "gpt", "gpt"))
+    vocabulary = reader.tokenizer.vocabulary
+    assert reader.text_of([vocabulary.ids["one"], len(vocabulary)]) == "one"
+    config = BertConfig(vocab_size=len(vocabulary) + 2, max_position_embeddings=80, **SIZES)
+    save_model(build_model(config, ("mlm",), seed=3), tmp_path / "bert")
+    WordPieceTokenizer(vocabulary).save(tmp_path / "bert")
+    (candidates,) = Predictor.load(tmp_path / "bert").fill_mask("one [MASK]", top_k=100)
+    assert len(candidates) == len(vocabulary)

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from maskloom.config import PretrainRecipe
+from maskloom.errors import ConfigError
 from maskloom.models.architectures import config_of
 from maskloom.models.assembled import build_model
-from maskloom.reproduce.experiments import EXPERIMENTS, Trend, above, below, beyond
+from maskloom.reproduce.experiments import EXPERIMENTS, Budget, Trend, above, below, beyond, what_it_buys
 from maskloom.reproduce.probes import Probe
 from maskloom.reproduce.running import Plan
 from maskloom.runs.finetune import LabelledFiles
@@ -90,3 +91,43 @@ def test_the_models_of_table_5_read_the_same_pairs(tmp_path):
     assert {recipe.data.next_sentence for recipe in recipes.values()} == {True}
     assert [recipe.data.pair_task for recipe in recipes.values()] == ["nsp", None, None]
     assert recipes["LTR & No NSP"].objective == "causal_lm"
+
+
+def test_the_checkpoints_of_figure_4_are_kept_whatever_a_stopped_run_saves_besides(tmp_path):
+    plan = Plan(EXPERIMENTS["figure4"]("tiny"), "tiny", range(1), tmp_path, tmp_path, {}, {})
+    training = plan.pretraining("BERT", 0).training
+    assert training.steps == 10 * training.save_every
+    assert training.keep_checkpoints > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("figure4", {"pretrain": ["training.steps=25"]}, r"training\.steps = 25: tenths .* a multiple of 10"),
+        ("figure4", {"pretrain": ["training.minutes=1.0"]}, r"training\.minutes = 1: tenths of the steps"),
+        ("table5", {"pretrain": ["seed=5"]}, r"--set pretrain\.seed: every repetition has a seed"),
+        ("table5", {"finetune": ["seed = 5"]}, r"--set finetune\.seed: every repetition has a seed"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, name, overrides, message):
+    plan = Plan(EXPERIMENTS[name]("tiny"), "tiny", range(1), tmp_path, tmp_path, {}, overrides)
+    with pytest.raises(ConfigError, match=message):
+        plan.check()
+
+
+def test_recipes_of_a_budget_leave_out_the_documents_that_judge_them(tmp_path):
+    experiment = what_it_buys(Budget(1.0), [])
+    Plan(experiment, "budget", range(1), tmp_path, tmp_path, {}, {}).check()
+    own = {"pretrain": ["data.held_out_fraction=0.1"]}
+    with pytest.raises(ConfigError, match=r"held_out_fraction = 0\.1: losses are compared on the 0\.02 of"):
+        Plan(experiment, "budget", range(1), tmp_path, tmp_path, {}, own).check()
+
+
+@pytest.mark.parametrize("name", ["one-hour", "One hour", "the paper's, smaller", "word vectors", "bag of words"])
+def test_a_model_from_elsewhere_has_a_name_and_folders_of_its_own(tmp_path, name):
+    def plan(given):
+        return Plan(what_it_buys(Budget(1.0, {given: tmp_path}), []), "budget", range(1), tmp_path, tmp_path, {}, {})
+
+    plan("mine").check()
+    with pytest.raises(ConfigError, match=f"--beside {name}=FOLDER: another row has this name"):
+        plan(name).check()

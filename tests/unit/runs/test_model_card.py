@@ -84,10 +84,21 @@ def test_a_hub_gets_scores_alone_under_its_own_names(tmp_path):
     assert "| unigram_cross_entropy | 4 |" in found.text  # shown to readers only
 
 
+def test_scores_of_texts_and_heads_of_both_directions_are_named_for_what_they_are(tmp_path):
+    recipe = load_recipe(FinetuneRecipe, None, ["task=seq2seq"])
+    scores = {"bleu": 37.3, "chrf": 58.0, "rouge1": 60.0, "rougeL": 55.0, "loss": 1.9}
+    found = written(finetuning_card(recipe, what="x", scores=scores, base=tmp_path, dev="val.de"), tmp_path)
+    assert found.data.metrics == ["sacrebleu", "chrf", "rouge"]
+    config = config_of(ModelSection(architecture="elmo", size="tiny"))
+    card = pretraining_card(load_recipe(PretrainRecipe, None, ["objective=bidirectional_lm"]), {}, None, config=config)
+    assert card.pipeline_tag is None
+    assert card.summary == "ELMo (mini) with a language-model head for both directions."
+
+
 def test_the_names_of_scores_are_those_that_transformers_writes():
     from transformers.modelcard import METRIC_TAGS
 
-    others = {"exact_match", "perplexity"}  # metrics of the hub that no Trainer computes
+    others = {"exact_match", "perplexity", "chrf"}  # metrics of the hub that no Trainer computes
     assert set(hub_metrics().values()) - others <= set(METRIC_TAGS)
 
 

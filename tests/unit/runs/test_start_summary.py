@@ -127,3 +127,8 @@ def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_s
     settings = TrainingSection(steps=MOST_STEPS, minutes=4.0, batch_size=10)
     said = said_after((1, 2, 3, 4), settings, num_units=800)
     assert said == ["step 4: 0.5 steps per second, about 120 steps in 4 minutes, 1.5 epochs"]
+
+
+def test_times_are_said_in_words():
+    said = [start_summary.in_words(seconds) for seconds in (0.2, 1.2, 89.0, 90.0, 5400.0)]
+    assert said == ["0 seconds", "1 second", "89 seconds", "2 minutes", "1.5 hours"]

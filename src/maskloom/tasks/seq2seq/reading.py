@@ -17,7 +17,7 @@ from maskloom.tasks.tables import ReadingOptions, Row, row_text
 
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
 # The usual column names; the first one present is used.
-_SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue")
+_SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue", "prompt")
 _TARGETS = ("target", "tgt", "summary", "translation", "output")
 
 
@@ -90,6 +90,14 @@ def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool)
             f"{tables.listed([*lower.values()])}; name it with --label-column"
         )
     source, target = (next((lower[name] for name in names if name in lower), None) for names in (_SOURCES, _TARGETS))
+    is_numbered = options.label_column is not None and tables.is_column_number(options.label_column)
+    is_named = options.text_column is not None or source is not None or is_numbered
+    if first and not is_named and lower.keys().isdisjoint(tables.TEXTS):
+        raise DataError(
+            f"{path}: line {first.line}: no text column ({', '.join(_SOURCES)}) among "
+            f"{tables.listed([*lower.values()])}; name it with --text-column, by number (from 1) if the file has no "
+            "header"
+        )
     return replace(
         options,
         text_column=options.text_column or source,

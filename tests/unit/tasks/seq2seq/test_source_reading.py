@@ -74,6 +74,8 @@ def test_columns_may_be_named(write):
     assert (one.text, one.label) == ("a man", None)
     with pytest.raises(DataError, match=r"a\.csv: line 1: no target column"):
         read(path)
+    (one,) = read(write("prompts.jsonl", '{"prompt": "a man"}\n'), needs_label=False).examples
+    assert one.text == "a man"
 
 
 def test_two_files_are_read_line_by_line(write):
@@ -130,6 +132,8 @@ def test_what_is_missing_is_said(write):
         read(path)
     with pytest.raises(DataError, match=r"line 1: no target column \(target, tgt, summary.*among 'source', 'x'"):
         read(write("b.csv", "source,x\na,b\n"))
+    with pytest.raises(DataError, match=r"line 1: no text column \(source, src, text.*among 'de', 'target'"):
+        read(write("c.csv", "de,target\na,b\n"))
     with pytest.raises(DataError, match=r"a\.en: no such file; .* targets of .*a\.de \(seq2seq\.target_suffix"):
         read(path, suffix="en")
     with pytest.raises(ConfigError, match="would be its own target file"):
