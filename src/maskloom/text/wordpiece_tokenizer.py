@@ -107,7 +107,7 @@ class WordPieceTokenizer(Tokenizer):
         return text.isascii() or SURROGATE.search(text) is None
 
     def _pieces_alone(self, text: str) -> Pieces:
-        return self._long_pieces(text) if self._is_for_library(text) else self._pieces_by_rules(text)
+        return super()._pieces_alone(text) if self._is_for_library(text) else self._pieces_by_rules(text)
 
     def _parts(self, text: str) -> Iterator[Part]:
         return parts_of(text, self._library_words)
