@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from tokenizers import pre_tokenizers
@@ -202,15 +204,8 @@ def _read_run(path: Path) -> Iterator[tuple[bytes, int]]:
 
 def _summed(pairs: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
     """Sum the counts of adjacent equal words."""
-    current, total = next(pairs, (b"", 0))
-    for word, count in pairs:
-        if word == current:
-            total += count
-        else:
-            yield current, total
-            current, total = word, count
-    if total:
-        yield current, total
+    for word, same in groupby(pairs, key=itemgetter(0)):
+        yield word, sum(count for _, count in same)
 
 
 def _keep_most_frequent(pairs: Iterator[tuple[str, int]], cap: int, found: WordCounts) -> None:
