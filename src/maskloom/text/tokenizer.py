@@ -325,11 +325,8 @@ class Tokenizer(ABC):
             part = self._plain_pieces([text[position : match.start() if match else len(text)]])[0]
             num_words = pieces.extend(part, position, num_words)
             if match:
-                pieces.ids.append(self.vocabulary.ids[match.group()])
-                pieces.words.append(num_words)
-                pieces.offsets.append(match.span())
-                num_words += 1
-                position = match.end()
+                mark = Pieces([self.vocabulary.ids[match.group()]], [0], [(0, len(match.group()))])
+                num_words, position = pieces.extend(mark, match.start(), num_words), match.end()
         return pieces
 
     def _assemble(self, first: Pieces, second: Pieces | None, limit: int) -> Encoding:
