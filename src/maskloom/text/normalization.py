@@ -7,6 +7,7 @@ accents (uncased only), isolate punctuation. These rules define words for both t
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from collections.abc import Sequence
 from itertools import compress
@@ -57,9 +58,7 @@ class _Punctuation(dict[str, bool]):
     """Maps a character to whether it is punctuation: an ASCII symbol or in a Unicode category that starts with P."""
 
     def __missing__(self, char: str) -> bool:
-        code = ord(char)
-        is_ascii_symbol = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
-        self[char] = is_ascii_symbol or unicodedata.category(char).startswith("P")
+        self[char] = char in string.punctuation or unicodedata.category(char).startswith("P")
         return self[char]
 
 

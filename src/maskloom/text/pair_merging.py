@@ -92,16 +92,13 @@ class PmiQueue:
 
     def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
         """Apply the count changes of a merge."""
-        first, second, new = merged >> PAIR_SHIFT, merged & SECOND, symbol
-        self._recount(first, second, new, num_merged)
+        first, second = merged >> PAIR_SHIFT, merged & SECOND
+        self._recount(first, second, symbol, num_merged)
         slot = self._slots.pop(merged)
         self._counts[slot] = 0
         self._change(changes)
-        touched = [np.array([slot])]
-        for symbol_id in {first, second, new}:
-            if symbol_id in self._slots_of_symbol:
-                touched.append(self._live_slots(symbol_id))
-        self._rescore(np.concatenate(touched))
+        touched = [self._live_slots(one) for one in {first, second, symbol} if one in self._slots_of_symbol]
+        self._rescore(np.concatenate([[slot], *touched]))
 
     def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
         """Move occurrences from two symbols, which may be the same, to a third."""

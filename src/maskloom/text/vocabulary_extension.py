@@ -97,10 +97,7 @@ class _CutWords:
         """Add a token and split the words again; return the distinct candidates whose estimates have grown."""
         changed = self._changed_by(token)
         self._known.add(token)
-        before = {}
-        for word in changed:
-            for run, _ in _runs(self._cuts[word]):
-                before.setdefault(run, self.estimates[run])
+        before = {run: self.estimates[run] for word in changed for run, _ in _runs(self._cuts[word])}
         for word in changed:
             self._leave(word)
             self._enter(word, _cut(word, self._known) or [])
