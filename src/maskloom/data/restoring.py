@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 
@@ -15,30 +15,12 @@ from maskloom.data.corruption import Corruption, Packed, drawn, ranks
 from maskloom.data.counter_random import integers, uniform, words
 from maskloom.data.settings import DenoisingData, RestoringData, SpanCorruptionData
 from maskloom.errors import ConfigError
+from maskloom.text.templates import SequenceTemplate
 from maskloom.text.vocabulary import sentinel
 
 # One number for each kind of draw, so that no two kinds share random words.
 _SENTENCES, _STARTS, _LENGTHS, _RANDOM, _RANDOM_TOKEN, _INSERTED, _OFFSET, _PRESENT, _MISSING = range(501, 510)
 _LONGEST_SPAN = 400
-
-
-class _Frame(NamedTuple):
-    """The marks before and after every text."""
-
-    begin: np.ndarray
-    end: np.ndarray
-
-    def around(self, texts: Packed) -> Packed:
-        """Return texts with their marks."""
-        before, behind = len(self.begin), len(self.end)
-        sizes = texts.sizes + before + behind
-        ends = np.cumsum(sizes)
-        ids, is_text = np.empty(int(sizes.sum()), dtype=np.int64), np.ones(int(sizes.sum()), dtype=bool)
-        for first, marks in ((ends - sizes, self.begin), (ends - behind, self.end)):
-            places = first[:, None] + np.arange(len(marks))
-            ids[places], is_text[places] = marks, False
-        ids[is_text] = texts.ids
-        return Packed(ids, sizes)
 
 
 @dataclass(frozen=True)
@@ -61,23 +43,24 @@ class Restoring(Corruption[Texts, SourceTargetBatch]):
     def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
         """Return the numbers of target tokens, without marks, for texts of these sizes."""
 
-    def _parts(self, texts: Texts) -> tuple[Packed, Packed, _Frame]:
+    def _parts(self, texts: Texts) -> tuple[Packed, Packed, SequenceTemplate]:
         """Return texts without their marks, the lengths of their sentences, and the marks."""
         starts, lengths = cast(np.ndarray, texts.sentence_starts), cast(np.ndarray, texts.sentence_lengths)
         whole = Packed(texts.token_ids, texts.lengths)
         sentences = Packed(lengths, np.diff(np.append(np.searchsorted(starts, whole.starts), len(starts))))
         sizes, num_begin = np.add.reduceat(lengths, sentences.starts), int(starts[0])
         is_text = (whole.places >= num_begin) & (whole.places < (num_begin + sizes)[whole.owners])
-        first = texts.token_ids[: texts.lengths[0]]
-        return whole.kept(is_text), sentences, _Frame(first[:num_begin], first[num_begin + sizes[0] :])
+        first = texts.token_ids[: texts.lengths[0]].tolist()
+        frame = SequenceTemplate(tuple(first[:num_begin]), (), tuple(first[num_begin + int(sizes[0]) :]))
+        return whole.kept(is_text), sentences, frame
 
     def _states(self, kind: int, texts: Texts) -> np.ndarray:
         return words(self.seed, kind, texts.epochs, texts.keys)
 
-    def _batch(self, source: Packed, target: Packed, frame: _Frame) -> SourceTargetBatch:
+    def _batch(self, source: Packed, target: Packed, frame: SequenceTemplate) -> SourceTargetBatch:
         """Return the batch for sources and targets given without their marks."""
-        source, target, own = frame.around(source), frame.around(target), self.data.decoder_start
-        start = self.vocabulary.pad_id if own is None and not len(frame.begin) else own
+        source, target, own = _framed(source, frame), _framed(target, frame), self.data.decoder_start
+        start = self.vocabulary.pad_id if own is None and not frame.begin else own
         ids, sizes, labels = read_and_predicted(target.ids, target.sizes, start)
         marks = [ids[0], *(() if own is None else frame.begin), frame.end[-1]]
         return SourceTargetBatch(
@@ -242,6 +225,13 @@ class SpanCorruption(Restoring):
         num_missing = np.minimum(np.maximum(np.rint(sizes * self.data.noise_density), 1), sizes - 1)
         num_spans = np.minimum(np.maximum(np.rint(num_missing / self.data.mean_span_length), 1), num_missing)
         return num_missing.astype(np.int64), np.minimum(num_spans, sizes - num_missing).astype(np.int64)
+
+
+def _framed(texts: Packed, template: SequenceTemplate) -> Packed:
+    """Return texts with their marks."""
+    frames = template.frames(texts.sizes)
+    frames.token_ids[np.arange(len(texts.ids)) + np.repeat(frames.first - texts.starts, texts.sizes)] = texts.ids
+    return Packed(frames.token_ids, frames.lengths)
 
 
 def _partition(sizes: np.ndarray, numbers: np.ndarray, states: np.ndarray) -> np.ndarray:
