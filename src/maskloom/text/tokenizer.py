@@ -183,7 +183,7 @@ class Tokenizer(ABC):
         pieces = self._pieces([text for text, _ in texts], parse_special_tokens)
         seconds = iter(self._pieces(pairs, parse_special_tokens))
         return [
-            self._assemble(first, next(seconds) if pair else None, limit)
+            self._assemble(first, next(seconds) if pair else Pieces([], [], []), limit)
             for first, (_, pair) in zip(pieces, texts, strict=True)
         ]
 
@@ -329,8 +329,7 @@ class Tokenizer(ABC):
                 num_words, position = pieces.extend(mark, match.start(), num_words), match.end()
         return pieces
 
-    def _assemble(self, first: Pieces, second: Pieces | None, limit: int) -> Encoding:
-        second = second or Pieces([], [], [])
+    def _assemble(self, first: Pieces, second: Pieces, limit: int) -> Encoding:
         ids, num_a, kept = self._assembled(first.ids, second.ids, limit)
         segments = [0] * num_a + [int(self.template.has_segments)] * (len(ids) - num_a)
         words: list[int | None] = [None] * len(ids)
