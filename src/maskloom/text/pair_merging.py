@@ -62,8 +62,6 @@ class FrequencyQueue:
 class PmiQueue:
     """Pairs ordered by freq(pair) / (freq(first) * freq(second)), that is, by pointwise mutual information.
 
-    Ties go to the pair with the older symbols.
-
     A merge raises the score of every pair that shares a symbol with it, so most entries of a heap would be stale.
     Instead, scores are stored in an array of blocks that each record their best pair; only blocks with a changed score
     are scanned again. A pair occupies a slot as long as it occurs; slots are never reused.

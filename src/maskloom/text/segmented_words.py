@@ -49,7 +49,7 @@ class SegmentedWords:
         self._weights = array("q", bytes(8) + np.repeat(np.asarray(counts, np.int64), sizes).tobytes())
         views = (np.frombuffer(flat, f"i{flat.itemsize}") for flat in (self._symbols, self._begins, self._weights))
         self._views = tuple(views)
-        self._lengths = [1] * (int(symbols.max(initial=0)) + 1)
+        self._lengths = dict.fromkeys(range(int(symbols.max(initial=0)) + 1), 1)
         self._places: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
         found = np.flatnonzero((symbols[:-1] >= 0) & (symbols[1:] >= 0)).astype(np.int32)
         self.pair_counts = self._note(_pairs(symbols[found], symbols[found + 1]), found, self._views[2][found])
@@ -68,8 +68,6 @@ class SegmentedWords:
         Return the changes in the counts of other pairs and the number of replacements, both weighted by word counts.
         """
         first, second = pair >> PAIR_SHIFT, pair & SECOND
-        if symbol >= len(self._lengths):
-            self._lengths.extend([0] * (symbol + 1 - len(self._lengths)))
         self._lengths[symbol] = self._lengths[first] + self._lengths[second]
         places = self._places.pop(pair)
         if len(places) < FEW:
