@@ -7,7 +7,6 @@ rows of a .parquet file, and a document has at most `MAX_DOCUMENT_BYTES`.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -158,11 +157,8 @@ def read_documents(
 
 
 def _files_of_folder(folder: Path, report: ReadingReport) -> list[SourceFile]:
-    inside: list[Path] = []
-    for parent, folders, names in os.walk(folder):
-        inside.extend(Path(parent) / name for name in names)
-        # a linked folder could lead back here, so it is listed but never entered
-        inside.extend(Path(parent) / name for name in folders if (Path(parent) / name).is_symlink())
+    # a linked folder could lead back here, so it is listed but never entered
+    inside = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     found: list[SourceFile] = []
     home = folder.resolve()
     for path in sorted(inside, key=lambda path: path.relative_to(folder).parts):
