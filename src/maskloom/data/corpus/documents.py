@@ -272,24 +272,22 @@ def _documents_of_files(
         path = source.path
         reader = _Reader(path, skips_bad_text, report, longest)
         check_regular(path)
+        # an error of the code that takes the documents is raised there, not at a yield
         with reading_errors(path):
             before = path.stat()
-        if path.suffix.lower() == _PARQUET:
-            with reading_errors(path):
+            if path.suffix.lower() == _PARQUET:
                 report.sums[path] = file_sha256(path)
-            yield from filter(None, _documents_of_table(reader))
-        else:
-            with reading_errors(path):
-                stream = ByteStream(path)
-            with closing(stream):
-                rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _documents_of_text(stream, reader, rule)
-                for document in _with_reading_errors(filter(None, rows), path):
-                    report.num_bytes_read = finished + stream.raw.position
-                    yield document
-                    # otherwise it would stay in memory while the next one is read
-                    del document
-                report.sums[path] = stream.raw.sum.hexdigest()
-        with reading_errors(path):
+                yield from filter(None, _documents_of_table(reader))
+            else:
+                with closing(ByteStream(path)) as stream:
+                    is_text = _kind(path) != ".jsonl"
+                    rows = _documents_of_text(stream, reader, rule) if is_text else _rows(stream, reader)
+                    for document in filter(None, rows):
+                        report.num_bytes_read = finished + stream.raw.position
+                        yield document
+                        # otherwise it would stay in memory while the next one is read
+                        del document
+                    report.sums[path] = stream.raw.sum.hexdigest()
             now = path.stat()
         if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
             raise DataError(
@@ -300,17 +298,6 @@ def _documents_of_files(
             report.empty_files.append(str(path))
         finished += before.st_size
         report.num_bytes_read = finished
-
-
-def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[Document]:
-    """Yield documents, converting only errors from reading, never those of the code that consumes them."""
-    while True:
-        with reading_errors(path):
-            document = next(documents, None)
-        if document is None:
-            return
-        yield document
-        del document
 
 
 def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:

@@ -203,8 +203,7 @@ class SentencePairs:
     def swapped_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments of one chunk, half of them swapped (ALBERT, 3.1); skips a single last sentence."""
         last = np.searchsorted(chunks.token_ends, chunks.goals)
-        last = np.maximum(last, np.arange(len(last)) + 2)
-        last = np.minimum(last, chunks.document_ends)
+        last = np.clip(last, np.arange(len(last)) + 2, chunks.document_ends)
         reached = _chain(last)
         start = reached[last[reached] - reached > 1]
         if len(start) == 0:
