@@ -170,9 +170,8 @@ def _script(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
 
 
 def _is_letter(token: str) -> bool:
-    if len(token) != 1 or not token.isalpha():
-        return False
-    return not any(first <= ord(token) <= last for first, last in _WHOLE_CHARACTERS)
+    is_letter = len(token) == 1 and token.isalpha()
+    return is_letter and not any(first <= ord(token) <= last for first, last in _WHOLE_CHARACTERS)
 
 
 def _size(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
