@@ -173,10 +173,9 @@ class _SpillingTotals:
         if not self.runs:
             yield from self._counts.items()
             return
-        runs, number = list(self.runs), 0
+        runs = list(self.runs)
         while len(runs) > _MAX_OPEN_RUNS:
-            joined = self._folder / f"merged-{number}"
-            number += 1
+            joined = runs[0].with_name(f"{runs[0].name}-merged")
             _write_run(joined, _summed(heapq.merge(*map(_read_run, runs[:_MAX_OPEN_RUNS]))))
             for path in runs[:_MAX_OPEN_RUNS]:
                 path.unlink()
