@@ -141,10 +141,11 @@ class Tokenizer(ABC):
 
     @cached_property
     def template(self) -> SequenceTemplate:
-        """The marks around the texts of a task; none if no token represents a whole text."""
-        special = self.vocabulary.special
-        marks = self.task_marks if special.classify else ONE_TEXT
-        if special.classify and special.classify == special.begin:
+        """The marks around the texts of a task; none if the token is missing that represents a whole text."""
+        special, marks = self.vocabulary.special, self.task_marks
+        if "classify" in marks and special.classify is None:
+            marks = ONE_TEXT
+        elif "classify" in marks and special.classify == special.begin:
             marks = BART_TEXTS
         return SequenceTemplate.of(marks, self.vocabulary, has_segments=self.has_segments)
 
