@@ -58,9 +58,7 @@ class SegmentedWords:
         """Return how often each symbol occurs."""
         symbols, _, weights = self._views
         is_symbol = symbols >= 0
-        totals = np.zeros(num_symbols, np.int64)
-        np.add.at(totals, symbols[is_symbol], weights[is_symbol])
-        return totals.tolist()
+        return np.bincount(symbols[is_symbol], weights[is_symbol], num_symbols).astype(np.int64).tolist()
 
     def merge(self, pair: int, symbol: int) -> tuple[dict[int, int], int]:
         """Replace every occurrence of a pair with `symbol`, from left to right in each word.

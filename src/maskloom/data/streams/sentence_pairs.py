@@ -363,15 +363,12 @@ def _chain(following: np.ndarray) -> np.ndarray:
 
 def _num_heads(num_tosses: np.ndarray, seed: int, stream: int, epoch: int, sentences: np.ndarray) -> np.ndarray:
     """Return the number of heads in fair coin tosses: the tokens cut from the front rather than the back."""
-    heads = np.zeros(len(num_tosses), dtype=np.int64)
-    (rows,) = np.nonzero(num_tosses)
-    num_words = -(-num_tosses[rows] // 64)
-    owner = np.repeat(rows, num_words)
+    num_words = -(-num_tosses // 64)
+    owner = np.repeat(np.arange(len(num_tosses)), num_words)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(num_words) - num_words, num_words)
     unused = np.maximum(64 * (number + 1) - num_tosses[owner], 0).astype(np.uint64)
     bits = words(seed, stream, epoch, sentences[owner], number) >> unused
-    np.add.at(heads, owner, np.bitwise_count(bits))
-    return heads
+    return np.bincount(owner, np.bitwise_count(bits), len(num_tosses)).astype(np.int64)
 
 
 def _checked_lengths(corpus: Corpus, sentences: np.ndarray) -> np.ndarray:
