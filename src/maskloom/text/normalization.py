@@ -68,9 +68,7 @@ _PUNCTUATION = _Punctuation()
 
 def split_chunks(text: str) -> list[str]:
     """Split raw text at white space as the rules define it; the chunks' words, in order, are the words of the text."""
-    if _DELETED_SEPARATORS.search(text):
-        text = _DELETED_SEPARATORS.sub("", text)
-    return text.split()
+    return _DELETED_SEPARATORS.sub("", text).split()
 
 
 def has_words(text: str) -> bool:
