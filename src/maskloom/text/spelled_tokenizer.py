@@ -23,13 +23,6 @@ _MAX_LENGTH = 10_000
 _KEPT = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = count(256)
 _BYTES = [chr(byte if byte in _KEPT else next(_OTHERS)) for byte in range(256)]
-_SPECIAL = SpecialTokens(pad="<pad>", classify="<S>", separator="</S>")
-
-
-def spelled_vocabulary() -> Vocabulary:
-    """Return the vocabulary: bytes that begin a word, bytes inside a word, and marks."""
-    inside = [CONTINUATION_PREFIX + byte for byte in _BYTES]
-    return Vocabulary([*_BYTES, *inside, "<S>", "</S>", "<pad>"], _SPECIAL)
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,9 @@ class SpelledTokenizer(Tokenizer):
     @classmethod
     def of(cls, words: Tokenizer | None = None) -> SpelledTokenizer:
         """Return the tokenizer of a model that predicts the words of another tokenizer."""
-        return cls(spelled_vocabulary(), lowercase=False, max_length=_MAX_LENGTH, targets=words)
+        tokens = [*_BYTES, *(CONTINUATION_PREFIX + byte for byte in _BYTES), "<S>", "</S>", "<pad>"]
+        vocabulary = Vocabulary(tokens, SpecialTokens(pad="<pad>", classify="<S>", separator="</S>"))
+        return cls(vocabulary, lowercase=False, max_length=_MAX_LENGTH, targets=words)
 
     @classmethod
     def open(cls, folder: Path) -> SpelledTokenizer:

@@ -100,11 +100,10 @@ def train_vocabulary(
     over 200 characters (unlimited for bytes), are ignored. "pmi" merges rare pairs first, because their symbols are
     rare too: raise `min_frequency` until the report shows few pieces per word.
 
-    The report describes the training text, says why there are fewer than `settings.size` tokens, lists the hundred most
-    frequent dropped characters and tells how well the vocabulary covers the text: rates are fractions of the
-    occurrences of kept words, and an unknown word counts as one piece. `count` is `count_words`, possibly with more
-    arguments bound. Raises ConfigError for impossible settings, such as a size too small for the alphabet, and
-    DataError for text without words.
+    The report says why there are fewer than `settings.size` tokens, lists the hundred most frequent dropped characters
+    and describes the text and its coverage: rates are fractions of the occurrences of kept words, and an unknown word
+    counts as one piece. `count` is `count_words`, possibly with more arguments bound. Raises ConfigError for impossible
+    settings, such as a size too small for the alphabet, and DataError for text without words.
     """
     settings.check()
     is_bytes = settings.model == "byte-bpe"
@@ -137,15 +136,13 @@ def train_vocabulary(
         suffix=suffix,
         progress=(lambda done: progress("merge pairs", done + num_specials, size)) if progress else None,
     )
-    tokenizer = _tokenizer([*settings.specials, *symbols, *settings.last], merges, suffix, settings.lowercase)
-    return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
-
-
-def _tokenizer(tokens: list[str], merges: list[tuple[str, str]], suffix: str | None, lowercase: bool) -> Tokenizer:
+    tokens = [*settings.specials, *symbols, *settings.last]
     if suffix is None:
-        return WordPieceTokenizer(Vocabulary(tokens), lowercase=lowercase)
-    vocabulary = Vocabulary(tokens, GPT_TOKENS if suffix else BART_TOKENS, prefix="", suffix=suffix)
-    return BytePairTokenizer(vocabulary, tuple(merges), lowercase=lowercase)
+        tokenizer = WordPieceTokenizer(Vocabulary(tokens), lowercase=settings.lowercase)
+    else:
+        vocabulary = Vocabulary(tokens, GPT_TOKENS if suffix else BART_TOKENS, prefix="", suffix=suffix)
+        tokenizer = BytePairTokenizer(vocabulary, tuple(merges), lowercase=settings.lowercase)
+    return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
 
 
 def _frequent_words(counts: dict[str, int], settings: VocabularySettings) -> Vocabulary:

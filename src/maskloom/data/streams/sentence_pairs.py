@@ -165,21 +165,18 @@ class SentencePairs:
         document_ends = np.cumsum(counts)
         sentences = np.repeat(self._first[visited] - (document_ends - counts), counts) + np.arange(document_ends[-1])
         lengths = _checked_lengths(self._corpus, sentences)
+        most, documents = self._room, self._documents[visited]
+        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
+        targets = np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
         chunks = _Chunks(
             sentences=sentences,
             document_ends=np.repeat(document_ends, counts),
             indices=np.repeat(visited, counts),
-            targets=np.repeat(self._targets(visited, epoch), counts),
+            targets=np.repeat(targets, counts),
             token_ends=np.concatenate([[0], np.cumsum(lengths)]),
         )
         pairs = self._data.pairs
         return self._segments(chunks, epoch) if pairs is None else PAIR_TASKS[pairs].cut(self, chunks, epoch)
-
-    def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
-        """Return each document's target number of text tokens per instance, drawn once per document and epoch."""
-        most, documents = self._room, self._documents[visited]
-        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
-        return np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
 
     def random_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments: a chunk of sentences up to the target length, split or with a random B."""
