@@ -27,7 +27,7 @@ from surroundings import processor
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from maskloom.data.spelling import BothWaysBatch, Spelling
+from maskloom.data.spelling import BothWaysBatch, spelled_words
 from maskloom.layers.attention import Kept
 from maskloom.layers.projected_lstm import ProjectedLSTMs
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -80,8 +80,9 @@ def plain_loss(model: EncoderWithHeads, batch: BothWaysBatch) -> Tensor:
     """Return the loss of a batch, computed by the plain loop."""
     encoder, sides = model.encoder, []
     for words in (batch.token_ids, batch.backward_ids):
-        ids, lengths = batch.spelling.spelled(words)
-        characters = encoder.spelled(torch.from_numpy(ids), SequenceLayout.from_lengths(lengths))[0]
+        spelled = batch.spelling.take(words)
+        layout = SequenceLayout.from_lengths(np.diff(spelled.edges))
+        characters = encoder.spelled(torch.from_numpy(spelled.flat), layout)[0]
         sides.append(encoder.embeddings.characters(characters))
     hidden = torch.cat(sides, 1)
     for layer in encoder.layers:
@@ -119,7 +120,7 @@ def some_batch(rows: int) -> BothWaysBatch:
     lengths, places = np.full(rows, STEPS), np.arange(rows * STEPS)
     return BothWaysBatch(
         ids[0], np.zeros_like(ids[0]), lengths, places, labels[0], None,
-        backward_ids=ids[1], backward_labels=labels[1], spelling=Spelling.of(Vocabulary([*SPECIAL_TOKENS, *names])),
+        backward_ids=ids[1], backward_labels=labels[1], spelling=spelled_words(Vocabulary([*SPECIAL_TOKENS, *names])),
     )  # fmt: skip
 
 

@@ -230,10 +230,9 @@ def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | Non
     A batch has at most `max_tokens` tokens, or one longer example, and at most `max_examples` examples. The largest
     comes first, so that running out of memory shows immediately. Raises ValueError for a limit below 1.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}; it must be at least 1")
-    if max_examples is not None and max_examples < 1:
-        raise ValueError(f"max_examples is {max_examples}; it must be at least 1")
+    for name, most in (("max_tokens", max_tokens), ("max_examples", max_examples)):
+        if most is not None and most < 1:
+            raise ValueError(f"{name} is {most}; it must be at least 1")
     lengths = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     ends = _ends(lengths[order])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -21,6 +22,33 @@ _SEQUENCE, _PRIORITY, _REPLACEMENT, _RANDOM_TOKEN = range(201, 205)
 
 Gathered = TypeVar("Gathered")
 Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Concatenated texts: ids (tokens,), sizes (texts,)."""
+
+    ids: np.ndarray
+    sizes: np.ndarray
+
+    @cached_property
+    def owners(self) -> np.ndarray:
+        """The index of each token's text."""
+        return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each text begins."""
+        return np.cumsum(self.sizes) - self.sizes
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """The position of each token in its text."""
+        return np.arange(len(self.ids)) - self.starts[self.owners]
+
+    def kept(self, is_kept: np.ndarray) -> Packed:
+        """Return the texts with only the selected tokens."""
+        return Packed(self.ids[is_kept], np.bincount(self.owners[is_kept], minlength=len(self.sizes)))
 
 
 @dataclass(frozen=True)
@@ -59,24 +87,23 @@ class Masking(Corruption[Texts, PretrainingBatch]):
 
     def __call__(self, texts: Texts) -> PretrainingBatch:
         """Return the batch with masked ids, and the original ids as labels."""
-        token_ids, lengths, vocabulary, data = texts.token_ids, texts.lengths, self.vocabulary, self.data
-        owners = np.repeat(np.arange(len(lengths)), lengths)
-        own_positions = np.arange(len(token_ids)) - (np.cumsum(lengths) - lengths)[owners]
+        token_ids, vocabulary, data = texts.token_ids, self.vocabulary, self.data
+        packed = Packed(token_ids, texts.lengths)
         states = words(self.seed, _SEQUENCE, texts.epochs, texts.keys)
         is_candidate = ~vocabulary.is_mark[token_ids]
-        counts = num_predictions(lengths, data)
+        counts = num_predictions(texts.lengths, data)
         if data.whole_word_masking:
             # the rest of a word right after [CLS] or [SEP], left over from truncation at the front, is its own word
             continues = ~vocabulary.begins_words(token_ids) & np.append(False, is_candidate[:-1])
             (heads,) = np.nonzero(is_candidate & ~continues)
-            positions = _choose_words(heads, is_candidate, owners, own_positions, states, counts)
+            positions = _choose_words(heads, is_candidate, packed, states, counts)
         else:
             (candidates,) = np.nonzero(is_candidate)
-            positions = np.sort(drawn(candidates, owners, own_positions, states, counts))
+            positions = np.sort(drawn(candidates, packed, states, counts))
         labels = token_ids[positions]
-        keys, own_positions = states[owners[positions]], own_positions[positions]
-        draws = uniform(_REPLACEMENT, keys, own_positions)
-        random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, own_positions)
+        keys, places = states[packed.owners[positions]], packed.places[positions]
+        draws = uniform(_REPLACEMENT, keys, places)
+        random_ids = integers(len(vocabulary), _RANDOM_TOKEN, keys, places)
         is_kept = draws < data.mask_prob + data.keep_prob
         replacements = np.where(draws < data.mask_prob, vocabulary.mask_id, np.where(is_kept, labels, random_ids))
         masked = token_ids.copy()
@@ -108,24 +135,24 @@ class NextTokens(Corruption[Texts, PretrainingBatch]):
         return texts.predicting(texts.token_ids, targets - 1, texts.token_ids[targets])
 
 
-def _shuffled(tokens: np.ndarray, owners: np.ndarray, own_positions: np.ndarray, states: np.ndarray) -> np.ndarray:
+def _shuffled(tokens: np.ndarray, packed: Packed, states: np.ndarray) -> np.ndarray:
     """Return packed token positions grouped by sequence and, within each, in random order."""
-    token_bits = np.uint64(max(1, len(owners).bit_length()))
+    owners = packed.owners[tokens]
+    token_bits = np.uint64(max(1, len(packed.ids).bit_length()))
     owner_bits = np.uint64(max(1, len(states).bit_length()))
     # Sequence, random bits and position in one word: the words are distinct, and sorting them gives the order.
-    draws = words(_PRIORITY, states[owners[tokens]], own_positions[tokens]) >> owner_bits
+    draws = words(_PRIORITY, states[owners], packed.places[tokens]) >> owner_bits
     draws = (draws >> token_bits << token_bits) | tokens.astype(np.uint64)
-    draws |= owners[tokens].astype(np.uint64) << (np.uint64(64) - owner_bits)
+    draws |= owners.astype(np.uint64) << (np.uint64(64) - owner_bits)
     draws.sort()
     return (draws & ((np.uint64(1) << token_bits) - np.uint64(1))).astype(np.int64)
 
 
-def drawn(
-    tokens: np.ndarray, owners: np.ndarray, own_positions: np.ndarray, states: np.ndarray, counts: np.ndarray
-) -> np.ndarray:
+def drawn(tokens: np.ndarray, packed: Packed, states: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return packed token positions grouped by sequence: `counts` random ones per sequence, in random order."""
-    order = _shuffled(tokens, owners, own_positions, states)
-    return order[ranks(owners[order]) < counts[owners[order]]]
+    order = _shuffled(tokens, packed, states)
+    owners = packed.owners[order]
+    return order[ranks(owners) < counts[owners]]
 
 
 def ranks(owners: np.ndarray) -> np.ndarray:
@@ -134,21 +161,16 @@ def ranks(owners: np.ndarray) -> np.ndarray:
 
 
 def _choose_words(
-    heads: np.ndarray,
-    is_candidate: np.ndarray,
-    owners: np.ndarray,
-    own_positions: np.ndarray,
-    states: np.ndarray,
-    counts: np.ndarray,
+    heads: np.ndarray, is_candidate: np.ndarray, packed: Packed, states: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
     """Return the packed positions of randomly chosen words, skipping any word that would exceed the count."""
     if len(heads) == 0:
         return heads
     sizes = np.zeros(len(is_candidate), dtype=np.int64)
     sizes[heads] = np.add.reduceat(is_candidate.astype(np.int64), heads)
-    order = _shuffled(heads, owners, own_positions, states)
-    first = np.searchsorted(owners[order], np.arange(len(counts)))
-    end = np.searchsorted(owners[order], np.arange(len(counts)), side="right")
+    order = _shuffled(heads, packed, states)
+    first = np.searchsorted(packed.owners[order], np.arange(len(counts)))
+    end = np.searchsorted(packed.owners[order], np.arange(len(counts)), side="right")
     left, chosen = counts.copy(), []
     rank = 0
     (active,) = np.nonzero(first < end)

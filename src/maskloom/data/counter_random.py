@@ -72,9 +72,6 @@ class Permutation:
         self._half_mask = np.uint64(2**half - 1)
         self._round_keys = [words(self._key, number).reshape(1) for number in range(_NUM_ROUNDS)]
 
-    def __len__(self) -> int:
-        return self.size
-
     @overload
     def __getitem__(self, index: int) -> int: ...
 

@@ -44,16 +44,6 @@ class FeaturePlan:
         """The first row of each unit, and the total number of rows at the end, (units + 1,) int64."""
         return np.concatenate([[0], np.cumsum(self.row_counts, dtype=np.int64)]).astype(np.int64)
 
-    @property
-    def num_rows(self) -> int:
-        """The total number of rows."""
-        return int(self.row_counts.sum())
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the array on disk."""
-        return _num_bytes(self.as_dict())
-
     def as_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, with a checksum instead of the row counts."""
         return {
@@ -64,7 +54,7 @@ class FeaturePlan:
             "width": self.width,
             "precision": self.precision,
             "num_units": len(self.row_counts),
-            "num_rows": self.num_rows,
+            "num_rows": int(self.row_counts.sum()),
             "offsets_sha256": hashlib.sha256(self.offsets.astype("<i8").tobytes()).hexdigest(),
         }
 
@@ -80,22 +70,22 @@ class FeatureWriter:
     def __init__(self, folder: str | Path, plan: FeaturePlan) -> None:
         self._folder, self._plan = Path(folder), plan
         self._building = self._folder.with_name(self._folder.name + ".building")
-        self._offsets = plan.offsets
+        self._offsets, self._held = plan.offsets, plan.as_dict()
         continues = self._continues()
         if not continues:
             shutil.rmtree(self._building, ignore_errors=True)
             self._building.mkdir(parents=True)
             (self._building / FEATURES).touch()
             (self._building / _DONE).write_bytes(bytes(len(plan.row_counts)))
-            write_json(self._building / _PLAN, plan.as_dict())
+            write_json(self._building / _PLAN, self._held)
         try:
-            _take_room(self._building / FEATURES, plan.num_bytes)
+            _take_room(self._building / FEATURES, _num_bytes(self._held))
         except OSError:
             if not continues:
                 shutil.rmtree(self._building)
             raise
         self._done = np.fromfile(self._building / _DONE, dtype=np.uint8)
-        self._array = _map(self._building / FEATURES, plan.as_dict(), mode="r+")
+        self._array = _map(self._building / FEATURES, self._held, mode="r+")
         self._unmarked: list[int] = []
 
     def missing_units(self) -> np.ndarray:
@@ -111,12 +101,12 @@ class FeatureWriter:
             values = rows.astype(_TYPES[self._plan.precision])
         if not np.isfinite(values).all():
             raise ValueError(f"activations are not finite in precision {self._plan.precision}")
-        start = 0
-        for unit in np.asarray(units).tolist():
+        start, numbers = 0, np.asarray(units).tolist()
+        for unit in numbers:
             first, end = int(self._offsets[unit]), int(self._offsets[unit + 1])
             self._array[first:end] = values[start : start + end - first]
             start += end - first
-        self._unmarked += np.asarray(units).tolist()
+        self._unmarked += numbers
 
     def mark(self) -> None:
         """Flush everything written so far to disk, and record those units as done."""
@@ -135,7 +125,7 @@ class FeatureWriter:
         del self._array
         write_bytes(self._building / OFFSETS, self._offsets.astype("<i8").tobytes())
         sums = {name: file_sha256(self._building / name) for name in (FEATURES, OFFSETS)}
-        write_json(self._building / MANIFEST, {**self._plan.as_dict(), "sha256": sums})
+        write_json(self._building / MANIFEST, {**self._held, "sha256": sums})
         for name in (_PLAN, _DONE):
             (self._building / name).unlink()
         if self._folder.exists():
@@ -150,7 +140,7 @@ class FeatureWriter:
             sizes = [(self._building / name).stat().st_size for name in (FEATURES, _DONE)]
         except (OSError, ValueError):
             return False
-        return stored == self._plan.as_dict() and sizes == [self._plan.num_bytes, len(self._plan.row_counts)]
+        return stored == self._held and sizes == [_num_bytes(self._held), len(self._plan.row_counts)]
 
 
 @dataclass(frozen=True)

@@ -5,67 +5,22 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import NamedTuple, cast
+from functools import lru_cache
+from typing import cast
 
 import numpy as np
 
 from maskloom.data.batch import SourceTargetBatch, Texts, read_and_predicted
-from maskloom.data.corruption import Corruption, drawn, ranks
+from maskloom.data.corruption import Corruption, Packed, drawn, ranks
 from maskloom.data.counter_random import integers, uniform, words
 from maskloom.data.settings import DenoisingData, RestoringData, SpanCorruptionData
 from maskloom.errors import ConfigError
+from maskloom.text.templates import SequenceTemplate
 from maskloom.text.vocabulary import sentinel
 
 # One number for each kind of draw, so that no two kinds share random words.
 _SENTENCES, _STARTS, _LENGTHS, _RANDOM, _RANDOM_TOKEN, _INSERTED, _OFFSET, _PRESENT, _MISSING = range(501, 510)
 _LONGEST_SPAN = 400
-
-
-@dataclass(frozen=True)
-class _Packed:
-    """Concatenated texts: ids (tokens,), sizes (texts,)."""
-
-    ids: np.ndarray
-    sizes: np.ndarray
-
-    @cached_property
-    def owners(self) -> np.ndarray:
-        """The index of each token's text."""
-        return np.repeat(np.arange(len(self.sizes)), self.sizes)
-
-    @cached_property
-    def starts(self) -> np.ndarray:
-        """Where each text begins."""
-        return np.cumsum(self.sizes) - self.sizes
-
-    @cached_property
-    def places(self) -> np.ndarray:
-        """The position of each token in its text."""
-        return np.arange(len(self.ids)) - self.starts[self.owners]
-
-    def kept(self, is_kept: np.ndarray) -> _Packed:
-        """Return the texts with only the selected tokens."""
-        return _Packed(self.ids[is_kept], np.bincount(self.owners[is_kept], minlength=len(self.sizes)))
-
-
-class _Frame(NamedTuple):
-    """The marks before and after every text."""
-
-    begin: np.ndarray
-    end: np.ndarray
-
-    def around(self, texts: _Packed) -> _Packed:
-        """Return texts with their marks."""
-        before, behind = len(self.begin), len(self.end)
-        sizes = texts.sizes + before + behind
-        ends = np.cumsum(sizes)
-        ids, is_text = np.empty(int(sizes.sum()), dtype=np.int64), np.ones(int(sizes.sum()), dtype=bool)
-        for first, marks in ((ends - sizes, self.begin), (ends - behind, self.end)):
-            places = first[:, None] + np.arange(len(marks))
-            ids[places], is_text[places] = marks, False
-        ids[is_text] = texts.ids
-        return _Packed(ids, sizes)
 
 
 @dataclass(frozen=True)
@@ -88,23 +43,24 @@ class Restoring(Corruption[Texts, SourceTargetBatch]):
     def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
         """Return the numbers of target tokens, without marks, for texts of these sizes."""
 
-    def _parts(self, texts: Texts) -> tuple[_Packed, _Packed, _Frame]:
+    def _parts(self, texts: Texts) -> tuple[Packed, Packed, SequenceTemplate]:
         """Return texts without their marks, the lengths of their sentences, and the marks."""
         starts, lengths = cast(np.ndarray, texts.sentence_starts), cast(np.ndarray, texts.sentence_lengths)
-        whole = _Packed(texts.token_ids, texts.lengths)
-        sentences = _Packed(lengths, np.diff(np.append(np.searchsorted(starts, whole.starts), len(starts))))
+        whole = Packed(texts.token_ids, texts.lengths)
+        sentences = Packed(lengths, np.diff(np.append(np.searchsorted(starts, whole.starts), len(starts))))
         sizes, num_begin = np.add.reduceat(lengths, sentences.starts), int(starts[0])
         is_text = (whole.places >= num_begin) & (whole.places < (num_begin + sizes)[whole.owners])
-        first = texts.token_ids[: texts.lengths[0]]
-        return whole.kept(is_text), sentences, _Frame(first[:num_begin], first[num_begin + sizes[0] :])
+        first = texts.token_ids[: texts.lengths[0]].tolist()
+        frame = SequenceTemplate(tuple(first[:num_begin]), (), tuple(first[num_begin + int(sizes[0]) :]))
+        return whole.kept(is_text), sentences, frame
 
     def _states(self, kind: int, texts: Texts) -> np.ndarray:
         return words(self.seed, kind, texts.epochs, texts.keys)
 
-    def _batch(self, source: _Packed, target: _Packed, frame: _Frame) -> SourceTargetBatch:
+    def _batch(self, source: Packed, target: Packed, frame: SequenceTemplate) -> SourceTargetBatch:
         """Return the batch for sources and targets given without their marks."""
-        source, target, own = frame.around(source), frame.around(target), self.data.decoder_start
-        start = self.vocabulary.pad_id if own is None and not len(frame.begin) else own
+        source, target, own = _framed(source, frame), _framed(target, frame), self.data.decoder_start
+        start = self.vocabulary.pad_id if own is None and not frame.begin else own
         ids, sizes, labels = read_and_predicted(target.ids, target.sizes, start)
         marks = [ids[0], *(() if own is None else frame.begin), frame.end[-1]]
         return SourceTargetBatch(
@@ -142,11 +98,11 @@ class Denoising(Restoring):
     def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
         return sizes
 
-    def _permuted(self, text: _Packed, sentences: _Packed, states: np.ndarray) -> tuple[_Packed, np.ndarray]:
+    def _permuted(self, text: Packed, sentences: Packed, states: np.ndarray) -> tuple[Packed, np.ndarray]:
         """Return texts with permuted sentences, and a mask of the tokens that begin words."""
         count = _share(self.data.permute_sentences, sentences.sizes)
         order = np.arange(len(sentences.ids))
-        picked = drawn(order, sentences.owners, sentences.places, states, count)
+        picked = drawn(order, sentences, states, count)
         order[np.sort(picked)] = picked
         lengths, starts = sentences.ids[order], (np.cumsum(sentences.ids) - sentences.ids)[order]
         first = np.cumsum(lengths) - lengths
@@ -155,12 +111,12 @@ class Denoising(Restoring):
         if self.data.whole_word_masking:
             is_head = self.vocabulary.begins_words(ids)
             is_head[first] = True
-        return _Packed(ids, text.sizes), is_head
+        return Packed(ids, text.sizes), is_head
 
-    def _thinned(self, text: _Packed, is_head: np.ndarray, texts: Texts) -> tuple[_Packed, np.ndarray]:
+    def _thinned(self, text: Packed, is_head: np.ndarray, texts: Texts) -> tuple[Packed, np.ndarray]:
         """Return texts with words masked, deleted and infilled, and the number of spans of length 0 in each."""
         (heads,) = np.nonzero(is_head)
-        heads = _Packed(heads, np.bincount(text.owners[heads], minlength=len(text.sizes)))
+        heads = Packed(heads, np.bincount(text.owners[heads], minlength=len(text.sizes)))
         masked, deleted, budget = (
             _share(rate, heads.sizes) for rate in (self.data.mask_rate, self.data.delete_rate, self.data.infill_rate)
         )
@@ -168,7 +124,7 @@ class Denoising(Restoring):
         spans = self._spans(np.minimum(budget, heads.sizes - single), self._states(_LENGTHS, texts))
         filled = spans.kept(spans.ids > 0)
         states, every = self._states(_STARTS, texts), np.arange(len(heads.ids))
-        picked = drawn(every, heads.owners, heads.places, states, single + filled.sizes)
+        picked = drawn(every, heads, states, single + filled.sizes)
         owners = heads.owners[picked]
         numbers, sizes = ranks(owners), np.ones_like(picked)
         sizes[numbers >= single[owners]] = filled.ids
@@ -179,15 +135,15 @@ class Denoising(Restoring):
         begins, ends = (np.bincount(places, minlength=len(is_head) + 1) for places in (first + is_masked, end))
         ids, places = text.ids.copy(), first[is_masked]
         ids[places] = self._masks(text.owners[places], 2 * text.places[places], texts)
-        thinned = _Packed(ids, text.sizes).kept(np.cumsum(begins - ends)[:-1] == 0)
+        thinned = Packed(ids, text.sizes).kept(np.cumsum(begins - ends)[:-1] == 0)
         return thinned, spans.sizes - filled.sizes
 
-    def _spans(self, budgets: np.ndarray, states: np.ndarray) -> _Packed:
+    def _spans(self, budgets: np.ndarray, states: np.ndarray) -> Packed:
         """Return span lengths, packed by text, that add up to each text's budget; the last is cut to fit."""
         numbers = budgets
         while True:
             owners = np.repeat(np.arange(len(budgets)), numbers)
-            spans = _Packed(owners, numbers)
+            spans = Packed(owners, numbers)
             draws = uniform(_LENGTHS, states[owners], spans.places)
             lengths = np.searchsorted(_poisson(self.data.span_length), draws, side="right")
             totals = np.bincount(owners, lengths, minlength=len(budgets)).astype(np.int64)
@@ -196,17 +152,17 @@ class Denoising(Restoring):
             numbers = np.where(totals < budgets, 2 * numbers, numbers)
         before = np.cumsum(lengths) - lengths - (np.cumsum(totals) - totals)[owners]
         left = budgets[owners] - before
-        return _Packed(np.minimum(lengths, left), numbers).kept(left > 0)
+        return Packed(np.minimum(lengths, left), numbers).kept(left > 0)
 
-    def _inserted(self, text: _Packed, numbers: np.ndarray, num_marks: int, texts: Texts) -> _Packed:
+    def _inserted(self, text: Packed, numbers: np.ndarray, num_marks: int, texts: Texts) -> Packed:
         """Return texts with `numbers` more [MASK] tokens, and those of `insert_rate`, at random positions."""
         numbers = numbers + _share(self.data.insert_rate, text.sizes)
         numbers = np.clip(numbers, 0, np.maximum(self.data.max_length - num_marks - text.sizes, 0))
         sizes = text.sizes + numbers
-        wide = _Packed(np.arange(sizes.sum()), sizes)
-        chosen = np.sort(drawn(wide.ids, wide.owners, wide.places, self._states(_INSERTED, texts), numbers))
+        wide = Packed(np.arange(sizes.sum()), sizes)
+        chosen = np.sort(drawn(wide.ids, wide, self._states(_INSERTED, texts), numbers))
         masks = self._masks(wide.owners[chosen], 2 * wide.places[chosen] + 1, texts)
-        return _Packed(np.insert(text.ids, chosen - np.arange(len(chosen)), masks), sizes)
+        return Packed(np.insert(text.ids, chosen - np.arange(len(chosen)), masks), sizes)
 
     def _masks(self, owners: np.ndarray, counters: np.ndarray, texts: Texts) -> np.ndarray:
         """Return [MASK] for each position, or with probability `random_rate` a random token."""
@@ -214,12 +170,12 @@ class Denoising(Restoring):
         random_ids = integers(len(self.vocabulary), _RANDOM_TOKEN, keys, counters)
         return np.where(uniform(_RANDOM, keys, counters) < self.data.random_rate, random_ids, self.vocabulary.mask_id)
 
-    def _rotated(self, text: _Packed, states: np.ndarray) -> _Packed:
+    def _rotated(self, text: Packed, states: np.ndarray) -> Packed:
         """Return the texts, some of them rotated to begin at a random other token."""
         is_rotated = (uniform(_RANDOM, states) < self.data.rotate_rate) & (text.sizes > 1)
         offsets = np.where(is_rotated, 1 + integers(np.maximum(text.sizes - 1, 1), _OFFSET, states), 0)
         shifted = (text.places + offsets[text.owners]) % text.sizes[text.owners]
-        return _Packed(text.ids[text.starts[text.owners] + shifted], text.sizes)
+        return Packed(text.ids[text.starts[text.owners] + shifted], text.sizes)
 
 
 @dataclass(frozen=True)
@@ -255,10 +211,10 @@ class SpanCorruption(Restoring):
         sentinels = self.vocabulary.sentinel_ids[ranks(text.owners[first])]
         ids = text.ids.copy()
         ids[first] = sentinels
-        source = _Packed(ids, text.sizes).kept(~is_missing | is_first)
+        source = Packed(ids, text.sizes).kept(~is_missing | is_first)
         target = text.kept(is_missing)
         behind = np.flatnonzero(is_first[is_missing])
-        target = _Packed(np.insert(target.ids, behind, sentinels), target.sizes + num_spans)
+        target = Packed(np.insert(target.ids, behind, sentinels), target.sizes + num_spans)
         return self._batch(source, target, frame)
 
     def _num_targets(self, sizes: np.ndarray) -> np.ndarray:
@@ -271,10 +227,17 @@ class SpanCorruption(Restoring):
         return num_missing.astype(np.int64), np.minimum(num_spans, sizes - num_missing).astype(np.int64)
 
 
+def _framed(texts: Packed, template: SequenceTemplate) -> Packed:
+    """Return texts with their marks."""
+    frames = template.frames(texts.sizes)
+    frames.token_ids[np.arange(len(texts.ids)) + np.repeat(frames.first - texts.starts, texts.sizes)] = texts.ids
+    return Packed(frames.token_ids, frames.lengths)
+
+
 def _partition(sizes: np.ndarray, numbers: np.ndarray, states: np.ndarray) -> np.ndarray:
     """Return the part lengths of a uniformly random partition of each size into `numbers` non-empty parts, or one."""
-    items = _Packed(np.arange(sizes.sum()), sizes)
-    cuts = drawn(items.ids[items.places > 0], items.owners, items.places, states, np.maximum(numbers - 1, 0))
+    items = Packed(np.arange(sizes.sum()), sizes)
+    cuts = drawn(items.ids[items.places > 0], items, states, np.maximum(numbers - 1, 0))
     starts = np.sort(np.append(items.starts, cuts))
     return np.diff(np.append(starts, len(items.ids)))
 

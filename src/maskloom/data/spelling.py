@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from maskloom.data.batch import PretrainingBatch, Texts
+from maskloom.data.corpus.words import RaggedIds
 from maskloom.data.corruption import Corruption, NextTokens
 from maskloom.data.streams.running_text import Contiguous, Stretches
 from maskloom.errors import ConfigError
@@ -48,29 +49,14 @@ class SentencesBothWays(Contiguous):
             first, place = end, place + 1
 
 
-@dataclass(frozen=True)
-class Spelling:
-    """The concatenated spelled ids of all words of a vocabulary, and where each word begins, (words + 1,)."""
-
-    ids: np.ndarray
-    starts: np.ndarray
-
-    @classmethod
-    def of(cls, vocabulary: Vocabulary) -> Self:
-        """Spell the words; the marks of texts are spelled as the marks of sentences."""
-        special, words = vocabulary.special, list(SpelledTokenizer.of().word_ids(vocabulary.tokens))
-        marks = {special.begin or special.classify: BEGIN_SENTENCE, special.end or special.separator: END_SENTENCE}
-        for token, mark in marks.items():
-            if token is not None:
-                words[vocabulary.ids[token]] = [mark]
-        starts = np.concatenate([[0], np.cumsum([len(word) for word in words])])
-        return cls(np.array([index for word in words for index in word], dtype=np.int64), starts)
-
-    def spelled(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the concatenated spelled ids of some words, and the number of ids in each."""
-        first, lengths = self.starts[words], self.starts[words + 1] - self.starts[words]
-        inner = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return self.ids[np.repeat(first, lengths) + inner], lengths
+def spelled_words(vocabulary: Vocabulary) -> RaggedIds:
+    """Return the spelled ids of all words of a vocabulary; the marks of texts are spelled as the marks of sentences."""
+    special, words = vocabulary.special, list(SpelledTokenizer.of().word_ids(vocabulary.tokens))
+    marks = {special.begin or special.classify: BEGIN_SENTENCE, special.end or special.separator: END_SENTENCE}
+    for token, mark in marks.items():
+        if token is not None:
+            words[vocabulary.ids[token]] = [mark]
+    return RaggedIds.of_lists(words, np.dtype(np.int64))
 
 
 @dataclass(frozen=True)
@@ -79,7 +65,7 @@ class BothWaysBatch(PretrainingBatch):
 
     backward_ids: np.ndarray | None = None
     backward_labels: np.ndarray | None = None
-    spelling: Spelling | None = None
+    spelling: RaggedIds | None = None
 
     _shared = ("spelling",)
 
@@ -111,5 +97,5 @@ class BothWays(Corruption[tuple[Texts, Texts], BothWaysBatch]):
         return 2 * predicted, 2 * wanted
 
     @cached_property
-    def _spelling(self) -> Spelling:
-        return Spelling.of(self.vocabulary)
+    def _spelling(self) -> RaggedIds:
+        return spelled_words(self.vocabulary)

@@ -64,8 +64,9 @@ class BidirectionalLanguageModeling(CarriedLanguageModeling):
         """Return the states of each direction, (words, size), and the words to predict from them."""
         encoder, device = cast(Elmo, model.encoder), model_device(model)
         distinct, places = np.unique(np.concatenate([batch.token_ids, batch.backward_ids]), return_inverse=True)
-        ids, lengths = batch.spelling.spelled(distinct)
-        characters, _, _ = encoder.spelled(to_device(ids, device), SequenceLayout.from_lengths(lengths, device))
+        spelled = batch.spelling.take(distinct)
+        lengths = SequenceLayout.from_lengths(np.diff(spelled.edges), device)
+        characters, _, _ = encoder.spelled(to_device(spelled.flat, device), lengths)
         vectors = encoder.embeddings.characters(characters)  # pyright: ignore[reportCallIssue]
         read = vectors.index_select(0, to_device(places, device)).chunk(2)
         past = [Kept(state) for state in batch.carry]

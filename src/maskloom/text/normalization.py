@@ -7,6 +7,7 @@ accents (uncased only), isolate punctuation. These rules define words for both t
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
 from collections.abc import Sequence
 from itertools import compress
@@ -57,9 +58,7 @@ class _Punctuation(dict[str, bool]):
     """Maps a character to whether it is punctuation: an ASCII symbol or in a Unicode category that starts with P."""
 
     def __missing__(self, char: str) -> bool:
-        code = ord(char)
-        is_ascii_symbol = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
-        self[char] = is_ascii_symbol or unicodedata.category(char).startswith("P")
+        self[char] = char in string.punctuation or unicodedata.category(char).startswith("P")
         return self[char]
 
 
@@ -69,9 +68,7 @@ _PUNCTUATION = _Punctuation()
 
 def split_chunks(text: str) -> list[str]:
     """Split raw text at white space as the rules define it; the chunks' words, in order, are the words of the text."""
-    if _DELETED_SEPARATORS.search(text):
-        text = _DELETED_SEPARATORS.sub("", text)
-    return text.split()
+    return _DELETED_SEPARATORS.sub("", text).split()
 
 
 def has_words(text: str) -> bool:

@@ -62,8 +62,6 @@ class FrequencyQueue:
 class PmiQueue:
     """Pairs ordered by freq(pair) / (freq(first) * freq(second)), that is, by pointwise mutual information.
 
-    Ties go to the pair with the older symbols.
-
     A merge raises the score of every pair that shares a symbol with it, so most entries of a heap would be stale.
     Instead, scores are stored in an array of blocks that each record their best pair; only blocks with a changed score
     are scanned again. A pair occupies a slot as long as it occurs; slots are never reused.
@@ -71,8 +69,7 @@ class PmiQueue:
 
     def __init__(self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
         self._min_frequency = min_frequency
-        self._symbol_counts = np.zeros(max(2 * len(symbol_counts), 64), dtype=np.int64)
-        self._symbol_counts[: len(symbol_counts)] = symbol_counts
+        self._symbol_counts = np.array(symbol_counts, dtype=np.int64)  # of future symbols too, which are 0
         self._slots: dict[int, int] = {}
         self._slots_of_symbol: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
         self._num_slots = 0
@@ -92,21 +89,16 @@ class PmiQueue:
 
     def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
         """Apply the count changes of a merge."""
-        first, second, new = merged >> PAIR_SHIFT, merged & SECOND, symbol
-        self._recount(first, second, new, num_merged)
+        first, second = merged >> PAIR_SHIFT, merged & SECOND
+        self._recount(first, second, symbol, num_merged)
         slot = self._slots.pop(merged)
         self._counts[slot] = 0
         self._change(changes)
-        touched = [np.array([slot])]
-        for symbol_id in {first, second, new}:
-            if symbol_id in self._slots_of_symbol:
-                touched.append(self._live_slots(symbol_id))
-        self._rescore(np.concatenate(touched))
+        touched = [self._live_slots(one) for one in {first, second, symbol} if one in self._slots_of_symbol]
+        self._rescore(np.concatenate([[slot], *touched]))
 
     def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
         """Move occurrences from two symbols, which may be the same, to a third."""
-        if new >= len(self._symbol_counts):
-            self._symbol_counts = np.concatenate([self._symbol_counts, np.zeros_like(self._symbol_counts)])
         self._symbol_counts[first] -= num_merged
         self._symbol_counts[second] -= num_merged
         self._symbol_counts[new] += num_merged
@@ -185,7 +177,7 @@ class LikelihoodQueue(PmiQueue):
         self, words: SegmentedWords, symbol_counts: Sequence[int], min_frequency: int, pairs: SymbolTable
     ) -> None:
         self._words, self._pairs = words, pairs
-        self._num_symbols = len(symbol_counts)
+        self._num_symbols = len(pairs.strings)
         self._total = int(sum(symbol_counts))
         # x log x of each symbol's count and of their sum: terms that the scores of many pairs share
         self._times_logs = _times_log(np.array([*symbol_counts, 0]))
@@ -217,8 +209,6 @@ class LikelihoodQueue(PmiQueue):
     def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
         super()._recount(first, second, new, num_merged)
         self._total -= num_merged
-        if len(self._times_logs) < len(self._symbol_counts):
-            self._times_logs = np.resize(self._times_logs, len(self._symbol_counts))
         symbols = [first, second, new]
         *changed, self._times_log_of_total = _times_log(np.array([*self._symbol_counts[symbols], self._total]))
         self._times_logs[symbols] = changed
@@ -306,9 +296,9 @@ def merge_pairs(
     if score == "frequency":
         pairs = FrequencyQueue(segmented.pair_counts, min_frequency)
     elif score == "pmi":
-        pairs = PmiQueue(segmented.pair_counts, segmented.symbol_counts(len(symbols)), min_frequency)
+        pairs = PmiQueue(segmented.pair_counts, segmented.symbol_counts(num_symbols), min_frequency)
     else:
-        pairs = LikelihoodQueue(segmented, segmented.symbol_counts(len(symbols)), min_frequency, table)
+        pairs = LikelihoodQueue(segmented, segmented.symbol_counts(num_symbols), min_frequency, table)
     segmented.pair_counts.clear()
     merges: list[tuple[str, str]] = []
     while len(table.strings) < num_symbols and (pair := pairs.best()) is not None:

@@ -49,7 +49,7 @@ class SegmentedWords:
         self._weights = array("q", bytes(8) + np.repeat(np.asarray(counts, np.int64), sizes).tobytes())
         views = (np.frombuffer(flat, f"i{flat.itemsize}") for flat in (self._symbols, self._begins, self._weights))
         self._views = tuple(views)
-        self._lengths = [1] * (int(symbols.max(initial=0)) + 1)
+        self._lengths = dict.fromkeys(range(int(symbols.max(initial=0)) + 1), 1)
         self._places: defaultdict[int, array[int]] = defaultdict(lambda: array("i"))
         found = np.flatnonzero((symbols[:-1] >= 0) & (symbols[1:] >= 0)).astype(np.int32)
         self.pair_counts = self._note(_pairs(symbols[found], symbols[found + 1]), found, self._views[2][found])
@@ -58,9 +58,7 @@ class SegmentedWords:
         """Return how often each symbol occurs."""
         symbols, _, weights = self._views
         is_symbol = symbols >= 0
-        totals = np.zeros(num_symbols, np.int64)
-        np.add.at(totals, symbols[is_symbol], weights[is_symbol])
-        return totals.tolist()
+        return np.bincount(symbols[is_symbol], weights[is_symbol], num_symbols).astype(np.int64).tolist()
 
     def merge(self, pair: int, symbol: int) -> tuple[dict[int, int], int]:
         """Replace every occurrence of a pair with `symbol`, from left to right in each word.
@@ -68,8 +66,6 @@ class SegmentedWords:
         Return the changes in the counts of other pairs and the number of replacements, both weighted by word counts.
         """
         first, second = pair >> PAIR_SHIFT, pair & SECOND
-        if symbol >= len(self._lengths):
-            self._lengths.extend([0] * (symbol + 1 - len(self._lengths)))
         self._lengths[symbol] = self._lengths[first] + self._lengths[second]
         places = self._places.pop(pair)
         if len(places) < FEW:

@@ -125,10 +125,9 @@ def _spans(text: str, language: str, outer: array[int] | None = None) -> Iterato
         for start, end in _cut(paragraph, language):
             if outer is not None:
                 outer.append(first + start)
-            if end - start <= MAX_SENTENCE_LENGTH:
-                yield first + start, first + end
-                continue
-            for inner_start, inner_end in _cut(paragraph[start:end].translate(_WITHOUT_QUOTES), language):
+            is_long = end - start > MAX_SENTENCE_LENGTH
+            parts = _cut(paragraph[start:end].translate(_WITHOUT_QUOTES), language) if is_long else [(0, end - start)]
+            for inner_start, inner_end in parts:
                 yield first + start + inner_start, first + start + inner_end
 
 

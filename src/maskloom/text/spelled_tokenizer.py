@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,17 +21,8 @@ CONTINUES, BEGIN_SENTENCE, END_SENTENCE = 256, 512, 513
 _MAX_LENGTH = 10_000
 # the character that represents each byte in files, as in GPT-2
 _KEPT = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_SHOWN = {byte: chr(byte) for byte in _KEPT} | {
-    byte: chr(256 + number) for number, byte in enumerate(byte for byte in range(256) if byte not in _KEPT)
-}
-_BYTES = [_SHOWN[byte] for byte in range(256)]
-_SPECIAL = SpecialTokens(pad="<pad>", classify="<S>", separator="</S>")
-
-
-def spelled_vocabulary() -> Vocabulary:
-    """Return the vocabulary: bytes that begin a word, bytes inside a word, and marks."""
-    inside = [CONTINUATION_PREFIX + byte for byte in _BYTES]
-    return Vocabulary([*_BYTES, *inside, "<S>", "</S>", "<pad>"], _SPECIAL)
+_OTHERS = count(256)
+_BYTES = [chr(byte if byte in _KEPT else next(_OTHERS)) for byte in range(256)]
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,9 @@ class SpelledTokenizer(Tokenizer):
     @classmethod
     def of(cls, words: Tokenizer | None = None) -> SpelledTokenizer:
         """Return the tokenizer of a model that predicts the words of another tokenizer."""
-        return cls(spelled_vocabulary(), lowercase=False, max_length=_MAX_LENGTH, targets=words)
+        tokens = [*_BYTES, *(CONTINUATION_PREFIX + byte for byte in _BYTES), "<S>", "</S>", "<pad>"]
+        vocabulary = Vocabulary(tokens, SpecialTokens(pad="<pad>", classify="<S>", separator="</S>"))
+        return cls(vocabulary, lowercase=False, max_length=_MAX_LENGTH, targets=words)
 
     @classmethod
     def open(cls, folder: Path) -> SpelledTokenizer:

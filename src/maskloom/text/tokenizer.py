@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, astuple, dataclass, replace
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -19,7 +18,7 @@ from maskloom.errors import ConfigError, amount
 from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
 from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
-from maskloom.text.tokenizer_files import ROLES, is_byte_pair, is_spelled, is_unigram
+from maskloom.text.tokenizer_files import ROLES, kind_of_tokenizer
 from maskloom.text.vocabulary import SURROGATE, Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
@@ -93,10 +92,16 @@ class Tokenizer(ABC):
         from maskloom.text.unigram_tokenizer import UnigramTokenizer
         from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
+        kinds = {
+            "wordpiece": WordPieceTokenizer,
+            "byte-pair": BytePairTokenizer,
+            "spelled": SpelledTokenizer,
+            "unigram": UnigramTokenizer,
+        }
+
         def opened(path: Path, **given: Any) -> Tokenizer:
-            kind = BytePairTokenizer if is_byte_pair(path) else WordPieceTokenizer
-            kind = UnigramTokenizer if is_unigram(path) else SpelledTokenizer if is_spelled(path) else kind
-            return replace(kind.open(path), **{name: value for name, value in given.items() if value is not None})
+            chosen = {name: value for name, value in given.items() if value is not None}
+            return replace(kinds[kind_of_tokenizer(path)].open(path), **chosen)
 
         tokenizer, targets = opened(Path(folder), max_length=max_length, **rules), Path(folder) / TARGETS
         return replace(tokenizer, targets=opened(targets)) if targets.is_dir() else tokenizer
@@ -136,10 +141,11 @@ class Tokenizer(ABC):
 
     @cached_property
     def template(self) -> SequenceTemplate:
-        """The marks around the texts of a task; none if no token represents a whole text."""
-        special = self.vocabulary.special
-        marks = self.task_marks if special.classify else ONE_TEXT
-        if special.classify and special.classify == special.begin:
+        """The marks around the texts of a task; none if the token is missing that represents a whole text."""
+        special, marks = self.vocabulary.special, self.task_marks
+        if "classify" in marks and special.classify is None:
+            marks = ONE_TEXT
+        elif "classify" in marks and special.classify == special.begin:
             marks = BART_TEXTS
         return SequenceTemplate.of(marks, self.vocabulary, has_segments=self.has_segments)
 
@@ -178,7 +184,7 @@ class Tokenizer(ABC):
         pieces = self._pieces([text for text, _ in texts], parse_special_tokens)
         seconds = iter(self._pieces(pairs, parse_special_tokens))
         return [
-            self._assemble(first, next(seconds) if pair else None, limit)
+            self._assemble(first, next(seconds) if pair else Pieces([], [], []), limit)
             for first, (_, pair) in zip(pieces, texts, strict=True)
         ]
 
@@ -207,7 +213,8 @@ class Tokenizer(ABC):
         """
         if self.reads_special_tokens:
             return [pieces.ids for pieces in self._pieces(texts, parse_special_tokens=False)]
-        return self._cut([self._as_text(text) for text in texts], self._library_ids, attrgetter("ids"))
+        plain = [self._as_text(text) for text in texts]
+        return _by_kind(plain, self._are_whole(plain), self._library_ids, lambda text: self._pieces_alone(text).ids)
 
     def chunk_ids_batch(self, chunks: Sequence[str]) -> list[list[int]]:
         """Return the ids of each chunk, as they are in a text where white space precedes the chunk."""
@@ -237,20 +244,13 @@ class Tokenizer(ABC):
 
     def _plain_pieces(self, texts: list[str]) -> list[Pieces]:
         """Return the tokens of texts, treating special tokens as plain text."""
-        return self._cut(texts, self._library_pieces, lambda pieces: pieces)
+        return _by_kind(texts, self._are_whole(texts), self._library_pieces, self._pieces_alone)
 
-    def _cut(
-        self, texts: list[str], in_batch: Callable[[list[str]], list[Any]], alone: Callable[[Pieces], Any]
-    ) -> list[Any]:
-        """Apply `in_batch` to the texts that the library takes whole, and `alone` to the tokens of each other text."""
-        is_whole = [len(text) <= LONGEST_PART and self._is_for_library(text) for text in texts]
-        return _by_kind(texts, is_whole, in_batch, lambda text: alone(self._pieces_alone(text)))
+    def _are_whole(self, texts: list[str]) -> list[bool]:
+        return [len(text) <= LONGEST_PART and self._is_for_library(text) for text in texts]
 
     def _is_for_library(self, text: str) -> bool:
         return True
-
-    def _pieces_alone(self, text: str) -> Pieces:
-        return self._long_pieces(text)
 
     @abstractmethod
     def _build_library(self) -> tokenizers.Tokenizer:
@@ -274,7 +274,7 @@ class Tokenizer(ABC):
         """Split a text that is too long for the library into parts, unless only the library knows where words end."""
         return parts_of(text, None) if self.cuts_at_white_space else iter([Part(0, text)])
 
-    def _long_pieces(self, text: str) -> Pieces:
+    def _pieces_alone(self, text: str) -> Pieces:
         pieces, num_words = Pieces([], [], []), 0
         for part in self._parts(text):
             found, position = self._library_pieces([part.text])[0], part.position
@@ -326,15 +326,11 @@ class Tokenizer(ABC):
             part = self._plain_pieces([text[position : match.start() if match else len(text)]])[0]
             num_words = pieces.extend(part, position, num_words)
             if match:
-                pieces.ids.append(self.vocabulary.ids[match.group()])
-                pieces.words.append(num_words)
-                pieces.offsets.append(match.span())
-                num_words += 1
-                position = match.end()
+                mark = Pieces([self.vocabulary.ids[match.group()]], [0], [(0, len(match.group()))])
+                num_words, position = pieces.extend(mark, match.start(), num_words), match.end()
         return pieces
 
-    def _assemble(self, first: Pieces, second: Pieces | None, limit: int) -> Encoding:
-        second = second or Pieces([], [], [])
+    def _assemble(self, first: Pieces, second: Pieces, limit: int) -> Encoding:
         ids, num_a, kept = self._assembled(first.ids, second.ids, limit)
         segments = [0] * num_a + [int(self.template.has_segments)] * (len(ids) - num_a)
         words: list[int | None] = [None] * len(ids)

@@ -122,25 +122,16 @@ def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) ->
             raise DataError(f"{folder}: {key} is false; in BERT's rules it is always true")
 
 
-def is_byte_pair(folder: Path) -> bool:
-    """Return whether the folder has vocab.json, merges.txt or a byte-pair tokenizer.json, and no vocab.txt."""
+def kind_of_tokenizer(folder: Path) -> str:
+    """Return the kind of tokenizer in a folder by its files: "byte-pair", "unigram", "spelled" or else "wordpiece"."""
     if (folder / "vocab.txt").exists():
-        return False
-    has_files = (folder / "vocab.json").exists() or (folder / "merges.txt").exists()
-    return has_files or _model_of(_library(folder)).get("type") == "BPE"
-
-
-def is_spelled(folder: Path) -> bool:
-    """Return whether the only tokenizer in the folder is a byte-pair tokenizer.json with a continuation prefix."""
-    has_others = any((folder / name).exists() for name in ("vocab.txt", "vocab.json", "merges.txt"))
-    model = {} if has_others else _model_of(_library(folder))
-    return (model.get("type"), model.get("continuing_subword_prefix")) == ("BPE", CONTINUATION_PREFIX)
-
-
-def is_unigram(folder: Path) -> bool:
-    """Return whether the folder has a unigram tokenizer.json, and no files of another tokenizer."""
-    others = any((folder / name).exists() for name in ("vocab.txt", "vocab.json", "merges.txt"))
-    return not others and _model_of(_library(folder)).get("type") == "Unigram"
+        return "wordpiece"
+    if (folder / "vocab.json").exists() or (folder / "merges.txt").exists():
+        return "byte-pair"
+    model = _model_of(_library(folder))
+    if model.get("type") == "BPE":
+        return "spelled" if model.get("continuing_subword_prefix") == CONTINUATION_PREFIX else "byte-pair"
+    return "unigram" if model.get("type") == "Unigram" else "wordpiece"
 
 
 def read_unigram(folder: Path) -> dict[str, Any]:

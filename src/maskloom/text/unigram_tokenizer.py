@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders
 
 from maskloom.errors import DataError
-from maskloom.text.templates import RUNNING_TEXT, SequenceTemplate
+from maskloom.text.templates import RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_unigram
 from maskloom.text.vocabulary import vocabulary_sha256
@@ -42,11 +41,6 @@ class UnigramTokenizer(Tokenizer):
     def open(cls, folder: Path) -> UnigramTokenizer:
         """Open a folder in T5's layout, like `Tokenizer.load`."""
         return cls(**read_unigram(folder))
-
-    @cached_property
-    def template(self) -> SequenceTemplate:
-        """The marks around the texts of a task: an end token after each."""
-        return SequenceTemplate.of(self.task_marks, self.vocabulary)
 
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
         vocabulary = self.vocabulary

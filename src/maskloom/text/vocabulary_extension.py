@@ -97,12 +97,11 @@ class _CutWords:
         """Add a token and split the words again; return the distinct candidates whose estimates have grown."""
         changed = self._changed_by(token)
         self._known.add(token)
-        before = {}
+        before = {run: self.estimates[run] for word in changed for run, _ in _runs(self._cuts[word])}
         for word in changed:
-            for run, _ in _runs(self._cuts[word]):
-                before.setdefault(run, self.estimates[run])
-        for word in changed:
-            self._leave(word)
+            self._count(word, -1)
+            for piece in self._cuts[word]:
+                self._words_with[piece].discard(word)
             self._enter(word, _cut(word, self._known) or [])
         after = {run for word in changed for run, _ in _runs(self._cuts[word])}
         return sorted(run for run in after if self.estimates[run] > before.get(run, 0))
@@ -126,11 +125,6 @@ class _CutWords:
         for piece in cut:
             self._words_with[piece].add(word)
         self._count(word, 1)
-
-    def _leave(self, word: str) -> None:
-        self._count(word, -1)
-        for piece in self._cuts[word]:
-            self._words_with[piece].discard(word)
 
     def _count(self, word: str, sign: int) -> None:
         count = sign * self._counts[word]

@@ -93,21 +93,17 @@ def train_vocabulary(
 ) -> tuple[Tokenizer, dict[str, Any]]:
     """Train a WordPiece (paper 3.2) or byte-pair (Sennrich et al. 2016) tokenizer; return it with a report.
 
-    The report describes the training text and how well the vocabulary covers it: rates are fractions of the occurrences
-    of kept words, and an unknown word counts as one piece. It lists the hundred most frequent dropped characters.
+    Special tokens come first, then the alphabet, then the merges in order, which `merge_pairs` explains. In WordPiece,
+    characters are bare at the start of a word and have `##` inside; in byte pairs, they are bare inside and have `</w>`
+    at the end of a word. In the byte-level alphabet (Radford et al. 2019, 2.2), a word includes the space before it.
+    With "words", the most frequent words follow the special tokens. Words with characters outside the alphabet, or with
+    over 200 characters (unlimited for bytes), are ignored. "pmi" merges rare pairs first, because their symbols are
+    rare too: raise `min_frequency` until the report shows few pieces per word.
 
-    Special tokens come first, then the alphabet, then the merges in order. In WordPiece, characters are bare at the
-    start of a word and have `##` inside; in byte pairs, they are bare inside and have `</w>` at the end of a word. The
-    byte-level alphabet is the 256 bytes (Radford et al. 2019, 2.2), and a word includes the space before it.
-    `merge_pairs` explains the choice of pairs and ties; byte pairs support only "frequency". Words with characters
-    outside the alphabet, or with over 200 characters (unlimited for bytes), are ignored. If no pair left is frequent
-    enough, there are fewer than `settings.size` tokens, and the report says so. "pmi" merges rare pairs first, because
-    their symbols are rare too: raise `min_frequency` until the report shows few pieces per word. With "words", the most
-    frequent words follow the special tokens, and all others are unknown.
-
-    Words beyond `max_distinct_words` are spilled to disk while counting, and the rarest are dropped and reported.
-    `count` is `count_words`, possibly with more arguments bound. Raises ConfigError for impossible settings, such as a
-    size too small for the alphabet, and DataError for text without words.
+    The report says why there are fewer than `settings.size` tokens, lists the hundred most frequent dropped characters
+    and describes the text and its coverage: rates are fractions of the occurrences of kept words, and an unknown word
+    counts as one piece. `count` is `count_words`, possibly with more arguments bound. Raises ConfigError for impossible
+    settings, such as a size too small for the alphabet, and DataError for text without words.
     """
     settings.check()
     is_bytes = settings.model == "byte-bpe"
@@ -140,15 +136,13 @@ def train_vocabulary(
         suffix=suffix,
         progress=(lambda done: progress("merge pairs", done + num_specials, size)) if progress else None,
     )
-    tokenizer = _tokenizer([*settings.specials, *symbols, *settings.last], merges, suffix, settings.lowercase)
-    return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
-
-
-def _tokenizer(tokens: list[str], merges: list[tuple[str, str]], suffix: str | None, lowercase: bool) -> Tokenizer:
+    tokens = [*settings.specials, *symbols, *settings.last]
     if suffix is None:
-        return WordPieceTokenizer(Vocabulary(tokens), lowercase=lowercase)
-    vocabulary = Vocabulary(tokens, GPT_TOKENS if suffix else BART_TOKENS, prefix="", suffix=suffix)
-    return BytePairTokenizer(vocabulary, tuple(merges), lowercase=lowercase)
+        tokenizer = WordPieceTokenizer(Vocabulary(tokens), lowercase=settings.lowercase)
+    else:
+        vocabulary = Vocabulary(tokens, GPT_TOKENS if suffix else BART_TOKENS, prefix="", suffix=suffix)
+        tokenizer = BytePairTokenizer(vocabulary, tuple(merges), lowercase=settings.lowercase)
+    return tokenizer, _report(tokenizer, counted, len(characters), dropped, settings)
 
 
 def _frequent_words(counts: dict[str, int], settings: VocabularySettings) -> Vocabulary:

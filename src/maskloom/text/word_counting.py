@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 from tokenizers import pre_tokenizers
@@ -171,10 +173,9 @@ class _SpillingTotals:
         if not self.runs:
             yield from self._counts.items()
             return
-        runs, number = list(self.runs), 0
+        runs = list(self.runs)
         while len(runs) > _MAX_OPEN_RUNS:
-            joined = self._folder / f"merged-{number}"
-            number += 1
+            joined = runs[0].with_name(f"{runs[0].name}-merged")
             _write_run(joined, _summed(heapq.merge(*map(_read_run, runs[:_MAX_OPEN_RUNS]))))
             for path in runs[:_MAX_OPEN_RUNS]:
                 path.unlink()
@@ -202,15 +203,8 @@ def _read_run(path: Path) -> Iterator[tuple[bytes, int]]:
 
 def _summed(pairs: Iterator[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
     """Sum the counts of adjacent equal words."""
-    current, total = next(pairs, (b"", 0))
-    for word, count in pairs:
-        if word == current:
-            total += count
-        else:
-            yield current, total
-            current, total = word, count
-    if total:
-        yield current, total
+    for word, same in groupby(pairs, key=itemgetter(0)):
+        yield word, sum(count for _, count in same)
 
 
 def _keep_most_frequent(pairs: Iterator[tuple[str, int]], cap: int, found: WordCounts) -> None:

@@ -48,8 +48,7 @@ class WordPieceTokenizer(Tokenizer):
     @classmethod
     def open(cls, folder: Path) -> WordPieceTokenizer:
         """Open a folder in BERT's layout, like `Tokenizer.load`."""
-        settings = read_settings(folder)
-        return cls(Vocabulary.load(folder), **settings)
+        return cls(**read_settings(folder), vocabulary=Vocabulary.load(folder))
 
     def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
         self.vocabulary.save(folder / "vocab.txt")
@@ -75,16 +74,11 @@ class WordPieceTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Append `##` pieces to the preceding text, and join words with spaces."""
-        special_ids = self.vocabulary.special_ids
-        text = ""
+        vocabulary, text = self.vocabulary, ""
         for index in ids:
-            if skip_special_tokens and index in special_ids:
-                continue
-            token = self.vocabulary.tokens[index]
-            if self.vocabulary.is_continuation[index]:
-                text += token[len(CONTINUATION_PREFIX) :]
-            else:
-                text += f" {token}" if text else token
+            if not (skip_special_tokens and index in vocabulary.special_ids):
+                token, is_inside = vocabulary.tokens[index], vocabulary.is_continuation[index]
+                text += token[len(CONTINUATION_PREFIX) :] if is_inside else " " * bool(text) + token
         return text
 
     def _build_library(self) -> tokenizers.Tokenizer:
@@ -107,7 +101,7 @@ class WordPieceTokenizer(Tokenizer):
         return text.isascii() or SURROGATE.search(text) is None
 
     def _pieces_alone(self, text: str) -> Pieces:
-        return self._long_pieces(text) if self._is_for_library(text) else self._pieces_by_rules(text)
+        return super()._pieces_alone(text) if self._is_for_library(text) else self._pieces_by_rules(text)
 
     def _parts(self, text: str) -> Iterator[Part]:
         return parts_of(text, self._library_words)

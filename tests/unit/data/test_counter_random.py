@@ -56,7 +56,7 @@ def test_integers_stay_below_the_bound_and_are_even() -> None:
 def test_permutation_is_a_bijection(size: int) -> None:
     permutation = Permutation(size, 11, 4)
     images = permutation[np.arange(size)]
-    assert len(permutation) == size
+    assert permutation.size == size
     assert sorted(images.tolist()) == list(range(size))
     for index in range(0, size, max(1, size // 7)):
         assert permutation[index] == images[index]

@@ -5,7 +5,7 @@ import pytest
 
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
-from maskloom.data.spelling import BothWays, SentencesBothWays, Spelling
+from maskloom.data.spelling import BothWays, SentencesBothWays, spelled_words
 from maskloom.errors import ConfigError
 from maskloom.text.spelled_tokenizer import BEGIN_SENTENCE, END_SENTENCE, SpelledTokenizer
 from maskloom.text.vocabulary import GPT_TOKENS, Vocabulary
@@ -87,9 +87,9 @@ def test_a_part_of_a_batch_keeps_the_spelling(loader):
 
 def test_words_are_spelled_and_marks_are_those_of_sentences():
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "é"])
-    ids, lengths = Spelling.of(vocabulary).spelled(np.array([6, 2, 5, 3, 6]))
-    assert lengths.tolist() == [2, 1, 3, 1, 2]
-    words = [word.tolist() for word in np.split(ids, np.cumsum(lengths)[:-1])]
+    found = spelled_words(vocabulary).take(np.array([6, 2, 5, 3, 6]))
+    assert np.diff(found.edges).tolist() == [2, 1, 3, 1, 2]
+    words = [word.tolist() for word in np.split(found.flat, found.edges[1:-1])]
     spelled = SpelledTokenizer.of().chunk_ids_batch(["é", "cat"])
     assert words == [spelled[0], [BEGIN_SENTENCE], spelled[1], [END_SENTENCE], spelled[0]]
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from maskloom.config import PretrainRecipe
 from maskloom.data.batch import PackedBatch, TokenBatch
-from maskloom.data.spelling import BothWaysBatch, Spelling
+from maskloom.data.spelling import BothWaysBatch, spelled_words
 from maskloom.errors import ConfigError
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
@@ -46,7 +46,7 @@ def batch(first, last, rows=ROWS, backward=None):
         nsp_labels=None,
         backward_ids=backward[:, first:last].ravel(),
         backward_labels=backward[:, first + 1 : last + 1].ravel(),
-        spelling=Spelling.of(VOCABULARY),
+        spelling=spelled_words(VOCABULARY),
     )
 
 

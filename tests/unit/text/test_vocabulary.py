@@ -21,8 +21,8 @@ def test_ids_are_places_and_special_ids_are_looked_up() -> None:
     assert (vocabulary.pad_id, vocabulary.unk_id, vocabulary.cls_id) == (4, 3, 7)
     assert (vocabulary.sep_id, vocabulary.mask_id) == (6, 0)
     assert vocabulary.special_ids == {0, 3, 4, 6, 7}
-    assert "文" in vocabulary
-    assert "##文" not in vocabulary
+    assert "文" in vocabulary.ids
+    assert "##文" not in vocabulary.ids
     # a bare "##" is punctuation of the text, not a continuation
     assert np.flatnonzero(vocabulary.is_continuation).tolist() == [2]
 

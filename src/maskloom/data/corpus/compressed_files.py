@@ -67,11 +67,10 @@ class ByteStream:
     def __init__(self, path: Path) -> None:
         """Open the file; its suffix determines the compression. Raises DataError if it is not a regular file."""
         check_regular(path)
-        self.raw = _SummedFile(path)
         suffix = path.suffix.lower()
         if suffix in COMPRESSIONS and not path.stat().st_size:
-            self.raw.close()
             raise EOFError
+        self.raw = _SummedFile(path)
         source: Any = self.raw
         if suffix == ".gz":
             source = gzip.GzipFile(fileobj=self.raw, mode="rb")

@@ -7,10 +7,10 @@ rows of a .parquet file, and a document has at most `MAX_DOCUMENT_BYTES`.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ TEXT_FIELD = "text"
 _LANGUAGE = re.compile(r"\.[a-z]{2}")
 _KINDS = (".txt", ".jsonl")
 _PARQUET = ".parquet"
+_KNOWN_KINDS = f"{', '.join(_KINDS)} (also with {' or '.join(COMPRESSIONS)}) and {_PARQUET}"
 _NUM_SKIPS_NAMED = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # a decoded character takes up to four bytes, so long text is decoded piece by piece
@@ -72,8 +73,7 @@ class ReadingReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and names as plain values, without the sums."""
-        shown = {name: value for name, value in vars(self).items() if name != "sums"}
-        return {name: list(value) if isinstance(value, list) else value for name, value in shown.items()}
+        return {name: copy(value) for name, value in vars(self).items() if name != "sums"}
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
         raise DataError("no text files were given")
+    report = ReadingReport() if report is None else report
     found: list[SourceFile] = []
     for path in map(Path, given):
         check_name(path)
@@ -103,7 +104,7 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
         elif not path.exists():
             raise DataError(f"{path}: no such file or folder")
         elif not _is_known(path) and not _LANGUAGE.fullmatch(_kind(path)):
-            raise DataError(f"{path}: unknown kind of file; {_known_kinds()} can be read")
+            raise DataError(f"{path}: unknown kind of file; {_KNOWN_KINDS} can be read")
         else:
             check_regular(path)
             found.append(SourceFile(path, path.name))
@@ -155,25 +156,21 @@ def read_documents(
     return _documents_of_files(source_files(paths, report), on_bad_text == "skip", documents, report, longest)
 
 
-def _files_of_folder(folder: Path, report: ReadingReport | None) -> list[SourceFile]:
-    inside: list[Path] = []
-    for parent, folders, names in os.walk(folder):
-        inside.extend(Path(parent) / name for name in names)
-        # a linked folder could lead back here, so it is listed but never entered
-        inside.extend(Path(parent) / name for name in folders if (Path(parent) / name).is_symlink())
+def _files_of_folder(folder: Path, report: ReadingReport) -> list[SourceFile]:
+    # a linked folder could lead back here, so it is listed but never entered
+    inside = [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
     found: list[SourceFile] = []
     home = folder.resolve()
     for path in sorted(inside, key=lambda path: path.relative_to(folder).parts):
         is_read_elsewhere = path.is_symlink() and _is_known(_target(path, home))
         if path.is_dir() or not _is_known(path) or is_read_elsewhere:
-            if report is not None:
-                report.ignored_files.append(shown_name(str(path)))
+            report.ignored_files.append(shown_name(str(path)))
             continue
         check_name(path)
         check_regular(path)
         found.append(SourceFile(path, path.relative_to(folder).as_posix()))
     if not found:
-        raise DataError(f"{folder}: the folder holds no files that can be read; {_known_kinds()} can be")
+        raise DataError(f"{folder}: the folder holds no files that can be read; {_KNOWN_KINDS} can be")
     return found
 
 
@@ -216,10 +213,6 @@ def _kind(path: Path) -> str:
 
 def _is_known(path: Path) -> bool:
     return _kind(path) in _KINDS or path.suffix.lower() == _PARQUET
-
-
-def _known_kinds() -> str:
-    return f"{', '.join(_KINDS)} (also with {' or '.join(COMPRESSIONS)}) and {_PARQUET}"
 
 
 @dataclass(frozen=True)
@@ -279,24 +272,22 @@ def _documents_of_files(
         path = source.path
         reader = _Reader(path, skips_bad_text, report, longest)
         check_regular(path)
+        # an error of the code that takes the documents is raised there, not at a yield
         with reading_errors(path):
             before = path.stat()
-        if path.suffix.lower() == _PARQUET:
-            with reading_errors(path):
+            if path.suffix.lower() == _PARQUET:
                 report.sums[path] = file_sha256(path)
-            yield from filter(None, _documents_of_table(reader))
-        else:
-            with reading_errors(path):
-                stream = ByteStream(path)
-            with closing(stream):
-                rows = _rows(stream, reader) if _kind(path) == ".jsonl" else _documents_of_text(stream, reader, rule)
-                for document in _with_reading_errors(filter(None, rows), path):
-                    report.num_bytes_read = finished + stream.raw.position
-                    yield document
-                    # otherwise it would stay in memory while the next one is read
-                    del document
-                report.sums[path] = stream.raw.sum.hexdigest()
-        with reading_errors(path):
+                yield from filter(None, _documents_of_table(reader))
+            else:
+                with closing(ByteStream(path)) as stream:
+                    is_text = _kind(path) != ".jsonl"
+                    rows = _documents_of_text(stream, reader, rule) if is_text else _rows(stream, reader)
+                    for document in filter(None, rows):
+                        report.num_bytes_read = finished + stream.raw.position
+                        yield document
+                        # otherwise it would stay in memory while the next one is read
+                        del document
+                    report.sums[path] = stream.raw.sum.hexdigest()
             now = path.stat()
         if (now.st_size, now.st_mtime_ns, now.st_ino) != (before.st_size, before.st_mtime_ns, before.st_ino):
             raise DataError(
@@ -309,17 +300,6 @@ def _documents_of_files(
         report.num_bytes_read = finished
 
 
-def _with_reading_errors(documents: Iterator[Document], path: Path) -> Iterator[Document]:
-    """Yield documents, converting only errors from reading, never those of the code that consumes them."""
-    while True:
-        with reading_errors(path):
-            document = next(documents, None)
-        if document is None:
-            return
-        yield document
-        del document
-
-
 def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
     """Yield the documents of a .txt file, with None for each that is empty or rejected."""
     start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
@@ -327,14 +307,11 @@ def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) 
     by_line = rule == "blank-line"
     advice = "put blank lines between documents" if by_line else "split the file"
 
-    def too_large(line: int) -> DataError:
-        return DataError(f"{_too_large(reader.path, f'line {line}')}; {advice}")
-
     for raw in raw_documents(
         stream.lines.read,
         ends_at_blank_lines=by_line,
         limit=reader.longest or MAX_DOCUMENT_BYTES,
-        too_large=too_large,
+        too_large=lambda line: DataError(f"{_too_large(reader.path, f'line {line}')}; {advice}"),
         start=start,
         cuts=reader.longest is not None,
     ):
@@ -405,7 +382,6 @@ def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
         raise ConfigError(
             f"{path}: reading .parquet needs pyarrow; install it with: pip install 'maskloom[parquet]'"
         ) from None
-    check_regular(path)
     # names and numbers of a damaged file can also fail to convert to Python objects
     damage = (pa.ArrowException, OSError, ValueError, OverflowError)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -45,43 +45,24 @@ class Finding:
     message: str
 
 
-@dataclass(frozen=True)
-class _Examined:
-    """A corpus with the statistics that several checks share."""
+def _is_by_lines(corpus: Corpus) -> bool:
+    return corpus.manifest["settings"].get("sentences") == "lines"
 
-    corpus: Corpus
-    counts: np.ndarray
-    document_tokens: np.ndarray
 
-    @property
-    def manifest(self) -> dict[str, Any]:
-        return self.corpus.manifest
-
-    @property
-    def by_lines(self) -> bool:
-        return self.manifest["settings"].get("sentences") == "lines"
-
-    @property
-    def num_unknown(self) -> int:
-        """The number of unknown tokens."""
-        return num_unknown(self.counts, self.corpus)
-
-    @property
-    def num_divisible(self) -> int:
-        """The number of .txt files that the settings split into documents at blank lines."""
-        is_whole = self.manifest["settings"].get("documents") == "file"
-        return 0 if is_whole else sum(".txt" in source["name"].lower() for source in self.manifest["sources"])
+def _num_divisible(corpus: Corpus) -> int:
+    """Return the number of .txt files that the settings split into documents at blank lines."""
+    is_whole = corpus.manifest["settings"].get("documents") == "file"
+    return 0 if is_whole else sum(".txt" in source["name"].lower() for source in corpus.manifest["sources"])
 
 
 def lint_corpus(corpus: Corpus) -> list[Finding]:
     """Return the problems of a corpus: first errors, which ruin the run, then warnings, then infos."""
-    examined = _Examined(corpus, token_counts(corpus), document_lengths(corpus))
-    found = [finding for check in _CHECKS for finding in check(examined)]
+    counts = token_counts(corpus)
+    found = [finding for check in _CHECKS for finding in check(corpus, counts)]
     return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding.level))
 
 
-def _documents(examined: _Examined) -> Iterator[Finding]:
-    corpus = examined.corpus
+def _documents(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
     if corpus.num_documents == 1:
         yield Finding(
             "error",
@@ -99,8 +80,8 @@ def _documents(examined: _Examined) -> Iterator[Finding]:
         )
 
 
-def _document_boundaries(examined: _Examined) -> Iterator[Finding]:
-    corpus, num_files = examined.corpus, examined.num_divisible
+def _document_boundaries(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+    num_files = _num_divisible(corpus)
     mean = corpus.num_tokens / corpus.num_documents
     if corpus.num_documents <= num_files and mean > _LONG_DOCUMENT:
         yield Finding(
@@ -111,19 +92,19 @@ def _document_boundaries(examined: _Examined) -> Iterator[Finding]:
         )
 
 
-def _single_sentences(examined: _Examined) -> Iterator[Finding]:
+def _single_sentences(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
     """Find documents of one or two sentences: lines separated by blank lines, or paragraphs of books."""
-    num_sentences = np.diff(examined.corpus.document_offsets)
+    num_sentences = np.diff(corpus.document_offsets)
     single, short = float((num_sentences == 1).mean()), float((num_sentences <= 2).mean())
-    median = float(np.median(examined.document_tokens))
-    paragraphs = _why_paragraphs(examined)
+    median = float(np.median(document_lengths(corpus)))
+    paragraphs = _why_paragraphs(corpus)
     if single >= _SINGLE_WARNING:
         yield Finding(
             "error" if single >= _SINGLE_ERROR else "warning",
             "single_sentence_documents",
             f"{single:.1%} of the documents have one sentence: they give only random next sentences, so next-sentence "
             "prediction learns nothing from them; if a blank line follows every line, remove those inside documents"
-            f"{'; if lines hold several sentences, build with --sentences split' if examined.by_lines else ''}"
+            f"{'; if lines hold several sentences, build with --sentences split' if _is_by_lines(corpus) else ''}"
             f"{paragraphs}, or train with --set data.next_sentence=false",
         )
     elif paragraphs and median < _SHORT_DOCUMENT:
@@ -136,9 +117,9 @@ def _single_sentences(examined: _Examined) -> Iterator[Finding]:
         )
 
 
-def _why_paragraphs(examined: _Examined) -> str:
+def _why_paragraphs(corpus: Corpus) -> str:
     """Return advice if the documents may be paragraphs of the files, or "" if they cannot be."""
-    num_files, num_documents = examined.num_divisible, examined.corpus.num_documents
+    num_files, num_documents = _num_divisible(corpus), corpus.num_documents
     if not num_files or num_documents < _MANY_DOCUMENTS * num_files:
         return ""
     return (
@@ -148,8 +129,7 @@ def _why_paragraphs(examined: _Examined) -> str:
     )
 
 
-def _repeated(examined: _Examined) -> Iterator[Finding]:
-    corpus = examined.corpus
+def _repeated(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
     repeated = repeated_sentences(corpus)
     if repeated.fraction < _REPEATED_WARNING:
         return
@@ -163,8 +143,8 @@ def _repeated(examined: _Examined) -> Iterator[Finding]:
     )
 
 
-def _unknown(examined: _Examined) -> Iterator[Finding]:
-    unknown, rate = examined.corpus.vocabulary.special.unknown, examined.num_unknown / examined.corpus.num_tokens
+def _unknown(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+    unknown, rate = corpus.vocabulary.special.unknown, num_unknown(counts, corpus) / corpus.num_tokens
     if rate >= _UNKNOWN_WARNING:
         yield Finding(
             "error" if rate >= _UNKNOWN_ERROR else "warning",
@@ -174,12 +154,11 @@ def _unknown(examined: _Examined) -> Iterator[Finding]:
         )
 
 
-def _script(examined: _Examined) -> Iterator[Finding]:
+def _script(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
     """Detect a foreign script: its words become single letters if the vocabulary has them, else [UNK]."""
-    corpus = examined.corpus
     vocabulary = corpus.vocabulary
     letters = np.array([_is_letter(vocabulary.bare(token)) for token in vocabulary.tokens])
-    fraction = float((examined.counts[letters].sum() + examined.num_unknown) / corpus.num_tokens)
+    fraction = float((counts[letters].sum() + num_unknown(counts, corpus)) / corpus.num_tokens)
     if fraction >= _LETTERS_WARNING:
         yield Finding(
             "error" if fraction >= _LETTERS_ERROR else "warning",
@@ -191,13 +170,12 @@ def _script(examined: _Examined) -> Iterator[Finding]:
 
 
 def _is_letter(token: str) -> bool:
-    if len(token) != 1 or not token.isalpha():
-        return False
-    return not any(first <= ord(token) <= last for first, last in _WHOLE_CHARACTERS)
+    is_letter = len(token) == 1 and token.isalpha()
+    return is_letter and not any(first <= ord(token) <= last for first, last in _WHOLE_CHARACTERS)
 
 
-def _size(examined: _Examined) -> Iterator[Finding]:
-    num_tokens = examined.corpus.num_tokens
+def _size(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+    num_tokens = corpus.num_tokens
     if num_tokens < _FEW_TOKENS:
         yield Finding(
             "error" if num_tokens < _TOO_FEW_TOKENS else "warning",
@@ -207,8 +185,7 @@ def _size(examined: _Examined) -> Iterator[Finding]:
         )
 
 
-def _long_sentences(examined: _Examined) -> Iterator[Finding]:
-    corpus = examined.corpus
+def _long_sentences(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
     num_tokens, longest = 0, 0
     for block in sentence_blocks(corpus):
         lengths = corpus.sentence_lengths[block]
@@ -216,7 +193,7 @@ def _long_sentences(examined: _Examined) -> Iterator[Finding]:
         longest = max(longest, int(lengths.max()))
     fraction = num_tokens / corpus.num_tokens
     if fraction >= _LONG_SHARE:
-        advice = "build with --sentences split, and " if examined.by_lines else ""
+        advice = "build with --sentences split, and " if _is_by_lines(corpus) else ""
         yield Finding(
             "warning",
             "long_sentences",
@@ -226,8 +203,8 @@ def _long_sentences(examined: _Examined) -> Iterator[Finding]:
         )
 
 
-def _left_out(examined: _Examined) -> Iterator[Finding]:
-    manifest = examined.manifest
+def _left_out(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+    manifest = corpus.manifest
     if skipped := manifest["num_skipped_documents"]:
         yield Finding(
             "warning",
@@ -251,7 +228,7 @@ def _left_out(examined: _Examined) -> Iterator[Finding]:
         )
 
 
-_CHECKS: tuple[Callable[[_Examined], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Callable[[Corpus, np.ndarray], Iterator[Finding]], ...] = (
     _documents,
     _document_boundaries,
     _single_sentences,

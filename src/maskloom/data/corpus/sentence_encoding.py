@@ -110,14 +110,7 @@ class SentenceEncoder:
         # without any documents, one line is left over
         lengths = lengths[: int(num_lines.sum())]
         owners = np.repeat(np.arange(len(documents)), num_lines)
-        counts = np.bincount(owners[lengths > 0], minlength=len(documents))
-        return EncodedDocuments(
-            tokens=encoded.tobytes(),
-            sentence_lengths=lengths[lengths > 0].astype("<i4"),
-            document_lengths=counts[counts > 0].astype("<i4"),
-            num_empty_sentences=int((lengths == 0).sum()),
-            num_empty_documents=int((counts == 0).sum()),
-        )
+        return _encoded(encoded, lengths, np.bincount(owners[lengths > 0], minlength=len(documents)))
 
     def _parts_of_document(self, document: bytes) -> Iterator[EncodedDocuments]:
         """Encode one document piece by piece; the last part has its number of sentences."""
@@ -127,15 +120,8 @@ class SentenceEncoder:
             lengths[0] += num_open
             num_open = 0 if ends_line else int(lengths[-1])
             lengths = lengths if ends_line else lengths[:-1]
-            found = lengths[lengths > 0]
-            num_sentences += len(found)
-            yield EncodedDocuments(
-                tokens=encoded.tobytes(),
-                sentence_lengths=found.astype("<i4"),
-                document_lengths=np.array([num_sentences] if is_last and num_sentences else [], dtype="<i4"),
-                num_empty_sentences=len(lengths) - len(found),
-                num_empty_documents=int(is_last and not num_sentences),
-            )
+            num_sentences += np.count_nonzero(lengths)
+            yield _encoded(encoded, lengths, np.array([num_sentences] if is_last else [], dtype=np.int64))
 
     def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
         """Yield the lines of a document, several at a time, with whether the last of them is complete."""
@@ -237,6 +223,17 @@ class SentenceEncoder:
             plain = map(str.lower, plain)
         both = self._tokenizer.word_ids(plain), iter(self._tokenizer.token_ids_batch(odd))
         return RaggedIds.of_lists([next(both[of_odd]) for of_odd in is_odd], self.type)
+
+
+def _encoded(ids: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> EncodedDocuments:
+    """Return ids as sentences of some lengths and documents of some counts of sentences; leaves out the empty ones."""
+    return EncodedDocuments(
+        tokens=ids.tobytes(),
+        sentence_lengths=lengths[lengths > 0].astype("<i4"),
+        document_lengths=counts[counts > 0].astype("<i4"),
+        num_empty_sentences=int((lengths == 0).sum()),
+        num_empty_documents=int((counts == 0).sum()),
+    )
 
 
 def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:

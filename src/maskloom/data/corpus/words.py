@@ -132,13 +132,9 @@ class WordTable:
     def add(self, names: np.ndarray, ids: RaggedIds) -> None:
         """Add distinct words that are not in the table yet, with their `names` (2, words) and token ids."""
         first, last = self._size, self._size + names.shape[1]
-        capacity = self._names.shape[1]
-        if last > capacity:
-            while last > capacity:
-                capacity *= 2
-            grown = np.empty((2, capacity), dtype=np.uint64)
-            grown[:, :first] = self._names[:, :first]
-            self._names = grown
+        if last > self._names.shape[1]:
+            capacity = 1 << (last - 1).bit_length()
+            self._names = np.pad(self._names, ((0, 0), (0, capacity - self._names.shape[1])))
             self._numbers = np.full(2 * capacity, -1, dtype=np.int32)
             self._insert(0, first)
         self._names[:, first:last] = names
@@ -181,8 +177,7 @@ class RaggedIds:
     @classmethod
     def of_lists(cls, lists: list[list[int]], dtype: np.dtype) -> RaggedIds:
         """Concatenate lists of ids."""
-        edges = np.zeros(len(lists) + 1, dtype=np.int64)
-        np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists)), out=edges[1:])
+        edges = np.append(0, np.cumsum(np.fromiter(map(len, lists), np.int64, len(lists))))
         return cls(np.fromiter((index for ids in lists for index in ids), dtype, int(edges[-1])), edges)
 
     def joined(self, other: RaggedIds) -> RaggedIds:
@@ -193,8 +188,7 @@ class RaggedIds:
     def take(self, numbers: np.ndarray) -> RaggedIds:
         """Return the lists with indices `numbers` (lists,) int64, in that order and with repetitions."""
         starts = self.edges[numbers]
-        edges = np.zeros(len(numbers) + 1, dtype=np.int64)
-        np.cumsum(self.edges[numbers + 1] - starts, out=edges[1:])
+        edges = np.append(0, np.cumsum(self.edges[numbers + 1] - starts))
         indices = np.repeat(starts - edges[:-1], np.diff(edges))
         indices += np.arange(len(indices))
         return RaggedIds(self.flat[indices], edges)

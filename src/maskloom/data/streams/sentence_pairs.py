@@ -165,21 +165,18 @@ class SentencePairs:
         document_ends = np.cumsum(counts)
         sentences = np.repeat(self._first[visited] - (document_ends - counts), counts) + np.arange(document_ends[-1])
         lengths = _checked_lengths(self._corpus, sentences)
+        most, documents = self._room, self._documents[visited]
+        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
+        targets = np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
         chunks = _Chunks(
             sentences=sentences,
             document_ends=np.repeat(document_ends, counts),
             indices=np.repeat(visited, counts),
-            targets=np.repeat(self._targets(visited, epoch), counts),
+            targets=np.repeat(targets, counts),
             token_ends=np.concatenate([[0], np.cumsum(lengths)]),
         )
         pairs = self._data.pairs
         return self._segments(chunks, epoch) if pairs is None else PAIR_TASKS[pairs].cut(self, chunks, epoch)
-
-    def _targets(self, visited: np.ndarray, epoch: int) -> np.ndarray:
-        """Return each document's target number of text tokens per instance, drawn once per document and epoch."""
-        most, documents = self._room, self._documents[visited]
-        is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
-        return np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
 
     def random_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments: a chunk of sentences up to the target length, split or with a random B."""
@@ -203,8 +200,7 @@ class SentencePairs:
     def swapped_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments of one chunk, half of them swapped (ALBERT, 3.1); skips a single last sentence."""
         last = np.searchsorted(chunks.token_ends, chunks.goals)
-        last = np.maximum(last, np.arange(len(last)) + 2)
-        last = np.minimum(last, chunks.document_ends)
+        last = np.clip(last, np.arange(len(last)) + 2, chunks.document_ends)
         reached = _chain(last)
         start = reached[last[reached] - reached > 1]
         if len(start) == 0:
@@ -364,15 +360,12 @@ def _chain(following: np.ndarray) -> np.ndarray:
 
 def _num_heads(num_tosses: np.ndarray, seed: int, stream: int, epoch: int, sentences: np.ndarray) -> np.ndarray:
     """Return the number of heads in fair coin tosses: the tokens cut from the front rather than the back."""
-    heads = np.zeros(len(num_tosses), dtype=np.int64)
-    (rows,) = np.nonzero(num_tosses)
-    num_words = -(-num_tosses[rows] // 64)
-    owner = np.repeat(rows, num_words)
+    num_words = -(-num_tosses // 64)
+    owner = np.repeat(np.arange(len(num_tosses)), num_words)
     number = np.arange(len(owner)) - np.repeat(np.cumsum(num_words) - num_words, num_words)
     unused = np.maximum(64 * (number + 1) - num_tosses[owner], 0).astype(np.uint64)
     bits = words(seed, stream, epoch, sentences[owner], number) >> unused
-    np.add.at(heads, owner, np.bitwise_count(bits))
-    return heads
+    return np.bincount(owner, np.bitwise_count(bits), len(num_tosses)).astype(np.int64)
 
 
 def _checked_lengths(corpus: Corpus, sentences: np.ndarray) -> np.ndarray:
