@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -245,8 +244,7 @@ def generate(
         num_tokens += sum(text["num_tokens"] for text in found)
         return found
 
-    load = partial(Predictor.load, model, batch_size=batch_size)
-    written = _write_texts(load, (Path(input), Path(output)), "generating", continued, reading, progress)
+    written = _write_texts(model, Path(input), Path(output), "generating", continued, reading, batch_size, progress)
     return {**written, "num_tokens": num_tokens}
 
 
@@ -269,26 +267,27 @@ def fill_spans(
     def filled(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[FilledText]:
         return predictor.span_filler.fill(texts, names, settings, first)
 
-    load = partial(Predictor.load, model, batch_size=batch_size)
-    return _write_texts(load, (Path(input), Path(output)), "filling", filled, reading, progress)
+    return _write_texts(model, Path(input), Path(output), "filling", filled, reading, batch_size, progress)
 
 
 def _write_texts(
-    load: Callable[[], Predictor],
-    places: tuple[Path, Path],
+    model: str | Path,
+    source: Path,
+    target: Path,
     doing: str,
     made_by: Callable[[Predictor, list[str], list[str], int], Sequence[Any]],
     reading: ReadingOptions | None,
+    batch_size: int | None,
     progress: Progress | None,
 ) -> dict[str, Any]:
     """Write one row per text of a file: `index`, `line`, its `source` or `prompt`, and what the model makes of it.
 
     `made_by` receives the texts, their names for messages, and the index of the first.
     """
-    (source, target), progress = places, progress or Progress()
+    progress = progress or Progress()
     check_place(source, target)
     output_suffix(target, (".jsonl",))
-    predictor = load()
+    predictor = Predictor.load(model, batch_size=batch_size)
     progress.say(f"device: {describe_device(predictor.device)}")
     rows = reading_of_sources(source, reading, predictor.settings)
     progress.begin(doing, rows.count())

@@ -44,14 +44,11 @@ class FileReading:
         first.report.check_any()
         return first.report.num_kept
 
-    def pieces(self, num_examples: int) -> Iterator[list[Any]]:
-        """Yield the examples in lists as `pieces_of` does, with at most as many as the kind reads at once."""
-        size = min(num_examples, self.kind.examples_at_once)
-        return pieces_of(self.examples(), size, keeps_documents=getattr(self.settings, "context", None) == "document")
-
     def shown_pieces(self, num_examples: int, progress: Progress) -> Iterator[list[Any]]:
-        """Yield the same lists, reporting progress after each."""
-        for piece in self.pieces(num_examples):
+        """Yield lists as `pieces_of` does, at most as long as the kind reads at once, reporting progress after each."""
+        size = min(num_examples, self.kind.examples_at_once)
+        keeps = getattr(self.settings, "context", None) == "document"
+        for piece in pieces_of(self.examples(), size, keeps_documents=keeps):
             yield piece
             progress.advance(self.report.num_kept)
             release_free_memory()  # batches vary in size, so the C library would retain more and more freed memory
