@@ -143,8 +143,9 @@ def _finetune(
     recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
-    if (word_vectors := _word_vectors(recipe)) is not None:
-        paths["word_vectors"] = vectors_file(word_vectors)
+    section = recipe.model or recipe.features  # word vectors initialise embeddings, or are joined to features
+    if section is not None and section.word_vectors is not None:
+        paths["word_vectors"] = vectors_file(section.word_vectors)
     sums = input_sums(paths)
     inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
     told = list[str]()
@@ -184,12 +185,6 @@ def _finetune(
 def source_of(recipe: FinetuneRecipe, model: str | Path) -> Path:
     """Return the folder of the model, or of the vocabulary if the recipe creates a new model."""
     return resolve_model_folder(model) if recipe.model is None else tokenizer_folder(Path(model))
-
-
-def _word_vectors(recipe: FinetuneRecipe) -> str | None:
-    """Return the word vectors that a recipe names, to initialise embeddings or to join to features."""
-    section = recipe.model or recipe.features
-    return None if section is None else section.word_vectors
 
 
 def _begin(
