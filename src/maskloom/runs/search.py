@@ -172,13 +172,8 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
 
 
 def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, Any]:
-    name = f"trial-{number:03d}"
-    return {"number": number, "name": name, "settings": settings, "command": _command(setup, name, settings)}
-
-
-def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
-    """Return the shell-quoted command that repeats the fine-tuning of a trial in a folder of its own."""
-    out = setup.out.resolve()
+    """Return a trial of a plan, with the shell-quoted command that repeats its fine-tuning in a folder of its own."""
+    name, out = f"trial-{number:03d}", setup.out.resolve()
     words = ["maskloom", "finetune", "--recipe", out / RECIPE]
     start = "vocab" if setup.recipe.model else "model"
     for option, path in {start: setup.model, **setup.data.paths}.items():
@@ -189,7 +184,7 @@ def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
     words += ["--metric", setup.data.metric] if setup.data.metric else []
     for override in overrides_of(settings):
         words += ["--set", override]
-    return shlex.join(map(str, words))
+    return {"number": number, "name": name, "settings": settings, "command": shlex.join(map(str, words))}
 
 
 def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:
