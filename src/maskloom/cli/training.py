@@ -115,7 +115,7 @@ def _begin(
     if "model" in given and (chosen.model is not None) != (vocab is not None):
         raise UsageError("[model] and --vocab go together: a new model of those sizes is trained on that vocabulary")
     files = [] if goes_on else [inputs["train"], inputs["dev"]]
-    look_at_training_data(inputs["model"], files, chosen.task, reading, chosen)
+    look_at_training_data(inputs["model"], files, reading, chosen)
     return chosen, inputs
 
 

@@ -36,40 +36,36 @@ _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
 
-def look_at_training_data(
-    model: Path, files: Sequence[Path], kind: str, reading: ReadingOptions, recipe: FinetuneRecipe | None = None
-) -> None:
+def look_at_training_data(model: Path, files: Sequence[Path], reading: ReadingOptions, recipe: FinetuneRecipe) -> None:
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
     Also raises DataError for a missing model, or a missing vocabulary where the recipe creates a new model. A format
-    determines the kind. Checks that need all rows apply to files that were read to the end, some of them only if the
-    recipe is given.
+    determines the kind. Checks that need all rows apply to files that were read to the end.
     """
-    if recipe is not None and recipe.model is not None:
+    if recipe.model is not None:
         tokenizer_folder(model)
     else:
         check_model_name(model)
     if reading.format is not None:
         try:
-            kind = catalog_row(reading.format).kind
+            catalog_row(reading.format)
         except ConfigError as error:
             raise UsageError(f"--format: {error}") from None
-        if recipe is not None:
-            with_task(recipe, reading)
-    row = KINDS[kind]
+    recipe = with_task(recipe, reading)
+    row = KINDS[recipe.task]
+    settings = recipe.task_settings(row.settings)
     until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
-            report, told = ReadingReport(path), recipe if recipe and recipe.task == kind else None
-            settings = told.task_settings(row.settings) if told else row.settings()
+            report = ReadingReport(path)
             examples = _iterate(row, settings, path, reading, needs_label=True, report=report)
-            if row.watch and recipe is not None:
-                examples = row.watch(examples, path, reading, getattr(recipe, kind))
+            if row.watch:
+                examples = row.watch(examples, path, reading, getattr(recipe, recipe.task))
             read = _read_first(examples, until, keeps=row.label_ids is not None)
             whole[path] = ReadExamples(read, report) if read else None
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
-            if kind != "single" or reading.format or is_table or not path.is_file():
+            if recipe.task != "single" or reading.format or is_table or not path.is_file():
                 raise
             hint = "the task is single by default; --task sets tagging (CoNLL columns), span (SQuAD's .json), seq2seq"
             more = "(sources and targets in separate files: --set seq2seq.target_suffix=en) or another"
