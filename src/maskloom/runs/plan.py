@@ -30,8 +30,7 @@ from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import fastest_precision, in_precision
 
 # The most work of a timed step, in FLOPs: a second or two on a processor, less on a GPU.
-_TIMED = {"cpu": 5e11}
-_TIMED_ELSEWHERE = 5e13
+_TIMED_ON_CPU, _TIMED_ELSEWHERE = 5e11, 5e13
 _FEWEST_STEPS = 2
 # Approximate bytes for torch, blocks of logits and a checkpoint that is being written.
 _PROGRAM = 600 << 20
@@ -108,14 +107,14 @@ def _size_plan(
     """
     model = initial_model(recipe, corpus, None)[0].to(device)
     sums: dict[str, float] = dict.fromkeys(("steps", "tokens", "epochs", "flops", "seconds"), 0.0)
-    rate, memory = 0.0, 0
+    memory = 0
     plans = phase_plans(recipe)
     for plan in plans:
         row, data = PRETRAINING[recipe.objective], plan.data_for(model.config)
         batch_size = plan.training.batch_size
         account = row.loader(corpus, train, data, batch_size=batch_size, seed=0).account()
         flops = _flops(model.config, account, has_decoder=row.has_decoder)
-        limit = _TIMED.get(device.type, _TIMED_ELSEWHERE)
+        limit = _TIMED_ON_CPU if device.type == "cpu" else _TIMED_ELSEWHERE
         num_timed = max(1, min(batch_size, int(limit / flops)))
         loader = row.loader(corpus, train, data, batch_size=num_timed, seed=0)
         per_step, activations = _timed(recipe, plan, model, loader, num_timed, seconds / len(plans))
@@ -127,13 +126,12 @@ def _size_plan(
         sums = {name: total + value for (name, total), value in zip(sums.items(), told, strict=True)}
         micro = plan.training.micro_batch_size
         memory = max(memory, int(activations * (micro if isinstance(micro, int) else batch_size)))
-        rate = sums["tokens"] / sums["seconds"]
     loss, is_beyond = _reference(curves["sizes"].get(recipe.model.size, []), sums["tokens"])
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return {
         "size": recipe.model.size,
         "num_parameters": num_parameters,
-        "tokens_per_second": rate,
+        "tokens_per_second": sums["tokens"] / sums["seconds"],
         **sums,
         "steps": int(sums["steps"]),
         "memory": _PROGRAM + 16 * num_parameters + memory,
