@@ -151,7 +151,11 @@ def features(
     that holds anything else, DataError for a wrong file or folder.
     """
     progress, path = progress or Progress(), Path(input)
-    folder = _folder_to_write(Path(out), path)
+    folder = Path(out).resolve() if Path(out).is_symlink() else Path(out)
+    if folder.exists() and not (folder / MANIFEST).exists():
+        raise ConfigError(f"{out} exists and is not a folder of features; choose a new --out")
+    if folder.exists():
+        check_place(path, folder / TOKENS)
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)
     device = chosen_device()
@@ -187,16 +191,6 @@ def features(
         "num_truncated_examples": num_truncated,
         "max_length": limit,
     }
-
-
-def _folder_to_write(out: Path, source: Path) -> Path:
-    """Return the folder that `out` is or points to; raises ConfigError for one that cannot be written."""
-    folder = out.resolve() if out.is_symlink() else out
-    if folder.exists():
-        if not (folder / MANIFEST).exists():
-            raise ConfigError(f"{out} exists and is not a folder of features; choose a new --out")
-        check_place(source, folder / TOKENS)
-    return folder
 
 
 def _encode(

@@ -28,7 +28,6 @@ from maskloom.runs.run_folder import (
     kind_of_run,
 )
 from maskloom.system.foreign_files import check_regular, read_json_object
-from maskloom.system.launch import num_processes
 from maskloom.tasks.tables import ReadingOptions
 
 
@@ -61,8 +60,7 @@ def rerun(
         progress.say(f"repeating the best trial: {run}")
     if not (model / WEIGHTS).exists():
         raise ConfigError(f"{run}: no model to compare with: the run is not finished, or its search kept only the best")
-    _check_versions(run, content["versions"], allow_version_change, progress)
-    _check_machine(run, content, progress)
+    _check_environment(run, content, allow_version_change, progress)
     paths = _checked_paths(run, content)
     torch.set_num_threads(content["hardware"]["threads"])
     recipe = load_recipe(PretrainRecipe if kind_of_run(content) == "pretrain" else FinetuneRecipe, run / RECIPE)
@@ -82,15 +80,21 @@ def rerun(
     return _compared(model, out)
 
 
-def _check_machine(run: Path, content: dict[str, Any], progress: Progress) -> None:
-    """Raise ConfigError for another number of processes; report hardware changes that may alter the last bits."""
-    if num_processes() != content["world_size"]:
+def _check_environment(run: Path, before: dict[str, Any], allow_version_change: bool, progress: Progress) -> None:
+    """Raise ConfigError for other versions, unless allowed, or another number of processes; warn of what may differ."""
+    now = environment()
+    versions, known = now["versions"], before["versions"]
+    changes = _changes(known, versions, sorted(known.keys() | versions.keys()))
+    if changes and not allow_version_change:
+        raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
+    if changes:
+        progress.say(f"WARNING: {'; '.join(changes)}: the result may differ")
+    if now["world_size"] != before["world_size"]:
         raise ConfigError(
-            f"{run} was trained by {content['world_size']} processes, this one has {num_processes()}; "
-            f"start with torchrun --nproc-per-node {content['world_size']}"
+            f"{run} was trained by {before['world_size']} processes, this one has {now['world_size']}; "
+            f"start with torchrun --nproc-per-node {before['world_size']}"
         )
-    before, now = content["hardware"], environment()["hardware"]
-    if changes := _changes(before, now, ("machine", "processor", "cuda")):
+    if changes := _changes(before["hardware"], now["hardware"], ("machine", "processor", "cuda")):
         progress.say(f"WARNING: {'; '.join(changes)}: the last bits may differ")
 
 
@@ -133,13 +137,3 @@ def _compared(model: Path, out: Path) -> dict[str, Any]:
         "num_differing": len(differing),
         "differing": differing[:4],
     }
-
-
-def _check_versions(run: Path, before: dict[str, str], allow_change: bool, progress: Progress) -> None:
-    """Raise ConfigError if versions differ from those of the run; with `allow_change`, only warn."""
-    now = environment()["versions"]
-    changes = _changes(before, now, sorted(before.keys() | now.keys()))
-    if changes and not allow_change:
-        raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
-    if changes:
-        progress.say(f"WARNING: {'; '.join(changes)}: the result may differ")
