@@ -107,14 +107,12 @@ def finetune(
 ) -> dict[str, Any]:
     """Fine-tune a model, keep the weights that score best on `data.dev`, and return the scores.
 
-    The model is in `out/model` in Hugging Face layout. `recipe.restarts` runs with the seeds `seed`, `seed` + 1 ...
-    differ in the new classifier, the order of the data and dropout; mean, spread and degenerate runs are returned and
-    the best run's model is kept, and with `recipe.keep_restarts` also the others, in `out/restarts/seed-K/model`.
-    `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then holds the scores. With `resume` an
-    interrupted run continues and ends as if uninterrupted; `verify` first proves this, see `verify_resuming`. Processes
-    started by torchrun train together, and the first one writes and returns the scores. Raises ConfigError or DataError
-    for wrong input before any training, NumericalError if no seed ends in finite numbers, Interrupted after a save when
-    a signal asks to stop.
+    `recipe.restarts` runs with the seeds `seed`, `seed` + 1 ... differ in the new classifier, the order of the data and
+    dropout. The best run's model is in `out/model`; with `recipe.keep_restarts` each is in `out/restarts/seed-K/model`.
+    An interrupted run, continued with `resume`, ends as if uninterrupted; `verify` first proves this (`verify_resuming`).
+    Of processes started by torchrun the first one writes, and returns the scores. Raises ConfigError or DataError for
+    wrong input before any training, NumericalError if no seed ends in finite numbers, Interrupted after a save when a
+    signal asks to stop.
     """
     training = recipe.training
     check_log_targets(training.log_to)

@@ -77,13 +77,11 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pre-train a model on a corpus folder and return its held-out metrics; the model is in `out/model`.
 
-    The run folder holds recipe.toml, run.json, events.jsonl, metrics.json, checkpoints/ and model/. `init` starts from
-    the weights of a model folder (continued pre-training). With `resume` an interrupted run continues from its newest
-    complete checkpoint and ends with the same weights as an uninterrupted run; `verify` first proves this, see
-    `verify_resuming`. `training.keep_best` also writes the model that did best on held-out text to `out/best-model`.
-    Processes started by torchrun train together: the first one writes, and returns the metrics. Raises ConfigError or
-    DataError for wrong input before any training, Interrupted after a save when a signal asks to stop, RankLostError
-    when another process is lost.
+    `init` starts from the weights of a model folder (continued pre-training). An interrupted run, continued with
+    `resume`, ends with the same weights as an uninterrupted one; `verify` first proves this (`verify_resuming`). Of
+    processes started by torchrun the first one writes, and returns the metrics. Raises ConfigError or DataError for
+    wrong input before any training, Interrupted after a save when a signal asks to stop, RankLostError when another
+    process is lost.
     """
     training = recipe.training
     check_log_targets(training.log_to)
