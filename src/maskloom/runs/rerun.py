@@ -18,15 +18,7 @@ from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
-from maskloom.runs.run_folder import (
-    RECIPE,
-    RESULTS,
-    check_is_of_model,
-    described,
-    environment,
-    input_sums,
-    kind_of_run,
-)
+from maskloom.runs.run_folder import RECIPE, RESULTS, check_is_of_model, described, environment, input_sums, kind_of_run
 from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.tasks.tables import ReadingOptions
 
