@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -137,7 +135,7 @@ def _export_pretraining(
     weights = checkpoint_weights(checkpoint)
     tokenizer = Tokenizer.load(corpus)
     config = start_config(recipe, tokenizer, init)
-    model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
+    model = _filled(build_model(config, heads_of(recipe, config)), weights, checkpoint)
     more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
     card = pretraining_card(recipe, scores, init, more, config=config)
     write_model_folder(out, model, tokenizer_read(config, tokenizer), card)
@@ -153,8 +151,8 @@ def _export_finetuning(
     num_tokens = len(tokenizer.of_targets.vocabulary)
     config = config.model_copy(update={"vocab_size": max(config.vocab_size, num_tokens)})
     heads = task_heads(recipe, task, config)
-    build = partial(build_model, config, heads, task.num_outputs, head_options=task.head_options)
-    model = _filled(build, checkpoint_weights(checkpoint), checkpoint)
+    model = build_model(config, heads, task.num_outputs, head_options=task.head_options)
+    model = _filled(model, checkpoint_weights(checkpoint), checkpoint)
     what = f"{checkpoint.parent.parent.name.replace('-', ' ')}, step {step_of(checkpoint)}"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
     write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
@@ -170,14 +168,12 @@ def _place(content: dict[str, Any], name: str) -> Path | None:
     return Path(place)
 
 
-def _filled(build: Callable[[], EncoderWithHeads], weights: dict[str, Tensor], folder: Path) -> EncoderWithHeads:
+def _filled(model: EncoderWithHeads, weights: dict[str, Tensor], folder: Path) -> EncoderWithHeads:
     """Return a model with the weights of a checkpoint; raises DataError if they belong to another model."""
-    with torch.device("meta"):
-        planned = dict(build().named_parameters())
-    check_shapes(folder, weights, planned)
-    model = build()
+    parameters = dict(model.named_parameters())
+    check_shapes(folder, weights, parameters)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters.items():
             parameter.copy_(weights[name])
     return model
 

@@ -109,7 +109,7 @@ def finetune(
 
     `recipe.restarts` runs with the seeds `seed`, `seed` + 1 ... differ in the new classifier, the order of the data and
     dropout. The best run's model is in `out/model`; with `recipe.keep_restarts` each is in `out/restarts/seed-K/model`.
-    An interrupted run, continued with `resume`, ends as if uninterrupted; `verify` first proves this (`verify_resuming`).
+    An interrupted run, continued with `resume`, ends as if uninterrupted; `verify` first proves it (`verify_resuming`).
     Of processes started by torchrun the first one writes, and returns the scores. Raises ConfigError or DataError for
     wrong input before any training, NumericalError if no seed ends in finite numbers, Interrupted after a save when a
     signal asks to stop.
