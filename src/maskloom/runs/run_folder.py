@@ -101,6 +101,12 @@ def prepare_run_folder(
     return False
 
 
+def undo_run(out: Path, *others: str) -> None:
+    """Remove the files with which a run started, and its `others`, so that a corrected run may reuse the folder."""
+    for name in (RECIPE, DESCRIPTION, *others):
+        (out / name).unlink(missing_ok=True)
+
+
 def described(out: Path) -> dict[str, Any]:
     """Return the command, versions, hardware and inputs recorded in a run's folder; raises ConfigError for no run."""
     if not out.exists():

@@ -16,7 +16,7 @@ from maskloom.errors import ConfigError, DataError, UsageError, amount
 from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles, finetune, source_of
 from maskloom.runs.first_look import with_task
-from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, input_sums, prepare_run_folder
+from maskloom.runs.run_folder import RECIPE, RESULTS, described, input_sums, prepare_run_folder, undo_run
 from maskloom.runs.search_space import (
     Space,
     ValueRange,
@@ -118,9 +118,7 @@ def search(
         records = _run_trials(setup, plan, space)
     except (DataError, UsageError):
         if not continues and not list(out.glob("trials/*")):
-            # data or metric were wrong; with correct ones it is another search
-            for name in (RECIPE, DESCRIPTION, PLAN):
-                (out / name).unlink(missing_ok=True)
+            undo_run(out, PLAN)  # data or metric were wrong; with correct ones it is another search
             if (out / "trials").exists():  # the failed trial created it and removed its own files
                 (out / "trials").rmdir()
         raise

@@ -15,15 +15,7 @@ from maskloom.errors import ConfigError, DataError, amount
 from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
 from maskloom.runs.display import Progress
 from maskloom.runs.first_look import check_page
-from maskloom.runs.run_folder import (
-    DESCRIPTION,
-    METRICS,
-    RECIPE,
-    described,
-    fingerprint,
-    kind_of_run,
-    prepare_run_folder,
-)
+from maskloom.runs.run_folder import METRICS, RECIPE, described, fingerprint, kind_of_run, prepare_run_folder, undo_run
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
@@ -81,8 +73,8 @@ def train_words(
         try:
             counts = _prepare(texts, recipe, out, on_bad_text, progress)
         except DataError:
-            for name in () if continues else (RECIPE, DESCRIPTION, _TOKENS):  # a corrected run may reuse the folder
-                (out / name).unlink(missing_ok=True)
+            if not continues:
+                undo_run(out, _TOKENS)
             raise
     training = WordTraining(recipe, counts, np.memmap(out / _TOKENS, np.int32, "r"))
     seconds = _restore(training, out)
