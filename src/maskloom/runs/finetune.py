@@ -54,8 +54,6 @@ from maskloom.tasks.labels import (
     weights_by_name,
     with_hint,
 )
-from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
-from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.task import Task
@@ -247,12 +245,10 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
     limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
     if max_length > limit:
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
-
-
-def _check_targets(settings: KindSettings, config: ModelConfig, source: Path) -> None:
-    if isinstance(settings, Seq2SeqSettings) and settings.max_target_length > config.max_position_embeddings:
+    most_written = recipe.seq2seq.max_target_length
+    if recipe.task == "seq2seq" and most_written > config.max_position_embeddings:
         raise ConfigError(
-            f"seq2seq.max_target_length {settings.max_target_length} exceeds the {config.max_position_embeddings} "
+            f"seq2seq.max_target_length {most_written} exceeds the {config.max_position_embeddings} "
             f"positions of the decoder in {source}"
         )
 
@@ -271,7 +267,6 @@ def _prepare(
         settings = settings.model_copy(update={"features": features})
     train_data = kind.read(paths["train"], reading, settings)
     settings = settings.model_copy(update={**kind.data_settings(train_data), **kind.model_settings(config)})
-    _check_targets(settings, config, source)
     dev_data = kind.read(paths["dev"], reading, settings)
     kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)
