@@ -78,13 +78,11 @@ def search(
 ) -> dict[str, Any]:
     """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
 
-    A recipe with [model] trains new models, on the vocabulary in the folder `model`.
-
-    `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` hold
-    their outcomes, and `out/model` is the best trial's model; other models are deleted. A trial that fails is reported
-    and does not affect the others. With `resume` a search continues, even in the middle of a trial. Raises ConfigError
-    for wrong settings and for another search in the folder, AllTrialsFailedError if every trial fails, DataError for
-    wrong data, before or during the first trial.
+    A recipe with [model] trains new models on the vocabulary in the folder `model`. `out/search.json` lists the trials,
+    `out/results.json` and `results.md` hold their outcomes, and `out/model` is that of the best trial, the only model
+    that is kept. A trial that fails is reported and does not affect the others. With `resume` a search continues, even
+    in the middle of a trial. Raises ConfigError for wrong settings and for another search in the folder,
+    AllTrialsFailedError if every trial fails, DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
     out, progress = Path(out), progress or Progress()
