@@ -272,10 +272,7 @@ def neighbours(place: str | Path, words: Sequence[str], number: int = 10) -> dic
 def evaluate_words(
     place: str | Path, pairs: Sequence[Path] = (), analogies: Sequence[Path] = (), most: int = 30_000
 ) -> dict[str, Any]:
-    """Return the scores of vectors on files of word pairs and of analogies; raises ConfigError if none are given.
-
-    The keys are file names, with the parent folder where two are equal.
-    """
+    """Return the scores of vectors on files of pairs and of analogies by file name; ConfigError if none are given."""
     if not pairs and not analogies:
         raise ConfigError("nothing to evaluate: give --pairs, --analogies or both")
     read = [(path, read_pairs(path)) for path in pairs], [(path, read_analogies(path)) for path in analogies]
