@@ -103,6 +103,9 @@ class Progress:
         """Finish the stage."""
 
 
+SILENT = Progress()
+
+
 class LineProgress(Progress):
     """Plain lines on standard error, for logs and pipes: stage names, and at most one progress line per minute."""
 
@@ -179,7 +182,7 @@ def terminal_progress() -> Progress:
 
 def heard(wanted: bool) -> Progress:
     """Return a terminal display of progress if wanted, else a silent one."""
-    return terminal_progress() if wanted else Progress()
+    return terminal_progress() if wanted else SILENT
 
 
 def stage_callback(progress: Progress) -> Callable[[str, int, int], None]:

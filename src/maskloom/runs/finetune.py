@@ -20,7 +20,7 @@ from maskloom.errors import ConfigError, UsageError, amount
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, vocabularies_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.corpus import tokenizer_folder
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.evaluate import check_tunable, tune_folder
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
@@ -101,7 +101,7 @@ def finetune(
     out: str | Path,
     resume: bool = False,
     verify: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Fine-tune a model, keep the weights that score best on `data.dev`, and return the scores.
 
@@ -116,7 +116,7 @@ def finetune(
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
         half_type(training.precision, ranks.device)  # raises before any work for a type that the device lacks
-        heard = progress if progress is not None and ranks.is_first else Progress()
+        heard = progress if ranks.is_first else SILENT
         return _finetune(recipe, model, data, Path(out), resume, verify, heard, ranks)
 
 

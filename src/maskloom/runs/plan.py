@@ -19,7 +19,7 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.runs.display import Progress, aligned
+from maskloom.runs.display import SILENT, Progress, aligned
 from maskloom.runs.pretrain import initial_model
 from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, heads_of, phase_plans
 from maskloom.runs.start_summary import in_words, shown_count
@@ -47,7 +47,7 @@ def plan_pretraining(
     corpus: str | Path,
     sizes: Sequence[str] | None = None,
     seconds: float = 4.0,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Return the cost of a recipe on a corpus at some sizes, by default the recipe's own, timing each for `seconds`.
 
@@ -55,7 +55,7 @@ def plan_pretraining(
     the number of tokens that it can process in that time. Raises ConfigError or DataError for wrong input; writes
     nothing.
     """
-    progress, opened = progress or Progress(), Corpus.open(corpus)
+    opened = Corpus.open(corpus)
     sizes = sizes or [recipe.model.size]
     chosen = [recipe.model_copy(update={"model": recipe.model.model_copy(update={"size": size})}) for size in sizes]
     for one in chosen:

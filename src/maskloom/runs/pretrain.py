@@ -26,7 +26,7 @@ from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blo
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
 from maskloom.objectives.reference import TokenFrequencies
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (
     PhasePlan,
@@ -73,7 +73,7 @@ def pretrain(
     resume: bool = False,
     init: str | Path | None = None,
     verify: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Pre-train a model on a corpus folder and return its held-out metrics; the model is in `out/model`.
 
@@ -87,7 +87,7 @@ def pretrain(
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
         half_type(training.precision, ranks.device)  # raises before any work for a type that the device lacks
-        heard = progress if progress is not None and ranks.is_first else Progress()
+        heard = progress if ranks.is_first else SILENT
         start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
 

@@ -14,7 +14,7 @@ from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError, DataError
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
@@ -29,7 +29,7 @@ def rerun(
     out: str | Path,
     resume: bool = False,
     allow_version_change: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Repeat a finished run in a new folder, and return whether the results are identical.
 
@@ -39,7 +39,7 @@ def rerun(
     cannot be repeated, for other versions of the program and its libraries (unless `allow_version_change`) and for
     another number of processes, and DataError for data that has changed or is gone.
     """
-    run, out, progress = Path(run), Path(out), progress or Progress()
+    run, out = Path(run), Path(out)
     model, content = run / "model", described(run)
     check_is_of_model(run, content)
     if kind_of_run(content) == "glue":

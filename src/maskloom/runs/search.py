@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError, amount
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune, source_of
 from maskloom.runs.first_look import with_task
 from maskloom.runs.run_folder import RECIPE, RESULTS, described, input_sums, prepare_run_folder, undo_run
@@ -74,7 +74,7 @@ def search(
     out: str | Path,
     trials: Trials = Trials(),
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
 
@@ -85,7 +85,7 @@ def search(
     AllTrialsFailedError if every trial fails, DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
-    out, progress = Path(out), progress or Progress()
+    out = Path(out)
     space, method, num_trials = trials.space, trials.method, trials.number
     stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside, source_files
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
 from maskloom.runs.run_folder import METRICS, RECIPE, described, fingerprint, kind_of_run, prepare_run_folder, undo_run
 from maskloom.system.fault_points import fault_point
@@ -49,7 +49,7 @@ def train_words(
     resume: bool = False,
     form: Form = "binary",
     on_bad_text: Literal["error", "skip"] = "error",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Train word vectors on text files and write vectors, output vectors and vocabulary to `out`; return the metrics.
 
@@ -58,7 +58,6 @@ def train_words(
     run and for a resumed run with other settings; DataError for bad text and an empty vocabulary.
     """
     texts, out = [texts] if isinstance(texts, str | Path) else list(texts), Path(out)
-    progress = progress or Progress()
     check_name(out)
     refuse_output_inside(texts, out)
     files = source_files(texts)
