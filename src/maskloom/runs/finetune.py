@@ -116,8 +116,7 @@ def finetune(
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
         half_type(training.precision, ranks.device)  # raises before any work for a type that the device lacks
-        heard = progress if ranks.is_first else SILENT
-        return _finetune(recipe, model, data, Path(out), resume, verify, heard, ranks)
+        return _finetune(recipe, model, data, Path(out), resume, verify, progress if ranks.is_first else SILENT, ranks)
 
 
 def _finetune(

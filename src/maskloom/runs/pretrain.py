@@ -129,8 +129,7 @@ def _pretrain(
         progress.say(_held_out_line(opened, held_out))
     model, new = initial_model(recipe, opened, init)
     device = f"device: {describe_device(ranks.device)}"
-    about = [model_line(model, recipe, is_new=init is None), *new, device, *default_lines(recipe)]
-    for sentence in about:
+    for sentence in [model_line(model, recipe, is_new=init is None), *new, device, *default_lines(recipe)]:
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)
