@@ -15,13 +15,13 @@ import torch
 from maskloom.config import PretrainRecipe
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Account
-from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.display import SILENT, Progress, aligned
-from maskloom.runs.pretrain import initial_model
-from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, heads_of, phase_plans
+from maskloom.runs.pretrain import bytes_of_weights, initial_model
+from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, phase_plans
 from maskloom.runs.start_summary import in_words, shown_count
 from maskloom.system.devices import chosen_device, describe_device
 from maskloom.system.resources import available_memory
@@ -71,7 +71,7 @@ def plan_pretraining(
     progress.begin("measuring", len(chosen))
     rows, too_large = [], []
     for number, one in enumerate(chosen, start=1):
-        if free is not None and _bytes_of_weights(config_for(one, opened.tokenizer), one) > free:
+        if free is not None and 4 * bytes_of_weights(config_for(one, opened.tokenizer), one) > free:
             too_large.append(one.model.size)
             continue
         rows.append(_size_plan(one, opened, train, device, seconds, curves))
@@ -169,12 +169,6 @@ def _timed(
             torch.accelerator.synchronize()
         update = min(time.perf_counter() - started, per_step)
     return update + (per_step - update) * settings.batch_size / num_rows, kept / num_rows
-
-
-def _bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:
-    """Return the bytes of weights, gradients and both moments in fp32."""
-    with torch.device("meta"):
-        return 16 * sum(weights.numel() for weights in build_model(config, heads_of(recipe, config)).parameters())
 
 
 def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float:

@@ -220,11 +220,16 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
     config = start_config(recipe, corpus.tokenizer, init)
     if init is not None:
         _check_vocabulary(init, config, corpus)
-    with torch.device("meta"):
-        num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
+    num_bytes = bytes_of_weights(config, recipe)
     # each of several processes may hold only a part of the gradients and moments, or keep them elsewhere
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
+
+
+def bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:
+    """Return the bytes of the weights of a new model; in training, gradients and both moments take three times more."""
+    with torch.device("meta"):
+        return sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
 
 
 @dataclass(frozen=True)
