@@ -7,13 +7,8 @@ import pytest
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import first_look
-from maskloom.runs.first_look import (
-    look_at_input,
-    look_at_questions,
-    look_at_sources,
-    look_at_training_data,
-    options_for_sources,
-)
+from maskloom.runs.first_look import look_at_input, look_at_questions, look_at_sources, look_at_training_data
+from maskloom.runs.reading_defaults import reading_of_sources
 from maskloom.tasks.tables import ReadingOptions
 
 
@@ -171,9 +166,9 @@ def test_sources_are_read_as_in_fine_tuning(model: Path, tmp_path: Path) -> None
     path.write_text("de,text,en\na,b,c\n", encoding="utf-8")
     stored = {"text_column": "de", "label_column": "en"}
     known = {"kind": "seq2seq", "reading": stored}
-    assert options_for_sources(path, None, known).text_column == "de"
-    assert options_for_sources(path, ReadingOptions(text_column="text"), known).text_column == "text"
-    assert options_for_sources(path, None, {"kind": "single", "reading": stored}).text_column is None
+    assert reading_of_sources(path, None, known).options.text_column == "de"
+    assert reading_of_sources(path, ReadingOptions(text_column="text"), known).options.text_column == "text"
+    assert reading_of_sources(path, None, {"kind": "single", "reading": stored}).options.text_column is None
     lines = tmp_path / "a.de"
     lines.write_text("ein Mann\n\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.de: line 2: empty source"):
