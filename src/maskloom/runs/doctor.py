@@ -21,7 +21,7 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.display import SILENT, Progress, aligned
 from maskloom.runs.run_folder import environment
 from maskloom.system.devices import chosen_device, describe_device, found_devices, half_type, has_bf16
-from maskloom.system.resources import available_memory, usable_cores
+from maskloom.system.resources import available_memory, system_text, usable_cores
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.settings import TrainingSection
@@ -88,10 +88,7 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
 
 def _has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether the processor has Intel's units for products in bf16."""
-    try:
-        return "amx_bf16" in cpuinfo.read_text(encoding="ascii", errors="replace").split()
-    except OSError:
-        return False
+    return "amx_bf16" in system_text(str(cpuinfo)).split()
 
 
 def _precisions(device: torch.device) -> list[str]:

@@ -85,7 +85,7 @@ class LabelledFiles:
         more = {} if self.source_vocab is None else {"source_vocab": tokenizer_folder(Path(self.source_vocab))}
         return {"train": Path(self.train), "dev": Path(self.dev), **more}
 
-    def as_told(self, told: Mapping[str, Any], source_vocab: str | None = None) -> LabelledFiles:
+    def as_told(self, told: Mapping[str, Any], source_vocab: str | Path | None) -> LabelledFiles:
         """Return the files with the reading, metric and vocabulary stored by a run, where this sets none of its own."""
         vocab = self.source_vocab or source_vocab
         reading = ReadingOptions(**told["reading"]) if self.reading == ReadingOptions() else self.reading

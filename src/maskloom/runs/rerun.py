@@ -20,7 +20,6 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
 from maskloom.runs.run_folder import RECIPE, RESULTS, check_is_of_model, described, environment, input_sums, kind_of_run
 from maskloom.system.foreign_files import check_regular, read_json_object
-from maskloom.tasks.tables import ReadingOptions
 
 
 def rerun(
@@ -64,10 +63,9 @@ def rerun(
     if isinstance(recipe, PretrainRecipe):
         pretrain(recipe, corpus=paths["corpus"], init=paths.get("init"), out=out, resume=resume, progress=progress)
     else:
-        inputs = content["inputs"]
-        reading = ReadingOptions(**inputs["reading"])
-        reading = replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading
-        data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"], paths.get("source_vocab"))
+        data = LabelledFiles(paths["train"], paths["dev"]).as_told(content["inputs"], paths.get("source_vocab"))
+        if "labels" in paths:
+            data = replace(data, reading=replace(data.reading, labels=str(paths["labels"])))
         finetune(recipe, model=paths["model"], data=data, out=out, resume=resume, progress=progress)
     return _compared(model, out)
 

@@ -21,6 +21,7 @@ from maskloom.system.files import remove_tree, write_json, write_text
 from maskloom.system.folder_lock import LOCK
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
 from maskloom.system.launch import num_processes
+from maskloom.system.resources import system_text
 from maskloom.tasks.choice.reading import race_files
 from maskloom.text.tokenizer import TARGETS
 
@@ -185,11 +186,9 @@ def _working_directory() -> str | None:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    lines = system_text("/proc/cpuinfo").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") if lines else platform.processor()
 
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:
