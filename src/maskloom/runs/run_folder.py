@@ -17,7 +17,7 @@ from typing import Any, Literal
 import maskloom
 from maskloom.config import Section, load_recipe, recipe_toml
 from maskloom.errors import ConfigError, DataError
-from maskloom.system.files import remove_tree, write_json, write_text
+from maskloom.system.files import file_sha256, remove_tree, write_json, write_text
 from maskloom.system.folder_lock import LOCK
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
 from maskloom.system.launch import num_processes
@@ -251,8 +251,7 @@ def fingerprint(*paths: Path) -> str:
     for path in (file for given in paths for file in (race_files(given) if given.is_dir() else [given])):
         check_regular(path)
         try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(bytes.fromhex(file_sha256(path)))
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     return digest.hexdigest()
