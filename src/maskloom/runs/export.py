@@ -25,7 +25,7 @@ from maskloom.runs.finetune_restarts import start_of
 from maskloom.runs.model_writing import check_new_folder, finetuning_card, pretraining_card, write_model_folder
 from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, check_is_of_model, described, kind_of_run, run_id
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described_model, kind_of_run, run_id
 from maskloom.system.files import copy_files, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
@@ -52,8 +52,7 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
     check_new_folder(out)
     if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage):
         return _copy_of(run, out)
-    content = described(run)
-    check_is_of_model(run, content)
+    content = described_model(run)
     kind, found = kind_of_run(content), _stages(run)
     if kind in ("search", "glue"):
         if kind == "search" and step is None and stage is None and (run / "model" / CONFIG).exists():

@@ -18,7 +18,7 @@ from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
-from maskloom.runs.run_folder import RECIPE, RESULTS, check_is_of_model, described, environment, input_sums, kind_of_run
+from maskloom.runs.run_folder import RECIPE, RESULTS, described_model, environment, input_sums, kind_of_run
 from maskloom.system.foreign_files import check_regular, read_json_object
 
 
@@ -39,15 +39,14 @@ def rerun(
     another number of processes, and DataError for data that has changed or is gone.
     """
     run, out = Path(run), Path(out)
-    model, content = run / "model", described(run)
-    check_is_of_model(run, content)
+    model, content = run / "model", described_model(run)
     if kind_of_run(content) == "glue":
         raise ConfigError(f"{run} holds several runs; repeat one of them")
     if kind_of_run(content) == "search":
         if not (run / RESULTS["search"]).exists():
             raise ConfigError(f"{run}: the search is not finished; finish it with `maskloom search ... --resume`")
         run = run / "trials" / str(read_json_object(run / RESULTS["search"])["best"]["name"])
-        content = described(run)
+        content = described_model(run)
         progress.say(f"repeating the best trial: {run}")
     if not (model / WEIGHTS).exists():
         raise ConfigError(f"{run}: no model to compare with: the run is not finished, or its search kept only the best")

@@ -132,12 +132,14 @@ def kind_of_run(description: Mapping[str, Any]) -> RunKind:
     return "pretrain" if "corpus" in inputs else "finetune"
 
 
-def check_is_of_model(out: Path, description: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a run that trained word vectors, which has no model."""
+def described_model(out: Path) -> dict[str, Any]:
+    """Return what `described` does; raises ConfigError also for a run that trained word vectors, which has no model."""
+    description = described(out)
     if kind_of_run(description) == "words":
         raise ConfigError(
             f"{out} holds word vectors, no model; `maskloom words --help` lists what can be done with them"
         )
+    return description
 
 
 def run_id(out: Path, part: str) -> str:

@@ -16,7 +16,7 @@ from maskloom.errors import DataError
 from maskloom.metrics.answers import is_percent
 from maskloom.runs.charts import visible
 from maskloom.runs.display import formatted, lines_of
-from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, check_is_of_model, described, flat, kind_of_run
+from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described_model, flat, kind_of_run
 from maskloom.runs.task_summaries import examples_text
 from maskloom.system.foreign_files import read_bytes, read_json_object
 from maskloom.training.events import read_events
@@ -72,8 +72,7 @@ class RunRecord:
 def read_run(folder: str | Path, name: str) -> RunRecord:
     """Read a run's folder; raises ConfigError for any other folder, DataError for a damaged file."""
     folder = Path(folder)
-    description = described(folder)
-    check_is_of_model(folder, description)
+    description = described_model(folder)
     content = read_bytes(folder / RECIPE, limit=1 << 20)
     try:
         recipe = tomllib.loads(text := content.decode("utf-8"))
