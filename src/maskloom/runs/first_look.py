@@ -22,7 +22,7 @@ from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
-from maskloom.tasks.kinds import KINDS, TaskKind
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.labels import UnknownLabelError, with_hint
 from maskloom.tasks.tables import ReadingOptions
 
@@ -67,8 +67,13 @@ def look_at_training_data(model: Path, files: Sequence[Path], reading: ReadingOp
             more = "(sources and targets in separate files: --set seq2seq.target_suffix=en) or another"
             raise DataError(f"{error}; {hint} {more}") from None
     read = [examples for path in files if (examples := whole[path])]
-    if len(read) == len(files) == 2:
-        _check_labels(row, read[0], read[1], reading)
+    if row.label_ids is not None and len(read) == len(files) == 2:
+        train, dev = read
+        row.check(train, dev)
+        try:
+            row.label_ids(dev, row.label_names(train, reading, row.settings()))
+        except UnknownLabelError as error:
+            raise with_hint(error, reading) from None
 
 
 def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
@@ -79,16 +84,6 @@ def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe
     if "task" in recipe.model_fields_set and recipe.task != row.kind:
         raise ConfigError(f"task = {recipe.task!r}, but the format {row.name} is a {row.kind} task")
     return recipe.model_copy(update={"task": row.kind})
-
-
-def _check_labels(kind: TaskKind, train: ReadExamples, dev: ReadExamples, reading: ReadingOptions) -> None:
-    """Raise DataError for labels that a run would refuse: all the same, or some only in dev."""
-    assert kind.label_ids is not None
-    kind.check(train, dev)
-    try:
-        kind.label_ids(dev, kind.label_names(train, reading, kind.settings()))
-    except UnknownLabelError as error:
-        raise with_hint(error, reading) from None
 
 
 def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:
