@@ -147,7 +147,7 @@ def load_recipe(
     values: dict[str, Any] = {}
     if isinstance(path, Mapping):
         for key, value in path.items():
-            _put(values, key, copy.deepcopy(value), f"recipe key {key!r:.200}")
+            put_value(values, key, copy.deepcopy(value), f"recipe key {key!r:.200}")
     elif path is not None:
         values = read_toml(Path(path))
         _check_kind(kind, values, Path(path))
@@ -242,10 +242,10 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         value = found["value"] if len(found) == 1 else text
     except (ValueError, RecursionError):
         value = float(text) if _HALF_WRITTEN.fullmatch(text) else text
-    _put(values, key, value, f"--set {override!r:.200}")
+    put_value(values, key, value, f"--set {override!r:.200}")
 
 
-def _put(values: dict[str, Any], key: str, value: Any, what: str) -> None:
+def put_value(values: dict[str, Any], key: str, value: Any, what: str) -> None:
     """Store a value at a dotted key; raises ConfigError, naming `what`, if a parent in the key is not a section."""
     target: Any = values
     *parents, last = key.split(".")

@@ -55,8 +55,9 @@ def pretrain(
     epochs = flags.pop("epochs")
     if epochs is not None and any(given.startswith("training.steps=") for given in overrides or []):
         raise UsageError("--epochs and --set training.steps=… both say how long to train: give one of them")
-    known = described(out)["paths"] if continues(out, resume) else {}
-    corpus, init = corpus or _path(known.get("corpus")), init or _path(known.get("init"))
+    known = described(out)["paths"].items() if continues(out, resume) else ()
+    paths = {name: Path(path) for name, path in known}
+    corpus, init = corpus or paths.get("corpus"), init or paths.get("init")
     if corpus is None:
         raise UsageError("give --corpus, a corpus folder")
     check = None if init else check_model
@@ -76,10 +77,6 @@ def pretrain(
             chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=terminal_progress()
         )
     show(result, as_json, out, lines=pretraining_lines)
-
-
-def _path(known: str | None) -> Path | None:
-    return Path(known) if known else None
 
 
 def _begin(
@@ -118,7 +115,7 @@ def _begin(
     if "model" in given and (chosen.model is not None) != (vocab is not None):
         raise UsageError("[model] and --vocab go together: a new model of those sizes is trained on that vocabulary")
     files = [] if goes_on else [inputs["train"], inputs["dev"]]
-    look_at_training_data(inputs["model"], files, chosen.task, reading, chosen)
+    look_at_training_data(inputs["model"], files, reading, chosen)
     return chosen, inputs
 
 

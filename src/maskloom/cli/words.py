@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, print_json, say, show, with_options
+from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, show, with_options
 from maskloom.runs.display import terminal_progress
 
 words_app = typer.Typer(help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
@@ -115,10 +115,8 @@ def pairs(
     given = {name: value for name, value in how.items() if value is not None}
     recipe = load_recipe(WordsRecipe, given, flags={name: shown_flag(name, value) for name, value in given.items()})
     found = [pair for sentence in sentences for pair in training_pairs(sentence, recipe)]
-    if as_json:
-        print_json([{"from": context, "to": target} for context, target in found])
-        return
-    say(*(f"{' '.join(context)} -> {target}" for context, target in found))
+    lines = [f"{' '.join(context)} -> {target}" for context, target in found]
+    show([{"from": context, "to": target} for context, target in found], as_json, lines=lambda _: lines)
 
 
 @words_app.command("neighbours")
@@ -132,11 +130,8 @@ def neighbours(
     from maskloom.runs.words import neighbours as run
 
     found = run(vectors, words, number)
-    if as_json:
-        print_json(found)
-        return
-    for word, near in found.items():
-        say(word, *_lines(near))
+    lines = [line for word, near in found.items() for line in (word, *_lines(near))]
+    show(found, as_json, lines=lambda _: lines)
 
 
 def _lines(near: list[tuple[str, float]]) -> list[str]:
@@ -156,10 +151,7 @@ def analogies(
     from maskloom.runs.words import open_vectors
 
     found = open_vectors(vectors).analogy(words[0], words[1], words[2], number)
-    if as_json:
-        print_json(found)
-        return
-    say(f"{words[0]} : {words[1]} = {words[2]} :", *_lines(found))
+    show(found, as_json, lines=lambda _: [f"{words[0]} : {words[1]} = {words[2]} :", *_lines(found)])
 
 
 @words_app.command("evaluate")

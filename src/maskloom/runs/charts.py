@@ -158,7 +158,8 @@ def heat_map(
         return _svg(_runs(levels), height, name, width, 'class="cells" preserveAspectRatio="none"')
     size = max(_SMALLEST_CELL, min(_LARGEST_CELL, _WIDTH // max(width, height)))
     left, top = (12 + max(map(_width, names), default=0) for names in (rows, columns))
-    parts = [_stroke_box(left, top, size * width, size * height)]
+    frame = f'x="{left - 1}" y="{top - 1}" width="{size * width + 1}" height="{size * height + 1}"'
+    parts = [f'<rect class="grid" fill="none" {frame}/>']
     for place, row in enumerate(rows):
         parts.append(_text(left - 6, top + size * (place + 0.5) + 4, _cut(row), "end"))
     for place, column in enumerate(columns):
@@ -244,15 +245,15 @@ def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = F
     return [round(step * number, 12) for number in range(first, last + 1)]
 
 
-def _apart(ends: list[tuple[float, str, str]], bottom: float, gap: float = _GAP) -> list[tuple[float, str, str]]:
+def _apart(ends: list[tuple[float, str, str]], bottom: float) -> list[tuple[float, str, str]]:
     """Move labels down where they would overlap, and back up where that would push them below the bottom."""
     placed: list[tuple[float, str, str]] = []
     for place, name, style in sorted(ends):
-        placed.append((max(place, placed[-1][0] + gap) if placed else place, name, style))
+        placed.append((max(place, placed[-1][0] + _GAP) if placed else place, name, style))
     limit, raised = bottom, []
     for place, name, style in reversed(placed):
         raised.append((min(place, limit), name, style))
-        limit = raised[-1][0] - gap
+        limit = raised[-1][0] - _GAP
     return raised[::-1]
 
 
@@ -268,10 +269,6 @@ def _figure(value: float, as_percent: bool, *, exact: bool = False) -> str:
 
 def _stroke(style: str, start: tuple[float, float], end: tuple[float, float]) -> str:
     return f'<line class="{style}" x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}"/>'
-
-
-def _stroke_box(x: int, y: int, width: int, height: int) -> str:
-    return f'<rect class="grid" fill="none" x="{x - 1}" y="{y - 1}" width="{width + 1}" height="{height + 1}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str, style: str = "tick") -> str:

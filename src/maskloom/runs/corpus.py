@@ -37,13 +37,7 @@ from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
 from maskloom.text.vocabulary import Vocabulary
-from maskloom.text.vocabulary_training import (
-    VocabularySettings,
-    longest_token,
-    measure_coverage,
-    num_forms,
-    train_vocabulary,
-)
+from maskloom.text.vocabulary_training import VocabularySettings, forms_of, measure_coverage, train_vocabulary
 from maskloom.text.word_counting import count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -272,8 +266,7 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
         "max_length": tokenizer.max_length,
         "special_ids": {token: vocabulary.ids[token] for token in specials},
         "num_unused": sum(token.startswith("[unused") for token in vocabulary.tokens),
-        **num_forms(vocabulary),
-        "longest_token": longest_token(vocabulary),
+        **forms_of(vocabulary),
         "alphabet_size": len(alphabet),
         "alphabet": "".join(alphabet),
     }

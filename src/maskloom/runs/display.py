@@ -73,16 +73,17 @@ def _in_line(value: Any, key: str = "") -> str:
         return shlex.join(map(str, value))
     if isinstance(value, dict):
         return ", ".join(f"{key} {_in_line(held)}" for key, held in value.items())
-    return _text(value)
+    return formatted(value)
 
 
-def _text(value: Any) -> str:
+def formatted(value: Any) -> str:
+    """Return a value as text: four digits of a float, a long list by its length."""
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, list | tuple):
-        return f"{len(value)} entries" if len(value) > 12 else ", ".join(map(_text, value))
+        return f"{len(value)} entries" if len(value) > 12 else ", ".join(map(formatted, value))
     return str(value)
 
 
@@ -100,6 +101,9 @@ class Progress:
 
     def end(self) -> None:
         """Finish the stage."""
+
+
+SILENT = Progress()
 
 
 class LineProgress(Progress):
@@ -178,7 +182,7 @@ def terminal_progress() -> Progress:
 
 def heard(wanted: bool) -> Progress:
     """Return a terminal display of progress if wanted, else a silent one."""
-    return terminal_progress() if wanted else Progress()
+    return terminal_progress() if wanted else SILENT
 
 
 def stage_callback(progress: Progress) -> Callable[[str, int, int], None]:

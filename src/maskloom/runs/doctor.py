@@ -18,10 +18,10 @@ from maskloom.layers.processor.matrix_products import library_of_products
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.runs.display import Progress, aligned
+from maskloom.runs.display import SILENT, Progress, aligned
 from maskloom.runs.run_folder import environment
 from maskloom.system.devices import chosen_device, describe_device, found_devices, half_type, has_bf16
-from maskloom.system.resources import available_memory, usable_cores
+from maskloom.system.resources import available_memory, system_text, usable_cores
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.settings import TrainingSection
@@ -33,13 +33,12 @@ _OF_AMX = 'fast on this processor (AMX): training.precision = "fastest", embed -
 _BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 
 
-def doctor(*, seconds: float = 10.0, progress: Progress | None = None) -> dict[str, Any]:
+def doctor(*, seconds: float = 10.0, progress: Progress = SILENT) -> dict[str, Any]:
     """Return versions, hardware, memory, disk and a check of each device by training a small BERT, in all `seconds`.
 
     `device` and `precision` are what commands use by default. A device is sound if its first losses equal those of the
     processor in fp32, up to rounding.
     """
-    progress = progress or Progress()
     devices = found_devices()
     trials = [(device, precision) for device in devices for precision in _precisions(device)]
     expected = _losses(torch.device("cpu"), "fp32", _STEPS_COMPARED)
@@ -89,10 +88,7 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
 
 def _has_amx(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Return whether the processor has Intel's units for products in bf16."""
-    try:
-        return "amx_bf16" in cpuinfo.read_text(encoding="ascii", errors="replace").split()
-    except OSError:
-        return False
+    return "amx_bf16" in system_text(str(cpuinfo)).split()
 
 
 def _precisions(device: torch.device) -> list[str]:

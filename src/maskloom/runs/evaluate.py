@@ -13,7 +13,7 @@ from maskloom.inference import Ensemble, Predictor, open_models, resolve_model_f
 from maskloom.inference.ensemble import Average
 from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
 from maskloom.metrics.calibration import CalibrationMetric, calibration
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.system.devices import describe_device
 from maskloom.system.files import write_json
@@ -33,7 +33,7 @@ def evaluate(
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     average: Average = "probabilities",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Return metric, loss and reading report of a model folder, or an ensemble of several, on a labelled file.
 
@@ -43,7 +43,7 @@ def evaluate(
     averages. Raises ConfigError if the model has no task head or the models are incompatible, DataError for a wrong
     file.
     """
-    progress, path = progress or Progress(), Path(data)
+    path = Path(data)
     predictor = open_models(model, average=average, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
@@ -97,7 +97,7 @@ def tune(
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Fit settings of a model on a labelled file, write them into its folder, and return scores before and after.
 
@@ -105,7 +105,7 @@ def tune(
     the same file, so they are optimistic. All outputs for the file are kept in memory. Raises ConfigError for a kind of
     task that has nothing to fit, DataError for a wrong file.
     """
-    progress, path = progress or Progress(), Path(dev)
+    path = Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
     check_tunable(predictor.required_task())

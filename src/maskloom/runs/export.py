@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,11 +25,10 @@ from maskloom.runs.finetune_restarts import start_of
 from maskloom.runs.model_writing import check_new_folder, finetuning_card, pretraining_card, write_model_folder
 from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
-from maskloom.runs.run_folder import METRICS, RECIPE, TASK, check_is_of_model, described, kind_of_run, run_id
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described_model, kind_of_run, run_id
 from maskloom.system.files import copy_files, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
-from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import (
     check_checkpoint,
@@ -55,18 +52,21 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
     check_new_folder(out)
     if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage):
         return _copy_of(run, out)
-    content = described(run)
-    check_is_of_model(run, content)
+    content = described_model(run)
     kind, found = kind_of_run(content), _stages(run)
     if kind in ("search", "glue"):
         if kind == "search" and step is None and stage is None and (run / "model" / CONFIG).exists():
-            return _copied(run, out, {}, None)
+            return _copy_of(run / "model", out)
         raise ConfigError(f"{run} holds several runs; export one of them")
     recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
     chosen, refused = _chosen(run, found, step, stage)
     is_finished = kind == "finetune" and step is None and stage is None and (run / METRICS).exists()
     if chosen is None or is_finished:
-        return _copied(run, out, found, step or stage)
+        if (step or stage) is None and (run / "model" / CONFIG).exists():
+            return _copy_of(run / "model", out)
+        steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
+        held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
+        raise ConfigError(f"{run}: no such checkpoint; available: {held or 'none yet'}")
     stage, checkpoint = chosen
     step = step_of(checkpoint)
     scores = evaluated_at(run, stage, step)
@@ -120,15 +120,6 @@ def _chosen(
     return None, refused
 
 
-def _copied(run: Path, out: Path, found: dict[str, Path], asked: Any) -> dict[str, Any]:
-    """Copy the model of a finished run; raises ConfigError if there is none, or if a checkpoint was asked for."""
-    if asked is None and (run / "model" / CONFIG).exists():
-        return _copy_of(run / "model", out)
-    steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
-    held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
-    raise ConfigError(f"{run}: no such checkpoint; available: {held or 'none yet'}")
-
-
 def _copy_of(model: Path, out: Path) -> dict[str, Any]:
     with replacing_folder(out) as folder:
         copy_files(model, folder)
@@ -143,7 +134,7 @@ def _export_pretraining(
     weights = checkpoint_weights(checkpoint)
     tokenizer = Tokenizer.load(corpus)
     config = start_config(recipe, tokenizer, init)
-    model = _filled(partial(build_model, config, heads_of(recipe, config)), weights, checkpoint)
+    model = _filled(build_model(config, heads_of(recipe, config)), weights, checkpoint)
     more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
     card = pretraining_card(recipe, scores, init, more, config=config)
     write_model_folder(out, model, tokenizer_read(config, tokenizer), card)
@@ -152,25 +143,18 @@ def _export_pretraining(
 def _export_finetuning(
     checkpoint: Path, run: Path, out: Path, recipe: FinetuneRecipe, content: dict[str, Any], scores: dict[str, float]
 ) -> None:
-    source, settings, task = _task(run, content)
+    settings, source = read_json_object(run / TASK), _place(content, "model")
+    assert source is not None
+    task = make_task(settings["kind"], settings["labels"], primary=settings["primary"], settings=settings["settings"])
     tokenizer, config = start_of(recipe, source, _place(content, "source_vocab"))
     num_tokens = len(tokenizer.of_targets.vocabulary)
     config = config.model_copy(update={"vocab_size": max(config.vocab_size, num_tokens)})
     heads = task_heads(recipe, task, config)
-    build = partial(build_model, config, heads, task.num_outputs, head_options=task.head_options)
-    model = _filled(build, checkpoint_weights(checkpoint), checkpoint)
+    model = build_model(config, heads, task.num_outputs, head_options=task.head_options)
+    model = _filled(model, checkpoint_weights(checkpoint), checkpoint)
     what = f"{checkpoint.parent.parent.name.replace('-', ' ')}, step {step_of(checkpoint)}"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
     write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
-
-
-def _task(run: Path, content: dict[str, Any]) -> tuple[Path, dict[str, Any], Task]:
-    """Return the base model's folder, the settings stored with the run's models, and the task."""
-    settings = read_json_object(run / TASK)
-    source = _place(content, "model")
-    assert source is not None
-    task = make_task(settings["kind"], settings["labels"], primary=settings["primary"], settings=settings["settings"])
-    return source, settings, task
 
 
 def _place(content: dict[str, Any], name: str) -> Path | None:
@@ -183,14 +167,12 @@ def _place(content: dict[str, Any], name: str) -> Path | None:
     return Path(place)
 
 
-def _filled(build: Callable[[], EncoderWithHeads], weights: dict[str, Tensor], folder: Path) -> EncoderWithHeads:
+def _filled(model: EncoderWithHeads, weights: dict[str, Tensor], folder: Path) -> EncoderWithHeads:
     """Return a model with the weights of a checkpoint; raises DataError if they belong to another model."""
-    with torch.device("meta"):
-        planned = dict(build().named_parameters())
-    check_shapes(folder, weights, planned)
-    model = build()
+    parameters = dict(model.named_parameters())
+    check_shapes(folder, weights, parameters)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in parameters.items():
             parameter.copy_(weights[name])
     return model
 

@@ -16,7 +16,7 @@ from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.tagging import frozen_vectors
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune_restarts import FinetunePlan
 from maskloom.runs.first_look import check_place
 from maskloom.runs.run_folder import fingerprint, model_files
@@ -59,7 +59,7 @@ def write_features(
     *,
     model_sum: str,
     precision: Precision = "float32",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     what: str = "writing activations",
 ) -> FeatureFile:
     """Write the vectors of all units once, and open them; vectors that an earlier call wrote are kept.
@@ -67,7 +67,6 @@ def write_features(
     Raises DataError if `folder` holds features of another model, text or choice of layers, or damaged ones, and for a
     non-finite activation.
     """
-    progress = progress or Progress()
     counts, source_sum = row_counts(units)
     width = combination.width(model.config.hidden_size)
     plan = FeaturePlan(model_sum, source_sum, tuple(combination.vector_names()), width, counts, precision)
@@ -142,7 +141,7 @@ def features(
     wanted: Activations = Activations(),
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write activations for the text of a file; return what was written.
 
@@ -150,8 +149,12 @@ def features(
     is a link, the folder that it points to is written. Raises ConfigError for layers that do not exist and for an `out`
     that holds anything else, DataError for a wrong file or folder.
     """
-    progress, path = progress or Progress(), Path(input)
-    folder = _folder_to_write(Path(out), path)
+    path = Path(input)
+    folder = Path(out).resolve() if Path(out).is_symlink() else Path(out)
+    if folder.exists() and not (folder / MANIFEST).exists():
+        raise ConfigError(f"{out} exists and is not a folder of features; choose a new --out")
+    if folder.exists():
+        check_place(path, folder / TOKENS)
     source_folder = resolve_model_folder(model)
     tokenizer = load_tokenizer(source_folder)
     device = chosen_device()
@@ -187,16 +190,6 @@ def features(
         "num_truncated_examples": num_truncated,
         "max_length": limit,
     }
-
-
-def _folder_to_write(out: Path, source: Path) -> Path:
-    """Return the folder that `out` is or points to; raises ConfigError for one that cannot be written."""
-    folder = out.resolve() if out.is_symlink() else out
-    if folder.exists():
-        if not (folder / MANIFEST).exists():
-            raise ConfigError(f"{out} exists and is not a folder of features; choose a new --out")
-        check_place(source, folder / TOKENS)
-    return folder
 
 
 def _encode(

@@ -20,7 +20,7 @@ from maskloom.errors import ConfigError, UsageError, amount
 from maskloom.inference.model_folder import FORMAT_VERSION, resolve_model_folder, vocabularies_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.runs.corpus import tokenizer_folder
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.evaluate import check_tunable, tune_folder
 from maskloom.runs.features import with_features
 from maskloom.runs.finetune_restarts import (
@@ -54,8 +54,6 @@ from maskloom.tasks.labels import (
     weights_by_name,
     with_hint,
 )
-from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
-from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.task import Task
@@ -87,7 +85,7 @@ class LabelledFiles:
         more = {} if self.source_vocab is None else {"source_vocab": tokenizer_folder(Path(self.source_vocab))}
         return {"train": Path(self.train), "dev": Path(self.dev), **more}
 
-    def as_told(self, told: Mapping[str, Any], source_vocab: str | None = None) -> LabelledFiles:
+    def as_told(self, told: Mapping[str, Any], source_vocab: str | Path | None) -> LabelledFiles:
         """Return the files with the reading, metric and vocabulary stored by a run, where this sets none of its own."""
         vocab = self.source_vocab or source_vocab
         reading = ReadingOptions(**told["reading"]) if self.reading == ReadingOptions() else self.reading
@@ -103,25 +101,22 @@ def finetune(
     out: str | Path,
     resume: bool = False,
     verify: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Fine-tune a model, keep the weights that score best on `data.dev`, and return the scores.
 
-    The model is in `out/model` in Hugging Face layout. `recipe.restarts` runs with the seeds `seed`, `seed` + 1 ...
-    differ in the new classifier, the order of the data and dropout; mean, spread and degenerate runs are returned and
-    the best run's model is kept, and with `recipe.keep_restarts` also the others, in `out/restarts/seed-K/model`.
-    `recipe.tune_on_dev` fits temperature and thresholds to dev; `tuned` then holds the scores. With `resume` an
-    interrupted run continues and ends as if uninterrupted; `verify` first proves this, see `verify_resuming`. Processes
-    started by torchrun train together, and the first one writes and returns the scores. Raises ConfigError or DataError
-    for wrong input before any training, NumericalError if no seed ends in finite numbers, Interrupted after a save when
-    a signal asks to stop.
+    `recipe.restarts` runs with the seeds `seed`, `seed` + 1 ... differ in the new classifier, the order of the data and
+    dropout. The best run's model is in `out/model`; with `recipe.keep_restarts` each is in `out/restarts/seed-K/model`.
+    An interrupted run, continued with `resume`, ends as if uninterrupted; `verify` first proves it (`verify_resuming`).
+    Of processes started by torchrun the first one writes, and returns the scores. Raises ConfigError or DataError for
+    wrong input before any training, NumericalError if no seed ends in finite numbers, Interrupted after a save when a
+    signal asks to stop.
     """
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
         half_type(training.precision, ranks.device)  # raises before any work for a type that the device lacks
-        heard = progress if progress is not None and ranks.is_first else Progress()
-        return _finetune(recipe, model, data, Path(out), resume, verify, heard, ranks)
+        return _finetune(recipe, model, data, Path(out), resume, verify, progress if ranks.is_first else SILENT, ranks)
 
 
 def _finetune(
@@ -143,8 +138,9 @@ def _finetune(
     recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
     paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
-    if (word_vectors := _word_vectors(recipe)) is not None:
-        paths["word_vectors"] = vectors_file(word_vectors)
+    section = recipe.model or recipe.features  # word vectors initialise embeddings, or are joined to features
+    if section is not None and section.word_vectors is not None:
+        paths["word_vectors"] = vectors_file(section.word_vectors)
     sums = input_sums(paths)
     inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
     told = list[str]()
@@ -184,12 +180,6 @@ def _finetune(
 def source_of(recipe: FinetuneRecipe, model: str | Path) -> Path:
     """Return the folder of the model, or of the vocabulary if the recipe creates a new model."""
     return resolve_model_folder(model) if recipe.model is None else tokenizer_folder(Path(model))
-
-
-def _word_vectors(recipe: FinetuneRecipe) -> str | None:
-    """Return the word vectors that a recipe names, to initialise embeddings or to join to features."""
-    section = recipe.model or recipe.features
-    return None if section is None else section.word_vectors
 
 
 def _begin(
@@ -254,12 +244,10 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
     limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
     if max_length > limit:
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
-
-
-def _check_targets(settings: KindSettings, config: ModelConfig, source: Path) -> None:
-    if isinstance(settings, Seq2SeqSettings) and settings.max_target_length > config.max_position_embeddings:
+    most_written = recipe.seq2seq.max_target_length
+    if recipe.task == "seq2seq" and most_written > config.max_position_embeddings:
         raise ConfigError(
-            f"seq2seq.max_target_length {settings.max_target_length} exceeds the {config.max_position_embeddings} "
+            f"seq2seq.max_target_length {most_written} exceeds the {config.max_position_embeddings} "
             f"positions of the decoder in {source}"
         )
 
@@ -278,7 +266,6 @@ def _prepare(
         settings = settings.model_copy(update={"features": features})
     train_data = kind.read(paths["train"], reading, settings)
     settings = settings.model_copy(update={**kind.data_settings(train_data), **kind.model_settings(config)})
-    _check_targets(settings, config, source)
     dev_data = kind.read(paths["dev"], reading, settings)
     kind.check(train_data, dev_data)
     names = kind.label_names(train_data, reading, settings)

@@ -161,7 +161,12 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
         if all((folder / "best" / name).exists() for name in (CONFIG, WEIGHTS)):
             continue
         if model.exists():
-            _check_untouched(model, folder / BEST_STEP)
+            known = read_json_object(folder / BEST_STEP).get("sha256") if (folder / BEST_STEP).exists() else None
+            if known not in (None, saved_sum(model)):
+                raise DataError(
+                    f"{model}: {CONFIG} or {WEIGHTS} has changed since the run wrote it, so the run cannot be "
+                    "extended; restore the file, or start a new run with another --out"
+                )
             models[folder / "best"] = model
         elif is_best or (recipe.keep_restarts and folder / _RESULT in results):
             raise ConfigError(f"{model}, the best weights so far, is gone; start a new run with another --out")
@@ -171,15 +176,6 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
     (out / METRICS).unlink(missing_ok=True)  # metrics first: a finished run has all results
     for path in results:
         path.unlink()
-
-
-def _check_untouched(model: Path, about: Path) -> None:
-    found, known = saved_sum(model), read_json_object(about).get("sha256") if about.exists() else None
-    if known not in (None, found):
-        raise DataError(
-            f"{model}: {CONFIG} or {WEIGHTS} has changed since the run wrote it, so the run cannot be extended; "
-            "restore the file, or start a new run with another --out"
-        )
 
 
 def heads_of(recipe: FinetuneRecipe, task: Task, config: ModelConfig) -> tuple[str, ...]:

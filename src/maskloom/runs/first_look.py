@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +17,14 @@ from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.recipe_files import validate_recipe
 from maskloom.runs.corpus import tokenizer_folder
+from maskloom.runs.reading_defaults import READING_KEYS, FileReading, options_for, reading_of_sources, reading_of_texts
 from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
-from maskloom.tasks.kinds import KINDS, TaskKind
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.labels import UnknownLabelError, with_hint
-from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
-
-_READING = {field.name for field in fields(ReadingOptions)}
 
 _ROWS = 1000
 _SECONDS = 10.0  # two million rows: little compared with what a model does with them
@@ -36,47 +32,48 @@ _SETTINGS_FILE = "maskloom.json"
 _MAX_TEXT_BYTES = 64 << 20
 
 
-def look_at_training_data(
-    model: Path, files: Sequence[Path], kind: str, reading: ReadingOptions, recipe: FinetuneRecipe | None = None
-) -> None:
+def look_at_training_data(model: Path, files: Sequence[Path], reading: ReadingOptions, recipe: FinetuneRecipe) -> None:
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
     Also raises DataError for a missing model, or a missing vocabulary where the recipe creates a new model. A format
-    determines the kind. Checks that need all rows apply to files that were read to the end, some of them only if the
-    recipe is given.
+    determines the kind. Checks that need all rows apply to files that were read to the end.
     """
-    if recipe is not None and recipe.model is not None:
+    if recipe.model is not None:
         tokenizer_folder(model)
     else:
         check_model_name(model)
     if reading.format is not None:
         try:
-            kind = catalog_row(reading.format).kind
+            catalog_row(reading.format)
         except ConfigError as error:
             raise UsageError(f"--format: {error}") from None
-        if recipe is not None:
-            with_task(recipe, reading)
-    row = KINDS[kind]
+    recipe = with_task(recipe, reading)
+    row = KINDS[recipe.task]
+    settings = recipe.task_settings(row.settings).model_copy(update=dict(row.first_settings))
     until, whole = time.monotonic() + _SECONDS, dict[Path, ReadExamples | None]()
     for path in sorted(files, key=lambda path: path.stat().st_size if path.is_file() else 0):
         try:
-            report, told = ReadingReport(path), recipe if recipe and recipe.task == kind else None
-            settings = told.task_settings(row.settings) if told else row.settings()
-            examples = _iterate(row, settings, path, reading, needs_label=True, report=report)
-            if row.watch and recipe is not None:
-                examples = row.watch(examples, path, reading, getattr(recipe, kind))
+            report = ReadingReport(path)
+            examples = row.iterate(path, reading, settings, needs_label=True, report=report)
+            if row.watch:
+                examples = row.watch(examples, path, reading, getattr(recipe, recipe.task))
             read = _read_first(examples, until, keeps=row.label_ids is not None)
             whole[path] = ReadExamples(read, report) if read else None
         except DataError as error:
             is_table = not {".csv", ".tsv", ".jsonl", ".ndjson"}.isdisjoint(path.suffixes)
-            if kind != "single" or reading.format or is_table or not path.is_file():
+            if recipe.task != "single" or reading.format or is_table or not path.is_file():
                 raise
             hint = "the task is single by default; --task sets tagging (CoNLL columns), span (SQuAD's .json), seq2seq"
             more = "(sources and targets in separate files: --set seq2seq.target_suffix=en) or another"
             raise DataError(f"{error}; {hint} {more}") from None
     read = [examples for path in files if (examples := whole[path])]
-    if len(read) == len(files) == 2:
-        _check_labels(row, read[0], read[1], reading)
+    if row.label_ids is not None and len(read) == len(files) == 2:
+        train, dev = read
+        row.check(train, dev)
+        try:
+            row.label_ids(dev, row.label_names(train, reading, row.settings()))
+        except UnknownLabelError as error:
+            raise with_hint(error, reading) from None
 
 
 def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
@@ -87,16 +84,6 @@ def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe
     if "task" in recipe.model_fields_set and recipe.task != row.kind:
         raise ConfigError(f"task = {recipe.task!r}, but the format {row.name} is a {row.kind} task")
     return recipe.model_copy(update={"task": row.kind})
-
-
-def _check_labels(kind: TaskKind, train: ReadExamples, dev: ReadExamples, reading: ReadingOptions) -> None:
-    """Raise DataError for labels that a run would refuse: all the same, or some only in dev."""
-    assert kind.label_ids is not None
-    kind.check(train, dev)
-    try:
-        kind.label_ids(dev, kind.label_names(train, reading, kind.settings()))
-    except UnknownLabelError as error:
-        raise with_hint(error, reading) from None
 
 
 def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:
@@ -112,7 +99,7 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
     if not (path.is_dir() and (name is None or (kind is not None and kind.reads_folders))):
         check_regular(path)
     stored = known.get("reading", {})
-    if kind is None or not isinstance(stored, dict) or not stored.keys() <= _READING:
+    if kind is None or not isinstance(stored, dict) or not stored.keys() <= READING_KEYS:
         return  # unknown kind or settings: opening the model reports what is wrong
     if kind.with_pairs and known.get("takes_pairs"):
         kind = KINDS[kind.with_pairs]
@@ -120,9 +107,9 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
         settings = validate_recipe(kind.settings, known.get("settings", {}), source=str(models[0]))
     except ConfigError:
         return
-    iterate = partial(_iterate, kind, settings)
-    options = options_for(path, iterate, reading, known, kind=kind, needs_label=needs_label)
-    _read_first(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)))
+    settings = settings.model_copy(update=dict(kind.first_settings))
+    options = options_for(path, kind, settings, reading, known, needs_label=needs_label)
+    _read_first(FileReading(path, kind, options, settings, ReadingReport(path), needs_label).examples())
 
 
 def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence[str]) -> None:
@@ -163,15 +150,13 @@ def read_context(path: str | Path) -> str:
 def look_at_sources(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of prompts or sources; raises DataError or ConfigError for a wrong name or row."""
     check_model_name(model)
-    options, kind = options_for_sources(path, reading, _settings(model)), KINDS["seq2seq"]
-    _read_first(_iterate(kind, kind.settings(), path, options, needs_label=False, report=ReadingReport(path)))
+    _read_first(reading_of_sources(path, reading, _settings(model)).examples())
 
 
 def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
     """Read the first rows of a file of texts, or of pairs where the second column is named."""
     check_model_name(model)
-    kind = KINDS["pair" if reading.pair_column else "single"]
-    _read_first(_iterate(kind, kind.settings(), path, reading, needs_label=False, report=ReadingReport(path)))
+    _read_first(reading_of_texts(path, reading).examples())
 
 
 def check_place(source: Path, target: Path) -> None:
@@ -191,52 +176,6 @@ def check_page(page: Path, flag: str) -> None:
         raise ConfigError(f"{page}: {flag} names the page to write, an .html file")
     if not page.parent.is_dir():
         raise ConfigError(f"{page}: the folder {page.parent} does not exist")
-
-
-def options_for(
-    path: Path,
-    iterate: Callable[..., Iterator[Any]],
-    given: ReadingOptions | None,
-    known: Mapping[str, Any],
-    *,
-    kind: TaskKind,
-    needs_label: bool,
-) -> ReadingOptions:
-    """Return the given options, else those of fine-tuning if the first row can be read with them, else the defaults.
-
-    `known` is what fine-tuning stored with the model; `iterate(path, options, needs_label=, report=)` reads the file.
-    Raises ConfigError for a target suffix where the task has no targets.
-    """
-    if given and given.target_suffix is not None and "target_suffix" not in kind.settings.model_fields:
-        raise ConfigError(f"--target-suffix {given.target_suffix}: a {kind.name} task has no targets")
-    if given is not None and given != ReadingOptions(on_bad_rows=given.on_bad_rows):
-        return given
-    default = given or ReadingOptions()
-    stored = {key: value for key, value in known.get("reading", {}).items() if value is not None}
-    stored["on_bad_rows"] = default.on_bad_rows
-    if kind.predicts_on_text and not needs_label:
-        stored.pop("format", None)  # a file in that format is recognised by itself
-    for values in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
-        options = ReadingOptions(**values)
-        try:
-            next(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)), None)
-        except DataError:
-            continue
-        return options
-    return default
-
-
-def options_for_sources(path: Path, given: ReadingOptions | None, known: Mapping[str, Any]) -> ReadingOptions:
-    """Return how to read a file of prompts or sources; what fine-tuning stored counts if it was a seq2seq task."""
-    kind, stored = KINDS["seq2seq"], known.get("reading", {})
-    if known.get("kind") != kind.name or not isinstance(stored, dict) or not stored.keys() <= _READING:
-        known = {}
-    return options_for(path, partial(_iterate, kind, kind.settings()), given, known, kind=kind, needs_label=False)
-
-
-def _iterate(kind: TaskKind, settings: KindSettings, path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
-    """Yield the examples of a file as its kind reads them, without what only the whole training data determines."""
-    return kind.iterate(path, options, settings.model_copy(update=dict(kind.first_settings)), **how)
 
 
 def _read_first(examples: Iterator[Any], until: float | None = None, *, keeps: bool = False) -> list[Any]:

@@ -15,13 +15,13 @@ import torch
 from maskloom.config import PretrainRecipe
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Account
-from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.runs.display import Progress, aligned
-from maskloom.runs.pretrain import initial_model
-from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, heads_of, phase_plans
+from maskloom.runs.display import SILENT, Progress, aligned
+from maskloom.runs.pretrain import bytes_of_weights, initial_model
+from maskloom.runs.pretraining_plan import PhasePlan, check_corpus, check_model, config_for, phase_plans
 from maskloom.runs.start_summary import in_words, shown_count
 from maskloom.system.devices import chosen_device, describe_device
 from maskloom.system.resources import available_memory
@@ -30,8 +30,7 @@ from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import fastest_precision, in_precision
 
 # The most work of a timed step, in FLOPs: a second or two on a processor, less on a GPU.
-_TIMED = {"cpu": 5e11}
-_TIMED_ELSEWHERE = 5e13
+_TIMED_ON_CPU, _TIMED_ELSEWHERE = 5e11, 5e13
 _FEWEST_STEPS = 2
 # Approximate bytes for torch, blocks of logits and a checkpoint that is being written.
 _PROGRAM = 600 << 20
@@ -48,7 +47,7 @@ def plan_pretraining(
     corpus: str | Path,
     sizes: Sequence[str] | None = None,
     seconds: float = 4.0,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Return the cost of a recipe on a corpus at some sizes, by default the recipe's own, timing each for `seconds`.
 
@@ -56,7 +55,7 @@ def plan_pretraining(
     the number of tokens that it can process in that time. Raises ConfigError or DataError for wrong input; writes
     nothing.
     """
-    progress, opened = progress or Progress(), Corpus.open(corpus)
+    opened = Corpus.open(corpus)
     sizes = sizes or [recipe.model.size]
     chosen = [recipe.model_copy(update={"model": recipe.model.model_copy(update={"size": size})}) for size in sizes]
     for one in chosen:
@@ -73,7 +72,7 @@ def plan_pretraining(
     progress.begin("measuring", len(chosen))
     rows, too_large = [], []
     for number, one in enumerate(chosen, start=1):
-        if free is not None and _bytes_of_weights(config_for(one, opened.tokenizer), one) > free:
+        if free is not None and 4 * bytes_of_weights(config_for(one, opened.tokenizer), one) > free:
             too_large.append(one.model.size)
             continue
         rows.append(_size_plan(one, opened, train, device, seconds, curves))
@@ -109,14 +108,14 @@ def _size_plan(
     """
     model = initial_model(recipe, corpus, None)[0].to(device)
     sums: dict[str, float] = dict.fromkeys(("steps", "tokens", "epochs", "flops", "seconds"), 0.0)
-    rate, memory = 0.0, 0
+    memory = 0
     plans = phase_plans(recipe)
     for plan in plans:
         row, data = PRETRAINING[recipe.objective], plan.data_for(model.config)
         batch_size = plan.training.batch_size
         account = row.loader(corpus, train, data, batch_size=batch_size, seed=0).account()
         flops = _flops(model.config, account, has_decoder=row.has_decoder)
-        limit = _TIMED.get(device.type, _TIMED_ELSEWHERE)
+        limit = _TIMED_ON_CPU if device.type == "cpu" else _TIMED_ELSEWHERE
         num_timed = max(1, min(batch_size, int(limit / flops)))
         loader = row.loader(corpus, train, data, batch_size=num_timed, seed=0)
         per_step, activations = _timed(recipe, plan, model, loader, num_timed, seconds / len(plans))
@@ -128,13 +127,12 @@ def _size_plan(
         sums = {name: total + value for (name, total), value in zip(sums.items(), told, strict=True)}
         micro = plan.training.micro_batch_size
         memory = max(memory, int(activations * (micro if isinstance(micro, int) else batch_size)))
-        rate = sums["tokens"] / sums["seconds"]
     loss, is_beyond = _reference(curves["sizes"].get(recipe.model.size, []), sums["tokens"])
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return {
         "size": recipe.model.size,
         "num_parameters": num_parameters,
-        "tokens_per_second": rate,
+        "tokens_per_second": sums["tokens"] / sums["seconds"],
         **sums,
         "steps": int(sums["steps"]),
         "memory": _PROGRAM + 16 * num_parameters + memory,
@@ -177,12 +175,6 @@ def _timed(
 def free_memory(device: torch.device) -> int | None:
     """Return the bytes that are free where a model trains, or None if the system does not say."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
-
-
-def _bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:
-    """Return the bytes of weights, gradients and both moments in fp32."""
-    with torch.device("meta"):
-        return 16 * sum(weights.numel() for weights in build_model(config, heads_of(recipe, config)).parameters())
 
 
 def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float:

@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +18,7 @@ from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.inference.results import FilledText, GeneratedText
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_place, check_questions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_sources, reading_of_texts
 from maskloom.system.devices import describe_device
@@ -45,7 +44,7 @@ def predict(
     max_length: int | None = None,
     average: Average = "probabilities",
     csv_safe: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write one prediction per row to `output`, .jsonl, .csv or a task's format; return what was read and truncated.
 
@@ -56,7 +55,7 @@ def predict(
     evaluate as a formula. Labels in the input are ignored, and a blank line of a .txt counts as an empty text. Raises
     ConfigError for a model without a task head, DataError for a wrong file or one without a usable row.
     """
-    progress, source, target = progress or Progress(), Path(input), Path(output)
+    source, target = Path(input), Path(output)
     check_place(source, target)
     predictor = open_models(model, average=average, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
@@ -165,7 +164,7 @@ def embed(
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
     precision: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write one vector per row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` per row.
 
@@ -173,7 +172,7 @@ def embed(
     "int8". Memory is bounded, and the output appears under its name once it is complete. Raises ConfigError or
     DataError for a wrong option, model or file, or for a precision that the device lacks.
     """
-    progress, source, target = progress or Progress(), Path(input), Path(output)
+    source, target = Path(input), Path(output)
     check_place(source, target)
     suffix = output_suffix(target, (".npy", ".jsonl"))
     int8 = precision == "int8"
@@ -228,7 +227,7 @@ def generate(
     *,
     reading: ReadingOptions | None = None,
     batch_size: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write a .jsonl with one row per prompt: `index`, `line`, `prompt` or `source`, and the keys of `GeneratedText`.
 
@@ -245,8 +244,7 @@ def generate(
         num_tokens += sum(text["num_tokens"] for text in found)
         return found
 
-    load = partial(Predictor.load, model, batch_size=batch_size)
-    written = _write_texts(load, (Path(input), Path(output)), "generating", continued, reading, progress)
+    written = _write_texts(model, Path(input), Path(output), "generating", continued, reading, batch_size, progress)
     return {**written, "num_tokens": num_tokens}
 
 
@@ -258,7 +256,7 @@ def fill_spans(
     *,
     reading: ReadingOptions | None = None,
     batch_size: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write a .jsonl with one row per text with blanks: `index`, `line`, `source`, and the keys of `FilledText`.
 
@@ -269,26 +267,26 @@ def fill_spans(
     def filled(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[FilledText]:
         return predictor.span_filler.fill(texts, names, settings, first)
 
-    load = partial(Predictor.load, model, batch_size=batch_size)
-    return _write_texts(load, (Path(input), Path(output)), "filling", filled, reading, progress)
+    return _write_texts(model, Path(input), Path(output), "filling", filled, reading, batch_size, progress)
 
 
 def _write_texts(
-    load: Callable[[], Predictor],
-    places: tuple[Path, Path],
+    model: str | Path,
+    source: Path,
+    target: Path,
     doing: str,
     made_by: Callable[[Predictor, list[str], list[str], int], Sequence[Any]],
     reading: ReadingOptions | None,
-    progress: Progress | None,
+    batch_size: int | None,
+    progress: Progress,
 ) -> dict[str, Any]:
     """Write one row per text of a file: `index`, `line`, its `source` or `prompt`, and what the model makes of it.
 
     `made_by` receives the texts, their names for messages, and the index of the first.
     """
-    (source, target), progress = places, progress or Progress()
     check_place(source, target)
     output_suffix(target, (".jsonl",))
-    predictor = load()
+    predictor = Predictor.load(model, batch_size=batch_size)
     progress.say(f"device: {describe_device(predictor.device)}")
     rows = reading_of_sources(source, reading, predictor.settings)
     progress.begin(doing, rows.count())
@@ -317,7 +315,7 @@ def answer(
     max_length: int | None = None,
     null_threshold: float | None = None,
     average: Average = "probabilities",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Return the answers that a model, or an ensemble of several, finds in a text file ("-" for standard input).
 
@@ -327,7 +325,6 @@ def answer(
     there is no answer, or changes when it does. Raises ConfigError for a model of another task, an empty question or
     wrong settings, DataError for a file that cannot be read.
     """
-    progress = progress or Progress()
     if top_k < 1:
         raise ConfigError(f"top_k {top_k}: at least 1 is expected")
     check_questions(questions)

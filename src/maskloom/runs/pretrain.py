@@ -26,7 +26,7 @@ from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blo
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
 from maskloom.objectives.reference import TokenFrequencies
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.model_writing import pretraining_card, write_best_model, write_model_folder
 from maskloom.runs.pretraining_plan import (
     PhasePlan,
@@ -73,23 +73,21 @@ def pretrain(
     resume: bool = False,
     init: str | Path | None = None,
     verify: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Pre-train a model on a corpus folder and return its held-out metrics; the model is in `out/model`.
 
-    The run folder holds recipe.toml, run.json, events.jsonl, metrics.json, checkpoints/ and model/. `init` starts from
-    the weights of a model folder (continued pre-training). With `resume` an interrupted run continues from its newest
-    complete checkpoint and ends with the same weights as an uninterrupted run; `verify` first proves this, see
-    `verify_resuming`. `training.keep_best` also writes the model that did best on held-out text to `out/best-model`.
-    Processes started by torchrun train together: the first one writes, and returns the metrics. Raises ConfigError or
-    DataError for wrong input before any training, Interrupted after a save when a signal asks to stop, RankLostError
-    when another process is lost.
+    `init` starts from the weights of a model folder (continued pre-training). An interrupted run, continued with
+    `resume`, ends with the same weights as an uninterrupted one; `verify` first proves this (`verify_resuming`). Of
+    processes started by torchrun the first one writes, and returns the metrics. Raises ConfigError or DataError for
+    wrong input before any training, Interrupted after a save when a signal asks to stop, RankLostError when another
+    process is lost.
     """
     training = recipe.training
     check_log_targets(training.log_to)
     with joined_ranks(training.parallel, limit=training.rank_timeout, device=training.device) as ranks:
         half_type(training.precision, ranks.device)  # raises before any work for a type that the device lacks
-        heard = progress if progress is not None and ranks.is_first else Progress()
+        heard = progress if ranks.is_first else SILENT
         start = None if init is None else resolve_model_folder(init)
         return _pretrain(recipe, Path(corpus), Path(out), resume, start, verify, heard, ranks)
 
@@ -131,8 +129,7 @@ def _pretrain(
         progress.say(_held_out_line(opened, held_out))
     model, new = initial_model(recipe, opened, init)
     device = f"device: {describe_device(ranks.device)}"
-    about = [model_line(model, recipe, is_new=init is None), *new, device, *default_lines(recipe)]
-    for sentence in about:
+    for sentence in [model_line(model, recipe, is_new=init is None), *new, device, *default_lines(recipe)]:
         progress.say(sentence)
     prepare_blocks(model, recompute=recipe.training.activation_checkpointing, compile_=recipe.training.compile)
     ranks.spread(model)
@@ -223,11 +220,16 @@ def _check_start(recipe: PretrainRecipe, corpus: Corpus, init: Path | None, rank
     config = start_config(recipe, corpus.tokenizer, init)
     if init is not None:
         _check_vocabulary(init, config, corpus)
-    with torch.device("meta"):
-        num_bytes = sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
+    num_bytes = bytes_of_weights(config, recipe)
     # each of several processes may hold only a part of the gradients and moments, or keep them elsewhere
     what = f"a model of {num_bytes // 4:,} parameters, in training with gradients and moments,"
     require_memory(num_bytes * (4 if ranks.world_size == 1 else 1), what)
+
+
+def bytes_of_weights(config: ModelConfig, recipe: PretrainRecipe) -> int:
+    """Return the bytes of the weights of a new model; in training, gradients and both moments take three times more."""
+    with torch.device("meta"):
+        return sum(parameter.nbytes for parameter in build_model(config, heads_of(recipe, config)).parameters())
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ def heads_of(recipe: PretrainRecipe, config: ModelConfig) -> tuple[str, ...]:
 def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None:
     """Raise ConfigError if objective, [model] (or the model `init` in its place), [data] and [[phases]] do not fit."""
     config = model_config(recipe, vocab_size=_ANY_VOCABULARY) if init is None else init
+    row, architecture = PRETRAINING[recipe.objective], architecture_of(config)
     whose, model = ("[model.config]", "the model") if init is None else ("the initial model's", "the initial model")
     keys = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
     for key, plan in zip(keys, phase_plans(recipe), strict=True):
@@ -113,21 +114,21 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
         raise ConfigError(
             f"{whose} bilstm = true: a BiLSTM is added in fine-tuning: `maskloom finetune --set bilstm=true`"
         )
-    if PRETRAINING[recipe.objective].has_decoder and not architecture_of(config).has_decoder:
-        known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_decoder)
-        needs = f"objective = {recipe.objective!r} trains a decoder, but a {architecture_of(config).name} has none"
+    if row.has_decoder and not architecture.has_decoder:
+        known = ", ".join(repr(name) for name, other in ARCHITECTURES.items() if other.has_decoder)
+        needs = f"objective = {recipe.objective!r} trains a decoder, but a {architecture.name} has none"
         raise ConfigError(f"{needs}; model.architecture must be one of {known}, or left out for a transformer")
-    if PRETRAINING[recipe.objective].has_state and not architecture_of(config).has_state:
-        known = ", ".join(repr(name) for name, row in ARCHITECTURES.items() if row.has_state)
-        needs = f"objective = {recipe.objective!r} carries state, but a {architecture_of(config).name} has none"
+    if row.has_state and not architecture.has_state:
+        known = ", ".join(repr(name) for name, other in ARCHITECTURES.items() if other.has_state)
+        needs = f"objective = {recipe.objective!r} carries state, but a {architecture.name} has none"
         raise ConfigError(f"{needs}; model.architecture must be one of {known}")
-    if PRETRAINING[recipe.objective].reads_spelling != (spells := architecture_of(config).reads_spelling):
+    if row.reads_spelling != (spells := architecture.reads_spelling):
         rows, key = ((ARCHITECTURES, "model.architecture"), (PRETRAINING, "objective"))[spells]
-        known = ", ".join(repr(name) for name, row in rows.items() if row.reads_spelling)
+        known = ", ".join(repr(name) for name, other in rows.items() if other.reads_spelling)
         read = "words by their characters" if spells else "tokens of a vocabulary"
-        models = f"{architecture_of(config).name} models read {read}"
+        models = f"{architecture.name} models read {read}"
         raise ConfigError(f"objective = {recipe.objective!r}: {models}; {key} must be one of {known}")
-    if config.is_causal != PRETRAINING[recipe.objective].is_causal:
+    if config.is_causal != row.is_causal:
         kind = "left-to-right" if config.is_causal else "bidirectional"
         hint = "; objective = 'causal_lm' trains such models" if config.is_causal else ""
         raise ConfigError(f"objective = {recipe.objective!r}: {model} is {kind}{hint}")

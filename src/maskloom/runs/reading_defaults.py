@@ -1,22 +1,24 @@
-"""How to read a new file for a model that was fine-tuned on another."""
+"""How to read a new file for a model that was fine-tuned on another; without torch, as commands look at files first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from maskloom.errors import DataError
-from maskloom.inference import Ensemble, Predictor
+from maskloom.errors import ConfigError, DataError
 from maskloom.runs.display import Progress
-from maskloom.runs.first_look import options_for, options_for_sources
 from maskloom.tasks.examples import ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.training.faults.memory import release_free_memory
+
+if TYPE_CHECKING:
+    from maskloom.inference import Ensemble, Predictor
+
+READING_KEYS = {field.name for field in fields(ReadingOptions)}
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,13 @@ class FileReading:
         first.report.check_any()
         return first.report.num_kept
 
-    def pieces(self, num_examples: int) -> Iterator[list[Any]]:
-        """Yield the examples in lists as `pieces_of` does, with at most as many as the kind reads at once."""
-        size = min(num_examples, self.kind.examples_at_once)
-        return pieces_of(self.examples(), size, keeps_documents=getattr(self.settings, "context", None) == "document")
-
     def shown_pieces(self, num_examples: int, progress: Progress) -> Iterator[list[Any]]:
-        """Yield the same lists, reporting progress after each."""
-        for piece in self.pieces(num_examples):
+        """Yield lists as `pieces_of` does, at most as long as the kind reads at once, reporting progress after each."""
+        from maskloom.training.faults.memory import release_free_memory  # heavy
+
+        size = min(num_examples, self.kind.examples_at_once)
+        keeps = getattr(self.settings, "context", None) == "document"
+        for piece in pieces_of(self.examples(), size, keeps_documents=keeps):
             yield piece
             progress.advance(self.report.num_kept)
             release_free_memory()  # batches vary in size, so the C library would retain more and more freed memory
@@ -65,10 +66,14 @@ def reading_of_texts(path: Path, given: ReadingOptions | None) -> FileReading:
     return FileReading(path, kind, options, kind.settings(), ReadingReport(path), needs_label=False)
 
 
-def reading_of_sources(path: Path, given: ReadingOptions | None, known: dict[str, Any]) -> FileReading:
-    """Return how to read a file of prompts or sources for a model; `known` is what fine-tuning stored with it."""
-    kind, options = KINDS["seq2seq"], options_for_sources(path, given, known)
-    return FileReading(path, kind, options, kind.settings(), ReadingReport(path), needs_label=False)
+def reading_of_sources(path: Path, given: ReadingOptions | None, known: Mapping[str, Any]) -> FileReading:
+    """Return how to read a file of prompts or sources; what fine-tuning stored counts if it was a seq2seq task."""
+    kind, stored = KINDS["seq2seq"], known.get("reading", {})
+    if known.get("kind") != kind.name or not isinstance(stored, dict) or not stored.keys() <= READING_KEYS:
+        known = {}
+    settings = kind.settings()
+    options = options_for(path, kind, settings, given, known, needs_label=False)
+    return FileReading(path, kind, options, settings, ReadingReport(path), needs_label=False)
 
 
 def reading_for(
@@ -79,19 +84,49 @@ def reading_for(
     kind = KINDS[task.kind]
     if kind.with_pairs and _takes_pairs(path, given, known, needs_label=needs_label):
         kind = KINDS[kind.with_pairs]
-
-    def iterate(path: Path, options: ReadingOptions, **how: Any) -> Iterator[Any]:
-        return kind.iterate(path, options, task.settings, **how)
-
-    options = options_for(path, iterate, given, known, kind=kind, needs_label=needs_label)
+    options = options_for(path, kind, task.settings, given, known, needs_label=needs_label)
+    reading = FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
     if known.get("takes_pairs"):
-        first = next(iterate(path, options, needs_label=needs_label, report=ReadingReport(path)), None)
+        first = next(replace(reading, report=ReadingReport(path)).examples(), None)
         if first is not None and first.pair is None:
             two = "titles with their texts" if task.kind == "document" else "pairs of texts"
             raise DataError(
                 f"{path}: line {first.line}: only one text; the model was fine-tuned on {two}: give columns with both"
             )
-    return FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
+    return reading
+
+
+def options_for(
+    path: Path,
+    kind: TaskKind,
+    settings: KindSettings,
+    given: ReadingOptions | None,
+    known: Mapping[str, Any],
+    *,
+    needs_label: bool,
+) -> ReadingOptions:
+    """Return the given options, else those of fine-tuning if the first row can be read with them, else the defaults.
+
+    `known` is what fine-tuning stored with the model. Raises ConfigError for a target suffix where the task has no
+    targets.
+    """
+    if given and given.target_suffix is not None and "target_suffix" not in kind.settings.model_fields:
+        raise ConfigError(f"--target-suffix {given.target_suffix}: a {kind.name} task has no targets")
+    if given is not None and given != ReadingOptions(on_bad_rows=given.on_bad_rows):
+        return given
+    default = given or ReadingOptions()
+    stored = {key: value for key, value in known.get("reading", {}).items() if value is not None}
+    stored["on_bad_rows"] = default.on_bad_rows
+    if kind.predicts_on_text and not needs_label:
+        stored.pop("format", None)  # a file in that format is recognised by itself
+    for values in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
+        options = ReadingOptions(**values)
+        try:
+            next(kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path)), None)
+        except DataError:
+            continue
+        return options
+    return default
 
 
 def _takes_pairs(path: Path, given: ReadingOptions | None, known: dict[str, Any], *, needs_label: bool) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, TypeVar
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, UsageError
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.recipe_files import recipe_keys, recipe_path, shipped_recipes
+from maskloom.recipe_files import read_toml, recipe_keys, recipe_path, shipped_recipes
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.launch import is_first_process
 from maskloom.tasks.kinds import KINDS as TASK_KINDS
@@ -156,7 +155,7 @@ def explained(name: str) -> dict[str, Any]:
     if name in KINDS:
         return {"recipe": name, "about": f"The defaults of maskloom {name}.", "keys": _keys(KINDS[name], {})}
     path = recipe_path(name)
-    values = _flat(tomllib.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    values = _flat(read_toml(path))
     kind = KINDS.get(values.get("kind", "finetune"), FinetuneRecipe)
     load_recipe(kind, path)
     return {"recipe": str(path), "about": _comment(path), "keys": _keys(kind, values)}

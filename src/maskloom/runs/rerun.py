@@ -14,22 +14,12 @@ from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import ConfigError, DataError
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.resuming import differing_tensors, sum_of_tensors
-from maskloom.runs.run_folder import (
-    RECIPE,
-    RESULTS,
-    check_is_of_model,
-    described,
-    environment,
-    input_sums,
-    kind_of_run,
-)
+from maskloom.runs.run_folder import RECIPE, RESULTS, described_model, environment, input_sums, kind_of_run
 from maskloom.system.foreign_files import check_regular, read_json_object
-from maskloom.system.launch import num_processes
-from maskloom.tasks.tables import ReadingOptions
 
 
 def rerun(
@@ -38,7 +28,7 @@ def rerun(
     out: str | Path,
     resume: bool = False,
     allow_version_change: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Repeat a finished run in a new folder, and return whether the results are identical.
 
@@ -48,21 +38,19 @@ def rerun(
     cannot be repeated, for other versions of the program and its libraries (unless `allow_version_change`) and for
     another number of processes, and DataError for data that has changed or is gone.
     """
-    run, out, progress = Path(run), Path(out), progress or Progress()
-    model, content = run / "model", described(run)
-    check_is_of_model(run, content)
+    run, out = Path(run), Path(out)
+    model, content = run / "model", described_model(run)
     if kind_of_run(content) == "glue":
         raise ConfigError(f"{run} holds several runs; repeat one of them")
     if kind_of_run(content) == "search":
         if not (run / RESULTS["search"]).exists():
             raise ConfigError(f"{run}: the search is not finished; finish it with `maskloom search ... --resume`")
         run = run / "trials" / str(read_json_object(run / RESULTS["search"])["best"]["name"])
-        content = described(run)
+        content = described_model(run)
         progress.say(f"repeating the best trial: {run}")
     if not (model / WEIGHTS).exists():
         raise ConfigError(f"{run}: no model to compare with: the run is not finished, or its search kept only the best")
-    _check_versions(run, content["versions"], allow_version_change, progress)
-    _check_machine(run, content, progress)
+    _check_environment(run, content, allow_version_change, progress)
     paths = _checked_paths(run, content)
     torch.set_num_threads(content["hardware"]["threads"])
     recipe = load_recipe(PretrainRecipe if kind_of_run(content) == "pretrain" else FinetuneRecipe, run / RECIPE)
@@ -74,23 +62,28 @@ def rerun(
     if isinstance(recipe, PretrainRecipe):
         pretrain(recipe, corpus=paths["corpus"], init=paths.get("init"), out=out, resume=resume, progress=progress)
     else:
-        inputs = content["inputs"]
-        reading = ReadingOptions(**inputs["reading"])
-        reading = replace(reading, labels=str(paths["labels"])) if "labels" in paths else reading
-        data = LabelledFiles(paths["train"], paths["dev"], reading, inputs["metric"], paths.get("source_vocab"))
+        data = LabelledFiles(paths["train"], paths["dev"]).as_told(content["inputs"], paths.get("source_vocab"))
+        if "labels" in paths:
+            data = replace(data, reading=replace(data.reading, labels=str(paths["labels"])))
         finetune(recipe, model=paths["model"], data=data, out=out, resume=resume, progress=progress)
     return _compared(model, out)
 
 
-def _check_machine(run: Path, content: dict[str, Any], progress: Progress) -> None:
-    """Raise ConfigError for another number of processes; report hardware changes that may alter the last bits."""
-    if num_processes() != content["world_size"]:
+def _check_environment(run: Path, before: dict[str, Any], allow_version_change: bool, progress: Progress) -> None:
+    """Raise ConfigError for other versions, unless allowed, or another number of processes; warn of what may differ."""
+    now = environment()
+    versions, known = now["versions"], before["versions"]
+    changes = _changes(known, versions, sorted(known.keys() | versions.keys()))
+    if changes and not allow_version_change:
+        raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
+    if changes:
+        progress.say(f"WARNING: {'; '.join(changes)}: the result may differ")
+    if now["world_size"] != before["world_size"]:
         raise ConfigError(
-            f"{run} was trained by {content['world_size']} processes, this one has {num_processes()}; "
-            f"start with torchrun --nproc-per-node {content['world_size']}"
+            f"{run} was trained by {before['world_size']} processes, this one has {now['world_size']}; "
+            f"start with torchrun --nproc-per-node {before['world_size']}"
         )
-    before, now = content["hardware"], environment()["hardware"]
-    if changes := _changes(before, now, ("machine", "processor", "cuda")):
+    if changes := _changes(before["hardware"], now["hardware"], ("machine", "processor", "cuda")):
         progress.say(f"WARNING: {'; '.join(changes)}: the last bits may differ")
 
 
@@ -133,13 +126,3 @@ def _compared(model: Path, out: Path) -> dict[str, Any]:
         "num_differing": len(differing),
         "differing": differing[:4],
     }
-
-
-def _check_versions(run: Path, before: dict[str, str], allow_change: bool, progress: Progress) -> None:
-    """Raise ConfigError if versions differ from those of the run; with `allow_change`, only warn."""
-    now = environment()["versions"]
-    changes = _changes(before, now, sorted(before.keys() | now.keys()))
-    if changes and not allow_change:
-        raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
-    if changes:
-        progress.say(f"WARNING: {'; '.join(changes)}: the result may differ")

@@ -65,28 +65,22 @@ def extended_recipe(
     before, steps = plan(load_recipe(type(recipe), out / RECIPE)), plan(recipe).steps
     extensions = before.extensions
     if steps != before.steps:
+        asked = _asked(recipe, steps)
         done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())
         if (out / METRICS).exists() and not (done and any(map(step_folders, checkpoints.values()))):
-            asked = _asked(recipe, steps)
             raise ConfigError(f"{asked}: the checkpoints of {out} are gone; start a new run with another --out")
-        if done:
-            _refuse(_asked(recipe, steps), steps, done, before.resolved_warmup_steps(), out)
+        other = "`maskloom export` turns any checkpoint into a model"
+        if done and steps <= done:
+            raise ConfigError(f"{asked}: {out} has already done {done} steps; {other}")
+        if done and steps <= (warmup := before.resolved_warmup_steps()):
+            raise ConfigError(
+                f"{asked}: the run warms up for {warmup} steps, so it would end at a high learning rate; {other}"
+            )
         # the plan under which that step was made; no step was made under later plans
         planned = next((later.steps for later in extensions if later.at >= done), before.steps)
         extensions = [earlier for earlier in extensions if earlier.at < done]
         extensions += [Extension(at=done, steps=planned)] if done else []
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"extensions": extensions})})
-
-
-def _refuse(asked: str, steps: int, done: int, warmup: int, out: Path) -> None:
-    """Raise ConfigError for a number of steps with which a run cannot continue."""
-    other = "`maskloom export` turns any checkpoint into a model"
-    if steps <= done:
-        raise ConfigError(f"{asked}: {out} has already done {done} steps; {other}")
-    if steps <= warmup:
-        raise ConfigError(
-            f"{asked}: the run warms up for {warmup} steps, so it would end at a high learning rate; {other}"
-        )
 
 
 def extension_lines(training: TrainingSection) -> list[str]:

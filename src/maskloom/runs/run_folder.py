@@ -17,10 +17,11 @@ from typing import Any, Literal
 import maskloom
 from maskloom.config import Section, load_recipe, recipe_toml
 from maskloom.errors import ConfigError, DataError
-from maskloom.system.files import remove_tree, write_json, write_text
+from maskloom.system.files import file_sha256, remove_tree, write_json, write_text
 from maskloom.system.folder_lock import LOCK
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
 from maskloom.system.launch import num_processes
+from maskloom.system.resources import system_text
 from maskloom.tasks.choice.reading import race_files
 from maskloom.text.tokenizer import TARGETS
 
@@ -101,6 +102,12 @@ def prepare_run_folder(
     return False
 
 
+def undo_run(out: Path, *others: str) -> None:
+    """Remove the files with which a run started, and its `others`, so that a corrected run may reuse the folder."""
+    for name in (RECIPE, DESCRIPTION, *others):
+        (out / name).unlink(missing_ok=True)
+
+
 def described(out: Path) -> dict[str, Any]:
     """Return the command, versions, hardware and inputs recorded in a run's folder; raises ConfigError for no run."""
     if not out.exists():
@@ -125,12 +132,14 @@ def kind_of_run(description: Mapping[str, Any]) -> RunKind:
     return "pretrain" if "corpus" in inputs else "finetune"
 
 
-def check_is_of_model(out: Path, description: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a run that trained word vectors, which has no model."""
+def described_model(out: Path) -> dict[str, Any]:
+    """Return what `described` does; raises ConfigError also for a run that trained word vectors, which has no model."""
+    description = described(out)
     if kind_of_run(description) == "words":
         raise ConfigError(
             f"{out} holds word vectors, no model; `maskloom words --help` lists what can be done with them"
         )
+    return description
 
 
 def run_id(out: Path, part: str) -> str:
@@ -179,11 +188,9 @@ def _working_directory() -> str | None:
 
 
 def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    lines = system_text("/proc/cpuinfo").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") if lines else platform.processor()
 
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:
@@ -246,8 +253,7 @@ def fingerprint(*paths: Path) -> str:
     for path in (file for given in paths for file in (race_files(given) if given.is_dir() else [given])):
         check_regular(path)
         try:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(bytes.fromhex(file_sha256(path)))
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     return digest.hexdigest()

@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError, amount
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune, source_of
 from maskloom.runs.first_look import with_task
-from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, input_sums, prepare_run_folder
+from maskloom.runs.run_folder import RECIPE, RESULTS, described, input_sums, prepare_run_folder, undo_run
 from maskloom.runs.search_space import (
     Space,
     ValueRange,
@@ -74,20 +74,18 @@ def search(
     out: str | Path,
     trials: Trials = Trials(),
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
 
-    A recipe with [model] trains new models, on the vocabulary in the folder `model`.
-
-    `out/search.json` lists the trials with the command that repeats each, `out/results.json` and `results.md` hold
-    their outcomes, and `out/model` is the best trial's model; other models are deleted. A trial that fails is reported
-    and does not affect the others. With `resume` a search continues, even in the middle of a trial. Raises ConfigError
-    for wrong settings and for another search in the folder, AllTrialsFailedError if every trial fails, DataError for
-    wrong data, before or during the first trial.
+    A recipe with [model] trains new models on the vocabulary in the folder `model`. `out/search.json` lists the trials,
+    `out/results.json` and `results.md` hold their outcomes, and `out/model` is that of the best trial, the only model
+    that is kept. A trial that fails is reported and does not affect the others. With `resume` a search continues, even
+    in the middle of a trial. Raises ConfigError for wrong settings and for another search in the folder,
+    AllTrialsFailedError if every trial fails, DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
-    out, progress = Path(out), progress or Progress()
+    out = Path(out)
     space, method, num_trials = trials.space, trials.method, trials.number
     stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:
@@ -118,9 +116,7 @@ def search(
         records = _run_trials(setup, plan, space)
     except (DataError, UsageError):
         if not continues and not list(out.glob("trials/*")):
-            # data or metric were wrong; with correct ones it is another search
-            for name in (RECIPE, DESCRIPTION, PLAN):
-                (out / name).unlink(missing_ok=True)
+            undo_run(out, PLAN)  # data or metric were wrong; with correct ones it is another search
             if (out / "trials").exists():  # the failed trial created it and removed its own files
                 (out / "trials").rmdir()
         raise
@@ -172,13 +168,8 @@ def _run_trials(setup: _Search, plan: dict[str, Any], space: Space) -> list[dict
 
 
 def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, Any]:
-    name = f"trial-{number:03d}"
-    return {"number": number, "name": name, "settings": settings, "command": _command(setup, name, settings)}
-
-
-def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
-    """Return the shell-quoted command that repeats the fine-tuning of a trial in a folder of its own."""
-    out = setup.out.resolve()
+    """Return a trial of a plan, with the shell-quoted command that repeats its fine-tuning in a folder of its own."""
+    name, out = f"trial-{number:03d}", setup.out.resolve()
     words = ["maskloom", "finetune", "--recipe", out / RECIPE]
     start = "vocab" if setup.recipe.model else "model"
     for option, path in {start: setup.model, **setup.data.paths}.items():
@@ -189,7 +180,7 @@ def _command(setup: _Search, name: str, settings: dict[str, Any]) -> str:
     words += ["--metric", setup.data.metric] if setup.data.metric else []
     for override in overrides_of(settings):
         words += ["--set", override]
-    return shlex.join(map(str, words))
+    return {"number": number, "name": name, "settings": settings, "command": shlex.join(map(str, words))}
 
 
 def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError
+from maskloom.recipe_files import put_value
 
 GRIDS: dict[str, dict[str, tuple[Any, ...]]] = {
     # BERT paper, A.3: the values that worked well across all tasks; every combination is tried.
@@ -112,13 +113,7 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
     """Return a recipe with some keys changed; raises ConfigError for a key or value that a recipe does not accept."""
     values = base.model_dump(exclude_none=True)
     for key, value in settings.items():
-        *parents, last = key.split(".")
-        target = values
-        for parent in parents:
-            target = target.setdefault(parent, {})
-            if not isinstance(target, dict):
-                raise ConfigError(f"{source}: {key:.200}: {parent!r:.60} is a value, not a section")
-        target[last] = value
+        put_value(values, key, value, f"{source}: {key:.200}")
     recipe = validate_recipe(FinetuneRecipe, values, source=source)
     if recipe.training.minutes is not None:
         raise ConfigError(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from maskloom.config import FinetuneRecipe, FinetuneTraining, PretrainRecipe, TrainingSection
 from maskloom.data.loader import Account
+from maskloom.errors import amount
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
@@ -27,7 +28,7 @@ def model_line(model: EncoderWithHeads, recipe: PretrainRecipe | FinetuneRecipe,
         size = f"{recipe.model.size}{' (the default, see --size)' if is_default else ''}{changed}: "
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return (
-        f"model: {size}{shown_count(num_parameters)} parameters, {_counted(str(config.num_hidden_layers), 'layer')} of "
+        f"model: {size}{shown_count(num_parameters)} parameters, {amount(config.num_hidden_layers, 'layer')} of "
         f"{config.hidden_size}, a vocabulary of {config.vocab_size:,}"
     )
 
@@ -37,7 +38,7 @@ def phase_lines(plan: PhasePlan, account: Account) -> list[str]:
     training, data = plan.training, plan.data
     tokens = training.batch_size * account.tokens_per_instance
     epochs = training.steps * training.batch_size / account.num_instances
-    steps = _counted(f"{training.steps:,}", "step")
+    steps = amount(training.steps, "step")
     whole = f"{shown_count(training.steps * tokens)} tokens, {_epochs(epochs)}"
     if training.minutes is not None:
         steps, whole = f"{training.minutes:g} minutes, in steps", "epochs"
@@ -60,7 +61,7 @@ def finetuning_lines(recipe: FinetuneRecipe, settings: TrainingSection, data: En
     unit = "examples" if num_units == data.num_examples else "windows"
     tokens = settings.batch_size * data.lengths.sum() / max(1, num_units)
     epochs = settings.steps * settings.batch_size / max(1, num_units)
-    steps, whole = _counted(f"{settings.steps:,}", "step"), _epochs(epochs)
+    steps, whole = amount(settings.steps, "step"), _epochs(epochs)
     lines = []
     if (minutes := recipe.training.minutes) is not None:
         steps, whole, plain = f"{minutes:g} minutes, in steps", "epochs", FinetuneTraining()
@@ -108,12 +109,9 @@ def _optimisation(training: TrainingSection) -> str:
     return f"learning rate {training.learning_rate:g} after {warmup} of warm-up, then {then}"
 
 
-def _counted(number: str, name: str) -> str:
-    return f"{number} {name}{'' if number == '1' else 's'}"
-
-
 def _epochs(number: float) -> str:
-    return _counted(f"{number:,.0f}" if number >= 100 else f"{number:.3g}", "epoch")
+    shown = f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+    return f"{shown} epoch{'' if shown == '1' else 's'}"
 
 
 def shown_count(number: float) -> str:
@@ -154,7 +152,7 @@ def step_display(
             return f"{in_words(left / rate)} for the {left:,} left"
         steps = rate * settings.minutes * 60
         epochs = f", {_epochs(steps * settings.batch_size / num_units)}" if num_units else ""
-        return f"{_counted(f'{steps:,.0f}', 'step')} in {settings.minutes:g} minutes{epochs}"
+        return f"{amount(round(steps), 'step')} in {settings.minutes:g} minutes{epochs}"
 
     return show
 

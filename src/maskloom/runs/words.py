@@ -13,17 +13,9 @@ import numpy as np
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside, source_files
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
-from maskloom.runs.run_folder import (
-    DESCRIPTION,
-    METRICS,
-    RECIPE,
-    described,
-    fingerprint,
-    kind_of_run,
-    prepare_run_folder,
-)
+from maskloom.runs.run_folder import METRICS, RECIPE, described, fingerprint, kind_of_run, prepare_run_folder, undo_run
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
@@ -57,7 +49,7 @@ def train_words(
     resume: bool = False,
     form: Form = "binary",
     on_bad_text: Literal["error", "skip"] = "error",
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Train word vectors on text files and write vectors, output vectors and vocabulary to `out`; return the metrics.
 
@@ -66,7 +58,6 @@ def train_words(
     run and for a resumed run with other settings; DataError for bad text and an empty vocabulary.
     """
     texts, out = [texts] if isinstance(texts, str | Path) else list(texts), Path(out)
-    progress = progress or Progress()
     check_name(out)
     refuse_output_inside(texts, out)
     files = source_files(texts)
@@ -81,8 +72,8 @@ def train_words(
         try:
             counts = _prepare(texts, recipe, out, on_bad_text, progress)
         except DataError:
-            for name in () if continues else (RECIPE, DESCRIPTION, _TOKENS):  # a corrected run may reuse the folder
-                (out / name).unlink(missing_ok=True)
+            if not continues:
+                undo_run(out, _TOKENS)
             raise
     training = WordTraining(recipe, counts, np.memmap(out / _TOKENS, np.int32, "r"))
     seconds = _restore(training, out)
@@ -280,10 +271,7 @@ def neighbours(place: str | Path, words: Sequence[str], number: int = 10) -> dic
 def evaluate_words(
     place: str | Path, pairs: Sequence[Path] = (), analogies: Sequence[Path] = (), most: int = 30_000
 ) -> dict[str, Any]:
-    """Return the scores of vectors on files of word pairs and of analogies; raises ConfigError if none are given.
-
-    The keys are file names, with the parent folder where two are equal.
-    """
+    """Return the scores of vectors on files of pairs and of analogies by file name; ConfigError if none are given."""
     if not pairs and not analogies:
         raise ConfigError("nothing to evaluate: give --pairs, --analogies or both")
     read = [(path, read_pairs(path)) for path in pairs], [(path, read_analogies(path)) for path in analogies]

@@ -197,22 +197,21 @@ def _report(
         "alphabet_size": alphabet_size,
         "num_dropped_characters": len(dropped),
         "dropped_characters": dropped[:100],
-        **num_forms(vocabulary),
-        "longest_token": longest_token(vocabulary),
+        **forms_of(vocabulary),
         **measure_coverage(tokenizer, counted.counts),
     }
 
 
-def num_forms(vocabulary: Vocabulary) -> dict[str, int]:
-    """Return how many pieces start, continue or end a word, as far as the vocabulary marks this."""
+def forms_of(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return how many pieces start, continue or end a word, where the vocabulary marks this, and the longest token."""
     num_pieces = len(vocabulary) - len(vocabulary.special_ids) - len(vocabulary.sentinel_ids)
     num_continuations = int(vocabulary.is_continuation.sum())
-    found: dict[str, int] = {}
+    found: dict[str, Any] = {}
     if vocabulary.prefix:
         found = {"num_word_starts": num_pieces - num_continuations, "num_continuations": num_continuations}
     if vocabulary.suffix:
         found["num_word_ends"] = sum(token.endswith(vocabulary.suffix) for token in vocabulary.tokens)
-    return found
+    return {**found, "longest_token": longest_token(vocabulary)}
 
 
 def longest_token(vocabulary: Vocabulary) -> str:

@@ -7,13 +7,8 @@ import pytest
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import first_look
-from maskloom.runs.first_look import (
-    look_at_input,
-    look_at_questions,
-    look_at_sources,
-    look_at_training_data,
-    options_for_sources,
-)
+from maskloom.runs.first_look import look_at_input, look_at_questions, look_at_sources, look_at_training_data
+from maskloom.runs.reading_defaults import reading_of_sources
 from maskloom.tasks.tables import ReadingOptions
 
 
@@ -35,14 +30,14 @@ def test_a_file_is_looked_at_as_far_as_time_permits(model: Path, tmp_path: Path,
     reading = ReadingOptions()
     monkeypatch.setattr(first_look, "_SECONDS", 600.0)
     with pytest.raises(DataError, match=r"late\.csv: line 20002: wrong number of fields"):
-        look_at_training_data(model, [late], "single", reading)
+        look_at_training_data(model, [late], reading, FinetuneRecipe())
     with pytest.raises(DataError, match=r"late\.csv: line 20002"):
         look_at_input([model], late, reading, needs_label=True)
     monkeypatch.setattr(first_look, "_SECONDS", 0.0)
-    look_at_training_data(model, [late], "single", reading)
+    look_at_training_data(model, [late], reading, FinetuneRecipe())
     look_at_input([model], late, reading, needs_label=True)
     with pytest.raises(DataError, match=r"early\.csv: line 902"):
-        look_at_training_data(model, [early], "single", reading)
+        look_at_training_data(model, [early], reading, FinetuneRecipe())
 
 
 def test_the_form_of_all_tags_is_looked_at_before_torch_is_imported(model: Path, tmp_path: Path) -> None:
@@ -50,21 +45,21 @@ def test_the_form_of_all_tags_is_looked_at_before_torch_is_imported(model: Path,
     train.write_text("Anna B-PER\nsees O\n\n" * 20_000 + "Bob X-PER\n", encoding="utf-8")
     reading = ReadingOptions()
     with pytest.raises(DataError, match=r"train\.txt: line 60001: unknown form of tag: 'X-PER'"):
-        look_at_training_data(model, [train], "tagging", reading, FinetuneRecipe(task="tagging"))
+        look_at_training_data(model, [train], reading, FinetuneRecipe(task="tagging"))
     plain = load_recipe(FinetuneRecipe, None, ["task=tagging", "tagging.scheme=plain"])
-    look_at_training_data(model, [train], "tagging", reading, plain)
+    look_at_training_data(model, [train], reading, plain)
 
 
 def test_a_folder_in_place_of_data_is_not_taken_for_another_task(model: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a folder") as caught:
-        look_at_training_data(model, [tmp_path], "single", ReadingOptions())
+        look_at_training_data(model, [tmp_path], ReadingOptions(), FinetuneRecipe())
     assert "the task is single" not in str(caught.value)
 
 
 def test_small_files_come_first(model: Path, tmp_path: Path) -> None:
     large, small = rows(tmp_path / "train.csv", 5, "a\n"), rows(tmp_path / "dev.csv", 2, "a\n")
     with pytest.raises(DataError, match=r"dev\.csv: line 4"):
-        look_at_training_data(model, [large, small], "single", ReadingOptions())
+        look_at_training_data(model, [large, small], ReadingOptions(), FinetuneRecipe())
 
 
 def test_questions_and_their_text_are_looked_at(model: Path, tmp_path: Path) -> None:
@@ -89,7 +84,7 @@ def test_data_of_another_kind_names_the_task_to_give(model: Path, tmp_path: Path
     with pytest.raises(
         DataError, match=r"; the task is single by default; --task sets tagging .*, span .* or another$"
     ):
-        look_at_training_data(model, [tmp_path / name], "single", ReadingOptions())
+        look_at_training_data(model, [tmp_path / name], ReadingOptions(), FinetuneRecipe())
 
 
 def test_a_file_named_for_a_language_points_to_translation(model: Path, tmp_path: Path) -> None:
@@ -97,25 +92,25 @@ def test_a_file_named_for_a_language_points_to_translation(model: Path, tmp_path
     with pytest.raises(
         DataError, match=r"seq2seq \(.* targets in separate files: --set seq2seq\.target_suffix=en\) or another$"
     ):
-        look_at_training_data(model, [tmp_path / "train.de"], "single", ReadingOptions())
+        look_at_training_data(model, [tmp_path / "train.de"], ReadingOptions(), FinetuneRecipe())
 
 
 def test_a_missing_vocabulary_is_not_asked_for_the_files_of_a_model(tmp_path: Path) -> None:
     recipe = load_recipe(FinetuneRecipe, {"model.size": "tiny"})
     message = f"^{tmp_path / 'none'}: no such folder; a vocabulary, model, corpus or run folder is expected$"
     with pytest.raises(DataError, match=message):
-        look_at_training_data(tmp_path / "none", [rows(tmp_path / "a.csv", 2)], "single", ReadingOptions(), recipe)
+        look_at_training_data(tmp_path / "none", [rows(tmp_path / "a.csv", 2)], ReadingOptions(), recipe)
 
 
 def test_a_missing_file_says_nothing_of_tasks(model: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"train\.cvs: no such file or folder$"):
-        look_at_training_data(model, [tmp_path / "train.cvs"], "single", ReadingOptions())
+        look_at_training_data(model, [tmp_path / "train.cvs"], ReadingOptions(), FinetuneRecipe())
 
 
 def test_a_wrong_row_of_a_table_says_nothing_of_tasks(model: Path, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("text,label\na\n")
     with pytest.raises(DataError, match=r"expected 2$"):
-        look_at_training_data(model, [tmp_path / "t.csv"], "single", ReadingOptions())
+        look_at_training_data(model, [tmp_path / "t.csv"], ReadingOptions(), FinetuneRecipe())
 
 
 @pytest.mark.parametrize(
@@ -132,11 +127,11 @@ def test_labels_are_looked_at_where_both_files_are_read_whole(
     for path, content in zip(files, (train, dev), strict=True):
         path.write_text(f"text,label\n{content}")
     with pytest.raises(DataError, match=message):
-        look_at_training_data(model, files, "single", ReadingOptions())
+        look_at_training_data(model, files, ReadingOptions(), FinetuneRecipe())
     rest = "".join(f"text {number},x\n" for number in range(2000))
     files[0].write_text(f"text,label\n{train}{rest}")  # the rest is unread, so nothing is reported
     monkeypatch.setattr(first_look, "_SECONDS", 0.0)
-    look_at_training_data(model, files, "single", ReadingOptions())
+    look_at_training_data(model, files, ReadingOptions(), FinetuneRecipe())
 
 
 def test_a_class_list_gives_labels_that_training_data_lacks(model: Path, tmp_path: Path) -> None:
@@ -144,7 +139,7 @@ def test_a_class_list_gives_labels_that_training_data_lacks(model: Path, tmp_pat
     files[0].write_text("text,label\na,x\nb,y\n")
     files[1].write_text("text,label\na,z\n")
     (tmp_path / "labels.txt").write_text("x\ny\nz\n")
-    look_at_training_data(model, files, "single", ReadingOptions(labels=str(tmp_path / "labels.txt")))
+    look_at_training_data(model, files, ReadingOptions(labels=str(tmp_path / "labels.txt")), FinetuneRecipe())
 
 
 @pytest.mark.parametrize(
@@ -158,7 +153,7 @@ def test_settings_that_nobody_knows_are_left_to_who_opens_the_model(model: Path,
 def test_a_format_of_another_task_is_refused_beside_a_task(model: Path, tmp_path: Path) -> None:
     train, recipe = rows(tmp_path / "train.csv", 2), FinetuneRecipe(task="seq2seq")
     with pytest.raises(ConfigError, match="task = 'seq2seq', but the format cola is a single task"):
-        look_at_training_data(model, [train], "seq2seq", ReadingOptions(format="cola"), recipe)
+        look_at_training_data(model, [train], ReadingOptions(format="cola"), recipe)
 
 
 def test_a_suffix_of_targets_is_refused_where_there_are_none(model: Path, tmp_path: Path) -> None:
@@ -171,9 +166,9 @@ def test_sources_are_read_as_in_fine_tuning(model: Path, tmp_path: Path) -> None
     path.write_text("de,text,en\na,b,c\n", encoding="utf-8")
     stored = {"text_column": "de", "label_column": "en"}
     known = {"kind": "seq2seq", "reading": stored}
-    assert options_for_sources(path, None, known).text_column == "de"
-    assert options_for_sources(path, ReadingOptions(text_column="text"), known).text_column == "text"
-    assert options_for_sources(path, None, {"kind": "single", "reading": stored}).text_column is None
+    assert reading_of_sources(path, None, known).options.text_column == "de"
+    assert reading_of_sources(path, ReadingOptions(text_column="text"), known).options.text_column == "text"
+    assert reading_of_sources(path, None, {"kind": "single", "reading": stored}).options.text_column is None
     lines = tmp_path / "a.de"
     lines.write_text("ein Mann\n\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.de: line 2: empty source"):

@@ -15,7 +15,7 @@ from maskloom.errors import ConfigError, DataError, amount
 from maskloom.inference import Prediction, Predictor
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.glue_score import OFFICIAL_METRICS, leaderboard_score, paper_average
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.finetune import LabelledFiles
 from maskloom.runs.first_look import check_place
@@ -58,7 +58,7 @@ def glue_run(
     tasks: Sequence[str] | None = None,
     space: Space | None = None,
     resume: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Search settings for every GLUE task whose files are in `data`, and return all scores on dev.
 
@@ -69,7 +69,7 @@ def glue_run(
     task has any.
     """
     check_log_targets(recipe.training.log_to)
-    data, out, progress = Path(data), Path(out), progress or Progress()
+    data, out = Path(data), Path(out)
     if resume and (out / RECIPE).exists() and (out / DESCRIPTION).exists():
         description = described(out)
         if kind_of_run(description) != "glue":
@@ -207,7 +207,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same answers give the same 
 
 
 def submit_glue(
-    run: str | Path, *, data: str | Path, out: str | Path, allow_partial: bool = False, progress: Progress | None = None
+    run: str | Path, *, data: str | Path, out: str | Path, allow_partial: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:
     """Answer the test files with the models of a GLUE run and write the zip; return what was answered.
 
@@ -216,7 +216,7 @@ def submit_glue(
     they are left out and named instead. The zip is written only after it passes the check; a pipe is written to
     directly. Raises DataError with all problems that the check finds, ConfigError for another suffix or a folder.
     """
-    run, data, out, progress = Path(run), Path(data), Path(out), progress or Progress()
+    run, data, out = Path(run), Path(data), Path(out)
     if out.suffix.lower() != ".zip" and not is_stream(out):
         raise ConfigError(f"{out}: a submission must be a .zip file")
     check_place(data, out)

@@ -13,7 +13,7 @@ from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
 from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
 from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, page_template, visible
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
 from maskloom.runs.report.record import (
     RunRecord,
@@ -33,7 +33,7 @@ _MAX_RUNS = 12
 
 
 def report(
-    runs: Sequence[str | Path], out: str | Path | None, *, num_examples: int = 500, progress: Progress | None = None
+    runs: Sequence[str | Path], out: str | Path | None, *, num_examples: int = 500, progress: Progress = SILENT
 ) -> dict[str, Any]:
     """Write one page about one run, or several side by side, and return its path and the kinds of the runs.
 
@@ -43,7 +43,7 @@ def report(
     exists and is about other runs. Raises ConfigError for a folder that is not a run, DataError for a run whose files
     are damaged.
     """
-    progress, target = progress or Progress(), Path("report.html" if out is None else out)
+    target = Path("report.html" if out is None else out)
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
     check_page(target, "--out")

@@ -15,8 +15,8 @@ from maskloom.data.corpus.opening import Corpus
 from maskloom.errors import DataError
 from maskloom.metrics.answers import is_percent
 from maskloom.runs.charts import visible
-from maskloom.runs.display import lines_of
-from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, check_is_of_model, described, flat, kind_of_run
+from maskloom.runs.display import formatted, lines_of
+from maskloom.runs.run_folder import RECIPE, RESULTS, RunKind, described_model, flat, kind_of_run
 from maskloom.runs.task_summaries import examples_text
 from maskloom.system.foreign_files import read_bytes, read_json_object
 from maskloom.training.events import read_events
@@ -27,11 +27,7 @@ _TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run: its `kind`, recipe and description as plain values, and its results if it has any.
-
-    `trained` are the runs inside it whose curves represent it: itself, the best trial of a search, or the best trial of
-    every GLUE task. `model_folder` is where its model is once it is finished.
-    """
+    """One run: recipe and description as plain values, results and inner runs if it has any, and its model's folder."""
 
     name: str
     folder: Path
@@ -45,7 +41,7 @@ class RunRecord:
 
     @property
     def trained(self) -> tuple[RunRecord, ...]:
-        """The runs whose curves represent this one."""
+        """The runs whose curves represent this one: itself, or the best trial of a search or of every GLUE task."""
         return self.inner if self.kind in ("search", "glue") else (self,)
 
     @property
@@ -76,8 +72,7 @@ class RunRecord:
 def read_run(folder: str | Path, name: str) -> RunRecord:
     """Read a run's folder; raises ConfigError for any other folder, DataError for a damaged file."""
     folder = Path(folder)
-    description = described(folder)
-    check_is_of_model(folder, description)
+    description = described_model(folder)
     content = read_bytes(folder / RECIPE, limit=1 << 20)
     try:
         recipe = tomllib.loads(text := content.decode("utf-8"))
@@ -263,8 +258,4 @@ def _figure(value: Any) -> str:
         return "–"
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
-    return visible(value)
+    return formatted(value) if isinstance(value, int | float) else visible(value)
