@@ -149,7 +149,7 @@ def _sizes(name: str, message: bytes) -> tuple[int, ...]:
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise DamagedError("a number stands where a message is expected")
+        raise DamagedError("found a number instead of a message")
     return value
 
 

@@ -131,7 +131,7 @@ def _about(results: Mapping[str, Any]) -> str:
     """Describe the scale, seeds, text and time of an experiment, and the machine with its versions."""
     text, minutes, num_jobs = results["text"], sum(results["seconds"].values()) / 60, results["num_jobs"]
     threads = amount(environment()["hardware"]["threads"], "thread")
-    threads = f"{num_jobs} runs of a thread at once" if num_jobs > 1 else threads
+    threads = f"{num_jobs} single-threaded runs in parallel" if num_jobs > 1 else threads
     tokens = f", {text['num_tokens']:,} tokens" if "num_tokens" in text else ""
     return (
         f"Scale {results['scale']}, {amount(results['num_seeds'], 'seed')}, text: {text['text']}{tokens}; "
@@ -194,6 +194,6 @@ def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:
                 DotRow(arm.name, [value / unit for value in found[arm.name]], f"c{number % NUM_COLOURS}")
                 for number, arm in enumerate(arms)
             ]
-            svg = dot_chart(dots, level=level, name=f"{name} on dev, one dot a seed", as_percent=as_percent)
+            svg = dot_chart(dots, level=level, name=f"{name} on dev, one dot per seed", as_percent=as_percent)
         charts.append(Chart(f"{name}, on dev", svg))
     return charts

@@ -64,7 +64,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     tied = next((head for head in model.heads if HEADS[head].is_tied), None)
     card = Card(
         f"Converted {format_of(model.config).name}",
-        f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
+        f"Converted by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
         pipeline_tag=pretrained_tag(tied, model.config),
         base_model=hub_name(found.folder),
     )
@@ -79,7 +79,7 @@ def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
     model, weights = published_elmo(source)
     found = _Source(source, weights.name, "HDF5, from bilm-tf or AllenNLP", {})
     tokenizer, report = SpelledTokenizer.of(), LoadReport(copied=tuple(published_names(model)))
-    card = Card("Converted ELMo", f"Made by `maskloom convert` from {weights.name} of {model_name(source)}.")
+    card = Card("Converted ELMo", f"Converted by `maskloom convert` from {weights.name} of {model_name(source)}.")
     write_model_folder(out, model, tokenizer, card)
     account = _account(found, model, report, tokenizer)
     account["notes"] = ["words are read by their characters; the words that it predicted are not in the file"]

@@ -116,7 +116,7 @@ def tokenizer_folder(folder: Path) -> Path:
             return candidate
     if not folder.is_dir():
         problem = "not a folder" if folder.exists() else "no such folder"
-        raise DataError(f"{folder}: {problem}; a vocabulary, model, corpus or run folder is expected")
+        raise DataError(f"{folder}: {problem}; expected a vocabulary, model, corpus or run folder")
     if (folder / "recipe.toml").exists():
         raise DataError(
             f"{folder}: this run has no model/ yet; finish it with --resume, or name the vocabulary it started with"
@@ -246,7 +246,7 @@ def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[st
     if not reading.num_documents:
         left_out = f"documents: {reading.num_empty_documents} empty, {reading.num_skipped_documents} skipped"
         names = ", ".join(map(str, [*reading.sums][:3]))
-        raise DataError(f"{names}: no text ({left_out}); a vocabulary needs some")
+        raise DataError(f"{names}: no text ({left_out}); a vocabulary needs at least one word")
 
 
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:

@@ -215,7 +215,9 @@ def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
     seed = read_json_value(out / METRICS, "best_seed", int)
     if not (out / "model" / CONFIG).exists():
         command = shlex.join(["maskloom", "export", str(out), "--stage", f"seed-{seed}", "--out", "DIR"])
-        raise ConfigError(f"{out} is complete, but {out / 'model'} is gone; export its last checkpoint with: {command}")
+        raise ConfigError(
+            f"{out} is complete, but {out / 'model'} no longer exists; export its last checkpoint with: {command}"
+        )
     if tidies:
         _remove_best_weights(out)
     return {**read_json_object(out / METRICS), "model": str(out / "model")}

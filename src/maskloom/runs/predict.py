@@ -329,7 +329,7 @@ def answer(
     """
     progress = progress or Progress()
     if top_k < 1:
-        raise ConfigError(f"top_k {top_k}: at least 1 is expected")
+        raise ConfigError(f"top_k {top_k}: expected at least 1")
     check_questions(questions)
     text = read_context(context)
     predictor = open_models(model, average=average, max_length=max_length)

@@ -68,7 +68,7 @@ def extended_recipe(
         done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())
         if (out / METRICS).exists() and not (done and any(map(step_folders, checkpoints.values()))):
             asked = _asked(recipe, steps)
-            raise ConfigError(f"{asked}: the checkpoints of {out} are gone; start a new run with another --out")
+            raise ConfigError(f"{asked}: the checkpoints of {out} no longer exist; start a new run with another --out")
         if done:
             _refuse(_asked(recipe, steps), steps, done, before.resolved_warmup_steps(), out)
         # the plan under which that step was made; no step was made under later plans

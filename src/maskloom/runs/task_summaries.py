@@ -103,9 +103,9 @@ def generation_line(result: dict[str, Any]) -> str:
     """Return the score of a generated or filled text, what ended it, and which blanks stayed empty."""
     told = [f"score {result['score']:.3f}"] if "score" in result else []
     told.append(f"log-probability {result['log_probability']:.3f}")
-    told.append("ended by the model" if result["finish"] == "end" else "cut at the token limit")
+    told.append("ended by the model" if result["finish"] == "end" else "stopped at the token limit")
     empty = [f"blank {at}" for at, filling in enumerate(result.get("fillings", []), start=1) if not filling]
-    return ", ".join(told) + (f"; nothing for {', '.join(empty)}" if empty else "")
+    return ", ".join(told) + (f"; empty: {', '.join(empty)}" if empty else "")
 
 
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:

@@ -93,7 +93,7 @@ SMALL = np.zeros((2, 2), dtype="float32")
         ({b"x": number(1, 1) + message(2, message(2, number(1, 2**64 - 1)))}, "'x' has an impossible shape"),
         ({b"x": number(1, 1) + message(2, message(2, number(1, 1)) * 17)}, "'x' has an impossible shape"),
         ({b"x": number(1, 1) + message(2, number(3, 1))}, "'x' has an unknown shape"),
-        ({b"x": number(1, 1) + number(2, 1)}, "a number stands where a message is expected"),
+        ({b"x": number(1, 1) + number(2, 1)}, "found a number instead of a message"),
         ({b"x": b"\xff"}, "cut short"),
         ({b"x": b"\x0b"}, "unknown kind 3"),
         ({b"\xff": entry(SMALL, 0, 0, bytes(16))}, "not UTF-8"),

@@ -72,7 +72,7 @@ def test_what_is_too_long_is_cut_and_said(tmp_path):
     assert "Only the first 48 of 60 steps are shown." in page
     assert "1 text at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6, counting the end" in page
     assert "60 tokens, log-probability" in page
-    assert "; cut at the limit of tokens" in page
+    assert "; stopped at the token limit" in page
 
 
 def test_a_file_gives_its_first_texts(tmp_path):

@@ -113,7 +113,7 @@ def _how(settings: Generation) -> str:
     if settings.beam is None:
         kept = f", top-k {settings.top_k}" if settings.top_k else ""
         drawn = f"temperature {settings.temperature:g}{kept}, top-p {settings.top_p:g}, seed {settings.seed}"
-        return "the likeliest token at each step" if settings.temperature == 0.0 else drawn
+        return "the most likely token at each step" if settings.temperature == 0.0 else drawn
     penalty = settings.length_penalty
     rule = "the number of tokens" if penalty is None else f"((5 + tokens) / 6)^{penalty:g}"
     return f"{amount(settings.beam, 'text')} at each step; a score is the log-probability over {rule}, counting the end"
@@ -125,7 +125,7 @@ def _about(
     """Return what the page shows of a text; only the first text has all maps and every head."""
     kinds = [kind for kind in one.maps if is_first or kind in (CROSS, CAUSAL)]
     score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
-    ended = "ended by the model" if one.found.finish == "end" else "cut at the limit of tokens"
+    ended = "ended by the model" if one.found.finish == "end" else "stopped at the token limit"
     ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
     return {
         "source": visible(text),

@@ -137,8 +137,8 @@ def _seeds(name: str, best: dict[str, Any]) -> Chart:
     spread, reference = best["restarts"], best["best"]["reference"]
     level = ("mean", spread["mean"]) if reference is None else ("constant answer", reference)
     rows = [DotRow("best on dev", list(spread["scores"].values()), "c0")]
-    svg = dot_chart(rows, level=level, name="one dot a seed", as_percent=False)
-    return Chart(f"{name}: best on dev, one dot a seed", svg)
+    svg = dot_chart(rows, level=level, name="one dot per seed", as_percent=False)
+    return Chart(f"{name}: best on dev, one dot per seed", svg)
 
 
 NUM_COLOURS = 6
