@@ -122,7 +122,7 @@ BAD_DATA: tuple[BadData, ...] = (
     BadData("UTF-16", "single", "d.csv", _TWO.decode().encode("utf-16"), "line 1: the file is UTF-16"),
     BadData("UTF-16 without a mark", "single", "d.csv", _TWO.decode().encode("utf-16-le"), "line 1: contains a NUL"),
     BadData("NUL", "single", "d.tsv", b"text\tlabel\na\0\tx\n", "line 2: contains a NUL character"),
-    BadData("gzip cut short", "single", "d.csv.gz", gzip.compress(_TWO)[:-9], "the gzip stream is corrupt"),
+    BadData("gzip truncated", "single", "d.csv.gz", gzip.compress(_TWO)[:-9], "the gzip stream is corrupt"),
     BadData("not gzip", "single", "d.csv.gz", _TWO, "the gzip stream is corrupt"),
     BadData("not JSON", "single", "d.jsonl", b'{"text": "a", "label": 1}\n{\n', "line 2: not valid JSON"),
     BadData("NaN in JSON", "single", "d.jsonl", b'{"text": "a", "label": NaN}\n', "line 1: not valid JSON: NaN|no row"),

@@ -252,13 +252,13 @@ def noise(size: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("a.txt.gz", gzip.compress(noise(1000))[:-200], "the compressed file is cut short"),
-        ("a.txt.gz", gzip.compress(noise(1000))[:-4], "the compressed file is cut short"),
-        ("a.txt.gz", b"", "the compressed file is cut short"),
+        ("a.txt.gz", gzip.compress(noise(1000))[:-200], "the compressed file is truncated"),
+        ("a.txt.gz", gzip.compress(noise(1000))[:-4], "the compressed file is truncated"),
+        ("a.txt.gz", b"", "the compressed file is truncated"),
         ("a.txt.gz", b"plain text", "not a valid .gz file"),
         ("a.txt.gz", gzip.compress(b"text") + b"junk", "not a valid .gz file"),
-        ("a.txt.zst", zstandard.compress(noise(1000))[:-200], "the compressed file is cut short"),
-        ("a.txt.zst", b"", "the compressed file is cut short"),
+        ("a.txt.zst", zstandard.compress(noise(1000))[:-200], "the compressed file is truncated"),
+        ("a.txt.zst", b"", "the compressed file is truncated"),
         ("a.txt.zst", b"plain text", "not a valid .zst file"),
     ],
 )
