@@ -168,14 +168,14 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, comma
     lm = found["pretrain"]
     starts = [f"{start}, lambda {weight:g}" for start in ("pre-trained", "random") for weight in LAMBDAS]
     lines = [
-        "# A small GPT: what pre-training and the auxiliary loss bring",
+        "# A small GPT: gains from pre-training and from the auxiliary loss",
         "",
-        f"Four layers, 128 wide, {lm['tokens']:,} tokens of English Wikipedia read once: "
-        f"{lm['lm_loss']:.3f} nats per token held out ({lm['lm_bits_per_character']:.3f} bits per character, "
+        f"Four layers, 128 wide, pre-trained for one epoch on {lm['tokens']:,} tokens of English Wikipedia: held-out "
+        f"loss {lm['lm_loss']:.3f} nats per token ({lm['lm_bits_per_character']:.3f} bits per character, "
         "perplexity "
-        f"{lm['lm_perplexity']:.1f}; unigram {unigram_of(lm):.3f} nats). Then {NUM_EXAMPLES} examples of each "
-        f"task, {NUM_SEEDS} seeds, the best of {NUM_EPOCHS} epochs on at most {NUM_DEV} examples of dev: mean and "
-        "standard deviation in percent.",
+        f"{lm['lm_perplexity']:.1f}; unigram {unigram_of(lm):.3f} nats). Then fine-tuned on {NUM_EXAMPLES} examples of "
+        f"each task with {NUM_SEEDS} seeds. Scores are from the best of {NUM_EPOCHS} epochs on at most {NUM_DEV} dev "
+        "examples: mean and standard deviation in percent.",
         "",
         "| task | score | " + " | ".join(starts) + " | constant answer |",
         "|---|---|" + "---|" * (len(starts) + 1),
@@ -205,19 +205,20 @@ def conclusions(found: dict[str, dict[str, Any]]) -> list[str]:
     from maskloom.reproduce.results import verdict_text
 
     lines = [
-        f"Pre-training is to bring more than {GAIN:g} points: *shown* where the mean difference, less {GAIN:g}, is "
-        "more than two standard errors above 0, *denied* where it is more than two below. What lambda does is only "
-        "told.",
+        f"The claim is that pre-training gains more than {GAIN:g} points. It is *shown* if the mean difference minus "
+        f"{GAIN:g} is more than two standard errors above 0, and *denied* if it is more than two below 0. The effect "
+        "of lambda is reported without a claim.",
         "",
     ]
     for name in (name for name in TASKS if name in found):
         scores = {key: [100 * score for score in run["scores"]] for key, run in found[name]["runs"].items()}
         gains = differences(scores, "pre-trained, lambda 0", "random, lambda 0")
         moves = differences(scores, "pre-trained, lambda 0.5", "pre-trained, lambda 0")
-        claim = f"{name}: pre-training brings more than {GAIN:g} points"
+        claim = f"{name}: pre-training gains more than {GAIN:g} points"
         verdict = Trend(claim, lambda _, gains=gains: [gain - GAIN for gain in gains]).verdict({})
         moved, error = statistics.fmean(moves), statistics.stdev(moves) / len(moves) ** 0.5
-        told = f"It brings {statistics.fmean(gains):+.1f}; lambda 0.5 then {moved:+.1f}, standard error {error:.1f}."
+        told = f"It gains {statistics.fmean(gains):+.1f}; lambda 0.5 then changes it by {moved:+.1f}, "
+        told += f"standard error {error:.1f}."
         lines.append(f"- {verdict_text(verdict)}. {told}")
     return lines
 

@@ -35,9 +35,9 @@ _STATED = {
 _ABOUT = (
     f"One layer of size {SIZE} on one text, forward pass only, one thread. The convolutions have kernels of {KERNEL}; "
     f"restricted attention covers {NEIGHBORS} neighbours on either side. The exponent is the slope of log time over "
-    f"log length for lengths of at least {LENGTHS[1]} tokens, as the median of {_ROUNDS} rounds. A length is unstable if "
-    f"the slowest round took more than {_STABLE} times as long as the fastest. The last column is the number of layers "
-    f"after which the last of {_SHORT} tokens depends on the first, measured by derivatives."
+    f"log length for lengths of at least {LENGTHS[1]} tokens, as the median of {_ROUNDS} rounds. A length is unstable "
+    f"if the slowest round took more than {_STABLE} times as long as the fastest. The last column is the number of "
+    f"layers after which the last of {_SHORT} tokens depends on the first, measured by derivatives."
 )
 _HOW = (
     f"The difference of a round is {_NEAR} minus the distance of its exponent from the stated one. A trend is shown if "
