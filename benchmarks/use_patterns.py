@@ -39,9 +39,9 @@ _NOTES = (
     "without order is letter frequencies; a network passes if it is more than 0.8 bits below. Reviews: MR, a tenth",
     "held out. Long reviews: 8,000 of IMDB, 2,000 held out. The baseline without order is the one-to-one network,",
     "whose head reads the mean of the word vectors, at the best of ten epochs. Parts of speech: CoNLL-2003; the",
-    "baseline without order is the most frequent tag of each word. To pass, a recurrent network has to exceed both the score in",
-    "the column *to pass* and the baseline without order. Digits: 20 per text, 50,000 texts. Translation: Multi30k,",
-    "German to English, greedy decoding, scored on dev. The Transformers (bert; transformer for generation)",
+    "baseline without order is the most frequent tag of each word. To pass, a recurrent network has to exceed both the",
+    "score in the column *to pass* and the baseline without order. Digits: 20 per text, 50,000 texts. Translation:",
+    "Multi30k, German to English, greedy decoding, scored on dev. The Transformers (bert; transformer for generation)",
     "have two layers of width 128 with two heads; they have position encodings instead of recurrence.",
 )
 # The vocabulary training options of each data set.
