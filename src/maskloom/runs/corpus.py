@@ -232,7 +232,7 @@ def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
         changed = " or ".join(name for name in _FILES_OF_TOKENS if (out / name).exists())
     if changed:
         raise ConfigError(
-            f"{out}: already holds a different vocabulary (differences: {changed}), which corpora may need; "
+            f"{out}: already contains a different vocabulary (differences: {changed}), which corpora may need; "
             "choose another --out or remove it"
         )
     return {"folder": str(out), "already_trained": True, **report}
@@ -300,9 +300,9 @@ def _check_is_free(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise ConfigError(f"{out} is a file; --out names a folder")
+        raise ConfigError(f"{out} is a file; --out must be a folder")
     names = {path.name for path in out.iterdir()}
     foreign = sorted(names - _TOKENIZER_FILES - {REPORT})
     if foreign or (names and REPORT not in names):
         held = ", ".join((foreign or sorted(names))[:3])
-        raise ConfigError(f"{out} holds {held}, which is not a vocabulary trained here; choose another --out")
+        raise ConfigError(f"{out} contains {held}, which is not a vocabulary trained by maskloom; choose another --out")

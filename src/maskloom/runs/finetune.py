@@ -321,7 +321,7 @@ def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...
     if reading.labels is None:
         return
     if not names:
-        raise ConfigError(f"--labels {reading.labels}: a {kind} task has no label names; leave the class list out")
+        raise ConfigError(f"--labels {reading.labels}: a {kind} task has no label names; leave out --labels")
     if reading.format is not None and catalog_row(reading.format).labels:
         raise ConfigError(f"--labels {reading.labels}: the format {reading.format} defines its own labels")
 
@@ -353,7 +353,7 @@ def _account(
             notes.append(f"{report.path}: dropped {count} of {report.num_rows} rows: {reason} (first at line {line})")
         notes += [f"{report.path}: {note}" for note in report.notes] + encoded.notes(report.path)
     if shared:
-        other = f", {num_other} of them with another label" if num_other else ""
+        other = f", {num_other} of them with a different label" if num_other else ""
         notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples are also in train{other}")
     counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
     unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]

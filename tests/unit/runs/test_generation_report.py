@@ -27,7 +27,7 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
     assert page.count("Every row sees all columns.") == 2
     assert page.count("A token sees itself and those before it.") == 1
     layers = 3 if name != "bart" else 2
-    assert [f'aria-label="Cross-attention: what the decoder reads of the source, layer {number}"' in page
+    assert [f'aria-label="Cross-attention: from the decoder to the source, layer {number}"' in page
             for number in range(1, 5)] == [number <= layers for number in range(1, 5)]  # fmt: skip
     assert page.count('aria-label="layer 2, head 4"') == 3
     spelled = {"transformer": "Transformer", "bart": "BART", "t5": "T5"}[name]
@@ -38,7 +38,7 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
     assert ("Sinusoids, encoder and decoder" in page) == (name == "transformer")
     assert ("Learned vectors, decoder" in page) == (name == "bart")
     assert ("Biases by distance, decoder" in page) == (name == "t5")
-    assert page.count("likeness by distance</h3>") == {"transformer": 1, "bart": 2, "t5": 0}[name]
+    assert page.count("similarity by distance</h3>") == {"transformer": 1, "bart": 2, "t5": 0}[name]
     blocks = re.findall(r"<b>(\d × \w+)</b> <span[^>]*>layers, ([\d,]+) parameters each<", page)
     assert [kind for kind, _ in blocks] == ["2 × TransformerLayer", f"{layers} × TransformerLayer"]
     count = sum(one.numel() for one in load_model(tmp_path / "model")[0].parameters())
@@ -70,7 +70,7 @@ def test_what_is_too_long_is_cut_and_said(tmp_path):
     page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], given=long)
     assert "Only the first 48 tokens of 60 rows and 62 columns are shown." in page
     assert "Only the first 48 of 60 steps are shown." in page
-    assert "1 text at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6, counting the end" in page
+    assert "1 text at each step; a score is the log-probability divided by ((5 + tokens) / 6)^0.6, with the end" in page
     assert "60 tokens, log-probability" in page
     assert "; stopped at the token limit" in page
 
