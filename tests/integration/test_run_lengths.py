@@ -164,7 +164,7 @@ def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
     ("epochs", "steps", "changes", "message"),
     [
         (0.0, None, [], "--epochs 0.0: expected a number above 0"),
-        (float("nan"), None, [], "--epochs nan: a number above 0"),
+        (float("nan"), None, [], "--epochs nan: expected a number above 0"),
         (1.0, 9, [], "--epochs: --steps 9 is also set; use only one of them"),
         (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes = 1 is also set; use only one of them"),
         (1.0, None, ["phases=[{max_length=8, steps=3}]"], "--epochs: every phase has its own steps"),

@@ -92,7 +92,7 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
         ),
         (
             ["pretrain", "--corpus", "c", "--out", "o", "--epochs", "2", "--set", "training.steps=8"],
-            "--epochs and --set training.steps=… both say how long to train",
+            "--epochs and --set training.steps=… both set how long to train",
         ),
     ],
 )

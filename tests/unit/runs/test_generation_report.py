@@ -23,7 +23,7 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
     page, found = page_of(tmp_path, name)
     for title, number in (("Cross-attention", 1), ("Self-attention of the encoder", 2), ("Padding", 1)):
         assert page.count(f"<h3>{title}</h3>") == number  # for the masks, and for the first text
-    assert page.count("<h3>Cross-attention: what") == 2
+    assert page.count("<h3>Cross-attention: from") == 2
     assert page.count("Every row sees all columns.") == 2
     assert page.count("A token sees itself and those before it.") == 1
     layers = 3 if name != "bart" else 2
@@ -32,7 +32,7 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
     assert page.count('aria-label="layer 2, head 4"') == 3
     spelled = {"transformer": "Transformer", "bart": "BART", "t5": "T5"}[name]
     assert re.search(rf"architecture</t[dh]>\s*<td[^>]*>{spelled}</td>", page)
-    assert "2 texts at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6" in page
+    assert "2 texts at each step; a score is the log-probability divided by ((5 + tokens) / 6)^0.6" in page
     assert "Finished texts, best first" in page
     assert all(one["text"] in page and f"log-probability {one['log_probability']:.3f}" in page for one in found)
     assert ("Sinusoids, encoder and decoder" in page) == (name == "transformer")
