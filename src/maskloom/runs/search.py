@@ -289,7 +289,7 @@ def _report(result: dict[str, Any]) -> str:
         f"# Search: {amount(result['num_trials'], 'trial')}, {result['metric']} on dev\n\n"
         f"{markdown_of(headers, rows)}\n\n"
         f"Chosen by the best dev score, so the winner's score is optimistic; the mean is over all seeds of a trial.\n\n"
-        f"## Each trial again\n\n```sh\n{commands}\n```\n"
+        f"## Commands that repeat each trial\n\n```sh\n{commands}\n```\n"
     )
 
 
