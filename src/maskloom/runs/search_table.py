@@ -141,11 +141,8 @@ def glue_report(result: dict[str, Any]) -> str:
     """Return the table, its notes and the command that repeats each task's best trial, as Markdown."""
     notes = "\n".join(f"- {note}" for note in notes_of(result))
     commands = [f"{outcome['command']}  # {name}" for name, outcome in result["tasks"].items() if "command" in outcome]
-    again = (
-        "\n\n## Commands that repeat the best trial of each task\n\n```sh\n" + "\n".join(commands) + "\n```"
-        if commands
-        else ""
-    )
+    title = "## Commands that repeat the best trial of each task"
+    again = f"\n\n{title}\n\n```sh\n" + "\n".join(commands) + "\n```" if commands else ""
     return f"# GLUE, dev\n\n{markdown_of(*glue_rows(result))}\n\n{notes}{again}\n"
 
 
