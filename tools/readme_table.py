@@ -257,7 +257,7 @@ def _answers() -> str:
         )
     )
     return (
-        "On SQuAD's full dev sets, from the same weights, trained on part of v1.1's training questions only:\n"
+        "On SQuAD's full dev sets, from the same weights, fine-tuned on only part of v1.1's training questions:\n"
         f"{scores} ([details](results/squad.md))."
     )
 

@@ -75,7 +75,7 @@ def row_of(key: str) -> AfterValidator:
         known = _TABLES[key] if key in _TABLES else _USUAL.get(key, ())
         if name not in known and name not in (names := names_of(key)):
             expected = ", ".join(map(repr, names))
-            raise PydanticCustomError("literal_error", "{expected} is expected", {"expected": expected})
+            raise PydanticCustomError("literal_error", "expected {expected}", {"expected": expected})
         return name
 
     return AfterValidator(check)

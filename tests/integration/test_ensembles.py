@@ -287,7 +287,7 @@ def test_by_command(run, tmp_path, monkeypatch, capsys):
         assert list(row["probabilities"].values()) == pytest.approx(mean, abs=1e-6)
     code, said = run_command(monkeypatch, capsys, "evaluate", "--data", dev)
     assert code == 2
-    assert "give --model" in said.err
+    assert "pass --model" in said.err
     code, said = run_command(monkeypatch, capsys, "evaluate", "--ensemble", models[0], "--data", dev)
     assert code == 3
     assert "--keep-restarts" in said.err

@@ -282,7 +282,7 @@ def test_a_used_folder_is_left_alone(model_folder, data, tmp_path):
     settings = recipe(training={"epochs": 1.0})
     inputs = {"model": model_folder, "train": train, "dev": dev, "out": tmp_path / "run"}
     finetune(settings, **inputs)
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         finetune(settings, **inputs)
     with pytest.raises(ConfigError, match=r"training\.batch_size was 8, is 4"):
         finetune(recipe(training={"epochs": 1.0, "batch_size": 4}), **inputs, resume=True)

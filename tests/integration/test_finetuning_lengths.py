@@ -199,11 +199,11 @@ def test_a_run_whose_checkpoints_or_model_are_gone_is_not_extended(single, tmp_p
     finetune(recipe, **files, out=out)
     (out / "model").rename(tmp_path / "model")
     longer = with_training(recipe, epochs=2.0)
-    with pytest.raises(ConfigError, match="model, the best weights so far, is gone; start a new run"):
+    with pytest.raises(ConfigError, match="model, the best weights so far, no longer exists; start a new run"):
         finetune(longer, **files, out=out, resume=True)
     (tmp_path / "model").rename(out / "model")
     (out / "restarts" / "seed-0" / "checkpoints").rename(tmp_path / "checkpoints")
-    with pytest.raises(ConfigError, match=r"^--epochs 2 \(10 steps\): the checkpoints of .* are gone"):
+    with pytest.raises(ConfigError, match=r"^--epochs 2 \(10 steps\): the checkpoints of .* no longer exist"):
         finetune(longer, **files, out=out, resume=True)
     assert (out / "metrics.json").exists()
 
@@ -238,7 +238,7 @@ def test_the_commands_say_what_the_clock_makes_of_a_run_and_refuse_what_it_canno
     assert "has not improved" not in said
     assert describe_folder(out)["minutes"] == 0.01
     said = run("finetune", *options[:6], "--out", out, "--resume", "--epochs", 3, code=3)
-    assert "--epochs: training.minutes = 0.01 is also set; give one of the two" in said
+    assert "--epochs: training.minutes = 0.01 is also set; use only one of them" in said
     assert "its learning rate followed the clock" in run("rerun", out, "--out", tmp_path / "again", code=3)
     said = run("search", *options, "--out", tmp_path / "s", "--set", "training.minutes=1.0", code=3)
     assert "training.minutes: set epochs or steps instead" in said
@@ -255,9 +255,9 @@ def test_a_finished_run_is_extended_by_the_command(run, single, tmp_path):
     assert f"{out} is complete" in run("finetune", "--out", out, "--resume", "--train", files["train"])
     said = run("finetune", "--out", out, "--resume", "--dev", files["train"], code=3)
     assert f"dev {files['train']} is not {files['dev']}, which was read at the start" in said
-    assert "give either --model" in run("finetune", "--out", tmp_path / "new", "--resume", code=2)
+    assert "pass either --model" in run("finetune", "--out", tmp_path / "new", "--resume", code=2)
     said = run("finetune", "--out", tmp_path / "new", "--resume", "--model", files["model"], code=2)
-    assert "give --train, a file of labelled examples" in said
+    assert "missing --train, a file of labelled examples" in said
 
 
 @pytest.mark.parametrize("num_removed", [0, 1, 2, 3])
@@ -307,7 +307,7 @@ def refused(out: Path, extend, message: str) -> None:
 def test_a_run_with_a_kept_or_best_model_gone_or_changed_is_not_extended(kept, tmp_path):
     out, worse, extend = kept
     (worse / "model").rename(tmp_path / "model")
-    refused(out, extend, f"{worse}/model, the best weights so far, is gone")
+    refused(out, extend, f"{worse}/model, the best weights so far, no longer exists")
     (tmp_path / "model").rename(worse / "model")
     config = (out / "model" / "config.json").read_bytes()
     (out / "model" / "config.json").unlink()
@@ -346,7 +346,8 @@ def test_a_finished_run_without_its_model_says_so_and_how_to_get_one(kept, run, 
     options = [word for name, path in places.items() for word in (f"--{name}", path)]
     said = run("finetune", *options, "--out", copy, "--resume", "--epochs", 2, code=3)
     command = f"maskloom export {copy} --stage seed-{again['best_seed']} --out DIR"
-    assert f"{copy} is complete, but {copy / 'model'} is gone; export its last checkpoint with: {command}" in said
+    gone = f"{copy} is complete, but {copy / 'model'} no longer exists"
+    assert f"{gone}; export its last checkpoint with: {command}" in said
     assert export(copy, tmp_path / "model", stage=f"seed-{again['best_seed']}")["step"] == 10
 
 

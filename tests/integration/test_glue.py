@@ -168,16 +168,16 @@ def test_the_table_says_how_each_score_came_about(whole):
     out, _ = whole
     table = (out / "glue.md").read_text()
     for part in ("best on dev | mean ± sd", "(2 runs)", "| MRPC | f1 / accuracy |", "| MNLI-mm | accuracy |",
-                 "no model | always", "chosen on the same dev set", "nothing was trained", "average of the paper",
+                 "no model | always", "chosen on the same dev set", "nothing was trained", "the paper's average",
                  "--format sts-b"):  # fmt: skip
         assert part in table
 
 
 def test_a_rerun_and_an_export_are_of_one_of_the_runs(whole, tmp_path):
     out, _ = whole
-    with pytest.raises(ConfigError, match="holds several runs; repeat one of them"):
+    with pytest.raises(ConfigError, match="contains several runs; repeat one of them"):
         rerun(out, out=tmp_path / "again")
-    with pytest.raises(ConfigError, match="holds several runs; export one of them"):
+    with pytest.raises(ConfigError, match="contains several runs; export one of them"):
         export(out, tmp_path / "model")
     export(out / "CoLA", tmp_path / "model")
     weights = [folder / "model.safetensors" for folder in (out / "CoLA" / "model", tmp_path / "model")]
@@ -317,7 +317,7 @@ def test_mixed_up_files_of_mnli_are_refused_before_training(model, data, tmp_pat
 
 def test_a_run_that_is_not_the_same_is_not_continued(whole, model, data):
     out, result = whole
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         glue_run(recipe(restarts=2), data=data, model=model, out=out, space=SPACE)
     with pytest.raises(ConfigError, match="restarts was 2, is 1"):
         glue_run(recipe(), data=data, model=model, out=out, resume=True)

@@ -137,12 +137,12 @@ def test_a_file_is_continued_in_its_order_whatever_the_batches(run, tmp_path):
     [
         (["--prompt", ""], "'' has no tokens; a prompt needs at least one"),
         (["--prompt", "the red cat " * 400], "tokens, but the model reads 512"),
-        (["--prompt", "the", "--top-p", "2"], "top_p 2.0: a number above 0 and at most 1 is expected"),
-        (["--prompt", "the", "--top-p", "0"], "top_p 0.0: a number above 0 and at most 1 is expected"),
-        (["--prompt", "the", "--temperature", "-1"], "temperature -1.0: a number from 0 to 1e+06 is expected"),
+        (["--prompt", "the", "--top-p", "2"], "top_p 2.0: expected a number above 0 and at most 1"),
+        (["--prompt", "the", "--top-p", "0"], "top_p 0.0: expected a number above 0 and at most 1"),
+        (["--prompt", "the", "--temperature", "-1"], "temperature -1.0: expected a number from 0 to 1e+06"),
         (["--prompt", "the", "--beam", "2", "--top-k", "3"], "beam = 2 with top_k: beam search does not sample"),
         (["--prompt", "the", "--output", "x.jsonl"], "--input FILE and --output FILE go together"),
-        ([], "give either --prompt TEXT or --input FILE"),
+        ([], "pass either --prompt TEXT or --input FILE"),
     ],
 )
 def test_wrong_calls_are_said(run, arguments, message):

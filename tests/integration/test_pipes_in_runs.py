@@ -66,4 +66,4 @@ def test_a_checkpoint_with_a_pipe_is_damaged_and_the_one_before_is_taken(server,
     place = f"checkpoints/phase-1/step-00000004/{name}"
     code, said = _answer(server, finished, tmp_path, "pretrain", "resume", place, is_finished=False)
     assert code == 0, said
-    assert f"step-00000004/{name}: is a pipe; a regular file is expected" in said
+    assert f"step-00000004/{name}: is a pipe; expected a regular file" in said

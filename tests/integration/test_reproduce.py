@@ -139,7 +139,7 @@ def test_runs_made_at_once_give_the_same_scores(table_5, tmp_path, corpus, tasks
     assert sum(line.startswith("done: ") for line in heard.said) >= 12
     page = (tmp_path / "two" / "table.md").read_text()
     assert "--jobs 2 " in page
-    assert "2 runs of a thread at once" in page
+    assert "2 single-threaded runs in parallel" in page
     torch.set_num_threads(1)
 
 
@@ -175,7 +175,7 @@ def test_features_and_masking_are_measured_on_tagged_words(tmp_path, corpus, tas
     settings["pretrain"] = [*SMALL["pretrain"], "model.config.num_hidden_layers=4"]
     result = reproduce("table7", out=tmp_path / "7", repeats=Repeats(1), corpus=corpus, tasks=tasks, overrides=settings)
     assert list(result["scores"])[:2] == ["fine-tuning", "embeddings"]
-    with pytest.raises(ConfigError, match="needs tagged words; give --tasks FOLDER with conll2003"):
+    with pytest.raises(ConfigError, match="needs tagged words; pass --tasks FOLDER with conll2003"):
         reproduce("table7", out=tmp_path / "none")
     assert not (tmp_path / "none").exists() or not list((tmp_path / "none").glob("*.json"))
 
@@ -203,7 +203,7 @@ def test_variations_of_the_transformer_are_trained_from_nothing_on_translations(
     assert result["parameters"]["half the key size"] < result["parameters"]["the model"]
     model, _ = load_model(tmp_path / "out" / "finetuned" / "the-model-0-multi30k" / "model")
     assert result["parameters"]["the model"] == sum(map(torch.numel, model.parameters()))
-    with pytest.raises(ConfigError, match=r"needs translations; give --tasks FOLDER with multi30k/train\.de"):
+    with pytest.raises(ConfigError, match=r"needs translations; pass --tasks FOLDER with multi30k/train\.de"):
         reproduce("transformer-table3", out=tmp_path / "none")
     with pytest.raises(ConfigError, match="nothing is pre-trained; leave out --corpus"):
         reproduce("transformer-table3", out=tmp_path / "none", overrides=SMALL, **how)

@@ -163,10 +163,10 @@ def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
 @pytest.mark.parametrize(
     ("epochs", "steps", "changes", "message"),
     [
-        (0.0, None, [], "--epochs 0.0: a number above 0 is expected"),
-        (float("nan"), None, [], "--epochs nan: a number above 0"),
-        (1.0, 9, [], "--epochs: --steps 9 is also set; give one of the two"),
-        (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes = 1 is also set; give one of the two"),
+        (0.0, None, [], "--epochs 0.0: expected a number above 0"),
+        (float("nan"), None, [], "--epochs nan: expected a number above 0"),
+        (1.0, 9, [], "--epochs: --steps 9 is also set; use only one of them"),
+        (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes = 1 is also set; use only one of them"),
         (1.0, None, ["phases=[{max_length=8, steps=3}]"], "--epochs: every phase has its own steps"),
     ],
 )
@@ -249,6 +249,6 @@ def test_phases_share_the_minutes_and_a_resume_goes_on_with_what_is_left(run, co
         assert own[0] < 0.2 < own[-1]
     assert weights(out)
     said = run("pretrain", "--corpus", corpus, "--out", out, "--resume", "--steps", 40, code=3)
-    assert "--steps: training.minutes = 0.04 is also set; give one of the two" in said
+    assert "--steps: training.minutes = 0.04 is also set; use only one of them" in said
     said = run("pretrain", "--corpus", corpus, "--out", out, "--resume", "--set", "phases.1.steps=9", code=3)
     assert "a resumed run must keep its recipe: phases.1.steps was 6, is 9" in said

@@ -105,7 +105,7 @@ def test_texts_are_written_and_the_next_best_with_them(model, data, tmp_path, ru
     assert [row["text"] for row in rows] == [one["text"] for one in predicted]
     short = run("generate", "--model", out, "--prompt", "one two three", "--max-tokens", 2)  # still uses the search
     assert short.split("\n")[-3] == "three two"
-    assert short.endswith(", cut at the token limit\n")
+    assert short.endswith(", stopped at the token limit\n")
     several = run("generate", "--model", out, "--prompt", "one", "--num-best", 5, code=3)
     assert "num_best 5 exceeds the beam, 4; give a wider beam" in several
     assert "'' has no tokens" in run("generate", "--model", out, "--prompt", "", code=3)
@@ -117,7 +117,7 @@ def test_a_page_shows_how_texts_are_written(model, data, tmp_path, run):
     (out, _), page = model, tmp_path / "page.html"
     said = run("generate", "--model", out, "--prompt", "one two three", "--report", page)
     assert said.splitlines()[-3:-1] == ["three two one", f"page: {page}"]
-    assert "<h3>Cross-attention: what the decoder reads" in page.read_text(encoding="utf-8")
+    assert "<h3>Cross-attention: from the decoder" in page.read_text(encoding="utf-8")
     said = json.loads(run("generate", "--model", out, "--input", data / "dev.src", "--report", page, "--json"))
     assert said == {"page": str(page), "num_shown": 3}
     for wrong, message in ((tmp_path, "--report names the page"), (tmp_path / "a" / "b.html", "does not exist")):
@@ -222,8 +222,8 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     out, _ = model
     files = ("--task", "seq2seq", "--train", data / "train.src", "--dev", data / "dev.src", "--out", tmp_path / "run")
     suffix = ("--set", "seq2seq.target_suffix=tgt")
-    assert "give either --model" in run("finetune", *files, *suffix, code=2)
-    assert "give either --model" in run("finetune", *files, *suffix, "--model", out, "--vocab", data / "v", code=2)
+    assert "pass either --model" in run("finetune", *files, *suffix, code=2)
+    assert "pass either --model" in run("finetune", *files, *suffix, "--model", out, "--vocab", data / "v", code=2)
     assert "[model] and --vocab go together" in run(
         "finetune", *files, *suffix, "--model", out, "--size", "tiny", code=2
     )
@@ -250,7 +250,7 @@ def test_wrong_input_is_refused_before_any_training(model, data, tmp_path, run):
     assert "min_tokens 9: it may not exceed max_tokens, 5" in run(
         "generate", "--model", out, "--prompt", "one", "--min-tokens", 9, "--max-tokens", 5, code=3
     )
-    with pytest.raises(ConfigError, match="settings 5: a Generation is expected"):
+    with pytest.raises(ConfigError, match="settings 5: expected a Generation"):
         maskloom.load(out).generate(["one"], 5)
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="masked"):

@@ -61,7 +61,7 @@ def test_blanks_are_filled(filling, tmp_path, run):
     assert said[-2] == filled
     assert re.fullmatch(r"log-probability -\d\.\d{3}, ended by the model", said[-1])
     said = run("fill-spans", "--model", filling, text, "--max-tokens", 1).splitlines()
-    assert said[-1].endswith(", cut at the token limit; nothing for blank 1, blank 2")
+    assert said[-1].endswith(", stopped at the token limit; empty: blank 1, blank 2")
     found = json.loads(run("fill-spans", "--model", filling, text, "--beam", "3", "--json").splitlines()[-1])
     assert found.pop("log_probability") == pytest.approx(0.0, abs=2.0)
     assert found == {"source": text, "text": filled, "fillings": ["cat sat", "mat"], "finish": "end"}
@@ -84,12 +84,12 @@ def test_draws_are_those_of_a_text_whatever_is_beside_it(filling):
 
 
 def test_wrong_texts_and_models_are_refused(filling, tokenizer, tmp_path, run):
-    assert "0 blanks in 'thank you'; 1 to 10 are expected" in run("fill-spans", "--model", filling, "thank you", code=3)
+    assert "0 blanks in 'thank you'; expected 1 to 10" in run("fill-spans", "--model", filling, "thank you", code=3)
     (tmp_path / "in.txt").write_text("you <X>\nnone\n", encoding="utf-8")
     files = ("--input", tmp_path / "in.txt", "--output", tmp_path / "out.jsonl")
     assert f"{tmp_path / 'in.txt'}, line 2: 0 blanks" in run("fill-spans", "--model", filling, *files, code=3)
     assert not (tmp_path / "out.jsonl").exists()
-    assert "give either TEXT or --input FILE" in run("fill-spans", "--model", filling, code=2)
+    assert "pass either TEXT or --input FILE" in run("fill-spans", "--model", filling, code=2)
     sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 64}
     config = T5Config(vocab_size=len(tokenizer.vocabulary), **sizes)
     for heads, vocabulary, message in (((), tokenizer, "no decoder"), (("decoder",), None, "no <extra_id_0>")):

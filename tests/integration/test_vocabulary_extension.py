@@ -142,7 +142,7 @@ def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Pa
         extend_vocabulary([text], 1, model=model, out=model)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="holds files that no extension wrote"):
+    with pytest.raises(ConfigError, match="contains files that vocab extend did not write"):
         extend_vocabulary([text], 1, model=model, out=tmp_path / "other")
     (tmp_path / "texts").mkdir()
     shutil.copy(text, tmp_path / "texts")

@@ -143,7 +143,7 @@ def test_inspection_counts_the_vocabulary_and_its_cover_of_other_text(tmp_path: 
     (tmp_path / "vocab.txt").replace(tmp_path / "run" / "vocab.txt")
     (tmp_path / "run").rename(tmp_path / "model")
     assert inspect_vocabulary(tmp_path)["size"] == 12  # a run has its vocabulary in model/
-    with pytest.raises(DataError, match="rnu: no such folder; a vocabulary, model, corpus or run folder is expected"):
+    with pytest.raises(DataError, match="rnu: no such folder; expected a vocabulary, model, corpus or run folder"):
         inspect_vocabulary(tmp_path / "rnu")
     with pytest.raises(DataError, match="absent"):
         inspect_vocabulary(tmp_path, [tmp_path / "absent.txt"])
@@ -201,7 +201,7 @@ def test_text_without_words_is_an_error(tmp_path: Path, content: str, message: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 40}, r"size = 40: 5 special tokens and \d+ symbols for \d+ characters need 67; give --size 67"),
+        ({"size": 40}, r"size = 40: 5 special tokens and \d+ symbols for \d+ characters need 67; use --size 67"),
         ({"size": 5}, "size = 5: it must be at least 6"),
         ({"score": "bpe"}, "score = 'bpe'"),
         ({"on_bad_text": "ignore"}, "on_bad_text is 'ignore'"),

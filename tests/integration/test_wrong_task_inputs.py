@@ -112,7 +112,7 @@ def test_wrong_options_for_fine_tuning(pretrained, tmp_path, options, error, mes
 def test_shared_examples_with_another_label_are_told(pretrained, tmp_path):
     train, dev = b"text,label\na,x\nb,y\nc,x\n", b"text,label\na,y\nb,y\na b,x\n"
     notes = tune(pretrained, tmp_path, train, dev, training={"steps": 1})["data"]["notes"]
-    assert "2 of 3 dev examples are also in train, 1 of them with another label" in notes
+    assert "2 of 3 dev examples are also in train, 1 of them with a different label" in notes
 
 
 def test_words_that_the_vocabulary_lacks_are_told(pretrained, tmp_path):

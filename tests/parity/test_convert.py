@@ -154,7 +154,7 @@ def test_the_account_names_what_was_dropped_and_made_up(tmp_path, peer):
     assert len(result["dropped"]) == 2 * len(result["mapped"]) + 1
     text = "\n".join(conversion_lines(result))
     assert "mapped    46 tensors" in text
-    assert "made up   nothing" in text
+    assert "added     nothing" in text
     assert "uncased (the folder's name, uncased_tiny)" in text
     state = {
         name: tensor for name, tensor in peer.state_dict().items() if "pooler" not in name and "seq_rel" not in name
@@ -176,7 +176,7 @@ CAPITALS = [*WORDS[:-1], "A"]
         ("cased_L-2", WORDS, None, None, False),
         ("uncased_L-2", WORDS, None, None, True),
         ("model", WORDS, False, None, False),
-        ("uncased_L-2", CAPITALS, None, None, "say which it is with --uncased or --cased"),
+        ("uncased_L-2", CAPITALS, None, None, "specify --uncased or --cased"),
         ("uncased_L-2", WORDS, False, None, "do_lower_case of the configuration says cased"),
         ("uncased_L-2", CAPITALS, None, False, False),
         ("model", CAPITALS, True, True, True),

@@ -120,8 +120,8 @@ def test_the_loop_of_word_vectors_is_as_fast_as_measured() -> None:
         for name in ("torch", "NumPy")
     }
     told = " ".join((REPOSITORY / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8").split())
-    assert f"{beside['torch']:.1f} times as many updates a second as batches of torch" in told
-    assert f"{beside['NumPy']:.1f} times as many as NumPy's" in told
+    assert f"{beside['torch']:.1f} times as many updates per second as batched torch code" in told
+    assert f"{beside['NumPy']:.1f} times as many as batched NumPy" in told
 
 
 def test_losses_and_workers_of_word_vectors_cost_what_was_measured() -> None:
@@ -132,9 +132,12 @@ def test_losses_and_workers_of_word_vectors_cost_what_was_measured() -> None:
         return statistics.median(1e6 / rate for rate in found["losses"][f"{loss}, {size}"])
 
     small, large = (us("softmax", size) for size in ("1,000", "20,000"))
-    assert f"a pair takes {small:.0f} microseconds with the softmax at 1,000 words and {large:,.0f} at 20,000;" in text
+    assert (
+        f"a pair takes {small:.0f} microseconds with the full softmax over 1,000 words and {large:,.0f} over 20,000;"
+        in text
+    )
     one, other = ([us(loss, size) for size in ("1,000", "20,000")] for loss in ("negative", "hierarchical"))
-    assert f"it takes {one[0]:.2f} and {one[1]:.2f}, with the tree {other[0]:.2f} and {other[1]:.2f}" in text
+    assert f"it takes {one[0]:.2f} and {one[1]:.2f}, and with the tree {other[0]:.2f} and {other[1]:.2f}" in text
     pairs = zip(found["workers"]["deterministic"], found["workers"]["shared"], strict=True)
     faster = statistics.median(ours / theirs for ours, theirs in pairs)
     assert f"two workers train {faster:.2f} times as fast as with shared matrices" in text
@@ -160,7 +163,7 @@ def test_what_a_bert_brings_to_title_guided_attention_is_the_measured_gain() -> 
     names = ("MiniLM in place of the BiGRU", "title-guided attention")
     ours, theirs = (100 * statistics.fmean(run["f1_micro"] for run in found[name]) for name in names)
     told = " ".join((REPOSITORY / "docs" / "TASKS.md").read_text(encoding="utf-8").split())
-    assert f"MiniLM as the encoder scores {ours - theirs:.1f} points of micro F1 more" in told
+    assert f"MiniLM as the encoder scores {ours - theirs:.1f} points higher in micro F1" in told
 
 
 def test_bf16_on_a_processor_gains_what_was_measured() -> None:
@@ -168,7 +171,7 @@ def test_bf16_on_a_processor_gains_what_was_measured() -> None:
     text = " ".join((REPOSITORY / "docs" / "HARDWARE.md").read_text(encoding="utf-8").split())
     for mix, said in (
         ("128", "{:.2f} to {:.2f} times as fast as in fp32"),
-        ("mixed", "{:.2f} to {:.2f} times on mixed"),
+        ("mixed", "{:.2f} to {:.2f} times as fast on mixed"),
     ):
         rates = [row["rates"] for row in results if row["mix"] == mix]
         pairs = (zip(row["maskloom, bf16"], row["maskloom, fp32"], strict=True) for row in rates)

@@ -53,5 +53,5 @@ def test_scores_at_a_small_scale_are_the_measured_ones():
     results = json.loads((PAGE.parents[1] / "results" / "elmo.json").read_text("utf-8"))["rows"]
     vectors, mix, joined = (100 * results[name]["mean"] for name in ("vectors", "mix", "joined"))
     told = " ".join(PAGE.read_text("utf-8").split())
-    assert f"reaches {vectors:.1f} F1 on CoNLL-2003's names with word vectors alone, {mix:.1f} with ELMo's mix" in told
-    assert f"and {joined:.1f} with both joined" in told
+    assert f"reaches {vectors:.1f} F1 on the named entities of CoNLL-2003 with word vectors alone" in told
+    assert f"{mix:.1f} with ELMo's mix, and {joined:.1f} with both concatenated" in told

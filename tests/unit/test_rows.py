@@ -36,7 +36,7 @@ def test_a_row_in_the_literal_of_a_table_is_known_before_its_module_is_imported(
     assert rows._TABLES == {}  # the usual names need no import
     assert TrainingSection(schedule="stairs").schedule == "stairs"
     assert names_of("training.schedule") == ["linear", "stairs"]
-    with pytest.raises(ValueError, match="'linear', 'stairs' is expected"):
+    with pytest.raises(ValueError, match="expected 'linear', 'stairs'"):
         TrainingSection(schedule="cosine")
 
 

@@ -49,7 +49,7 @@ def lying_files() -> Iterator[tuple[str, bytes]]:
     yield "no values, many", _file({f"z{n}": _entry([0, 2**40], 0, 0) for n in range(1_000)}, b"")
     yield "trailing byte", _file(good, data + b"\0")
     yield "trailing zip", _file(good, data + b"PK\x03\x04" + bytes(100))
-    yield "cut short", _file(good, data[:-1])
+    yield "truncated", _file(good, data[:-1])
     yield from _lying_json(good, data)
 
 

@@ -193,8 +193,8 @@ def background_saves(budget: Budget) -> Iterator[Trial]:
 ROWS = (
     Row(
         "R19",
-        "saves by a thread: all that is saved changes right after the call, writes are held back and fail",
-        "each of the asked step to the bit; failures told by the next call; never two at once; no half is left",
+        "saves in a thread: everything being saved changes right after the call; writes are delayed and fail",
+        "bit-exact for the requested step; failures reported by the next call; never two at once; no partial files",
         ROUNDS,
         background_saves,
     ),

@@ -176,15 +176,15 @@ def _affordable(server: ForkServer, data: Path, budget: Budget) -> int:
 ROWS = (
     Row(
         "R18",
-        "a run of 100,000 steps with 500 saves and 50 evaluations in one process; each thousand of steps counts",
-        "memory grows by less than 1 MB/h after warm-up (in less than an hour, as here: by less than 1 MB), threads "
-        "and open files do not, the asked number of checkpoints is kept",
+        "a run of 100,000 steps with 500 saves and 50 evaluations in one process; every thousand steps is a trial",
+        "memory grows by less than 1 MB/h after warm-up (by less than 1 MB if shorter, as here); threads "
+        "and open files do not grow; the requested number of checkpoints is kept",
         STEPS // _BLOCK,
         long_run,
     ),
     Row(
         "R18 two hours",
-        f"the same for {MINUTES} minutes by the clock, a save every 200 steps; each minute counts",
+        f"the same for {MINUTES} minutes of wall time, with a save every 200 steps; every minute is a trial",
         "as R18",
         MINUTES,
         run_by_the_clock,

@@ -242,10 +242,10 @@ def _batches(budget: Budget, num_texts: int) -> Iterator[list[str]]:
 ROWS = (
     Row(
         "H3",
-        "1,000 random texts a trial, four tokenizers: one by one, in batches, by 1, 2 and 4 threads that share one, by "
+        "1,000 random texts per trial, four tokenizers: singly, in batches, by 1, 2 and 4 threads that share one, by "
         "processes with 1, 2 and 4 threads of the library; decoded and encoded again",
-        "0 differences from Google's rule or the library's call for a text; decoded as the library does; the same ids "
-        "again, special tokens that decoding leaves out aside",
+        "no differences from Google's rule or from the library; decoded as by the library; the same ids "
+        "after re-encoding, except special tokens that decoding drops",
         _NUM_TRIALS,
         exact_ids,
     ),

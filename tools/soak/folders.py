@@ -129,16 +129,16 @@ ROWS = [
     Row(
         "R11",
         "two runs in one folder at once; stale locks",
-        "one trains, the other names it; taken over",
+        "one trains, the error of the other names it; stale locks are taken over",
         NUM_STARTS + NUM_STALE,
         two_in_one_folder,
     ),
     Row(
         "R16",
-        "locales, hash seeds, clock, umask, names of folders",
-        "the same weights, or one line",
+        "locales, hash seeds, clock, umask, folder names",
+        "the same weights, or a one-line error",
         len(_SURROUNDINGS) + len(_FOLDERS) + 2,
         odd_surroundings,
     ),
-    Row("R20", "rerun of run folders", "the same weights to the bit", NUM_RERUNS, reruns),
+    Row("R20", "rerun of run folders", "bit-identical weights", NUM_RERUNS, reruns),
 ]

@@ -134,9 +134,9 @@ def full_disks(budget: Budget) -> Iterator[Trial]:
 ROWS = (
     Row(
         "R7",
-        "a disk that is full, read-only or broken from a drawn place on, in pre-training; full where pre-training, "
-        "fine-tuning and search write model folders; real file systems that are too small",
-        "exit 74 with one line; resumed to the bit",
+        "a disk that fills up, becomes read-only or fails at a random point of pre-training; that is full when "
+        "pre-training, fine-tuning and search write model folders; real file systems that are too small",
+        "exit 74 with one line; the resumed run is bit-identical",
         NUM_DISK_POINTS + 1 + 10 + 3 * NUM_SIZES + 5,
         full_disks,
     ),

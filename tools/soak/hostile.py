@@ -161,25 +161,29 @@ def _limits() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-_ENDS = "no traceback, crash, hang or memory blow-up; a place named"
-_PLACES = "pickles wherever a file is read, and under every name that is unpickled elsewhere"
-_ODD = "links out, pipes, devices, indexes, code in folders, bombs"
-_STATED = "handled as stated or refused with the line; read = kept + dropped"
+_ENDS = "no traceback, crash, hang or memory blow-up; the location named"
+_PLACES = "pickles in place of every file that is read, and under every name that other programs unpickle"
+_ODD = "links out of folders, pipes, devices, indexes, code in folders, decompression bombs"
+_STATED = "handled as stated or rejected with the line; read = kept + dropped"
 ROWS = (
-    Row("H1", "malformed files of every kind that is read", _ENDS, 10_000, _fuzz),
+    Row("H1", "malformed files of every kind that maskloom reads", _ENDS, 10_000, _fuzz),
     Row(
         "H2",
-        "random Unicode, a thousand texts a trial",
-        "Google's ids; sound offsets; batch = alone",
+        "random Unicode, a thousand texts per trial",
+        "Google's ids; correct offsets; the same in batches as singly",
         1_000,
         _random_texts,
     ),
     Row(
-        "H2b", "a megabyte of one thing", "at most 12 times the time of a tenth of it, or under 0.2 s", 11, _long_texts
+        "H2b",
+        "a megabyte of one repeated item",
+        "at most 12 times as long as a tenth of it, or under 0.2 s",
+        11,
+        _long_texts,
     ),
-    Row("H4", "safetensors headers that lie", "refused in 1 s and 100 MB", 71, _headers),
+    Row("H4", "forged safetensors headers", "rejected within 1 s and 100 MB", 71, _headers),
     Row("H5", _PLACES, "none is opened", 159, _pickles),
-    Row("H6", _ODD, "refused in 220 MB", 79, _escapes),
+    Row("H6", _ODD, "rejected within 220 MB", 79, _escapes),
     Row("H7", "bad data sets", _STATED, 54, _data_sets),
-    Row("H9", "wrong recipes", "refused with the key, within 1 s, before data is read", 65, _recipes),
+    Row("H9", "invalid recipes", "rejected, naming the key, within 1 s, before data is read", 65, _recipes),
 )

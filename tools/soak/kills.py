@@ -232,16 +232,16 @@ ROWS = (
         "R1",
         "kill -9 at 50 seeded moments of pre-training for 200 steps (12 in a save, 6 in evaluation, 6 in start-up, "
         "6 in a step, 20 by the clock), 25 of a fine-tuning run from two seeds, 25 of a grid search; resume. Of these "
-        "4 are new interpreters, 96 forks of one that has imported everything",
-        "all files, optimiser and event log bit-identical to the run left alone; lost work at most the save interval, "
-        "besides the steps made while a save was written that the kill met",
+        "4 are new interpreters, 96 are forks of one that has imported everything",
+        "all files, optimiser and event log bit-identical to an undisturbed run; lost work at most the save interval, "
+        "plus the steps taken while a save was being written when the kill came",
         sum(sum(plan.values()) for plan in PLANS.values()),
         resume_to_the_bit,
     ),
     Row(
         "R3",
-        "10 kills in a row of one run, also while resuming: pre-training, fine-tuning, grid search",
-        "as R1; the same files and no other",
+        "one run killed 10 times in a row, also while resuming: pre-training, fine-tuning, grid search",
+        "as R1; the same files and no others",
         3,
         kills_in_a_row,
     ),

@@ -88,9 +88,9 @@ def live_mutants(budget: Budget) -> Iterator[Trial]:
 ROWS = (
     Row(
         "mutants live",
-        f"{len(_SEEN_BY)} of the planted bugs as live code: real runs of the changed copy, killed, damaged or cut into "
-        "micro-batches; and of the copy without any",
-        "the comparisons with the run left alone see each bug, and none where there is none",
+        f"{len(_SEEN_BY)} of the planted bugs in real runs of the changed copy, killed, damaged or split into "
+        "micro-batches; and an unchanged copy",
+        "the comparisons with an undisturbed run detect each bug, and nothing in the unchanged copy",
         len(_SEEN_BY) + len(set(_SEEN_BY.values())),
         live_mutants,
     ),

@@ -205,8 +205,8 @@ def kill_all(budget: Budget) -> Iterator[Trial]:
 ROWS = (
     Row(
         "mutants",
-        "eleven planted bugs, each in a copy of the source, tried by the fast tests; and the copy without any",
-        "the tests fail with each and pass without",
+        "eleven planted bugs, each in a copy of the source, checked by the fast tests; and an unchanged copy",
+        "the tests fail with each bug and pass without",
         len(MUTANTS) + 1,
         kill_all,
     ),

@@ -344,22 +344,22 @@ ROWS = (
         "R9",
         "NaN and infinity in the loss, in a gradient and in the position table, under stop, skip and rewind, in fp32, "
         "fp64 and bf16 weights; NaN on one of two ranks",
-        "weights unchanged to the bit by the step, the dump replays to the same numbers, the log tells it, each rule "
-        "ends as documented, the ranks agree",
+        "the step leaves the weights bit-identical, the dump replays to the same numbers, the event is logged, "
+        "each rule behaves as documented, the ranks agree",
         len(PLACES) * len(VALUES) * len(RULES) * len(PRECISIONS) + len(RULES),
         bad_numbers,
     ),
     Row(
         "R10",
-        "a loss that jumps by a hundredfold for one step, or stands still, at seeded steps",
-        "warned of within 100 steps, not stopped",
+        "a loss that jumps a hundredfold for one step, or stops changing, at seeded steps",
+        "a warning within 100 steps; the run continues",
         20,
         loss_warnings,
     ),
     Row(
         "R12",
-        "memory runs out at ten steps in turn, under a real limit of the address space, and for one sequence",
-        "the micro-batch is halved, the loss equal to 1e-6, said once; at one sequence a clear stop",
+        "memory runs out at each of ten steps, under a real address-space limit, and for a single sequence",
+        "the micro-batch is halved, the loss agrees to 1e-6, one message; for a single sequence, a clear error",
         14,
         memory_runs_out,
     ),

@@ -232,15 +232,15 @@ def _torchrun(place: Path, job: Sequence[str], *, rank: int, fault: str, restart
 ROWS = (
     Row(
         "R14",
-        "the same run by 1, 2 and 4 processes, with DDP and FSDP2, continued by other numbers of them",
-        "same samples; losses within 1e-6 relative, weights within 1e-5; same number: to the bit; else refused",
+        "the same run on 1, 2 and 4 processes, with DDP and FSDP2, continued on other numbers of processes",
+        "same samples; losses within 1e-6 relative, weights within 1e-5; same number: bit-identical; else rejected",
         2 + 2 * (len(_SIZES) + len(_JOURNEYS) + 1),
         _r14,
     ),
     Row(
         "R15",
-        "one of two ranks killed or hung at a point, under torchrun, with and without elastic restart",
-        "all ended within 60 s, the rank is named, no half checkpoint; a restarted run ends to the bit",
+        "one of two ranks killed or hung at a given point, under torchrun, with and without elastic restart",
+        "all end within 60 s, the rank is named, no partial checkpoint; a restarted run is bit-identical",
         2 * (len(_KILLED) + 4) + len(_HUNG) + 4,
         _r15,
     ),

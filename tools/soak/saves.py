@@ -197,17 +197,17 @@ def _trial(name: str, problem: str) -> Trial:
 ROWS = [
     Row(
         "R2",
-        "kill or break a run at every write of one save and at every sync, rename and unlink of all",
-        "old or new, never neither; a run that goes on ends as the one left alone",
+        "a run killed or failing at every write of one save, and at every sync, rename and unlink of all saves",
+        "the old or the new checkpoint is valid, never neither; a run that continues ends like an undisturbed one",
         350,
         broken_saves,
     ),
     Row(
         "R5",
-        "damage the newest checkpoint: cuts, flips, deletions, swaps",
-        "named, the one before taken",
+        "damage to the newest checkpoint: truncation, bit flips, deletion, swaps",
+        "reported; the previous one is used",
         232,
         tampered,
     ),
-    Row("R17", "checkpoints of newer formats", "refused by number", 3, formats),
+    Row("R17", "checkpoints of newer formats", "rejected, naming the version", 3, formats),
 ]

@@ -381,10 +381,10 @@ def problem_of_broken_model(name: str) -> str:
 ROWS = (
     Row(
         "H8",
-        "all scores on drawn and degenerate cases: one class, all equal, all wrong, one example, none, NaN, infinity; "
+        "all scores on random and degenerate cases: one class, all equal, all wrong, one example, none, NaN, infinity; "
         "models with NaN in the head",
-        "as scikit-learn, scipy, seqeval (conlleval's rule), SQuAD's scripts to 1e-12 on 1,200 cases, silently; clear "
-        "errors for no example and for numbers that are not finite",
+        "equal to scikit-learn, scipy, seqeval (conlleval's rule) and SQuAD's scripts to 1e-12 on 1,200 cases; clear "
+        "errors for no examples and for non-finite numbers",
         len(FAMILIES) * CASES * len((*VALUE_SHAPES, *ERROR_SHAPES)) + len(KINDS_OF_INPUT),
         scores,
     ),

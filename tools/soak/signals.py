@@ -182,9 +182,9 @@ ROWS = (
     Row(
         "R8",
         "SIGTERM, SIGINT, SIGUSR1, SIGHUP, each at 20 seeded moments of pre-training, fine-tuning and a grid search; a "
-        "second SIGINT 10 times in a save that hangs and 10 times at any moment; resume",
-        "saved and ended within 10 s, exit code 75 or 130; a second SIGINT ends within 1 s; no process left after 5 s; "
-        "the resumed run bit-identical",
+        "second SIGINT, 10 times in a save that hangs and 10 times at any moment; resume",
+        "saved and ended within 10 s with exit code 75 or 130; within 1 s of a second SIGINT; no process left "
+        "after 5 s; the resumed run bit-identical",
         len(SIGNALS) * sum(MOMENTS.values()) + SECOND_INTERRUPTS,
         stop_by_signals,
     ),

@@ -64,9 +64,9 @@ def _other_library(subject: Subject, expected: dict[str, str], folder: Path) -> 
 ROWS = (
     Row(
         "R21",
-        "pre-training and fine-tuning by 2 threads with products large enough for oneDNN's wide kernels: repeated, and "
+        "pre-training and fine-tuning on 2 threads with products large enough for oneDNN's wide kernels: repeated, and "
         "kill -9 at 12 moments of each; resume",
-        "as R1; repeated to the bit; with products by MKL other bits, which shows that oneDNN was at work",
+        "as R1; repeats bit-identical; different bits with MKL, which shows that oneDNN was used",
         _NUM_CHECKS + 2 * sum(_KILLS.values()),
         wide_runs,
     ),

@@ -174,15 +174,15 @@ def killed_ray_workers(budget: Budget) -> Iterator[Trial]:
 ROWS = (
     Row(
         "R13",
-        "a worker of a build killed (6), stopped (2), slowed down (2)",
-        "named < 30 s; its task done again by a new worker; same bytes; no process left",
+        "a build worker killed (6), stopped (2), slowed down (2)",
+        "reported within 30 s; its task redone by a new worker; same bytes; no process left",
         10,
         troubled_workers,
     ),
     Row(
         "R13r",
-        "a worker of a corpus build on a local Ray cluster of 2 killed",
-        "the bytes of the local build; no process left",
+        "a corpus build on a local Ray cluster of 2, one worker killed",
+        "the same bytes as a local build; no process left",
         3,
         killed_ray_workers,
     ),

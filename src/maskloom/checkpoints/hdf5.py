@@ -70,7 +70,7 @@ class _File:
             raise ValueError(f"{name!r} is not a contiguous array of 4- or 8-byte floats")
         first, num_bytes = self._numbers("<QQ", messages[_LAYOUT] + 2)
         if num_bytes != size * int(np.prod(shape, dtype=object)) or first + num_bytes > len(self._bytes):
-            raise ValueError(f"{name!r} is cut short")
+            raise ValueError(f"{name!r} is truncated")
         return StoredTensor(name, shape, True, self._path, partial(self._read, first, num_bytes, size, shape))
 
     def _read(self, first: int, num_bytes: int, size: int, shape: tuple[int, ...]) -> Tensor:

@@ -296,7 +296,7 @@ def _mismatches(rows: list[TensorName], contents: _Contents, planned: EncoderWit
         elif tensor.shape != expected:
             found.append(f"{tensor.name}: shape {tensor.shape}, the configuration needs {expected}")
         elif not tensor.is_float:
-            found.append(f"{tensor.name}: holds integers or an unknown type; floating point is expected")
+            found.append(f"{tensor.name}: holds integers or an unknown type; expected floating point")
     for copy, original in contents.tied.items():
         if copy in contents.copies and contents.copies[copy].shape != contents.tensors[original].shape:
             found.append(

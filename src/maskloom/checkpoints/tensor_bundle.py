@@ -79,7 +79,7 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
         if entry.offset + entry.size > available:
             raise DataError(
                 f"{path}: has {available:,} bytes, but the index has variable {name!r:.80} at {entry.offset:,} "
-                f"with {entry.size:,}; the file is cut short or from another checkpoint"
+                f"with {entry.size:,}; the file is truncated or from another checkpoint"
             )
         is_float = entry.dtype in _TYPES and _TYPES[entry.dtype].is_floating_point
         found[name] = StoredTensor(name, entry.shape, is_float, index, partial(_read, name, entry, path))
@@ -93,7 +93,7 @@ def _read(name: str, entry: _Entry, path: Path) -> Tensor:
         file.seek(entry.offset)
         values = bytearray(file.read(entry.size))
     if len(values) != entry.size:
-        raise DataError(f"{path}: ends within variable {name!r:.80}: the file is cut short")
+        raise DataError(f"{path}: ends within variable {name!r:.80}: the file is truncated")
     if not values:
         return torch.empty(entry.shape, dtype=_TYPES[entry.dtype])
     return torch.frombuffer(values, dtype=_TYPES[entry.dtype]).reshape(entry.shape)
@@ -149,7 +149,7 @@ def _sizes(name: str, message: bytes) -> tuple[int, ...]:
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise DamagedError("a number stands where a message is expected")
+        raise DamagedError("found a number instead of a message")
     return value
 
 
@@ -170,7 +170,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         else:
             raise DamagedError(f"a message has a field of unknown kind {kind}")
         if at > len(view):
-            raise DamagedError("a message is cut short")
+            raise DamagedError("a message is truncated")
         yield tag >> 3, value
 
 
@@ -194,7 +194,7 @@ def read_table(path: Path) -> dict[bytes, bytes]:
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return an unsigned varint of up to 64 bits and the next position; raises DamagedError if cut short or longer."""
+    """Return an unsigned varint of up to 64 bits and the next position; raises DamagedError if truncated or longer."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(data):
@@ -203,7 +203,7 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
         value, at = value | (byte & 0x7F) << shift, at + 1
         if byte < 0x80 and value >> 64 == 0:
             return value, at
-    raise DamagedError("a number is cut short or too long")
+    raise DamagedError("a number is truncated or too long")
 
 
 def _entries_of_table(content: memoryview) -> Iterator[tuple[bytes, bytes]]:

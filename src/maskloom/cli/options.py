@@ -69,7 +69,7 @@ def _take_device(name: str | None) -> None:
     from maskloom.system.launch import DEVICE_NAMES
 
     if name is not None and not re.fullmatch(DEVICE_NAMES, name):
-        raise typer.BadParameter(f"{name!r} is not known; known: auto, cpu, cuda, cuda:0 and so on, mps")
+        raise typer.BadParameter(f"unknown device {name!r}; known: auto, cpu, cuda, cuda:0 and so on, mps")
     if name is not None:
         os.environ["MASKLOOM_DEVICE"] = name
 
@@ -185,7 +185,7 @@ def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path
 
         chosen += restart_models(ensemble)
     if not chosen:
-        raise UsageError("no model: give --model (several times for an ensemble) or --ensemble")
+        raise UsageError("no model: pass --model (several times for an ensemble) or --ensemble")
     return chosen
 
 
@@ -347,7 +347,7 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
     space = parse_space(grid)
     for name, value in flags.items():
         if value is not None and (key := FLAG_KEYS[name]) in space:
-            raise ConfigError(f"{shown_flag(name, value)}: the grid varies {key}; give --grid {key}={value}")
+            raise ConfigError(f"{shown_flag(name, value)}: the grid varies {key}; use --grid {key}={value}")
     return space
 
 

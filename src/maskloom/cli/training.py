@@ -54,12 +54,12 @@ def pretrain(
 
     epochs = flags.pop("epochs")
     if epochs is not None and any(given.startswith("training.steps=") for given in overrides or []):
-        raise UsageError("--epochs and --set training.steps=… both say how long to train: give one of them")
+        raise UsageError("--epochs and --set training.steps=… both set how long to train: use only one of them")
     known = described(out)["paths"].items() if continues(out, resume) else ()
     paths = {name: Path(path) for name, path in known}
     corpus, init = corpus or paths.get("corpus"), init or paths.get("init")
     if corpus is None:
-        raise UsageError("give --corpus, a corpus folder")
+        raise UsageError("missing --corpus, a corpus folder")
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest
@@ -104,10 +104,10 @@ def _begin(
     given = {name: path for name, path in named.items() if path is not None}
     inputs = {**{name: Path(path) for name, path in known.items()}, **given}
     if "model" not in inputs or (model and vocab):
-        raise UsageError("give either --model, a folder to start from, or --vocab, for a new model")
+        raise UsageError("pass either --model, a folder to start from, or --vocab, for a new model")
     for name in ("train", "dev"):
         if name not in inputs:
-            raise UsageError(f"give --{name}, a file of labelled examples")
+            raise UsageError(f"missing --{name}, a file of labelled examples")
     is_told = recipe is not None or any(change.startswith("model.") for change in changes or [])
     if vocab and flags["size"] is None and not is_told and not goes_on:
         flags["size"] = ModelSection().size

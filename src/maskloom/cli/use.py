@@ -123,7 +123,7 @@ def embed(
     from maskloom.runs.task_summaries import written_lines
 
     if int8 and bf16:
-        raise UsageError("give --int8 or --bf16, not both")
+        raise UsageError("use --int8 or --bf16, not both")
     how = {"reading": reading, "max_length": max_length, "progress": terminal_progress()}
     how["precision"] = "int8" if int8 else "bf16" if bf16 else "auto"
     result = run(model, input_file, output, form=VectorForm(pooling, normalize), **how)
@@ -330,7 +330,7 @@ def _check_one_or_file(
 
     input_file, output = files
     if (text is None) == (input_file is None):
-        raise UsageError(f"give either {name} or --input FILE")
+        raise UsageError(f"pass either {name} or --input FILE")
     if (input_file is None) != (output is None) and not (input_file and page):
         raise UsageError("--input FILE and --output FILE go together")
     from maskloom.runs.first_look import check_page, check_place, look_at_sources

@@ -64,22 +64,22 @@ class Generation:
             if value is None and name in ("top_k", "beam"):
                 continue
             if type(value) is not int or not smallest <= value < 2**63:
-                raise ConfigError(f"{name} {value!r:.80}: a whole number of at least {smallest} is expected")
+                raise ConfigError(f"{name} {value!r:.80}: expected a whole number of at least {smallest}")
         if (self.beam or 0) > MOST_BEAMS:
-            raise ConfigError(f"beam {self.beam}: a whole number of at most {MOST_BEAMS:,} is expected")
+            raise ConfigError(f"beam {self.beam}: expected a whole number of at most {MOST_BEAMS:,}")
         for name, largest, rule in _RANGES:
             value = getattr(self, name)
             if value is None and name == "length_penalty":
                 continue
             is_fit = isinstance(value, int | float) and type(value) is not bool and 0.0 <= value <= largest
             if not is_fit or (name == "top_p" and value == 0.0):
-                raise ConfigError(f"{name} {value!r:.80}: a number {rule} is expected")
+                raise ConfigError(f"{name} {value!r:.80}: expected a number {rule}")
         if self.min_tokens > self.max_tokens:
             raise ConfigError(f"min_tokens {self.min_tokens}: it may not exceed max_tokens, {self.max_tokens}")
         plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
         if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
             raise ConfigError(
-                f"beam = {self.beam} with {', '.join(changed)}: beam search does not sample; give only one of them"
+                f"beam = {self.beam} with {', '.join(changed)}: beam search does not sample; use only one of them"
             )
 
     def changed(self, given: Mapping[str, Any]) -> Generation:
@@ -153,7 +153,7 @@ def continue_texts(
     for number, prompt in enumerate(prompts):
         if not 0 < len(prompt) < limit:
             raise DataError(
-                f"prompt {number}: {len(prompt)} tokens; 1 to {limit - 1} are expected, as the model takes {limit}"
+                f"prompt {number}: {len(prompt)} tokens; expected 1 to {limit - 1} (the model takes at most {limit})"
             )
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
     num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
@@ -264,7 +264,7 @@ class Choice:
         """Return the columns of all rows after one device synchronisation; raises DataError for logits not finite."""
         rows = torch.cat([part.double().view(len(part), -1) for part in (largest, *columns)], 1).tolist()
         if not all(row[0] < math.inf for row in rows):
-            raise DataError("the model's outputs are not finite numbers; its weights are broken")
+            raise DataError("the model's outputs are not finite numbers; its weights are corrupt")
         return [row[1:] for row in rows]
 
     def taken(

@@ -158,10 +158,10 @@ class Predictor(TaskModel):
         a folder that is not a model, ConfigError for a length outside its limits and a device that lacks the precision.
         """
         if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
-            raise ConfigError(f"batch_size {batch_size!r:.80}: a whole number of at least 1 is expected")
+            raise ConfigError(f"batch_size {batch_size!r:.80}: expected a whole number of at least 1")
         place = chosen_device("cpu" if int8 and device == "auto" else device)
         if precision not in _PRECISIONS or (precision == "fp16" and place.type != "cuda"):
-            raise ConfigError(f"precision {precision!r:.80}: auto, fp32 or bf16 is expected, on CUDA also fp16")
+            raise ConfigError(f"precision {precision!r:.80}: expected auto, fp32 or bf16, on CUDA also fp16")
         if int8 and precision in _PRECISIONS[2:]:
             raise ConfigError(f"int8 and precision = {precision!r}: choose one of them")
         half_type(precision, place)
@@ -264,7 +264,7 @@ class Predictor(TaskModel):
         if self.model.config.is_causal:
             raise ConfigError("this model reads from left to right: it cannot see what follows a [MASK]")
         if type(top_k) is not int or top_k < 1:
-            raise ConfigError(f"top_k {top_k!r:.80}: a whole number of at least 1 is expected")
+            raise ConfigError(f"top_k {top_k!r:.80}: expected a whole number of at least 1")
         checked_text(text, 0)
         vocabulary = self.tokenizer.vocabulary
         encoding = self.tokenizer.encode(text, max_length=self.max_length, parse_special_tokens=True)
@@ -321,7 +321,7 @@ class Predictor(TaskModel):
         one that fills the model's context.
         """
         if not isinstance(settings, Generation | None):
-            raise ConfigError(f"settings {settings!r:.80}: a Generation is expected")
+            raise ConfigError(f"settings {settings!r:.80}: expected a Generation")
         settings = self.generation(settings).changed(given)
         texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
         ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))], settings)
@@ -435,7 +435,7 @@ class Predictor(TaskModel):
 
 def _finite(outputs: np.ndarray) -> np.ndarray:
     if not np.isfinite(outputs).all():
-        raise DataError("the model's outputs are not finite numbers; its weights are broken")
+        raise DataError("the model's outputs are not finite numbers; its weights are corrupt")
     return outputs
 
 
@@ -476,9 +476,7 @@ def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     if named is None:
         num_labels = config.get("num_labels", 2)
         if type(num_labels) is not int or not 0 <= num_labels <= _MOST_LABELS:
-            raise DataError(
-                f"{path / 'config.json'}: num_labels = {num_labels!r:.80}: 0 to {_MOST_LABELS:,} is expected"
-            )
+            raise DataError(f"{path / 'config.json'}: num_labels = {num_labels!r:.80}: expected 0 to {_MOST_LABELS:,}")
         return tuple(f"LABEL_{number}" for number in range(num_labels))
     try:
         by_id = {int(number): str(name) for number, name in named.items()}

@@ -48,7 +48,7 @@ class SpanFiller:
         *parts, last = _BLANK.split(text)
         if not 0 < len(parts) <= len(sentinels):
             raise DataError(
-                f"{name}: {len(parts)} blanks in {text[:40]!r}; 1 to {len(sentinels)} are expected, written <X>, <Y>, "
+                f"{name}: {len(parts)} blanks in {text[:40]!r}; expected 1 to {len(sentinels)}, written <X>, <Y>, "
                 "<Z> or <extra_id_0>"
             )
         ids = list(marks.begin)

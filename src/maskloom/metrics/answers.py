@@ -114,7 +114,7 @@ def _finite_odds(value: float, owner: str) -> float:
     except OverflowError:  # a whole number with hundreds of digits
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"the null odds of {owner} are {number}; a finite number is expected")
+        raise ValueError(f"the null odds of {owner} are {number}; expected a finite number")
     return number
 
 
@@ -133,7 +133,7 @@ class AnswerMetric:
         if primary not in ("f1", "exact_match"):
             raise ValueError(f"primary {primary!r}: answers are scored by f1 or exact_match")
         if null_threshold is not None and math.isnan(null_threshold):
-            raise ValueError("the null threshold is nan; a number is expected")
+            raise ValueError("the null threshold is nan; expected a number")
         self.null_threshold = null_threshold
         self._has_unanswerable = has_unanswerable
         self.primary = primary

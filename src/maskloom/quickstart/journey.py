@@ -168,8 +168,8 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
             f"{compared[start]['mean']:.1%} ± {compared[start]['standard_deviation']:.1%}" for start in _STARTS
         )
         name, constant = f"{task} task", f"{compared['majority']:.1%}"
-        lines.append(f"  {name:<14} pre-trained {pretrained}   random start {random}   ({constant})")
-    lines += ["", "Masks that it filled:"]
+        lines.append(f"  {name:<14} pre-trained {pretrained}   random weights {random}   ({constant})")
+    lines += ["", "Its predictions for [MASK]:"]
     lines += [f"  {row['text']}  →  {', '.join(row['tokens'])}" for row in results["masks"]["ours"]]
     lines += [
         "",

@@ -33,15 +33,16 @@ _STATED = {
     "restricted self-attention": ("r n d", 1, "n / r"),
 }
 _ABOUT = (
-    f"One layer of size {SIZE} on one text, forwards, one thread; a kernel of {KERNEL}, and {NEIGHBORS} neighbours on "
-    f"either side of restricted attention. The exponent is the slope of log time over log length from {LENGTHS[1]} "
-    f"tokens on, the median of {_ROUNDS} rounds. Lengths are unstable where the slowest round took more than {_STABLE} "
-    f"times the fastest. Layers until the last of {_SHORT} tokens depends on the first are counted by the derivative."
+    f"One layer of size {SIZE} on one text, forward pass only, one thread. The convolutions have kernels of {KERNEL}; "
+    f"restricted attention covers {NEIGHBORS} neighbours on either side. The exponent is the slope of log time over "
+    f"log length for lengths of at least {LENGTHS[1]} tokens, as the median of {_ROUNDS} rounds. A length is unstable "
+    f"if the slowest round took more than {_STABLE} times as long as the fastest. The last column is the number of "
+    f"layers after which the last of {_SHORT} tokens depends on the first, measured by derivatives."
 )
 _HOW = (
-    f"The difference of a round is {_NEAR} less the distance of its exponent from the stated one. A trend is shown "
-    "where the mean of the rounds is more than two standard errors above 0, denied where it is more than two below, "
-    "and else not shown."
+    f"The difference of a round is {_NEAR} minus the distance of its exponent from the stated one. A trend is shown if "
+    "the mean over the rounds is more than two standard errors above 0, denied if it is more than two below 0, and not "
+    "shown otherwise."
 )
 Layer = Callable[..., Tensor]
 

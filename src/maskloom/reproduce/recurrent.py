@@ -191,7 +191,7 @@ def rnn_gradients(
     by_kind = {kind: {name: norms[name] for name in norms if name.startswith(kind)} for kind in kinds}
     charts = [
         Chart(
-            f"{kind}: the norm of a gradient by the steps that it goes back, for radii of the recurrent matrix",
+            f"{kind}: norm of the gradient by steps back in time, for several spectral radii of the recurrent matrix",
             _lines(
                 {
                     name: {at: math.log10(max(value, 1e-30)) for at, value in enumerate(row)}
@@ -203,14 +203,14 @@ def rnn_gradients(
         )
         for kind, rows in by_kind.items()
     ]
-    charts.append(Chart("which networks tell the first token", _lines(accuracies, "tokens", "accuracy", share=True)))
+    charts.append(Chart("which networks recall the first token", _lines(accuracies, "tokens", "accuracy", share=True)))
     charts += [
-        Chart(f"{name}: which gates are how far open", _lines(row, "value of a gate", "share", share=True))
+        Chart(f"{name}: distribution of gate values", _lines(row, "value of a gate", "share", share=True))
         for name, row in gates.items()
     ]
     clipped, chart, told = _explosion(num_steps)
     charts.append(chart)
-    lines = [f"{name}: the norm changes by 10^{slope:.3f} a step" for name, slope in slopes.items()]
+    lines = [f"{name}: the norm changes by a factor of 10^{slope:.3f} per step" for name, slope in slopes.items()]
     lines += told
     lines += [f"{name}: {_told(row)}" for name, row in accuracies.items()]
     about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
@@ -238,7 +238,7 @@ def _explosion(num_steps: int) -> tuple[dict[str, list[float]], Chart, list[str]
 def _course(losses: Sequence[float], num_steps: int) -> str:
     first, last = (math.log10(max(loss, 1e-300)) for loss in (losses[0], losses[-1]))
     if len(losses) < num_steps:
-        return f"a loss of 10^{first:.1f}, then 10^{last:.1f}, and none that is finite from step {len(losses) + 1} on"
+        return f"a loss of 10^{first:.1f}, then 10^{last:.1f}, and no finite loss from step {len(losses) + 1} on"
     return f"a loss of 10^{first:.1f} at first and 10^{last:.1f} after {num_steps} steps"
 
 
@@ -315,15 +315,18 @@ def rnn_attention(
     how = {"num_steps": num_steps, "progress": progress}
     found = {name: reversal_accuracy(reader, lengths, **how) for name, reader in _READERS.items()}
     accuracies = {name: row for name, (row, _) in found.items()}
-    charts = [Chart("digits written backwards without a fault", _lines(accuracies, "digits", "exact", share=True))]
+    charts = [Chart("digits reversed without an error", _lines(accuracies, "digits", "exact", share=True))]
     maps = {name: weights for name, (_, weights) in found.items() if weights is not None}
     charts += [
-        Chart(f"{name}: what each token of a target reads of its source", heat_map(weights, name="attention"))
+        Chart(f"{name}: attention of each target token to the source", heat_map(weights, name="attention"))
         for name, weights in maps.items()
     ]
     shares = {name: on_antidiagonal(weights) for name, weights in maps.items()}
     lines = [f"{name}: {_told(row)}" for name, row in accuracies.items()]
-    lines += [f"{name}: {share:.2f} is read within a place of the digit" for name, share in shares.items()]
+    lines += [
+        f"{name}: {share:.2f} of the attention is within one position of the correct digit"
+        for name, share in shares.items()
+    ]
     most = min(max(lengths), _MOST_TRAINED)
     about = f"LSTMs of 64 units, trained for {num_steps} steps on 1 to {most} digits; 100 new texts of each length."
     content = {"accuracies": accuracies, "attention": maps, "on_antidiagonal": shares}

@@ -255,7 +255,7 @@ def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, 
     }
     if experiment.needs and named[experiment.needs] is None:
         what, files = _NEEDED[experiment.needs]
-        raise ConfigError(f"{experiment.title}: needs {what}; give --tasks FOLDER with {files}")
+        raise ConfigError(f"{experiment.title}: needs {what}; pass --tasks FOLDER with {files}")
     return {role: probe for role, probe in named.items() if probe is not None}
 
 

@@ -27,8 +27,9 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.3,  # with 0.02 a layer hardly changes its input
 }
 _ABOUT = (
-    "Each row is an output vector T of the last of two layers with random weights, each column the embedding E of a "
-    "token. A cell is the root of the norm of the derivative, and empty where a vector cannot see a token."
+    "Each row is an output vector T of the second of two layers with random weights; each column is the embedding E of "
+    "a token. A cell shows the square root of the norm of the derivative; it is empty if the vector does not depend on "
+    "the token."
 )
 
 

@@ -63,14 +63,14 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     tied = next((head for head in model.heads if HEADS[head].is_tied), None)
     card = Card(
         f"Converted {format_of(model.config).name}",
-        f"Made by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
+        f"Converted by `maskloom convert` from {found.weights} ({found.kind}) of {model_name(found.folder)}.",
         pipeline_tag=pretrained_tag(tied, model.config),
         base_model=hub_name(found.folder),
     )
     write_model_folder(out, model, tokenizer, card, extra_config=labels, vectors_as=modules_folder(found.folder))
     account = _account(found, model, report, tokenizer)
     if (out / MODULES).exists():
-        account["notes"].append(f"vectors are computed as {MODULES} says; it was copied with the files that it names")
+        account["notes"].append(f"vectors are computed as {MODULES} specifies, which was copied with its files")
     return {**account, "case": reason, "model": str(out)}
 
 
@@ -78,10 +78,10 @@ def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
     model, weights = published_elmo(source)
     found = _Source(source, weights.name, "HDF5, from bilm-tf or AllenNLP", {})
     tokenizer, report = SpelledTokenizer.of(), LoadReport(copied=tuple(published_names(model)))
-    card = Card("Converted ELMo", f"Made by `maskloom convert` from {weights.name} of {model_name(source)}.")
+    card = Card("Converted ELMo", f"Converted by `maskloom convert` from {weights.name} of {model_name(source)}.")
     write_model_folder(out, model, tokenizer, card)
     account = _account(found, model, report, tokenizer)
-    account["notes"] = ["words are read by their characters; the words that it predicted are not in the file"]
+    account["notes"] = ["the model reads words by their characters; the words that it predicted are not in the file"]
     return {**account, "case": "characters as they are", "model": str(out)}
 
 
@@ -98,7 +98,7 @@ def _found(source: Path) -> _Source:
     if index is None:
         stored = open_weights(folder)
         path = next(iter(stored.values())).path
-        return _Source(folder, path.name, "safetensors" if path.suffix == ".safetensors" else "arrays of numpy", stored)
+        return _Source(folder, path.name, "safetensors" if path.suffix == ".safetensors" else "NumPy arrays", stored)
     if index.name.endswith(INDEX_END):
         return _Source(folder, index.name, "TensorFlow 1 checkpoint", open_bundle(index))
     if index.suffix == ".bin":
@@ -157,7 +157,7 @@ def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: boo
     known = {source: value for source, value in said.items() if isinstance(value, bool)}
     if len(set(known.values())) > 1:
         sides = ", ".join(f"{source} says {'uncased' if value else 'cased'}" for source, value in known.items())
-        raise DataError(f"{folder}: {sides}; say which it is with --uncased or --cased")
+        raise DataError(f"{folder}: {sides}; specify --uncased or --cased")
     if not known:
         return True, "a vocabulary without capital letters"
     return next(iter(known.values())), next(iter(known))
@@ -192,7 +192,7 @@ def conversion_lines(result: dict[str, Any]) -> list[str]:
         f"{result['vocabulary']:,} tokens, {case} ({result['case']})",
         f"mapped    {len(result['mapped'])} tensors, such as {source} -> {first}; heads: {heads}",
         f"dropped   {_named(result['dropped'])}",
-        f"made up   {_named(result['made_up'])}",
+        f"added     {_named(result['made_up'])}",
     ]
     return [*lines, *(f"note      {note}" for note in result["notes"]), f"model     {result['model']}"]
 

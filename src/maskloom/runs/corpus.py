@@ -110,7 +110,7 @@ def tokenizer_folder(folder: Path) -> Path:
             return candidate
     if not folder.is_dir():
         problem = "not a folder" if folder.exists() else "no such folder"
-        raise DataError(f"{folder}: {problem}; a vocabulary, model, corpus or run folder is expected")
+        raise DataError(f"{folder}: {problem}; expected a vocabulary, model, corpus or run folder")
     if (folder / "recipe.toml").exists():
         raise DataError(
             f"{folder}: this run has no model/ yet; finish it with --resume, or name the vocabulary it started with"
@@ -226,7 +226,7 @@ def _finished(out: Path, made_from: dict[str, Any]) -> dict[str, Any]:
         changed = " or ".join(name for name in _FILES_OF_TOKENS if (out / name).exists())
     if changed:
         raise ConfigError(
-            f"{out}: already holds a different vocabulary (differences: {changed}), which corpora may need; "
+            f"{out}: already contains a different vocabulary (differences: {changed}), which corpora may need; "
             "choose another --out or remove it"
         )
     return {"folder": str(out), "already_trained": True, **report}
@@ -240,7 +240,7 @@ def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[st
     if not reading.num_documents:
         left_out = f"documents: {reading.num_empty_documents} empty, {reading.num_skipped_documents} skipped"
         names = ", ".join(map(str, [*reading.sums][:3]))
-        raise DataError(f"{names}: no text ({left_out}); a vocabulary needs some")
+        raise DataError(f"{names}: no text ({left_out}); a vocabulary needs at least one word")
 
 
 def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
@@ -293,9 +293,9 @@ def _check_is_free(out: Path) -> None:
     if not out.exists():
         return
     if not out.is_dir():
-        raise ConfigError(f"{out} is a file; --out names a folder")
+        raise ConfigError(f"{out} is a file; --out must be a folder")
     names = {path.name for path in out.iterdir()}
     foreign = sorted(names - _TOKENIZER_FILES - {REPORT})
     if foreign or (names and REPORT not in names):
         held = ", ".join((foreign or sorted(names))[:3])
-        raise ConfigError(f"{out} holds {held}, which is not a vocabulary trained here; choose another --out")
+        raise ConfigError(f"{out} contains {held}, which is not a vocabulary trained by maskloom; choose another --out")

@@ -73,12 +73,12 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
         ("processor", f"{hardware['processor']}, {result['cores_for_this_process']} of {hardware['cores']} cores"),
         ("products", result["products"]),
         *([("bf16", _OF_AMX)] if result["has_amx"] else []),
-        ("memory", "not known" if memory is None else f"{memory / 2**30:.1f} GiB free"),
+        ("memory", "unknown" if memory is None else f"{memory / 2**30:.1f} GiB free"),
         ("disk", f"{result['disk_free'] / 2**30:.1f} GiB free in this folder"),
         *(("device", described) for described in result["devices"]),
     ]
     for check in result["checks"]:
-        verdict = "sound" if check["is_sound"] else f"WRONG: {check['problem']}"
+        verdict = "ok" if check["is_sound"] else f"WRONG: {check['problem']}"
         speed = "" if check["tokens_per_second"] is None else f"{check['tokens_per_second']:,.0f} tokens a second; "
         rows.append((f"{check['device']} {check['precision']}", f"{speed}{verdict}"))
     why = "set by MASKLOOM_DEVICE" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"

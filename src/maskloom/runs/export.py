@@ -57,7 +57,7 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
     if kind in ("search", "glue"):
         if kind == "search" and step is None and stage is None and (run / "model" / CONFIG).exists():
             return _copy_of(run / "model", out)
-        raise ConfigError(f"{run} holds several runs; export one of them")
+        raise ConfigError(f"{run} contains several runs; export one of them")
     recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
     chosen, refused = _chosen(run, found, step, stage)
     is_finished = kind == "finetune" and step is None and stage is None and (run / METRICS).exists()
@@ -163,7 +163,7 @@ def _place(content: dict[str, Any], name: str) -> Path | None:
     if place is None:
         return None
     if not Path(place).is_dir():
-        raise DataError(f"{place}: the run's {name} is gone; the export needs its vocabulary or configuration")
+        raise DataError(f"{place}: the run's {name} no longer exists; the export needs its vocabulary or configuration")
     return Path(place)
 
 

@@ -205,7 +205,9 @@ def _result_of_finished(out: Path, *, tidies: bool) -> dict[str, Any]:
     seed = read_json_value(out / METRICS, "best_seed", int)
     if not (out / "model" / CONFIG).exists():
         command = shlex.join(["maskloom", "export", str(out), "--stage", f"seed-{seed}", "--out", "DIR"])
-        raise ConfigError(f"{out} is complete, but {out / 'model'} is gone; export its last checkpoint with: {command}")
+        raise ConfigError(
+            f"{out} is complete, but {out / 'model'} no longer exists; export its last checkpoint with: {command}"
+        )
     if tidies:
         _remove_best_weights(out)
     return {**read_json_object(out / METRICS), "model": str(out / "model")}
@@ -306,7 +308,7 @@ def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...
     if reading.labels is None:
         return
     if not names:
-        raise ConfigError(f"--labels {reading.labels}: a {kind} task has no label names; leave the class list out")
+        raise ConfigError(f"--labels {reading.labels}: a {kind} task has no label names; leave out --labels")
     if reading.format is not None and catalog_row(reading.format).labels:
         raise ConfigError(f"--labels {reading.labels}: the format {reading.format} defines its own labels")
 
@@ -338,7 +340,7 @@ def _account(
             notes.append(f"{report.path}: dropped {count} of {report.num_rows} rows: {reason} (first at line {line})")
         notes += [f"{report.path}: {note}" for note in report.notes] + encoded.notes(report.path)
     if shared:
-        other = f", {num_other} of them with another label" if num_other else ""
+        other = f", {num_other} of them with a different label" if num_other else ""
         notes.append(f"{len(shared)} of {len(dev[0].examples)} dev examples are also in train{other}")
     counts = label_counts(task.targets(train[1]), len(task.labels)) if task.labels else ()
     unseen = [name for name, count in zip(task.labels, counts, strict=False) if not count]

@@ -169,7 +169,7 @@ def reopen_restarts(out: Path, recipe: FinetuneRecipe) -> None:
                 )
             models[folder / "best"] = model
         elif is_best or (recipe.keep_restarts and folder / _RESULT in results):
-            raise ConfigError(f"{model}, the best weights so far, is gone; start a new run with another --out")
+            raise ConfigError(f"{model}, the best weights so far, no longer exists; start a new run with another --out")
     for best, model in models.items():
         with replacing_folder(best) as kept:
             copy_files(model, kept)

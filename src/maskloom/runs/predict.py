@@ -326,7 +326,7 @@ def answer(
     wrong settings, DataError for a file that cannot be read.
     """
     if top_k < 1:
-        raise ConfigError(f"top_k {top_k}: at least 1 is expected")
+        raise ConfigError(f"top_k {top_k}: expected at least 1")
     check_questions(questions)
     text = read_context(context)
     predictor = open_models(model, average=average, max_length=max_length)

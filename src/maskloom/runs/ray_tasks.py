@@ -78,7 +78,7 @@ def _result(ray: Any, reference: Any, name: str) -> Any:
     except ray.exceptions.RayError as error:
         what = str(error).strip().splitlines()[0]
         raise ChildProcessError(
-            f"Ray lost its worker at {name}, also in {_NUM_RETRIES} retries; run it again ({what})"
+            f"Ray lost the worker for {name}, and again in {_NUM_RETRIES} retries; run the command again ({what})"
         ) from None
 
 

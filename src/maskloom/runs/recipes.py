@@ -64,7 +64,9 @@ def recipe_of_run(
     by_flag = dict[str, str]()
     own = {change.partition("=")[0].strip() for change in changes}
     for name in (name for name, value in flags.items() if value is not None and FLAG_KEYS[name] in own):
-        raise UsageError(f"--{name.replace('_', '-')} and --set {FLAG_KEYS[name]}=… set the same key: give one of them")
+        raise UsageError(
+            f"--{name.replace('_', '-')} and --set {FLAG_KEYS[name]}=… set the same key: use only one of them"
+        )
     if given is None and resumes is not None and (resumes / RECIPE).exists():
         given = resumes / RECIPE
     elif isinstance(given, str | Path):
@@ -105,10 +107,10 @@ def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any]) 
     """Raise ConfigError for a given flag that would change nothing, because the recipe decides it elsewhere."""
     given = {name for name, value in flags.items() if value is not None}
     if (minutes := recipe.training.minutes) is not None and (names := sorted(given & {"steps", "epochs"})):
-        raise ConfigError(f"--{names[0]}: training.minutes = {minutes:g} is also set; give one of the two")
+        raise ConfigError(f"--{names[0]}: training.minutes = {minutes:g} is also set; use only one of them")
     if isinstance(recipe, FinetuneRecipe):
         if "epochs" in given and recipe.training.steps is not None:
-            raise ConfigError(f"--epochs: training.steps = {recipe.training.steps} is also set; give one of the two")
+            raise ConfigError(f"--epochs: training.steps = {recipe.training.steps} is also set; use only one of them")
         return
     for number, phase in enumerate(recipe.phases):
         for name in sorted(given & phase.model_fields_set):
@@ -124,11 +126,11 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
     if epochs is None:
         return recipe
     if not 0 < epochs < math.inf:
-        raise ConfigError(f"--epochs {epochs}: a number above 0 is expected")
+        raise ConfigError(f"--epochs {epochs}: expected a number above 0")
     if steps is not None or recipe.phases or recipe.training.minutes is not None:
         minutes = recipe.training.minutes
         decides = f"--steps {steps} is also set" if minutes is None else f"training.minutes = {minutes:g} is also set"
-        why = "every phase has its own steps" if recipe.phases else f"{decides}; give one of the two"
+        why = "every phase has its own steps" if recipe.phases else f"{decides}; use only one of them"
         raise ConfigError(f"--epochs: {why}")
     # imported here: other commands do not need them
     from maskloom.data.corpus.opening import Corpus, split_documents

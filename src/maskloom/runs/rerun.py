@@ -41,7 +41,7 @@ def rerun(
     run, out = Path(run), Path(out)
     model, content = run / "model", described_model(run)
     if kind_of_run(content) == "glue":
-        raise ConfigError(f"{run} holds several runs; repeat one of them")
+        raise ConfigError(f"{run} contains several runs; repeat one of them")
     if kind_of_run(content) == "search":
         if not (run / RESULTS["search"]).exists():
             raise ConfigError(f"{run}: the search is not finished; finish it with `maskloom search ... --resume`")

@@ -68,7 +68,7 @@ def extended_recipe(
         asked = _asked(recipe, steps)
         done = max(_last_step(out, stage, folder) for stage, folder in checkpoints.items())
         if (out / METRICS).exists() and not (done and any(map(step_folders, checkpoints.values()))):
-            raise ConfigError(f"{asked}: the checkpoints of {out} are gone; start a new run with another --out")
+            raise ConfigError(f"{asked}: the checkpoints of {out} no longer exist; start a new run with another --out")
         other = "`maskloom export` turns any checkpoint into a model"
         if done and steps <= done:
             raise ConfigError(f"{asked}: {out} has already done {done} steps; {other}")

@@ -74,7 +74,7 @@ def prepare_run_folder(
         check_name(place)
     if (out / RECIPE).exists():
         if not resume:
-            raise ConfigError(f"{out} already holds a run; continue it with --resume or choose another --out")
+            raise ConfigError(f"{out} already contains a run; continue it with --resume or choose another --out")
         has_changed = check_same_recipe(out, recipe, may_change)
         _check_inputs(out, inputs, places)
         for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
@@ -137,7 +137,7 @@ def described_model(out: Path) -> dict[str, Any]:
     description = described(out)
     if kind_of_run(description) == "words":
         raise ConfigError(
-            f"{out} holds word vectors, no model; `maskloom words --help` lists what can be done with them"
+            f"{out} contains word vectors, not a model; `maskloom words --help` lists what can be done with them"
         )
     return description
 
@@ -209,11 +209,11 @@ def _check_inputs(out: Path, inputs: dict[str, Any], places: dict[str, Path]) ->
     known, paths = content["inputs"], content["paths"]
     for name, value in inputs.items():
         if known.get(name) != value:
-            change = f"the run was started with {name} {known[name]!r}, not {value!r}; give what it was started with"
+            change = f"the run was started with {name} {known[name]!r}, not {value!r}; use the original"
             place, before = places.get(name), paths.get(name)
             if place and before:
                 differs = "has changed since" if str(place) == before else f"is not {before}, which was read at"
-                change = f"{name} {place} {differs} the start of this run; give what it was started with"
+                change = f"{name} {place} {differs} the start of this run; use the original"
             raise ConfigError(f"{out}: {change}, or start another run with a new --out")
 
 

@@ -93,7 +93,9 @@ def search(
         method, num_trials = method or stored["method"], num_trials or stored["num_trials"]
         data = data.as_told(stored, described(out)["paths"].get("source_vocab"))
     if space is None and method in (None, "grid"):
-        progress.say("no --grid: one trial, as the recipe says; --grid training.learning_rate=2e-5,5e-5 tries several")
+        progress.say(
+            "no --grid: one trial with the recipe's settings; --grid training.learning_rate=2e-5,5e-5 tries several"
+        )
     space, method = {} if space is None else space, method or "grid"
     recipe = with_task(recipe, data.reading)
     listed = _listed_settings(recipe, space, method, num_trials)
@@ -278,7 +280,7 @@ def _report(result: dict[str, Any]) -> str:
         f"# Search: {amount(result['num_trials'], 'trial')}, {result['metric']} on dev\n\n"
         f"{markdown_of(headers, rows)}\n\n"
         f"Chosen by the best dev score, so the winner's score is optimistic; the mean is over all seeds of a trial.\n\n"
-        f"## Each trial again\n\n```sh\n{commands}\n```\n"
+        f"## Commands that repeat each trial\n\n```sh\n{commands}\n```\n"
     )
 
 

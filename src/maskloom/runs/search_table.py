@@ -95,14 +95,14 @@ def glue_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     for task in TASKS:
         outcome = result["tasks"].get(task.name)
         if outcome is None:
-            reason = "files not there" if task.name in result["absent"] else "not asked for"
+            reason = "files missing" if task.name in result["absent"] else "not requested"
             rows.append([task.folder, "", "–", reason, "", "", "", ""])
         elif outcome["status"] == "failed":
             rows.append([task.folder, "", "–", f"failed: {one_line(outcome['error'])}", "", "", "", ""])
         else:
             rows += _task_rows(task.folder, outcome)
     rows += [
-        ["average of the paper", "9 columns", _average(result["paper_average"]), "", "", "", "", ""],
+        ["the paper's average", "9 columns", _average(result["paper_average"]), "", "", "", "", ""],
         ["leaderboard score", "9 tasks", _average(result["leaderboard_score"]), "", "", "", "", ""],
     ]
     about = ["mean ± sd, median of its settings", "settings", "trials", "degenerate", "minutes"]
@@ -118,7 +118,7 @@ def notes_of(result: dict[str, Any]) -> list[str]:
     if result["tasks"].get("wnli", {}).get("status") == "majority":
         label = result["tasks"]["wnli"]["label"]
         notes.append(f"WNLI: nothing was trained; every answer is {label}, the most common in train, as in the paper.")
-    for name, label in (("paper_average", "average of the paper"), ("leaderboard_score", "leaderboard score")):
+    for name, label in (("paper_average", "the paper's average"), ("leaderboard_score", "leaderboard score")):
         if result[name]["missing"]:
             notes.append(f"No {label}: missing {', '.join(result[name]['missing'])}.")
     if result["absent"]:
@@ -141,7 +141,8 @@ def glue_report(result: dict[str, Any]) -> str:
     """Return the table, its notes and the command that repeats each task's best trial, as Markdown."""
     notes = "\n".join(f"- {note}" for note in notes_of(result))
     commands = [f"{outcome['command']}  # {name}" for name, outcome in result["tasks"].items() if "command" in outcome]
-    again = "\n\n## The best trial of each task again\n\n```sh\n" + "\n".join(commands) + "\n```" if commands else ""
+    title = "## Commands that repeat the best trial of each task"
+    again = f"\n\n{title}\n\n```sh\n" + "\n".join(commands) + "\n```" if commands else ""
     return f"# GLUE, dev\n\n{markdown_of(*glue_rows(result))}\n\n{notes}{again}\n"
 
 
@@ -163,7 +164,7 @@ def _task_rows(folder: str, outcome: dict[str, Any]) -> list[list[str]]:
         "–" if outcome["seconds"] is None else f"{outcome['seconds'] / 60:.1f}",
     ]
     if folder == "MNLI" and "MNLI-mm" not in outcome["columns"]:
-        rows.append(["MNLI-mm", "accuracy", "–", "file not there", "", "", "", ""])
+        rows.append(["MNLI-mm", "accuracy", "–", "file missing", "", "", "", ""])
     return rows
 
 

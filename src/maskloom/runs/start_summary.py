@@ -160,5 +160,5 @@ def step_display(
 def in_words(seconds: float) -> str:
     """Return a time in seconds, minutes or hours."""
     if seconds < 90:
-        return _counted(f"{seconds:.0f}", "second")
+        return amount(round(seconds), "second")
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -103,14 +103,14 @@ def generation_line(result: dict[str, Any]) -> str:
     """Return the score of a generated or filled text, what ended it, and which blanks stayed empty."""
     told = [f"score {result['score']:.3f}"] if "score" in result else []
     told.append(f"log-probability {result['log_probability']:.3f}")
-    told.append("ended by the model" if result["finish"] == "end" else "cut at the token limit")
+    told.append("ended by the model" if result["finish"] == "end" else "stopped at the token limit")
     empty = [f"blank {at}" for at, filling in enumerate(result.get("fillings", []), start=1) if not filling]
-    return ", ".join(told) + (f"; nothing for {', '.join(empty)}" if empty else "")
+    return ", ".join(told) + (f"; empty: {', '.join(empty)}" if empty else "")
 
 
 def _tuned_rows(tuned: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the fitted settings and how each score changed; an unchanged score is shown once."""
-    rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are on this file; evaluate on another")]
+    rows = [("tuned on", f"{tuned['fitted_on']}; the scores below are on this file; evaluate on a different one")]
     for name, value in tuned["settings"].items():
         by_label = zip(tuned["labels"], value, strict=True) if isinstance(value, list) else None
         text = f"{value:.4f}" if by_label is None else ", ".join(f"{label} {value:.3f}" for label, value in by_label)
@@ -157,9 +157,9 @@ def examples_text(account: dict[str, Any]) -> str:
     if account.get("num_blank"):
         text += f"; {account['num_blank']:,} blank (first at line {account['first_blank_line']}), read as empty texts"
     if account.get("num_truncated_examples"):
-        text += f"; {account['num_truncated_examples']:,} cut to {account['max_length']} tokens"
+        text += f"; {account['num_truncated_examples']:,} truncated to {account['max_length']} tokens"
     if account.get("num_truncated_targets"):
-        text += f"; {amount(account['num_truncated_targets'], 'target')} cut"
+        text += f"; {amount(account['num_truncated_targets'], 'target')} truncated"
     if account.get("num_also_in_train"):
         text += f"; {account['num_also_in_train']:,} also in train"
     return "; ".join([text, *account.get("notes", ())])

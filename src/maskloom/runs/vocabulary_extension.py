@@ -95,9 +95,9 @@ def _check_out(folder: Path, out: Path, paths: Iterable[str | Path]) -> None:
     if out.exists() and out.resolve() == folder.resolve():
         raise ConfigError(f"{out} is the model to extend; choose another --out")
     if out.is_file():
-        raise ConfigError(f"{out} is a file; --out names a folder")
+        raise ConfigError(f"{out} is a file; --out must be a folder")
     if out.is_dir() and any(out.iterdir()) and not (out / REPORT).exists():
-        raise ConfigError(f"{out} holds files that no extension wrote; choose another --out")
+        raise ConfigError(f"{out} contains files that vocab extend did not write; choose another --out")
 
 
 @torch.no_grad()

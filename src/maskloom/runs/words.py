@@ -125,7 +125,7 @@ def _prepare(
     if not words:
         raise DataError(f"{', '.join(map(str, texts))}: contains no words{skipped and '; '}{skipped}")
     if num_cuts:
-        progress.say(f"cut text without white space at {amount(num_cuts, 'place')}: a word has 131,072 bytes at most")
+        progress.say(f"split text without white space at {amount(num_cuts, 'place')}: a word has at most 131,072 bytes")
     for _ in range(recipe.phrases):
         phrases = join_phrases(path, words, recipe)
         examples = f": {', '.join(map(visible, phrases[:3]))}{', ...' if len(phrases) > 3 else ''}" if phrases else ""
@@ -204,7 +204,7 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
     progress.end()
     if not training.outputs.any():  # outputs start at 0, and every prediction changes some
         raise DataError(
-            f"{out}: nothing was learnt: no line has two words that are in the vocabulary and survive subsampling; "
+            f"{out}: nothing was learned: no line has two words that are in the vocabulary and survive subsampling; "
             "give more text, a lower --min-count or --sample 0, and another --out"
         )
     return {"loss": training.loss, "seconds": seconds + time.monotonic() - start}
@@ -273,7 +273,7 @@ def evaluate_words(
 ) -> dict[str, Any]:
     """Return the scores of vectors on files of pairs and of analogies by file name; ConfigError if none are given."""
     if not pairs and not analogies:
-        raise ConfigError("nothing to evaluate: give --pairs, --analogies or both")
+        raise ConfigError("nothing to evaluate: pass --pairs, --analogies or both")
     read = [(path, read_pairs(path)) for path in pairs], [(path, read_analogies(path)) for path in analogies]
     vectors = open_vectors(place)
     scores = [similarity_scores(vectors, found) for _, found in read[0]]

@@ -29,7 +29,7 @@ def chosen_device(name: Any = "auto") -> torch.device:
         name = os.environ.get("MASKLOOM_DEVICE") or name
     match = re.fullmatch(DEVICE_NAMES, name) if isinstance(name, str) else None
     if match is None:
-        raise ConfigError(f"device {name!r:.80} is not known; known: auto, cpu, cuda, cuda:0 and so on, mps")
+        raise ConfigError(f"unknown device {name!r:.80}; known: auto, cpu, cuda, cuda:0 and so on, mps")
     num_gpus = 0 if name in ("cpu", "mps") else torch.cuda.device_count()
     if name == "cpu" or (name == "auto" and not num_gpus and not torch.backends.mps.is_available()):
         share_cores()

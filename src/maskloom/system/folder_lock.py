@@ -74,7 +74,7 @@ class _Holder:
             return "this machine has been restarted since"
         start = _start_of(self.pid)
         if start is None:
-            return "that process is gone"
+            return "that process no longer exists"
         return None if start == self.start else "another process has its PID now"
 
     def __str__(self) -> str:
@@ -211,7 +211,7 @@ def _may_be_taken_over(former: _Holder, path: Path, out: Path, say: Callable[[st
     """
     reason = former.why_gone()
     if reason is None and former.host != socket.gethostname():
-        reason = "its machine shows no sign of it" if _is_silent(path, out, former, say) else None
+        reason = "there is no heartbeat from its machine" if _is_silent(path, out, former, say) else None
     if reason is not None:
         say(f"{out}: taking over from {former}, which did not finish: {reason}")
     return reason is not None
@@ -221,7 +221,7 @@ def _is_silent(path: Path, out: Path, former: _Holder, say: Callable[[str], None
     touched = path.stat().st_mtime_ns
     if time.time() - touched / 1e9 > 3 * _HEARTBEAT:
         return True
-    say(f"{out}: waiting {1.2 * _HEARTBEAT:.0f} s for a sign of life from {former}")
+    say(f"{out}: waiting {1.2 * _HEARTBEAT:.0f} s for a heartbeat from {former}")
     deadline = time.monotonic() + 1.2 * _HEARTBEAT
     while time.monotonic() < deadline:
         time.sleep(min(1.0, _HEARTBEAT / 10))

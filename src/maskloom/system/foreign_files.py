@@ -37,9 +37,7 @@ def why_unreadable(path: str | Path) -> str | None:
         return f"cannot be read: {error.strerror or error}"
     except ValueError:
         return "cannot be read: its name contains a NUL character"
-    return (
-        None if stat.S_ISREG(mode) else f"is {_KINDS.get(stat.S_IFMT(mode), 'not a file')}; a regular file is expected"
-    )
+    return None if stat.S_ISREG(mode) else f"is {_KINDS.get(stat.S_IFMT(mode), 'not a file')}; expected a regular file"
 
 
 def check_regular(path: str | Path) -> None:
@@ -99,7 +97,7 @@ def check_model_name(path: Any) -> None:
     path = Path(path)
     if path.exists():
         return
-    message = "there is no such folder; a model folder in Hugging Face layout or a run is expected"
+    message = "there is no such folder; expected a model folder in Hugging Face layout or a run"
     if not path.is_absolute() and len(path.parts) <= 2 and not str(path).startswith("."):
         message += (
             "; nothing is downloaded: for a model from a hub, put its files (config.json, model.safetensors, "
@@ -179,5 +177,5 @@ def read_json_value(path: str | Path, key: str, kind: type[ValueT]) -> ValueT:
     """Return a value from the JSON object in a file; raises DataError naming the file if it is of another type."""
     value = read_json_object(path).get(key)
     if not isinstance(value, kind):
-        raise DataError(f"{path}: the file is damaged: {key!r} is {value!r:.80}, {kind.__name__} is expected")
+        raise DataError(f"{path}: the file is damaged: {key!r} is {value!r:.80}, expected {kind.__name__}")
     return value

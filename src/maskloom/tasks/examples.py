@@ -181,7 +181,7 @@ def checked_text(text: Any, number: int, *, may_be_blank: bool = True) -> str:
     if not isinstance(text, str):
         raise DataError(f"input {number}: expected a string, got {type(text).__name__}")
     if not is_utf8(text):
-        raise DataError(f"input {number}: contains half a surrogate pair, which is not valid Unicode")
+        raise DataError(f"input {number}: contains an unpaired surrogate, which is not valid Unicode")
     if not (may_be_blank or text.strip()):
         raise DataError(f"input {number}: the text is empty")
     return text

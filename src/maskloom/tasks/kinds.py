@@ -228,7 +228,7 @@ KINDS: Rows[TaskKind] = Rows(
 def task_kind(name: str) -> TaskKind:
     """Return the kind with that name; raises ConfigError, listing the known names, for any other."""
     if name not in KINDS:
-        raise ConfigError(f"task {name!r:.80} is not known; known: {', '.join(KINDS)}")
+        raise ConfigError(f"unknown task {name!r:.80}; known: {', '.join(KINDS)}")
     return KINDS[name]
 
 

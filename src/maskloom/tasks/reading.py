@@ -174,7 +174,7 @@ def _name(value: Any, what: str = "label", form: str = "name") -> str:
     if not name:
         raise BadRowError(f"missing {what}")
     if not is_utf8(name):
-        raise BadRowError(f"{what} contains half a surrogate pair", f"{name!r} is not valid Unicode")
+        raise BadRowError(f"{what} contains an unpaired surrogate", f"{name!r} is not valid Unicode")
     return name
 
 

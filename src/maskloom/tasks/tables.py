@@ -99,7 +99,7 @@ def row_text(value: Any, what: str, *, empty: str | None = "empty text") -> str:
     if empty and not value.strip():
         raise BadRowError(empty, f"{what} is {value!r:.80}")
     if not is_utf8(value):
-        raise BadRowError("text contains half a surrogate pair", f"{what} is not valid Unicode")
+        raise BadRowError("text contains an unpaired surrogate", f"{what} is not valid Unicode")
     return value
 
 
@@ -108,7 +108,7 @@ def layout_of(path: Path) -> str:
     if path.is_dir():
         held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(_LAYOUTS))[:8]
         hint = f", such as one of these in it: {', '.join(held)}" if held else ""
-        raise DataError(f"{path}: is a folder; a file is expected{hint}")
+        raise DataError(f"{path}: is a folder; expected a file{hint}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     suffix = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes or [""])[-1]
     if suffix not in _LAYOUTS and not path.exists():
@@ -165,7 +165,7 @@ def _text_lines(path: Path, other_ends: tuple[bytes, ...]) -> Iterator[tuple[int
                     number += 1
                     yield number, line
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: after line {number}: the gzip stream is broken: {error}") from None
+        raise DataError(f"{path}: after line {number}: the gzip stream is corrupt: {error}") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     if number == 0:
@@ -226,7 +226,7 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
             "save the file as UTF-8"
         ) from None
     if "\0" in text:
-        raise DataError(f"{path}: line {number}: holds a NUL character; UTF-8 text is expected (is this UTF-16?)")
+        raise DataError(f"{path}: line {number}: contains a NUL character; expected UTF-8 text (is this UTF-16?)")
     return text
 
 
@@ -369,7 +369,7 @@ def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> 
     if not numbers:
         return None
     if len(numbers) != len(given):
-        raise ConfigError(f"columns {given}: give all of them by name or all by number")
+        raise ConfigError(f"columns {given}: specify all of them by name or all by number")
     if 0 in numbers:
         raise ConfigError("columns are counted from 1; there is no column 0")
     text, pair, label = (column and str(int(column)) for column in options.columns)

@@ -151,7 +151,7 @@ def model_outputs(
     with inference_in(precision, model_device(model)):  # entered once, so that weights are rounded once
         for (batch, counts), values in to_host(launched()):
             if not np.isfinite(values).all():
-                raise ValueError("the model's outputs are not finite numbers; its weights are broken")
+                raise ValueError("the model's outputs are not finite numbers; its weights are corrupt")
             ends = np.cumsum(objective.row_counts(batch) if counts is None else counts)
             for index, part in zip(batch.indices, np.split(values, ends[:-1]), strict=True):
                 rows[index] = part

@@ -114,5 +114,5 @@ def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarr
 def checked_thresholds(values: Sequence[float] | None, num_labels: int) -> np.ndarray:
     """Return one threshold per label, (labels,) float64, 0.5 for None; raises ValueError for a wrong number of them."""
     if values is not None and len(values) != num_labels:
-        raise ValueError(f"thresholds {values!r:.80}: {num_labels} numbers are expected, one per label")
+        raise ValueError(f"thresholds {values!r:.80}: expected {num_labels} numbers, one per label")
     return np.full(num_labels, THRESHOLD) if values is None else np.asarray(values, dtype=np.float64)

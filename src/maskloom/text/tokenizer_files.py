@@ -75,9 +75,7 @@ def read_limit(folder: Path, config: dict[str, Any]) -> int:
         model = read_object(folder, "config.json")
         limit = model.get("max_position_embeddings") or model.get("n_positions") or _DEFAULT_MAX_LENGTH
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 3 <= limit <= _NO_LIMIT:
-        raise DataError(
-            f"{folder}: the longest input is {limit!r:.80} tokens; a whole number of at least 3 is expected"
-        )
+        raise DataError(f"{folder}: the longest input is {limit!r:.80} tokens; expected a whole number of at least 3")
     return int(limit)
 
 
@@ -100,7 +98,7 @@ def _compatibility(path: Path, library: dict[str, Any]) -> str:
         raise DataError(f"{path}: pre_tokenizer is {kind!r:.80}; BERT's is 'BertPreTokenizer'")
     if not isinstance(longest, int) or longest not in _WORD_LENGTHS:
         known = " or ".join(f"{length} ({name})" for length, name in _WORD_LENGTHS.items())
-        raise DataError(f"{path}: max_input_chars_per_word is {longest!r:.80}; {known} is expected")
+        raise DataError(f"{path}: max_input_chars_per_word is {longest!r:.80}; expected {known}")
     return _WORD_LENGTHS[longest]
 
 
@@ -236,7 +234,7 @@ def _listed_merges(values: Any, path: Path) -> list[tuple[str, tuple[str, str]]]
 def _merge(parts: Any, place: str) -> tuple[str, tuple[str, str]]:
     if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
         shown = " ".join(map(str, parts)) if isinstance(parts, list) else parts
-        raise DataError(f"{place}: {shown!r:.80} is not a merge; two symbols separated by a blank are expected")
+        raise DataError(f"{place}: {shown!r:.80} is not a merge; expected two symbols separated by a blank")
     return place, (parts[0], parts[1])
 
 
@@ -276,7 +274,7 @@ def _named_tokens(
         token = values.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         if token is not None and not isinstance(token, str):
-            raise DataError(f"{folder}: {name} is {token!r:.80}; a token is expected")
+            raise DataError(f"{folder}: {name} is {token!r:.80}; expected a token")
         default = getattr(usual, role)
         found[role] = token or (default if default in ids else None)
     return found

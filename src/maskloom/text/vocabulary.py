@@ -79,7 +79,7 @@ class Vocabulary:
     """An immutable list of distinct tokens, with special tokens at any position (paper 3.2).
 
     `prefix` marks pieces that continue a word and `suffix` pieces that end one; BERT has "##" and no suffix. Raises
-    DataError, with the place in `source`, for an empty or repeated token, half a surrogate pair, and missing specials.
+    DataError, with the location, for an empty or repeated token, an unpaired surrogate, and missing special tokens.
     """
 
     tokens: Sequence[str]
@@ -100,7 +100,7 @@ class Vocabulary:
             first_line[token] = line
         if SURROGATE.search("".join(self.tokens)):
             token, line = next(item for item in first_line.items() if SURROGATE.search(item[0]))
-            raise DataError(f"{source}, line {line}: token {token!r:.80} contains half a surrogate pair")
+            raise DataError(f"{source}, line {line}: token {token!r:.80} contains an unpaired surrogate")
         missing = [token for token in self.special.tokens if token not in first_line]
         if missing:
             number = "all five special tokens" if self.special == BERT_TOKENS else "its special tokens"
@@ -191,7 +191,7 @@ class Vocabulary:
         if path.is_dir():
             found = file_inside(path, "vocab.txt") or file_inside(path, "tokenizer.json")
             if found is None:
-                raise DataError(f"{path}: the folder holds neither vocab.txt nor tokenizer.json")
+                raise DataError(f"{path}: the folder contains neither vocab.txt nor tokenizer.json")
             path = found
         text = read_text(path)
         if path.suffix == ".json":

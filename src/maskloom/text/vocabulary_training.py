@@ -110,7 +110,7 @@ def train_vocabulary(
     limit, lowercase = settings.max_distinct_words, None if is_bytes else settings.lowercase
     counted = count(texts, lowercase=lowercase, max_distinct_words=limit, work=work, progress=progress)
     if not counted.counts:
-        raise DataError(f"no words in {amount(counted.num_texts, 'text')}; a vocabulary needs some")
+        raise DataError(f"no words in {amount(counted.num_texts, 'text')}; a vocabulary needs at least one word")
     if settings.model == "words":
         whole = WordPieceTokenizer(_frequent_words(counted.counts, settings), lowercase=settings.lowercase)
         return whole, _report(whole, counted, len({*"".join(counted.counts)}), "", settings)
@@ -121,7 +121,7 @@ def train_vocabulary(
     if size < num_needed:
         raise ConfigError(
             f"size = {size}: {num_specials} special tokens and {len(alphabet)} symbols for "
-            f"{len(characters)} characters need {num_needed}; give --size {num_needed} or more"
+            f"{len(characters)} characters need {num_needed}; use --size {num_needed} or more"
         )
     words = sorted(
         word for word in counted.counts if is_bytes or (len(word) <= MAX_WORD_LENGTH and characters.issuperset(word))

@@ -110,7 +110,7 @@ def read_vectors(path: Path) -> WordVectors:
         num_words, size = _sizes(path, header)
         if path.stat().st_size - len(header) < num_words * (2 * size + 1):
             raise DataError(
-                f"{path}: cut short: line 1 says {amount(num_words, 'word')} of {size:,} numbers, "
+                f"{path}: truncated: line 1 says {amount(num_words, 'word')} of {size:,} numbers, "
                 "but the file is smaller"
             )
         matrix = np.empty((num_words, size), np.float32)
@@ -168,7 +168,7 @@ def _rows_of_binary(path: Path, content: mmap.mmap, place: int, matrix: np.ndarr
         end = blank + 1 + 4 * size
         if blank < 0 or end > len(content):
             raise DataError(
-                f"{path}: cut short in word {row + 1:,} of {num_words:,}, or not a file of {size} numbers per word"
+                f"{path}: truncated in word {row + 1:,} of {num_words:,}, or not a file of {size} numbers per word"
             )
         yield _word(path, content[place:blank], row)
         matrix[row] = np.frombuffer(content, "<f4", size, blank + 1)
@@ -185,10 +185,10 @@ def _rows_of_text(path: Path, content: mmap.mmap, place: int, matrix: np.ndarray
         fields = line.rstrip().split(b" ")
         if not line.strip():
             is_end = not content[content.tell() :].strip()
-            told = f"cut short after {amount(row, 'word')}" if is_end else f"line {number:,}: is blank"
+            told = f"truncated after {amount(row, 'word')}" if is_end else f"line {number:,}: is blank"
             raise DataError(f"{path}: {told}")
         if not line.endswith(b"\n"):  # the number at its end may lack digits
-            raise DataError(f"{path}: line {number:,}: cut short: it ends without a line break; add one if it is whole")
+            raise DataError(f"{path}: line {number:,}: truncated: it ends without a line break; add one if it is whole")
         if len(fields) != size + 1:
             raise DataError(f"{path}: line {number:,}: {len(fields) - 1} numbers instead of {size}")
         try:

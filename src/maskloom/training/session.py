@@ -267,7 +267,7 @@ class TrainingSession:
         self.state.optimizer.state.clear()
         restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
         if restored is None:
-            raise NumericalError(f"{self.checkpoints} holds no checkpoint to go back to")
+            raise NumericalError(f"{self.checkpoints} contains no checkpoint to go back to")
         for problem in restored.refused:
             self._tell(f"warning: checkpoint skipped: {problem}")
         if self.ranks.is_first:

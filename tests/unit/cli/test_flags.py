@@ -86,16 +86,16 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["evaluate", "--data", "d.csv"], "no model: give --model"),
+        (["evaluate", "--data", "d.csv"], "no model: pass --model"),
         (["predict", "--model", "m", "--ensemble", "e", "--input", "i.csv", "--output", "o.csv"], "leave out --model"),
         (["finetune", "--model", ".", "--train", "t", "--dev", "d", "--out", "o", "--format", "mrcp"], "--format: "),
         (
             ["pretrain", "--corpus", "c", "--out", "o", "--batch-size", "4", "--set", "training.batch_size=8"],
-            "--batch-size and --set training.batch_size=… set the same key: give one of them",
+            "--batch-size and --set training.batch_size=… set the same key: use only one of them",
         ),
         (
             ["pretrain", "--corpus", "c", "--out", "o", "--epochs", "2", "--set", "training.steps=8"],
-            "--epochs and --set training.steps=… both say how long to train",
+            "--epochs and --set training.steps=… both set how long to train",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_flag_that_would_change_nothing_is_refused():
     check_flags(recipe, {"batch_size": 3, "seed": 4, "steps": None})
     with pytest.raises(ConfigError, match=r"--epochs: training\.steps = 4 is also set"):
         check_flags(load_recipe(FinetuneRecipe, None, ["training.steps=4"]), {"epochs": 1.0})
-    with pytest.raises(ConfigError, match=r"--epochs: training\.minutes = 30 is also set; give one of the two"):
+    with pytest.raises(ConfigError, match=r"--epochs: training\.minutes = 30 is also set; use only one of them"):
         check_flags(load_recipe(FinetuneRecipe, None, ["training.minutes=30.0"]), {"epochs": 1.0, "minutes": 30.0})
     with pytest.raises(ConfigError, match=r"--epochs 2\.0: the grid varies training\.epochs"):
         space_beside(["paper"], {"epochs": 2.0, "seed": 1})

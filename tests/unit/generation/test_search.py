@@ -148,7 +148,7 @@ def test_the_context_ends_a_text():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"), [([], "prompt 1: 0 tokens; 1 to 23 are expected"), ([1] * 24, "prompt 1: 24 tokens")]
+    ("prompt", "message"), [([], "prompt 1: 0 tokens; expected 1 to 23"), ([1] * 24, "prompt 1: 24 tokens")]
 )
 def test_a_prompt_has_tokens_and_leaves_room(prompt, message):
     with pytest.raises(DataError, match=message):

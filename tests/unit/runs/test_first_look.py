@@ -97,7 +97,7 @@ def test_a_file_named_for_a_language_points_to_translation(model: Path, tmp_path
 
 def test_a_missing_vocabulary_is_not_asked_for_the_files_of_a_model(tmp_path: Path) -> None:
     recipe = load_recipe(FinetuneRecipe, {"model.size": "tiny"})
-    message = f"^{tmp_path / 'none'}: no such folder; a vocabulary, model, corpus or run folder is expected$"
+    message = f"^{tmp_path / 'none'}: no such folder; expected a vocabulary, model, corpus or run folder$"
     with pytest.raises(DataError, match=message):
         look_at_training_data(tmp_path / "none", [rows(tmp_path / "a.csv", 2)], ReadingOptions(), recipe)
 

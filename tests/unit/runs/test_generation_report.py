@@ -23,22 +23,22 @@ def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path
     page, found = page_of(tmp_path, name)
     for title, number in (("Cross-attention", 1), ("Self-attention of the encoder", 2), ("Padding", 1)):
         assert page.count(f"<h3>{title}</h3>") == number  # for the masks, and for the first text
-    assert page.count("<h3>Cross-attention: what") == 2
+    assert page.count("<h3>Cross-attention: from") == 2
     assert page.count("Every row sees all columns.") == 2
     assert page.count("A token sees itself and those before it.") == 1
     layers = 3 if name != "bart" else 2
-    assert [f'aria-label="Cross-attention: what the decoder reads of the source, layer {number}"' in page
+    assert [f'aria-label="Cross-attention: from the decoder to the source, layer {number}"' in page
             for number in range(1, 5)] == [number <= layers for number in range(1, 5)]  # fmt: skip
     assert page.count('aria-label="layer 2, head 4"') == 3
     spelled = {"transformer": "Transformer", "bart": "BART", "t5": "T5"}[name]
     assert re.search(rf"architecture</t[dh]>\s*<td[^>]*>{spelled}</td>", page)
-    assert "2 texts at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6" in page
+    assert "2 texts at each step; a score is the log-probability divided by ((5 + tokens) / 6)^0.6" in page
     assert "Finished texts, best first" in page
     assert all(one["text"] in page and f"log-probability {one['log_probability']:.3f}" in page for one in found)
     assert ("Sinusoids, encoder and decoder" in page) == (name == "transformer")
     assert ("Learned vectors, decoder" in page) == (name == "bart")
     assert ("Biases by distance, decoder" in page) == (name == "t5")
-    assert page.count("likeness by distance</h3>") == {"transformer": 1, "bart": 2, "t5": 0}[name]
+    assert page.count("similarity by distance</h3>") == {"transformer": 1, "bart": 2, "t5": 0}[name]
     blocks = re.findall(r"<b>(\d × \w+)</b> <span[^>]*>layers, ([\d,]+) parameters each<", page)
     assert [kind for kind, _ in blocks] == ["2 × TransformerLayer", f"{layers} × TransformerLayer"]
     count = sum(one.numel() for one in load_model(tmp_path / "model")[0].parameters())
@@ -70,9 +70,9 @@ def test_what_is_too_long_is_cut_and_said(tmp_path):
     page, _ = page_of(tmp_path, "transformer", texts=["one two " * 30], given=long)
     assert "Only the first 48 tokens of 60 rows and 62 columns are shown." in page
     assert "Only the first 48 of 60 steps are shown." in page
-    assert "1 text at each step; a score is the log-probability over ((5 + tokens) / 6)^0.6, counting the end" in page
+    assert "1 text at each step; a score is the log-probability divided by ((5 + tokens) / 6)^0.6, with the end" in page
     assert "60 tokens, log-probability" in page
-    assert "; cut at the limit of tokens" in page
+    assert "; stopped at the token limit" in page
 
 
 def test_a_file_gives_its_first_texts(tmp_path):

@@ -98,7 +98,8 @@ def test_a_worker_that_is_lost_for_good_is_named_by_its_task(ray: Ray) -> None:
     def lost(_: int) -> None:
         raise LostError("The node died.\nMore of it.")
 
-    with pytest.raises(ChildProcessError, match=r"lost its worker at task 1, .*run it again \(The node died\.\)"):
+    message = r"lost the worker for task 1, .*run the command again \(The node died\.\)"
+    with pytest.raises(ChildProcessError, match=message):
         results(lost, [1], name=lambda task: f"task {task}")
 
 

@@ -156,7 +156,7 @@ def test_phases_of_a_run_that_was_resumed_or_extended_are_counted_once():
     events = [step(1, 8.0), step(3, 7.0), ended, step(1, 6.0, "phase-2"), ended, step(2, 5.0, "phase-2")]
     counted = in_one_count([*events, {**ended, "stage": "phase-2", "step": 2}])
     assert steps(counted, "losses", "mlm") == [(1, 8.0), (3, 7.0), (4, 6.0), (5, 5.0)]
-    assert phase_marks(counted) == [("phase 2 from here", 3)]
+    assert phase_marks(counted) == [("start of phase 2", 3)]
     assert phase_marks(in_one_count([step(3, 7.0), ended, step(4, 6.0), {**ended, "step": 4}])) == []
 
 

@@ -14,7 +14,7 @@ def test_a_run_folder_is_created_once(tmp_path) -> None:
     recipe = PretrainRecipe(seed=3)
     assert prepare_run_folder(out, recipe, inputs={"corpus": "a"}, resume=False) is False
     assert load_recipe(PretrainRecipe, out / RECIPE) == recipe
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         prepare_run_folder(out, recipe, inputs={"corpus": "a"}, resume=False)
     assert prepare_run_folder(out, recipe, inputs={"corpus": "a"}, resume=True) is True
 
@@ -38,7 +38,7 @@ def test_resuming_with_other_data_names_the_file_and_shows_no_sum(tmp_path) -> N
     ):
         with pytest.raises(ConfigError, match=message) as error:
             prepare_run_folder(out, PretrainRecipe(), inputs={"train": "b" * 64}, paths={"train": path}, resume=True)
-        assert str(error.value).endswith("give what it was started with, or start another run with a new --out")
+        assert str(error.value).endswith("use the original, or start another run with a new --out")
         assert "b" * 64 not in str(error.value)
 
 

@@ -159,7 +159,7 @@ def test_an_interrupted_search_goes_on_in_the_middle(run, inputs):
     finetuning = Finetuning(stops=[3e-5])
     with pytest.raises(KeyboardInterrupt):
         run(finetuning)
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         run(finetuning)
     result = run(finetuning, resume=True, space=None)
     assert finetuning.calls == [(1e-5, 32, False), (3e-5, 32, False), (3e-5, 32, True), (2e-5, 32, False)]
@@ -257,7 +257,7 @@ def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
     progress = Progress()
     progress.say = said.append
     run(Finetuning(), space=None, progress=progress)
-    assert said[0].startswith("no --grid: one trial, as the recipe says; --grid ")
+    assert said[0].startswith("no --grid: one trial with the recipe's settings; --grid ")
     said.clear()
     run(Finetuning(), space={}, out=inputs["out"].with_name("other"), progress=progress)
     assert not [line for line in said if "--grid" in line]
@@ -340,7 +340,7 @@ def test_settings_in_words():
     assert (
         settings_text({"training.learning_rate": 3e-5, "training.batch_size": 8}) == "learning_rate 3e-05, batch_size 8"
     )
-    assert settings_text({}) == "as the recipe says"
+    assert settings_text({}) == "recipe settings"
 
 
 def test_the_table_says_what_was_best_on_dev_and_how_runs_spread(run, capsys):

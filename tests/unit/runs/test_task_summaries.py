@@ -34,7 +34,7 @@ def test_fine_tuning_in_lines():
         "0.8000 on average without degenerate ones",
         "degenerate     seed 0: every prediction is the same class",
         "no 1.5, yes 0.75",
-        "1,199 of 1,200 rows of train.csv; 1 dropped: empty text (first at line 7); 3 cut to 32 tokens",
+        "1,199 of 1,200 rows of train.csv; 1 dropped: empty text (first at line 7); 3 truncated to 32 tokens",
         "1,199 of 1,200 rows of dev.csv; 2 also in train",
         "maskloom predict --model run/model",
         "pairs of sentences",
@@ -67,10 +67,10 @@ def test_cut_targets_are_told():
     account = {**ACCOUNT, "num_truncated_targets": 1_002}
     scores = {"metric": "bleu", "bleu": 3.0, "reference": None, "degenerate": None}
     (*_, last) = evaluation_lines({**scores, "data": account})
-    assert last.endswith("3 cut to 32 tokens; 1,002 targets cut")
+    assert last.endswith("3 truncated to 32 tokens; 1,002 targets truncated")
     run = finetuned()
     run["data"]["train"] = account
-    assert any("1,002 targets cut" in line for line in finetuning_lines(run) if line.startswith("train"))
+    assert any("1,002 targets truncated" in line for line in finetuning_lines(run) if line.startswith("train"))
 
 
 def test_official_scores_of_answers_are_marked_as_percent():
@@ -106,7 +106,7 @@ def test_files_in_lines():
     vectors = {"num_vectors": 1_199, "hidden_size": 384, "pooling": "mean", "normalized": True}
     assert written_lines({**counts, **vectors}) == [
         "written  o.npy: 1,199 vectors of 384 numbers (mean, length 1)",
-        "read     1,199 of 1,200 rows of train.csv; 3 cut to 32 tokens",
+        "read     1,199 of 1,200 rows of train.csv; 3 truncated to 32 tokens",
     ]
     assert (
         written_lines({**counts, "num_predictions": 5})[0] == "written  o.npy: 5 predictions, in the order of the input"

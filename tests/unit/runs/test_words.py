@@ -59,9 +59,9 @@ def test_a_run_writes_both_matrices_its_vocabulary_and_its_log(text: Path, tmp_p
     assert describe_folder(tmp_path / "out")["finished"]
     assert train_words(text, RECIPE, out=tmp_path / "out", resume=True)["already_trained"]
     for act in (rerun, export):
-        with pytest.raises(ConfigError, match="holds word vectors, no model"):
+        with pytest.raises(ConfigError, match="contains word vectors, not a model"):
             act(tmp_path / "out", out=tmp_path / "other")
-    with pytest.raises(ConfigError, match="holds word vectors, no model"):
+    with pytest.raises(ConfigError, match="contains word vectors, not a model"):
         read_run(tmp_path / "out", "out")
 
 
@@ -217,7 +217,7 @@ def test_a_rate_that_is_too_high_is_named(text: Path, tmp_path: Path) -> None:
 
 def test_text_in_which_nothing_is_learnt_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("one\ntwo\n" * 300)
-    with pytest.raises(DataError, match=f"{tmp_path / 'out'}: nothing was learnt: no line has two words"):
+    with pytest.raises(DataError, match=f"{tmp_path / 'out'}: nothing was learned: no line has two words"):
         train_words(tmp_path / "text.txt", RECIPE, out=tmp_path / "out")
     assert not (tmp_path / "out" / "metrics.json").exists()
     # only the first of two rounds predicts anything: the loss is still the loss of predictions

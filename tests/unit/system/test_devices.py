@@ -70,7 +70,7 @@ def test_the_environment_says_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> N
     assert chosen_device() == torch.device("cpu")
     assert chosen_device("cuda") == torch.device("cuda", 0)
     monkeypatch.setenv("MASKLOOM_DEVICE", "tpu")
-    with pytest.raises(ConfigError, match="device 'tpu' is not known; known: auto, cpu, cuda"):
+    with pytest.raises(ConfigError, match="unknown device 'tpu'; known: auto, cpu, cuda"):
         chosen_device()
 
 
@@ -100,9 +100,9 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
         ("cuda", "finds no CUDA device here"),
         ("cuda:7", "finds no CUDA device here"),
         ("mps", "finds no Apple GPU here"),
-        ("gpu", "device 'gpu' is not known"),
-        (7, "device 7 is not known"),
-        (None, "device None is not known"),
+        ("gpu", "unknown device 'gpu'"),
+        (7, "unknown device 7"),
+        (None, "unknown device None"),
     ],
 )
 def test_what_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, name: object, message: str) -> None:

@@ -82,7 +82,7 @@ def test_of_several_that_start_at_once_exactly_one_holds(tmp_path, before: str) 
         with folder_lock(folder, say=taken.append):
             assert len(taken) == 1
             assert f"taking over from PID {held[0]} on" in taken[0]
-            assert "which did not finish: that process is gone" in taken[0]
+            assert "which did not finish: that process no longer exists" in taken[0]
     finally:
         _end(*processes)
     assert list(folder.iterdir()) == []
@@ -102,10 +102,10 @@ def _lock_of(folder: Path, **changed) -> None:
 
 
 STALE = {
-    "dead": ({"pid": 2**22 + 1}, "that process is gone"),
+    "dead": ({"pid": 2**22 + 1}, "that process no longer exists"),
     "reused": ({"start": "1"}, "another process has its PID now"),
     "restarted": ({"boot": "another"}, "this machine has been restarted since"),
-    "elsewhere": ({"host": "elsewhere"}, "its machine shows no sign of it"),
+    "elsewhere": ({"host": "elsewhere"}, "there is no heartbeat from its machine"),
 }
 
 

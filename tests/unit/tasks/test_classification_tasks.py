@@ -44,7 +44,7 @@ def test_unknown_scores_are_refused_before_training():
 
 
 def test_unknown_kinds_are_refused():
-    with pytest.raises(ConfigError, match="task 'parsing' is not known; known: single, pair"):
+    with pytest.raises(ConfigError, match="unknown task 'parsing'; known: single, pair"):
         make_task("parsing")
 
 

@@ -71,7 +71,7 @@ def test_scores_in_every_plain_spelling(tmp_path):
 )
 def test_half_of_a_surrogate_pair_in_a_name_is_refused_at_reading(tmp_path, kind, row, what):
     """Regression: it was accepted, and caused a traceback in predict or when labels were written after training."""
-    with pytest.raises(DataError, match=rf"d\.jsonl: line 2: .*{what} contains half a surrogate pair"):
+    with pytest.raises(DataError, match=rf"d\.jsonl: line 2: .*{what} contains an unpaired surrogate"):
         read(
             kind,
             tmp_path / "d.jsonl",
@@ -82,7 +82,7 @@ def test_half_of_a_surrogate_pair_in_a_name_is_refused_at_reading(tmp_path, kind
 def test_half_of_a_surrogate_pair_in_an_id_of_squad_is_refused_with_its_place(tmp_path):
     question = {"id": "\ud800", "question": "Who?", "answers": [{"text": "Bob", "answer_start": 0}]}
     document = {"data": [{"title": "t", "paragraphs": [{"context": "Bob.", "qas": [question]}]}]}
-    with pytest.raises(DataError, match=r"d\.json: article 1 .*question 1 .*id contains half a surrogate pair"):
+    with pytest.raises(DataError, match=r"d\.json: article 1 .*question 1 .*id contains an unpaired surrogate"):
         read("span", tmp_path / "d.json", json.dumps(document))
 
 

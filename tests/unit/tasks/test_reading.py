@@ -97,7 +97,7 @@ def test_bad_tables_are_errors_with_their_line(tmp_path, content, kind, message)
         ('{"text": 3, "label": "x"}', "single", "line 2: text is not a string"),
         ('{"text": "b", "label": null}', "single", "line 2: missing label"),
         ('{"text": "b", "label": {"x": 1}}', "single", "line 2: label is not a name"),
-        ('{"text": "\\ud800", "label": "x"}', "single", "line 2: text contains half a surrogate pair"),
+        ('{"text": "\\ud800", "label": "x"}', "single", "line 2: text contains an unpaired surrogate"),
         ('{"text": "b", "label": true}', "regression", "line 2: label is not a finite number"),
         ('{"text": "b", "label": 5}', "multilabel", "line 2: labels are not a list"),
         ("nonsense", "single", "line 2: not valid JSON"),
@@ -167,7 +167,7 @@ def test_any_bytes_are_read_or_refused(tmp_path_factory, content, suffix):
 
 def test_a_folder_and_the_text_column_as_label_are_named(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\na,x\n")
-    with pytest.raises(DataError, match=r"is a folder; a file is expected, such as one of these in it: train\.csv$"):
+    with pytest.raises(DataError, match=r"is a folder; expected a file, such as one of these in it: train\.csv$"):
         KINDS["single"].read(tmp_path)
     with pytest.raises(DataError, match="'text' was given as the label column, which leaves no text column"):
         KINDS["single"].read(tmp_path / "train.csv", ReadingOptions(label_column="text"))

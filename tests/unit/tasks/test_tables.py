@@ -77,7 +77,7 @@ def test_lines_are_the_same_wherever_a_block_ends(tmp_path, monkeypatch, block, 
 def test_rows_before_a_bad_one_are_read(tmp_path):
     path = tmp_path / "data.tsv"
     long = b"x" * (MAX_ROW_BYTES + 1)
-    for bad, message in ((b"caf\xe9", "byte 4"), (b"a\0", "holds a NUL"), (long, "a row larger than")):
+    for bad, message in ((b"caf\xe9", "byte 4"), (b"a\0", "contains a NUL"), (long, "a row larger than")):
         path.write_bytes(b"a\nb\r\n" + bad + b"\nc\n")
         rows = read_rows(path, "tsv")
         assert [next(rows).fields, next(rows).fields] == [["a"], ["b"]]
@@ -94,7 +94,7 @@ def test_last_line_without_end(tmp_path):
     [
         (b"", "the file is empty"),
         ("text\tlabel\n".encode("utf-16"), "UTF-16"),
-        ("text\tlabel\n".encode("utf-16-le"), "line 1: holds a NUL"),
+        ("text\tlabel\n".encode("utf-16-le"), "line 1: contains a NUL"),
         ("a\tb\ncaf\u00e9\tb\n".encode("latin-1"), "line 2: byte 4 of the line is 0xe9"),
     ],
 )
@@ -143,17 +143,17 @@ def test_gzip(tmp_path):
     assert layout_of(path) == "tsv"
     assert [row.fields for row in read_rows(path, "tsv")] == [["a", "b"]]
     path.write_bytes(gzip.compress(b"a\tb\n" * 1000)[:-20])
-    with pytest.raises(DataError, match="gzip stream is broken"):
+    with pytest.raises(DataError, match="gzip stream is corrupt"):
         list(read_rows(path, "tsv"))
     path.write_bytes(b"no gzip")
-    with pytest.raises(DataError, match="gzip stream is broken"):
+    with pytest.raises(DataError, match="gzip stream is corrupt"):
         list(read_rows(path, "tsv"))
 
 
 def test_missing_files_and_folders(tmp_path):
     with pytest.raises(DataError, match="cannot be read"):
         list(read_rows(tmp_path / "absent.tsv", "tsv"))
-    with pytest.raises(DataError, match="is a folder; a regular file is expected"):
+    with pytest.raises(DataError, match="is a folder; expected a regular file"):
         list(read_rows(tmp_path, "tsv"))
 
 

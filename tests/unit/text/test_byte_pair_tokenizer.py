@@ -95,7 +95,7 @@ def test_limits_and_case_come_from_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("merges", "message"),
     [
-        ("l o\nlo\n", r"merges.txt, line 3: 'lo' is not a merge; two symbols separated by a blank are expected"),
+        ("l o\nlo\n", r"merges.txt, line 3: 'lo' is not a merge; expected two symbols separated by a blank"),
         ("l o\nlo w e\n", r"merges.txt, line 3: 'lo w e' is not a merge"),
         ("l o\n\nl e\n", r"merges.txt, line 4: merges 'l e', but .*vocab.json has no 'le'"),
         ("x y\n", r"merges.txt, line 2: merges 'x y', but .*vocab.json has no 'x'"),
@@ -121,7 +121,7 @@ def test_damaged_merges_are_named_by_line(tmp_path: Path, merges: str, message: 
         ("vocab.json", [1], "vocab.json: expected a JSON object"),
         ("vocab.json", '{"<unk>": 0,', "vocab.json: line 1, column 13: not valid JSON"),
         ("tokenizer_config.json", {"do_lower_case": 1}, "do_lower_case is 1; it must be true or false"),
-        ("tokenizer_config.json", {"unk_token": 3}, "unk_token is 3; a token is expected"),
+        ("tokenizer_config.json", {"unk_token": 3}, "unk_token is 3; expected a token"),
         ("tokenizer_config.json", {"bos_token": "<s>"}, r"no <s> among \d+ tokens; its special tokens are needed"),
         ("tokenizer_config.json", {"tokenizer_class": "XLNetTokenizer"}, "tokenizer_class is 'XLNetTokenizer'"),
         ("tokenizer_config.json", {"model_max_length": 1}, "the longest input is 1 tokens"),

@@ -112,7 +112,7 @@ def test_sizes_are_exact_or_explained() -> None:
 
 
 def test_a_size_below_the_alphabet_is_an_error_with_figures() -> None:
-    with pytest.raises(ConfigError, match=r"4 symbols for 3 characters need 9; give --size 9 or more$"):
+    with pytest.raises(ConfigError, match=r"4 symbols for 3 characters need 9; use --size 9 or more$"):
         train_vocabulary(["ab ca"], VocabularySettings(size=8))
     assert len(train(["ab ca"], size=9).vocabulary) == 9
 

@@ -66,7 +66,7 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
     """
     options, weights = folder / OPTIONS, sorted(folder.glob("*weights*.hdf5"))
     if len(weights) != 1:
-        raise DataError(f"{folder}: {len(weights)} files *weights*.hdf5 next to {OPTIONS}; one is expected")
+        raise DataError(f"{folder}: {len(weights)} files *weights*.hdf5 next to {OPTIONS}; expected one")
     config = _config(read_json_object(options), options)
     stored = open_hdf5(weights[0])
     with torch.device("meta"):

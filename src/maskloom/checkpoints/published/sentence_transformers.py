@@ -75,7 +75,7 @@ def read_modules(folder: Path) -> SentenceModules:
     length = settings.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 3):
         raise DataError(
-            f"{folder / place / _SETTINGS}: max_seq_length = {length!r:.80}; a whole number of at least 3 is expected"
+            f"{folder / place / _SETTINGS}: max_seq_length = {length!r:.80}; expected a whole number of at least 3"
         )
     kinds = [kind for kind, _ in others]
     unknown = [kind for kind, known in zip(kinds, ["Pooling", "Normalize", ""], strict=False) if kind != known]
@@ -138,7 +138,7 @@ def _module_paths(path: Path) -> list[tuple[str, str]]:
             raise DataError(f"{path}: {name!r:.80} is not the name of a folder inside this one")
     if not found or found[0][0] != "Transformer":
         raise DataError(
-            f"{path}: the first module is {found[0][0] if found else 'missing'!r:.80}; a Transformer is expected"
+            f"{path}: the first module is {found[0][0] if found else 'missing'!r:.80}; expected a Transformer"
         )
     return found
 

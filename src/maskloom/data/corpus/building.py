@@ -194,7 +194,7 @@ def _finished_corpus(out: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     changed += [] if manifest["sources"] == recipe["sources"] else ["the text files"]
     if changed:
         raise ConfigError(
-            f"{out}: already holds a corpus that was built differently ({', '.join(changed)} differ); "
+            f"{out}: already contains a corpus that was built differently ({', '.join(changed)} differ); "
             "choose another folder or remove this one"
         )
     check_files(out, manifest, sums=True)
@@ -209,7 +209,9 @@ def _building(out: Path) -> Iterator[None]:
         # a build would overwrite a model's vocabulary, for example
         others = sorted(path.name for path in out.iterdir() if not path.name.startswith("."))
         if others:
-            raise ConfigError(f"{out}: the folder holds other files, such as {others[0]}; choose a new or empty folder")
+            raise ConfigError(
+                f"{out}: the folder contains other files, such as {others[0]}; choose a new or empty folder"
+            )
     (out / BUILDING_FOLDER).mkdir(parents=True, exist_ok=True)
     (out / SHARD_FOLDER).mkdir(exist_ok=True)
     with folder_lock(out):

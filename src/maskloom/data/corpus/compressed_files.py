@@ -29,7 +29,7 @@ def reading_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except EOFError:
-        raise DataError(f"{path}: the compressed file is cut short") from None
+        raise DataError(f"{path}: the compressed file is truncated") from None
     except (gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
         raise DataError(f"{path}: not a valid {path.suffix} file: {error}") from None
     except OSError as error:

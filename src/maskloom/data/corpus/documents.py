@@ -170,7 +170,7 @@ def _files_of_folder(folder: Path, report: ReadingReport) -> list[SourceFile]:
         check_regular(path)
         found.append(SourceFile(path, path.relative_to(folder).as_posix()))
     if not found:
-        raise DataError(f"{folder}: the folder holds no files that can be read; {_KNOWN_KINDS} can be")
+        raise DataError(f"{folder}: the folder contains no files that can be read; {_KNOWN_KINDS} can be")
     return found
 
 
@@ -334,7 +334,7 @@ def _rows(stream: ByteStream, reader: _Reader) -> Iterator[Document | None]:
         try:
             content = _text_of_row(line, f"{reader.path}, {place}")
         except UnicodeEncodeError:
-            reader.reject(f"{place}: {TEXT_FIELD!r:.80} contains half a surrogate pair, which is not a character")
+            reader.reject(f"{place}: {TEXT_FIELD!r:.80} contains an unpaired surrogate, which is not a character")
             continue
         yield reader.accept(content, number, place)
 

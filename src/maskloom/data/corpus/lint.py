@@ -76,7 +76,7 @@ def _documents(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
             "warning",
             "few_documents",
             f"the corpus has {corpus.num_documents} documents, fewer than {_FEW_DOCUMENTS}: the held-out part is one "
-            "or two documents, too few to tell much; put blank lines between documents or add text",
+            "or two documents, too few for a reliable loss; put blank lines between documents or add text",
         )
 
 
@@ -113,7 +113,7 @@ def _single_sentences(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
             "paragraphs_as_documents",
             f"half of the documents have at most {median:,.0f} tokens ({short:.1%} have one or two sentences, "
             f"{single:.1%} one): next-sentence prediction learns little from short ones, and sequences of "
-            f"{_SHORT_DOCUMENT} tokens are seldom full{paragraphs}, or train with --set data.next_sentence=false",
+            f"{_SHORT_DOCUMENT} tokens are rarely full{paragraphs}, or train with --set data.next_sentence=false",
         )
 
 

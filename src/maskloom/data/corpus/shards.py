@@ -116,7 +116,7 @@ def read_lengths(
         while left:
             part = np.fromfile(file, dtype=_LENGTH_TYPE, count=min(left, most))
             if not len(part):
-                raise OSError(f"{file.name}: was cut short; run the same build again")
+                raise OSError(f"{file.name}: was truncated; run the same build again")
             left -= len(part)
             yield part
 

@@ -256,7 +256,7 @@ def _file_problems(archive: zipfile.ZipFile, file: SubmissionFile) -> list[str]:
 def _row_problems(line: str, number: int, file: SubmissionFile) -> list[tuple[str, str]]:
     fields = line.split("\t")
     if len(fields) != 2:
-        return [("fields", f"{amount(len(fields), 'field')}, expected an index and a prediction separated by one tab")]
+        return [("fields", f"{amount(len(fields), 'field')}, expected an index and a prediction separated by a tab")]
     problems = []
     if fields[0] != str(number):
         problems.append(("index", f"the index is {fields[0][:20]!r:.80}, expected {number}"))

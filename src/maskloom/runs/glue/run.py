@@ -257,7 +257,7 @@ def _put(archive: zipfile.ZipFile, name: str, answers: list[str]) -> None:
 def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Return the unlabelled file of each column that can be answered, and why the others cannot be."""
     if not run.is_dir():
-        raise DataError(f"{run}: there is no such folder; the --out of a `maskloom glue run` is expected")
+        raise DataError(f"{run}: there is no such folder; expected the --out of a `maskloom glue run`")
     if not data.is_dir():
         raise DataError(
             f"{data}: there is no such folder; it should contain GLUE's files as CoLA/test.tsv, RTE/test.tsv ..."

@@ -40,13 +40,13 @@ from maskloom.text.tokenizer import Tokenizer
 # Most that is shown: texts of a file; tokens, steps and positions; tokens of masks; dimensions; distances each way.
 _TEXTS, _MOST, _MASKED, _DIMENSIONS, _DISTANCE = 3, 48, 24, 256, 16
 _TITLES = {
-    CROSS: "Cross-attention: what the decoder reads of the source",
+    CROSS: "Cross-attention: from the decoder to the source",
     ENCODER: "Self-attention of the encoder",
     DECODER: "Self-attention of the decoder",
     CAUSAL: "Self-attention",
 }
 _AXES = {
-    CROSS: "Rows: the token that is written; columns: the source.",
+    CROSS: "Rows: generated tokens; columns: tokens of the source.",
     ENCODER: "Rows: a token of the source; columns: the tokens that it attends to.",
     DECODER: "Rows: a token that the decoder has read; columns: the tokens that it attends to.",
     CAUSAL: "Rows: a token; columns: the tokens that it attends to.",
@@ -92,7 +92,7 @@ def generation_report(
             ("layers", str(config.num_hidden_layers)),
             *[("layers of the decoder", str(len(part.layers))) for part in decoder],
             ("heads", str(config.num_attention_heads)),
-            ("search" if found[0].settings.beam else "draws", _how(found[0].settings)),
+            ("search" if found[0].settings.beam else "sampling", _how(found[0].settings)),
         ],
         texts=[
             _about(predictor, text, one, result, is_first=not number)
@@ -113,10 +113,11 @@ def _how(settings: Generation) -> str:
     if settings.beam is None:
         kept = f", top-k {settings.top_k}" if settings.top_k else ""
         drawn = f"temperature {settings.temperature:g}{kept}, top-p {settings.top_p:g}, seed {settings.seed}"
-        return "the likeliest token at each step" if settings.temperature == 0.0 else drawn
+        return "the most likely token at each step" if settings.temperature == 0.0 else drawn
     penalty = settings.length_penalty
     rule = "the number of tokens" if penalty is None else f"((5 + tokens) / 6)^{penalty:g}"
-    return f"{amount(settings.beam, 'text')} at each step; a score is the log-probability over {rule}, counting the end"
+    texts = amount(settings.beam, "text")
+    return f"{texts} at each step; a score is the log-probability divided by {rule}, with the end"
 
 
 def _about(
@@ -125,7 +126,7 @@ def _about(
     """Return what the page shows of a text; only the first text has all maps and every head."""
     kinds = [kind for kind in one.maps if is_first or kind in (CROSS, CAUSAL)]
     score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
-    ended = "ended by the model" if one.found.finish == "end" else "cut at the limit of tokens"
+    ended = "ended by the model" if one.found.finish == "end" else "stopped at the token limit"
     ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
     return {
         "source": visible(text),
@@ -153,7 +154,7 @@ def _map(predictor: Predictor, kind: str, attention: AttentionMap, *, has_heads:
         cut = f"Only the first {_MOST} tokens of {sizes} are shown."
     return {
         "title": _TITLES[kind],
-        "note": f"{_AXES[kind]} Values are means of heads. {cut}",
+        "note": f"{_AXES[kind]} Values are means over heads. {cut}",
         "choices": [
             (
                 f"The strongest cell is {float(values.max()) if values.numel() else 0.0:.2f}.",
@@ -206,7 +207,7 @@ def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
         rows, columns = _axes(predictor, kind, attention, _MASKED)
         sees = attention.probabilities.amax((0, 1)) > 0.0
         title, words = _TITLES[kind].partition(":")[0], _in_words(sees)
-        words += f" Shown are {_MASKED} tokens." if max(sees.shape) > _MASKED else ""
+        words += f" Only {_MASKED} tokens are shown." if max(sees.shape) > _MASKED else ""
         svg = heat_map(sees[:_MASKED, :_MASKED].float().tolist(), name=title, rows=rows, columns=columns)
         charts.append(Chart(title, svg, words))
     lengths = [len(one.ids) for one in found]
@@ -238,7 +239,7 @@ def _positions(predictor: Predictor) -> list[Chart]:
         pairs = [torch.cosine_similarity(vectors[: number - apart], vectors[apart:]) for apart in range(number)]
         curve = [Line("mean", [(apart, float(found.mean())) for apart, found in enumerate(pairs)], "c0")]
         svg = line_chart(curve, x_name="distance", y_name="cosine")
-        charts.append(Chart(f"{name}: likeness by distance", svg, "The mean cosine of two vectors that far apart."))
+        charts.append(Chart(f"{name}: similarity by distance", svg, "The mean cosine of two vectors at that distance."))
     for part, biases in position_biases(model, _DISTANCE).items():
         columns = [str(distance) for distance in range(-_DISTANCE, biases.shape[1] - _DISTANCE)]
         rows = [f"head {number}" for number in range(1, len(biases) + 1)]

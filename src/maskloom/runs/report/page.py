@@ -137,8 +137,8 @@ def _seeds(name: str, best: dict[str, Any]) -> Chart:
     spread, reference = best["restarts"], best["best"]["reference"]
     level = ("mean", spread["mean"]) if reference is None else ("constant answer", reference)
     rows = [DotRow("best on dev", list(spread["scores"].values()), "c0")]
-    svg = dot_chart(rows, level=level, name="one dot a seed", as_percent=False)
-    return Chart(f"{name}: best on dev, one dot a seed", svg)
+    svg = dot_chart(rows, level=level, name="one dot per seed", as_percent=False)
+    return Chart(f"{name}: best on dev, one dot per seed", svg)
 
 
 NUM_COLOURS = 6
@@ -189,7 +189,7 @@ def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
     levels = [("majority", majority)] if majority else []
     title = f"{_capital(PAIR_TASKS[pair].name)} accuracy, held out"
     sentence = _chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how)
-    title = f"{targets} guessed right, held out"
+    title = f"{targets} predicted correctly, held out"
     accuracy = _chart(title, runs, colours, None, f"{part}_accuracy", **how)
     return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs, colours)) if chart is not None]
 
@@ -257,7 +257,7 @@ def _lines(name: str, trained: list[Points], measured: list[Points], style: str,
 def phase_marks(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
     """Mark where each phase after the first begins, in events with one running step count."""
     ends = {event["stage"]: event["step"] for event in events if event["event"] == "finished"}
-    return [(f"phase {number} from here", step) for number, step in enumerate([*ends.values()][:-1], start=2)]
+    return [(f"start of phase {number}", step) for number, step in enumerate([*ends.values()][:-1], start=2)]
 
 
 def steps(events: Iterable[dict[str, Any]], *path: str) -> Points:

@@ -239,7 +239,7 @@ def _corpus_account(run: RunRecord) -> Table:
     except DataError:
         return [*rows, ["account", "the corpus no longer exists, so what it skipped is unknown"]]
     if corpus.fingerprint != run.description["inputs"].get("corpus"):
-        return [*rows, ["account", "the folder holds another corpus now, so what this one skipped is unknown"]]
+        return [*rows, ["account", "the folder now contains another corpus, so what this one skipped is unknown"]]
     return rows + [[text, _figure(corpus.manifest[name])] for name, text in _CORPUS.items() if name in corpus.manifest]
 
 

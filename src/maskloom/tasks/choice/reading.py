@@ -377,7 +377,7 @@ def _identifier(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> str 
     if not name:
         return None
     if not is_utf8(name):
-        raise BadRowError("the id contains half a surrogate pair", f"{name!r:.80} is not valid Unicode")
+        raise BadRowError("the id contains an unpaired surrogate", f"{name!r:.80} is not valid Unicode")
     if name in lines:
         raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {lines[name]}")
     return name

@@ -107,7 +107,7 @@ def _identifier(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise BadRowError("the id is not a name", repr(value))
     if not is_utf8(str(value)):
-        raise BadRowError("the id contains half a surrogate pair", f"{value!r:.80} is not valid Unicode")
+        raise BadRowError("the id contains an unpaired surrogate", f"{value!r:.80} is not valid Unicode")
     return str(value)
 
 
@@ -119,7 +119,7 @@ def _text(value: Any, name: str) -> str:
     if not value.strip():
         raise BadRowError(f"empty {name}")
     if not is_utf8(value):
-        raise BadRowError(f"the {name} contains half a surrogate pair", "it is not valid Unicode")
+        raise BadRowError(f"the {name} contains an unpaired surrogate", "it is not valid Unicode")
     return value
 
 
@@ -210,7 +210,7 @@ def read_json(path: Path) -> Any:
             with gzip.open(io.BytesIO(content)) as file:
                 content = file.read(limit + 1)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: the gzip stream is broken: {error}") from None
+            raise DataError(f"{path}: the gzip stream is corrupt: {error}") from None
         if len(content) > limit:
             raise DataError(f"{path}: expands to more than {limit:,} bytes, the limit for a file of this size")
     return parse_json(content, str(path))
@@ -221,7 +221,7 @@ def _list_of(value: Any, key: str, path: Path, place: str) -> list[Any]:
         raise DataError(f"{path}: {place}: expected a JSON object, got {type(value).__name__}")
     if key not in value:
         known = ", ".join(name[:40] for name in list(value)[:8]) or "none"
-        raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); SQuAD's format is expected")
+        raise DataError(f"{path}: {place}: the key {key!r:.80} is missing (keys: {known}); expected SQuAD's format")
     if not isinstance(value[key], list):
         raise DataError(f"{path}: {place}: {key!r:.80} is not a list but {type(value[key]).__name__}")
     return value[key]
@@ -247,7 +247,7 @@ def question_rows(
         hint = "; SQuAD's .json is accepted too" if path.is_file() else ""  # it is the suffix that is wrong
         raise DataError(f"{error}{hint}") from None
     if layout == "text":
-        raise DataError(f"{path}: a .txt file holds no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
+        raise DataError(f"{path}: a .txt file has no contexts; use SQuAD's .json, or .jsonl, .csv or .tsv rows")
     rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names = [name.strip() for name in seen[-1].fields]

@@ -16,7 +16,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
 STOP_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 RAISED: list[int] = []
 """Signals for which Interrupted was raised: a library that is creating a class then replaces it by its own error."""
-_LEFT_AT_ONCE = b"\nstopped at once: the checkpoints that are whole stand, later steps are lost\n"
+_LEFT_AT_ONCE = b"\nstopped immediately: complete checkpoints are kept, later steps are lost\n"
 
 
 class Interrupted(BaseException):

@@ -1,6 +1,6 @@
 """Detection of ranks that have died or hang, so that the others end and name the culprit.
 
-Every rank has a thread that writes a sign of life to the store shared by all ranks and reads those of the others: its
+Every rank has a thread that writes a heartbeat to the store shared by all ranks and reads those of the others: its
 number, how many of the calls that all ranks make alike were made, and where in the code the main thread is.
 """
 
@@ -22,7 +22,7 @@ _SECONDS_BETWEEN_SIGNS = 1.0
 _SECONDS_TO_BE_READ = 5 * _SECONDS_BETWEEN_SIGNS
 # A rank that ends tells the others immediately; their main threads then have this long to end on their own.
 _SECONDS_TO_END = 20.0
-# After a failed call: how long a rank looks for the culprit, and the age of a sign of life that marks one.
+# After a failed call: how long a rank looks for the culprit, and the age of a heartbeat that marks one.
 _SECONDS_TO_EXPLAIN, _SECONDS_TO_MISS, _SECONDS_BETWEEN_LOOKS = 12.0, 4.0, 0.1
 # Multiple of the limit for waiting for a disk, and for a standstill that is no single rank's fault.
 _LONGER = 10
@@ -40,7 +40,7 @@ def torchrun_keeps_store() -> bool:
 
 @dataclass
 class RankView:
-    """What a rank knows of another: its last sign of life, and when signs and activity last changed (seconds).
+    """What a rank knows of another: its last heartbeat, and when signs and activity last changed (seconds).
 
     The first `sign` is 0. `calls` counts the calls that all ranks make in the same order, so the others wait for the
     rank with the fewest; `activity` counts anything, `processor` is CPU time in seconds, and `place` is the innermost
@@ -60,7 +60,7 @@ class RankView:
     has_left: bool = False
 
     def update(self, values: dict[str, Any], now: float) -> None:
-        """Record a sign of life that was read at the time `now`."""
+        """Record a heartbeat that was read at the time `now`."""
         is_busy = values["processor"] - self.processor > _BUSY_SHARE * (now - self.heard_at)
         if values["activity"] != self.activity or (is_busy and values["work"] != "step"):
             self.active_at = now
@@ -73,7 +73,7 @@ class RankView:
 
 
 def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
-    """Return which rank is at fault and how, or None: without sign of life for a third of the limit, or stuck.
+    """Return which rank is at fault and how, or None: without a heartbeat for a third of the limit, or stuck.
 
     A rank hangs if others have made more calls and it was idle for the whole limit, or ten times that in a save that
     waits for a disk. If no rank is behind, all may be idle for ten times the limit. Idle means no activity in a step,
@@ -82,7 +82,7 @@ def culprit(views: dict[int, RankView], now: float, limit: float) -> str | None:
     present = {rank: view for rank, view in views.items() if view.sign >= 0 and not view.has_left}
     for rank, view in present.items():
         if now - view.heard_at > limit / 3:
-            return f"rank {rank} was lost: no sign of life for {now - view.heard_at:.0f} s (killed, stopped or cut off)"
+            return f"rank {rank} was lost: no heartbeat for {now - view.heard_at:.0f} s (killed, stopped or cut off)"
     if not present:
         return None
     rank, slowest = min(present.items(), key=lambda item: item[1].calls)
@@ -121,7 +121,7 @@ class RankWatch:
     _troubled_at: float | None = None
 
     def start(self) -> None:
-        """Write the first sign of life and start the thread; call this in the main thread."""
+        """Write the first heartbeat and start the thread; call this in the main thread."""
         now = time.monotonic()
         self._views = {rank: RankView(heard_at=now, active_at=now, written_at=now) for rank in range(self.world_size)}
         self._main = threading.get_ident()
@@ -203,13 +203,13 @@ class RankWatch:
                 problem = None
                 if self._is_in_trouble_for(_SECONDS_TO_END / 2):
                     keeper = "torchrun's store" if torchrun_keeps_store() else "rank 0 was lost: its store"
-                    problem = self._told() or f"{keeper} is gone ({str(error).splitlines()[0]})"
+                    problem = self._told() or f"{keeper} is no longer available ({str(error).splitlines()[0]})"
             if problem is not None and not self._is_over.is_set():
                 self._end(problem)
                 return
 
     def _look(self, number: int) -> str | None:
-        """Write a sign of life, read the others', and return a problem that should end this process, if any."""
+        """Write a heartbeat, read the others', and return a problem that should end this process, if any."""
         self.store.set(f"sign/{self.rank}", self._sign(number))
         now = time.monotonic()
         for rank, view in self._views.items():

@@ -224,7 +224,7 @@ def test_a_converted_model_makes_the_same_vectors(tmp_path, prefix):
     write_pooling(folder, pooling_mode="max")
     write_json(folder / prefix / "sentence_bert_config.json", {"max_seq_length": 9})
     result = convert(folder / prefix, tmp_path / "out")
-    assert "vectors are computed as modules.json says" in "\n".join(conversion_lines(result))
+    assert "vectors are computed as modules.json specifies" in "\n".join(conversion_lines(result))
     before, after = Predictor.load(folder), Predictor.load(tmp_path / "out")
     assert (after.modules.pooling, after.modules.normalizes, after.max_length) == ("max", True, 9)
     np.testing.assert_array_equal(after.encode(TEXTS), before.encode(TEXTS))

@@ -349,7 +349,7 @@ def test_a_corpus_of_other_settings_is_refused_by_name(text: Path, tmp_path: Pat
     options = {"tokenizer": TOKENIZER, "out": tmp_path / "out", **SMALL}
     build_corpus(text, **options)
     before = folder_bytes(tmp_path / "out")
-    with pytest.raises(ConfigError, match=rf"out: already holds a corpus that was built differently \(.*{named}"):
+    with pytest.raises(ConfigError, match=rf"out: already contains a corpus that was built differently \(.*{named}"):
         build_corpus(text, **(options | changes))
     assert folder_bytes(tmp_path / "out") == before
 
@@ -365,7 +365,7 @@ def test_a_folder_of_anything_else_is_refused_and_left_alone(text: Path, tmp_pat
     out = tmp_path / "model"
     WordPieceTokenizer(Vocabulary([*TOKENIZER.vocabulary.tokens, "other"])).save(out)
     before = folder_bytes(out)
-    with pytest.raises(ConfigError, match=r"model: the folder holds other files, such as special_tokens_map\.json"):
+    with pytest.raises(ConfigError, match=r"model: the folder contains other files, such as special_tokens_map\.json"):
         build_corpus(text, tokenizer=TOKENIZER, out=out)
     assert folder_bytes(out) == before
     (out / "manifest.json").write_text('{"name": "a web page"}')
@@ -442,7 +442,7 @@ def test_the_vocabulary_comes_from_any_folder_that_has_one(text: Path, tmp_path:
     (tmp_path / "begun" / "recipe.toml").write_text("")
     for name, message in {
         "begun": "this run has no model/ yet",
-        "absent": "absent: no such folder; a vocabulary, model, corpus or run folder is expected",
+        "absent": "absent: no such folder; expected a vocabulary, model, corpus or run folder",
         "out": r"none of vocab\.txt, vocab\.json, tokenizer\.json here or in .* found: only_json, run, vocab",
     }.items():
         with pytest.raises(DataError, match=message):

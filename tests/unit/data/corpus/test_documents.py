@@ -91,7 +91,7 @@ def test_what_is_no_regular_file_is_refused_at_the_start(tmp_path: Path) -> None
     write(tmp_path / "in" / "a.txt", "fine")
     os.mkfifo(tmp_path / "in" / "pipe.txt")
     for path in (tmp_path / "in" / "pipe.txt", tmp_path / "in"):
-        with pytest.raises(DataError, match=r"pipe\.txt: is a pipe; a regular file is expected"):
+        with pytest.raises(DataError, match=r"pipe\.txt: is a pipe; expected a regular file"):
             source_files(path)
 
 
@@ -196,7 +196,7 @@ def test_empty_files_are_named_not_fatal(tmp_path: Path) -> None:
         ("a.txt.gz", gzip.compress(b"bad \xff"), "byte 4 (0xff)"),
         ("a.jsonl", b'{"text": "fine"}\n{"text": "\xc3("}\n', "line 2: byte 10 (0xc3)"),
         ("a.jsonl", b'{"text": "a\\u0000b"}\n', "line 1: a NUL character"),
-        ("a.jsonl", b'{"text": "a\\ud800b"}\n', "half a surrogate pair"),
+        ("a.jsonl", b'{"text": "a\\ud800b"}\n', "an unpaired surrogate"),
     ],
 )
 def test_bad_text_is_an_error_with_its_place_or_skipped_and_counted(
@@ -252,13 +252,13 @@ def noise(size: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("a.txt.gz", gzip.compress(noise(1000))[:-200], "the compressed file is cut short"),
-        ("a.txt.gz", gzip.compress(noise(1000))[:-4], "the compressed file is cut short"),
-        ("a.txt.gz", b"", "the compressed file is cut short"),
+        ("a.txt.gz", gzip.compress(noise(1000))[:-200], "the compressed file is truncated"),
+        ("a.txt.gz", gzip.compress(noise(1000))[:-4], "the compressed file is truncated"),
+        ("a.txt.gz", b"", "the compressed file is truncated"),
         ("a.txt.gz", b"plain text", "not a valid .gz file"),
         ("a.txt.gz", gzip.compress(b"text") + b"junk", "not a valid .gz file"),
-        ("a.txt.zst", zstandard.compress(noise(1000))[:-200], "the compressed file is cut short"),
-        ("a.txt.zst", b"", "the compressed file is cut short"),
+        ("a.txt.zst", zstandard.compress(noise(1000))[:-200], "the compressed file is truncated"),
+        ("a.txt.zst", b"", "the compressed file is truncated"),
         ("a.txt.zst", b"plain text", "not a valid .zst file"),
     ],
 )
@@ -286,7 +286,7 @@ def test_wrong_paths_and_kinds_are_named(tmp_path: Path) -> None:
         read_documents([tmp_path / "absent.txt"])
     with pytest.raises(DataError, match=r"a\.csv: unknown kind of file"):
         read_documents([write(tmp_path / "a.csv", "x")])
-    with pytest.raises(DataError, match="holds no files that can be read"):
+    with pytest.raises(DataError, match="contains no files that can be read"):
         read_documents(tmp_path)
     with pytest.raises(DataError, match="no text files"):
         read_documents([])

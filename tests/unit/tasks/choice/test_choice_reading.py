@@ -129,7 +129,7 @@ def test_columns_can_be_named(tmp_path):
         ({"question": "q", "choices": ["a", 3], "label": 0}, "text is not a string: choice 1 is int"),
         ({"question": "q", "choices": "ab", "label": 0}, "choices are not a list"),
         ({"question": "", "choices": ["a", "b"], "label": 0}, "empty text: context"),
-        ({"question": "q\ud800", "choices": ["a", "b"], "label": 0}, "text contains half a surrogate pair"),
+        ({"question": "q\ud800", "choices": ["a", "b"], "label": 0}, "text contains an unpaired surrogate"),
         ({"question": "q", "choices": ["a", "b"], "label": 0, "id": "one"}, "an id appears twice: .one., first at"),
     ],
 )  # fmt: skip

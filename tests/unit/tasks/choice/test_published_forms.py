@@ -105,7 +105,7 @@ def test_race_is_a_folder_of_articles(tmp_path):
         assert [one.identifier for one in found.examples] == expected
         assert found.report.num_kept == found.report.num_rows == len(expected)
     assert [one.line for one in read_choices(folder).examples] == [1, 1, 2, 2]
-    with pytest.raises(DataError, match=r"train/middle: is a folder; a file is expected"):
+    with pytest.raises(DataError, match=r"train/middle: is a folder; expected a file"):
         read_choices(folder / "middle")
     with pytest.raises(DataError, match=r"no \.txt file in it or in its high/ or middle/; for RACE, give"):
         read_choices(tmp_path, ReadingOptions(format="race"))
@@ -122,8 +122,8 @@ def test_race_is_a_folder_of_articles(tmp_path):
         (RACE_7.replace('"C"', "NaN"), "NaN is not a JSON number"),
         (RACE_7.replace('"C"', '"E"'), "label is none of the choices: 'E'"),
         (RACE_7.replace("article", "text"), "text is not a string: context is NoneType"),
-        (RACE_7.replace("Oslo", "\\ud800"), "text contains half a surrogate pair"),
-        (RACE_7.replace("birds", "bi\0rds"), "holds a NUL character"),
+        (RACE_7.replace("Oslo", "\\ud800"), "text contains an unpaired surrogate"),
+        (RACE_7.replace("birds", "bi\0rds"), "contains a NUL character"),
         (RACE, "an id appears twice: 'high19088.txt-1'"),
     ],
 )
@@ -142,7 +142,7 @@ def test_hostile_files_in_a_folder_of_race_are_refused(tmp_path, monkeypatch):
         read_choices(folder)
     place.unlink()
     os.mkfifo(place)
-    with pytest.raises(DataError, match=r"high/2\.txt: is a pipe; a regular file is expected"):
+    with pytest.raises(DataError, match=r"high/2\.txt: is a pipe; expected a regular file"):
         read_choices(folder)
     place.unlink()
     race_folder(tmp_path / "elsewhere", middle_1=RACE)

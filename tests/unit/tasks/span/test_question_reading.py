@@ -85,7 +85,7 @@ BAD = [
     (question(question="absent"), "no question"),
     (question(question=3), "the question is not a string: it is int"),
     (question(question=" \n"), "empty question"),
-    (question(question="\ud800"), "contains half a surrogate pair"),
+    (question(question="\ud800"), "contains an unpaired surrogate"),
     (question(answers="absent"), "no answers"),
     (question(answers=[]), "no answers: a question without an answer needs is_impossible = true"),
     (question(answers="cat"), "the answers are not a list: they are str"),
@@ -169,10 +169,10 @@ def test_files_that_cannot_be_read(tmp_path):
     with pytest.raises(DataError, match="byte 11 is not UTF-8"):
         read_questions(tmp_path / "latin.json")
     (tmp_path / "broken.json.gz").write_bytes(gzip.compress(b"{}")[:-3])
-    with pytest.raises(DataError, match="gzip stream is broken"):
+    with pytest.raises(DataError, match="gzip stream is corrupt"):
         read_questions(tmp_path / "broken.json.gz")
     (tmp_path / "text.txt").write_text("x")
-    with pytest.raises(DataError, match="holds no contexts"):
+    with pytest.raises(DataError, match="has no contexts"):
         read_questions(tmp_path / "text.txt")
 
 

@@ -221,7 +221,7 @@ def test_columns_without_tags_can_be_read_for_prediction(write):
         (jsonl({"tokens": ["a", "b"], "tags": ["O", "I-X"]}, {"tokens": ["a", "b"], "tags": ["O", "B-X"]},
                {"tokens": ["a", "b"], "tags": ["B-X", "I-X"]}), "d.jsonl", 1, "word 2: in IOB2"),
         ("{]\n", "d.jsonl", 1, "not valid JSON"),
-        ('{"tokens": ["\\ud800"], "tags": ["O"]}\n', "d.jsonl", 1, "contains half a surrogate pair"),
+        ('{"tokens": ["\\ud800"], "tags": ["O"]}\n', "d.jsonl", 1, "contains an unpaired surrogate"),
     ],
 )  # fmt: skip
 def test_wrong_data_is_refused_with_its_line(write, content, name, line, says):

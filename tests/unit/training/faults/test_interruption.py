@@ -119,7 +119,7 @@ def test_a_second_ctrl_c_ends_a_process_that_is_inside_a_call() -> None:
             while int(_field(process.pid, "ShdPnd"), 16) & 1 << (signal.SIGINT - 1) and process.poll() is None:
                 pass
         assert process.wait(60) == 130
-        assert b"stopped at once" in process.stderr.read()
+        assert b"stopped immediately" in process.stderr.read()
 
 
 def _field(pid: int, name: str) -> str:
