@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
-from maskloom.layers.sequence_layout import SequenceLayout, Slots
+from maskloom.layers.sequence_layout import SequenceLayout, SlotPlaces
 
 # Lengths up to `_SHORT` form one group; each group of longer ones spans a factor of `_RATIO`.
 _SHORT, _RATIO = 16, 5 / 4
@@ -85,8 +85,8 @@ class AttentionLayout:
         if len(keys.sizes) != len(queries.sizes):
             raise ValueError(f"{len(queries.sizes)} sequences of queries, but {len(keys.sizes)} of keys")
         self.groups: list[PairedGroup] = []
-        query_places, key_places = _Places(queries), _Places(keys)
-        has_keyless = allowed is not None
+        query_places, key_places = SlotPlaces(queries.sizes), SlotPlaces(keys.sizes)
+        has_keyless, device = allowed is not None, queries.lengths.device
         for members in _near_equal(queries.sizes, keys.sizes) if queries.num_tokens else []:
             first_query, is_query = query_places.add(members)
             first_key, is_key = key_places.add(members)
@@ -103,38 +103,12 @@ class AttentionLayout:
                     if allowed[sequence].shape != shape:
                         raise ValueError(f"the mask of sequence {sequence} does not have shape {shape}")
                     mask[: shape[0], : shape[1]] &= allowed[sequence]
-            device = queries.lengths.device
             mask = None if may.all() else to_device(may[:, None], device)
             shape = (is_query.shape[1], is_key.shape[1], first_query, first_key)
             self.groups.append(PairedGroup(to_device(members, device), *shape, mask))
-        self.queries, self.keys, self.has_keyless = query_places.slots(), key_places.slots(), has_keyless
-
-
-class _Places:
-    """Collects the slots of a batch's tokens, group by group."""
-
-    def __init__(self, layout: SequenceLayout) -> None:
-        self._layout, self._starts = layout, np.cumsum(layout.sizes) - layout.sizes
-        self._tokens, self._is_real, self._number = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)], 0
-
-    def add(self, members: np.ndarray) -> tuple[int, np.ndarray]:
-        """Add a group; return its first slot and a mask of the slots that hold a token, (sequences, longest)."""
-        first, sizes = self._number, self._layout.sizes[members, None]
-        positions = np.arange(sizes.max())
-        is_real = positions < sizes
-        self._tokens.append(np.where(is_real, self._starts[members, None] + positions, 0).ravel())
-        self._is_real.append(is_real.ravel())
-        self._number += is_real.size
-        return first, is_real
-
-    def slots(self) -> Slots:
-        """Return the slots of all groups."""
-        tokens, is_real = np.concatenate(self._tokens), np.concatenate(self._is_real)
-        slots = np.zeros(self._layout.num_rows, dtype=np.int64)  # padding rows: any slot
-        slots[tokens[is_real]] = np.flatnonzero(is_real)
-        device = self._layout.lengths.device
-        padding = to_device(np.flatnonzero(~is_real), device)
-        return Slots(to_device(tokens, device), to_device(slots, device), padding, self._layout.num_tokens)
+        self.queries = query_places.slots(queries.num_rows, device)
+        self.keys = key_places.slots(keys.num_rows, device)
+        self.has_keyless = has_keyless
 
 
 ScoreBias = Callable[[Tensor, PairedGroup], Tensor]
