@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -56,13 +57,14 @@ class RelativeBias(nn.Module):
                 allowed = torch.ones(group.length, group.length, dtype=torch.bool, device=place.device).tril()
             bias = self.between(place, place)
             biases.append(bias if allowed is None else bias.masked_fill(~allowed, -math.inf))
-        return layout.with_biases(biases)
+        return replace(layout, biases=tuple(biases))
 
     def after(self, layout: SequenceLayout, past: PastTokens) -> SequenceLayout:
         """Return the layout with biases for the newest tokens, which attend to themselves and the tokens in `past`."""
         keys = torch.arange(past.longest, device=past.lengths.device).unsqueeze(0)
         bias = self.between(past.lengths.unsqueeze(1) - 1, keys)
-        return layout.with_biases([bias if past.mask is None else bias.masked_fill(~past.mask, -math.inf)])
+        bias = bias if past.mask is None else bias.masked_fill(~past.mask, -math.inf)
+        return replace(layout, biases=(bias,))
 
 
 class RelativeSelfAttention(nn.Module):
