@@ -130,8 +130,7 @@ def _attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float)
             context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
         else:
             probabilities = torch.softmax(q @ k.transpose(2, 3) + bias, -1)
-            row_keys = keys.narrow(0, group.first_slot, group.num_slots).view(-1, group.length)
-            context = probabilities * dropout_factors(probabilities, dropout, head_keys(row_keys, num_heads), dither)
-            context = context @ v
+            row_keys = head_keys(group.rows_of(keys), num_heads)
+            context = (probabilities * dropout_factors(probabilities, dropout, row_keys, dither)) @ v
         contexts.append(context.transpose(1, 2).reshape(group.num_slots, -1))
     return layout.from_slots(torch.cat(contexts))

@@ -38,6 +38,11 @@ class LengthGroup:
         """Number of slots: sequences times length."""
         return self.num_sequences * self.length
 
+    def rows_of(self, slots: Tensor) -> Tensor:
+        """Return this group's part of all slots, (slots, ...) to (num_sequences, length, ...)."""
+        part = slots.narrow(0, self.first_slot, self.num_slots)
+        return part.view(self.num_sequences, self.length, *slots.shape[1:])
+
     def mask(self, *, causal: bool) -> Tensor | None:
         """Return a mask, True where a query may attend and broadcastable to (sequences, 1, length, length), or None.
 
@@ -215,7 +220,7 @@ class SequenceLayout:
         if not self.has_gaps:
             return [torch.arange(group.length, device=self.lengths.device)[None] for group in self.groups]
         slots = self.position_ids if self.slot_tokens is None else self.position_ids[self.slot_tokens]
-        return [slots.narrow(0, group.first_slot, group.num_slots).view(-1, group.length) for group in self.groups]
+        return [group.rows_of(slots) for group in self.groups]
 
     def within(self, neighborhood: int) -> SequenceLayout:
         """Return a layout with attention up to `neighborhood` positions away, 0 for no limit (Vaswani et al., 4).
