@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from maskloom.layers.copies import to_device
 from maskloom.layers.processor.grouped_attention import grouped_attention
 from maskloom.layers.processor.matrix_products import Dense
-from maskloom.layers.processor.packed_attention import packed_attention, prefers_packed
+from maskloom.layers.processor.packed_attention import flash_attention, prefers_packed
 from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 
@@ -217,7 +217,7 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
     length, h heads, d head size.
     """
     if prefers_packed(qkv, layout, num_heads):
-        return packed_attention(qkv, layout, num_heads, dropout, causal=causal)
+        return flash_attention(qkv, layout, num_heads, dropout, causal=causal)[0]
     slots = layout.to_slots(qkv)
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)
