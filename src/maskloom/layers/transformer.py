@@ -71,7 +71,7 @@ class Recomputable(nn.Module):
                 draws.place = place
             return self.computed(hidden, layout, None, memory)
 
-    def computed(self, hidden: Tensor, layout: SequenceLayout, past: Any = None, memory: Any = None) -> Tensor:
+    def computed(self, hidden: Tensor, layout: SequenceLayout, past: Any, memory: Any) -> Any:
         """Return the next hidden state of every token, as `forward` does."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class CarriedLayer(Recomputable):
     """A layer that carries a state from token to token: (tokens, width) to (tokens, width).
 
     The state of a sequence has the shape `state_shape` and is zero before the first token. In subclasses, `computed`
-    gets the pair of initial states and `memory`, and returns vectors and last states (sequences, *state_shape).
+    gets (initial states, other memory) as `memory`, and returns vectors and last states (sequences, *state_shape).
     """
 
     state_shape: tuple[int, ...]
@@ -93,12 +93,6 @@ class CarriedLayer(Recomputable):
         if past is not None:
             past.kept = state
         return vectors
-
-    def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, hidden: Tensor, layout: SequenceLayout, past: None, memory: tuple[Tensor, Any]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the vector of every token and the last states; `memory` is (initial states, other memory)."""
-        raise NotImplementedError
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: torch would recompile for the lengths of every batch."""
