@@ -135,10 +135,11 @@ class TransformerLayer(Recomputable):
     ) -> Tensor:
         """Return the next hidden state of every token; `past` caches keys and values and is updated in place."""
         if past is None and memory is None and (settings := self._fused(hidden, layout)) is not None:
-            attention, feed_forward = cast(SelfAttention, self.attention), cast(FeedForward, self.feed_forward)
-            norms = cast(nn.LayerNorm, self.attention_layer_norm), cast(nn.LayerNorm, self.feed_forward_layer_norm)
-            hidden = attention_sublayer(hidden, (attention.qkv, attention.output), norms[0], settings)
-            return feed_forward_sublayer(hidden, (feed_forward.up, feed_forward.down), norms[1], settings)
+            attention, feed_forward = self.attention, self.feed_forward
+            parts = attention.qkv, attention.output, self.attention_layer_norm
+            hidden = attention_sublayer(hidden, parts, settings)
+            parts = feed_forward.up, feed_forward.down, self.feed_forward_layer_norm
+            return feed_forward_sublayer(hidden, parts, settings)
         blocks = [(lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter)]
         if self.has_memory:
             norm, adapter = self.cross_attention_layer_norm, self.cross_attention_adapter

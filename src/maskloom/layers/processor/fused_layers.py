@@ -182,22 +182,21 @@ class SublayerSettings:
     dtype: torch.dtype
 
 
-def attention_sublayer(
-    hidden: Tensor, projections: tuple[nn.Module, nn.Module], norm: nn.LayerNorm, settings: SublayerSettings
-) -> Tensor:
-    """Return LayerNorm(x + dropout(attention(x))) of (t, h), with query, key and value in one projection."""
-    return _AttentionSublayer.apply(  # pyright: ignore[reportReturnType]
-        settings, hidden, *_parameters(*projections, norm)
-    )
+def attention_sublayer(hidden: Tensor, parts: Sequence[Any], settings: SublayerSettings) -> Tensor:
+    """Return LayerNorm(x + dropout(attention(x))) of (t, h).
+
+    `parts` are the projection to query, key and value, that of the context, and the norm.
+    """
+    return _AttentionSublayer.apply(settings, hidden, *_parameters(parts))  # pyright: ignore[reportReturnType]
 
 
-def feed_forward_sublayer(
-    hidden: Tensor, projections: tuple[nn.Module, nn.Module], norm: nn.LayerNorm, settings: SublayerSettings
-) -> Tensor:
-    """Return LayerNorm(x + dropout(W2 gelu(W1 x))) of (t, h)."""
-    return _FeedForwardSublayer.apply(  # pyright: ignore[reportReturnType]
-        settings, hidden, *_parameters(*projections, norm)
-    )
+def feed_forward_sublayer(hidden: Tensor, parts: Sequence[Any], settings: SublayerSettings) -> Tensor:
+    """Return LayerNorm(x + dropout(W2 gelu(W1 x))) of (t, h); `parts` are both projections and the norm."""
+    return _FeedForwardSublayer.apply(settings, hidden, *_parameters(parts))  # pyright: ignore[reportReturnType]
+
+
+def _parameters(parts: Sequence[Any]) -> list[Tensor]:
+    return [parameter for part in parts for parameter in (part.weight, part.bias)]
 
 
 def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -205,10 +204,6 @@ def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     out = [torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format) for weight in weights]
     torch._foreach_copy_(out, list(weights))  # pyright: ignore[reportPrivateImportUsage]
     return out
-
-
-def _parameters(*parts: nn.Module) -> list[Any]:
-    return [parameter for part in parts for parameter in (part.weight, part.bias)]
 
 
 class _AttentionSublayer(torch.autograd.Function):
