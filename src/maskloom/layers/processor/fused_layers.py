@@ -329,12 +329,12 @@ def _normed_sum_gradients(
 
 def _gelu_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient of x, which overwrites `gradient`, and its sums over rows."""
-    return gradient, _by_columns("gelu_gradient", x, gradient, gradient)
+    return gradient, _by_columns("column_sums", x, gradient, gradient, OF_GELU=True)
 
 
 def _column_sums(x: Tensor) -> Tensor:
     """Return the sums over rows in fp32, (width,)."""
-    return _by_columns("column_sums", x)
+    return _by_columns("column_sums", x, x, x, OF_GELU=False)
 
 
 def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
@@ -344,14 +344,15 @@ def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
     return out, _by_columns("joined", *flat, out, num_arrays=3)
 
 
-def _by_columns(name: str, x: Tensor, *more: Tensor, num_arrays: int = 1) -> Tensor:
+def _by_columns(name: str, x: Tensor, *more: Tensor, num_arrays: int = 1, **constants: bool) -> Tensor:
     """Run a kernel whose programs process blocks of columns and chunks of rows, and add their partial sums."""
     (num_rows, width), (rows, columns) = x.shape, _TILE
     num_blocks = num_arrays * -(-width // columns)
     num_chunks = max(1, min(32 * _num_processors(x.device) // num_blocks, -(-num_rows // rows)))
     parts = x.new_empty(num_chunks, num_arrays * width, dtype=torch.float32)
     _run(name, (num_blocks, num_chunks),
-        x, *more, parts, num_rows, width, -(-num_rows // num_chunks), ROWS=rows, COLUMNS=columns, num_warps=4,
+        x, *more, parts, num_rows, width, -(-num_rows // num_chunks),
+        ROWS=rows, COLUMNS=columns, **constants, num_warps=4,
     )  # fmt: skip
     return parts.sum(0)
 
