@@ -183,10 +183,8 @@ class Dropout(nn.Dropout):
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + dropout(x), in one pass over the values where possible."""
-        if not self.training:
-            return residual + x
-        if self._is_native(x):
-            return residual + _native_dropout(x, self.p)
+        if not self.training or self._is_native(x):
+            return residual + self.forward(x)
         return torch.addcmul(residual, x, dropout_factors(x, self.p, *next_keys(len(x))))
 
     def _is_native(self, x: Tensor) -> bool:
