@@ -3,12 +3,16 @@
 Letters: n tokens, g rows of a cell's matrices, h its size, w directions of reading, which run in lockstep. Autograd
 would record every operation of every step; here a step is one product and a few in-place operations, and whatever does
 not depend on the previous step is computed for all tokens together.
+
+`forward` receives the products of inputs and weights (w, n, g), which it may overwrite, and the states
+(w, sequences + n, h), of which it fills all but the initial ones; it returns the other tensors that `backward` needs.
+`backward` receives the outside gradients of the states and adds the gradients from later steps in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -80,23 +84,6 @@ class Gradients(NamedTuple):
     inputs: Tensor
     weight: Tensor
     bias: Tensor
-
-
-class Pass(Protocol):
-    """The forward and backward pass of a cell over all steps.
-
-    `forward` receives the products of inputs and weights (w, n, g), which it may overwrite, and the states
-    (w, sequences + n, h), of which it fills all but the initial ones; it returns the other tensors that `backward`
-    needs. `backward` receives the outside gradients of the states and adds the gradients from later steps in place.
-    """
-
-    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
-        """Fill the states of all steps."""
-        ...
-
-    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return the gradients, and complete the states' gradients in place."""
-        ...
 
 
 def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
@@ -244,6 +231,9 @@ class GruBeforePass:
             h_0.addcmul_(h_1, z_1).addcmul_(rest, r_1).baddbmm_(rows, of_gates)
         found = [inputs[..., : 2 * size].transpose(1, 2) @ before, d_new.transpose(1, 2) @ left]
         return Gradients(inputs, torch.cat(found, 1), inputs.sum(1))
+
+
+Pass = ElmanPass | LstmPass | GruPass | GruBeforePass
 
 
 class _Recurrence(torch.autograd.Function):
