@@ -30,7 +30,7 @@ class LengthGroup:
     first_slot: int
     num_sequences: int
     length: int
-    key_mask: Tensor | None
+    key_mask: Tensor | None = None
     is_padded_behind: bool = True
 
     @property
@@ -289,8 +289,8 @@ class SlotPlaces:
         self._sizes, self._starts = sizes, np.cumsum(sizes) - sizes
         self._tokens, self._is_real, self._number = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)], 0
 
-    def add(self, members: np.ndarray) -> tuple[int, np.ndarray]:
-        """Add a group; return its first slot and a mask of the slots that hold a token, (sequences, longest)."""
+    def add(self, members: np.ndarray) -> tuple[LengthGroup, np.ndarray]:
+        """Add sequences; return their group, without a mask, and which slots hold a token, (sequences, longest)."""
         first, sizes = self._number, self._sizes[members, None]
         positions = np.arange(sizes.max())
         is_real = positions < sizes
@@ -298,7 +298,7 @@ class SlotPlaces:
         self._tokens.append((starts + np.where(is_real, positions, 0)).ravel())
         self._is_real.append(is_real.ravel())
         self._number += is_real.size
-        return first, is_real
+        return LengthGroup(first, *is_real.shape), is_real
 
     def slots(self, num_rows: int, device: torch.device) -> Slots:
         """Return the slots of all groups, in which padding rows after the tokens are in the first slot."""
@@ -364,9 +364,9 @@ def _group(sizes: np.ndarray, num_rows: int, device: torch.device) -> Grouping:
         length = int(sizes[order[first]])
         shortest = length - max(_GROUP_SLACK, length // _GROUP_TOLERANCE)
         members = order[first : first + int(np.count_nonzero(sizes[order[first:]] >= shortest))]
-        first_slot, is_real = places.add(members)
+        group, is_real = places.add(members)
         mask = None if is_real.all() else to_device(is_real[:, None, None, :], device)
-        groups.append(LengthGroup(first_slot, len(members), length, mask))
+        groups.append(replace(group, key_mask=mask))
         first += len(members)
     keeps_order = len(groups) <= 1 and all(group.key_mask is None for group in groups)
     return Grouping(tuple(groups), None if keeps_order else places.slots(num_rows, device))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -15,7 +15,7 @@ from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.processor.matrix_products import unrounded
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
 
-_Group = tuple[tuple[Callable[[Tensor], Tensor], ...], Tensor | None]
+_Group = tuple[tuple[LengthGroup, ...], Tensor | None]
 
 
 def grouped_attention(
@@ -32,7 +32,7 @@ def grouped_attention(
     if layout.slot_tokens is not None:
         keys = keys[layout.slot_tokens]
     slots = unrounded(slots)
-    groups = [((group.rows_of,), _excluded_of(group, slots.dtype, causal=causal)) for group in layout.groups]
+    groups = [((group,), _excluded_of(group, slots.dtype, causal=causal)) for group in layout.groups]
     with torch.autocast("cpu", enabled=False):
         return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
             groups, num_heads, dropout, keys, dither, slots
@@ -59,7 +59,7 @@ def paired_attention(
     """
     keys, dither = _keys(len(queries), dropout)
     slots = unrounded(layout.queries.to_slots(queries)), unrounded(layout.keys.to_slots(key_values))
-    groups = [((group.queries_of, group.keys_of), _excluded(group.allowed, slots[0].dtype)) for group in layout.groups]
+    groups = [((group.queries, group.keys), _excluded(group.allowed, slots[0].dtype)) for group in layout.groups]
     with torch.autocast("cpu", enabled=False):
         contexts = _GroupedAttention.apply(groups, num_heads, dropout, keys[layout.queries.tokens], dither, *slots)
     return layout.queries.from_slots(contexts)[: len(queries)]  # pyright: ignore[reportArgumentType]
@@ -72,7 +72,7 @@ def _keys(num_rows: int, dropout: float) -> tuple[Tensor, float]:
 class _GroupedAttention(torch.autograd.Function):
     """Attention on slots of queries, keys and values in one array, or of queries and of keys and values in two.
 
-    A group has a function that reads its rows (n, s, ...) from each array, and what `_excluded` returns for it.
+    A group has its part of the slots of each array, and what `_excluded` returns for it.
     Letters: n sequences of a group, s its length, h heads, d head size.
     """
 
@@ -83,14 +83,14 @@ class _GroupedAttention(torch.autograd.Function):
         hidden_size = sum(array.shape[1] for array in arrays) // 3
         contexts = arrays[0].new_empty(len(arrays[0]), hidden_size)
         kept: list[Tensor] = []
-        for readers, excluded in groups:
-            rows = [read(array) for read, array in zip(readers, arrays, strict=True)]
-            q, k, v = chain(*(_by_head(part, part.shape[2] // hidden_size, num_heads) for part in rows))
-            parts = _attended(q, k, v, excluded, dropout, readers[0](keys), dither)
-            _store(readers[0](contexts), parts[-1].unsqueeze(0), num_heads)
-            kept += parts
+        for parts, excluded in groups:
+            rows = [part.rows_of(array) for part, array in zip(parts, arrays, strict=True)]
+            q, k, v = chain(*(_by_head(each, each.shape[2] // hidden_size, num_heads) for each in rows))
+            found = _attended(q, k, v, excluded, dropout, parts[0].rows_of(keys), dither)
+            _store(parts[0].rows_of(contexts), found[-1].unsqueeze(0), num_heads)
+            kept += found
         ctx.num_heads, ctx.shapes = num_heads, [array.shape for array in arrays]
-        ctx.readers = [readers for readers, _ in groups]
+        ctx.groups = [parts for parts, _ in groups]
         ctx.save_for_backward(*kept)
         return contexts
 
@@ -98,18 +98,18 @@ class _GroupedAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         kept, hidden_size = ctx.saved_tensors, gradient.shape[1]
-        size = len(kept) // max(1, len(ctx.readers))
+        size = len(kept) // max(1, len(ctx.groups))
         results = [gradient.new_empty(shape) for shape in ctx.shapes]
-        for number, readers in enumerate(ctx.readers):
+        for number, parts in enumerate(ctx.groups):
             own = kept[size * number : size * (number + 1)]
-            (d_context,) = _by_head(readers[0](gradient), 1, ctx.num_heads)
+            (d_context,) = _by_head(parts[0].rows_of(gradient), 1, ctx.num_heads)
             found = [
                 d_context.new_empty(result.shape[1] // hidden_size, *like.shape)
                 for result, like in zip(results, own, strict=False)  # q and, for keys and values, k
             ]
             _gradients(own, d_context, *chain(*found))
-            for read, result, values in zip(readers, results, found, strict=True):
-                _store(read(result), values, ctx.num_heads)
+            for part, result, values in zip(parts, results, found, strict=True):
+                _store(part.rows_of(result), values, ctx.num_heads)
         return None, None, None, None, None, *results
 
 
