@@ -154,7 +154,9 @@ class TransformerLayer(Recomputable):
         attention, feed_forward, norm = self.attention, self.feed_forward, self.attention_layer_norm
         if (dtype := fused_type(hidden)) is None or self.pre_norm or self.has_memory or layout.rotation is not None:
             return None
-        if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward or self.adapters:
+        if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward:
+            return None
+        if self.attention_adapter is not None or self.feed_forward_adapter is not None:
             return None
         is_plain = feed_forward.activation is F.gelu and feed_forward.dropout is None and type(norm) is nn.LayerNorm
         projections = attention.qkv, attention.output, feed_forward.up, feed_forward.down
@@ -172,9 +174,3 @@ class TransformerLayer(Recomputable):
             epsilon=cast(nn.LayerNorm, norm).eps,
             dtype=dtype,
         )
-
-    @property
-    def adapters(self) -> list[nn.Module]:
-        """The adapters that are set."""
-        found = (self.attention_adapter, self.cross_attention_adapter, self.feed_forward_adapter)
-        return [adapter for adapter in found if adapter is not None]
