@@ -86,9 +86,16 @@ class _GroupedAttention(torch.autograd.Function):
         for parts, excluded in groups:
             rows = [part.rows_of(array) for part, array in zip(parts, arrays, strict=True)]
             q, k, v = chain(*(_by_head(each, each.shape[2] // hidden_size, num_heads) for each in rows))
-            found = _attended(q, k, v, excluded, dropout, parts[0].rows_of(keys), dither)
-            _store(parts[0].rows_of(contexts), found[-1].unsqueeze(0), num_heads)
-            kept += found
+            q.mul_(1.0 / math.sqrt(q.shape[-1]))
+            scores, row_keys = torch.bmm(q, k.transpose(1, 2)), parts[0].rows_of(keys)
+            if excluded is not None:
+                scores.view(len(row_keys), -1, *scores.shape[1:]).add_(excluded)
+            probabilities, factors = torch.softmax(scores, -1, out=scores), list[Tensor]()
+            if dropout:
+                factors.append(dropout_factors(probabilities, dropout, head_keys(row_keys, num_heads), dither))
+            context = torch.bmm(probabilities * factors[0] if factors else probabilities, v)
+            _store(parts[0].rows_of(contexts), context.unsqueeze(0), num_heads)
+            kept += [q, k, v, probabilities, *factors, context]
         ctx.num_heads, ctx.shapes = num_heads, [array.shape for array in arrays]
         ctx.groups = [parts for parts, _ in groups]
         ctx.save_for_backward(*kept)
@@ -111,25 +118,6 @@ class _GroupedAttention(torch.autograd.Function):
             for part, result, values in zip(parts, results, found, strict=True):
                 _store(part.rows_of(result), values, ctx.num_heads)
         return None, None, None, None, None, *results
-
-
-def _attended(
-    q: Tensor, k: Tensor, v: Tensor, excluded: Tensor | None, dropout: float, keys: Tensor, dither: float
-) -> list[Tensor]:
-    """Return the tensors that the gradient needs, the context last; `q` is divided by sqrt(d) in place.
-
-    `excluded` (n or 1, 1, queries, keys) is minus infinity where a query may not attend; `keys` (n, queries) are the
-    keys of the dropout draws.
-    """
-    q.mul_(1.0 / math.sqrt(q.shape[-1]))
-    scores = torch.bmm(q, k.transpose(1, 2))
-    if excluded is not None:
-        scores.view(len(keys), -1, *scores.shape[1:]).add_(excluded)
-    probabilities = torch.softmax(scores, -1, out=scores)
-    if not dropout:
-        return [q, k, v, probabilities, torch.bmm(probabilities, v)]
-    factors = dropout_factors(probabilities, dropout, head_keys(keys, len(q) // len(keys)), dither)
-    return [q, k, v, probabilities, factors, torch.bmm(probabilities * factors, v)]
 
 
 def _gradients(kept: Sequence[Tensor], d_context: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> None:
