@@ -12,7 +12,6 @@ not depend on the previous step is computed for all tokens together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from maskloom.layers.copies import to_device
 
 Tensors = Sequence[Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor]  # of inputs (w, n, g), recurrent weights (w, g, h) and their bias (w, g)
 
 sigmoid_slope, tanh_slope = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward  # x y (1 - y), x (1 - y^2)
 
@@ -78,14 +78,6 @@ def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     return order, inverse, batch_sizes
 
 
-class Gradients(NamedTuple):
-    """Gradients of the inputs (w, n, g), the recurrent weights (w, g, h) and their bias (w, g)."""
-
-    inputs: Tensor
-    weight: Tensor
-    bias: Tensor
-
-
 def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
     """Return, for each step, the previous states and the new states."""
     blocks = states.split(sizes, 1)
@@ -113,7 +105,7 @@ class ElmanPass:
         steps = [*zip(inputs.split(at.sizes[1:], 1), *_steps(grads[0], at.sizes), strict=True)]
         for rows, before, after in reversed(steps):
             before.baddbmm_(rows.mul_(after), weight)
-        return Gradients(inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1))
+        return inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1)
 
 
 class LstmPass:
@@ -157,7 +149,7 @@ class LstmPass:
             by_c.mul_(c_1.unsqueeze(2))
             c_0.addcmul_(c_1, f_1)
             h_0.baddbmm_(rows, weight)
-        return Gradients(inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1))
+        return inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1)
 
 
 class GruPass:
@@ -192,7 +184,7 @@ class GruPass:
             h_0.addcmul_(h_1, z_1).baddbmm_(rows, weight)
         inputs = products.clone()
         torch.mul(slope, grads[0][:, at.sizes[0] :], out=inputs[..., 2 * size :])
-        return Gradients(inputs, products.transpose(1, 2) @ before, products.sum(1))
+        return inputs, products.transpose(1, 2) @ before, products.sum(1)
 
 
 class GruBeforePass:
@@ -230,7 +222,7 @@ class GruBeforePass:
             reset.mul_(rest)
             h_0.addcmul_(h_1, z_1).addcmul_(rest, r_1).baddbmm_(rows, of_gates)
         found = [inputs[..., : 2 * size].transpose(1, 2) @ before, d_new.transpose(1, 2) @ left]
-        return Gradients(inputs, torch.cat(found, 1), inputs.sum(1))
+        return inputs, torch.cat(found, 1), inputs.sum(1)
 
 
 Pass = ElmanPass | LstmPass | GruPass | GruBeforePass
@@ -258,9 +250,9 @@ class _Recurrence(torch.autograd.Function):
         grads[0][:, number:] = at.by_time(d_outputs)
         for grad, part in zip(grads, d_last.unbind(1), strict=True):
             grad.index_add_(1, at.last, part.reshape(number, len(weight), -1).transpose(0, 1))
-        found = ctx.steps.backward(weight, states, kept, grads, at)
+        d_inputs, d_weight, d_bias = ctx.steps.backward(weight, states, kept, grads, at)
         d_first = torch.stack([grad[:, :number].transpose(0, 1).flatten(1) for grad in grads], 1)
-        return None, None, at.packed(found.inputs), found.weight, found.bias, d_first
+        return None, None, at.packed(d_inputs), d_weight, d_bias, d_first
 
 
 def recurrence(
