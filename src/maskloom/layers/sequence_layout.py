@@ -298,7 +298,7 @@ class SlotPlaces:
         self._tokens.append((starts + np.where(is_real, positions, 0)).ravel())
         self._is_real.append(is_real.ravel())
         self._number += is_real.size
-        return LengthGroup(first, *is_real.shape), is_real
+        return LengthGroup(first, len(members), is_real.shape[1]), is_real
 
     def slots(self, num_rows: int, device: torch.device) -> Slots:
         """Return the slots of all groups, in which padding rows after the tokens are in the first slot."""
