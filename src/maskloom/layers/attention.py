@@ -226,10 +226,8 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
         return layout.from_slots(grouped_attention(slots, layout, num_heads, dropout, causal=causal))
     contexts = []
     parts = slots.split([group.num_slots for group in layout.groups])
-    for group, qkv_nshd3 in zip(layout.groups, parts, strict=True):
-        q_nhsd, k_nhsd, v_nhsd = qkv_nshd3.view(group.num_sequences, group.length, 3, num_heads, -1).permute(
-            2, 0, 3, 1, 4
-        )
+    for group, part in zip(layout.groups, parts, strict=True):
+        q_nhsd, k_nhsd, v_nhsd = part.view(group.num_sequences, group.length, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
         mask = group.mask(causal=causal)
         is_causal = causal and mask is None
         context_nhsd = F.scaled_dot_product_attention(
