@@ -177,9 +177,14 @@ class Dropout(nn.Dropout):
         """Return the values after dropout, (rows, width)."""
         if not self.training:
             return input
-        if self._is_native(input):
-            return _native_dropout(input, self.p)
-        return input * dropout_factors(input, self.p, *next_keys(len(input)))
+        if not self._is_native(input):
+            return input * dropout_factors(input, self.p, *next_keys(len(input)))
+        if 0.0 < self.p < 1.0 and input.is_cuda and input.ndim == 2:
+            from maskloom.layers.processor.fused_layers import fuses, thinned  # it imports this module
+
+            if fuses(input):
+                return thinned(input, self.p)  # with the draws of a CPU
+        return F.dropout(input, self.p)
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + dropout(x), in one pass over the values where possible."""
@@ -189,13 +194,3 @@ class Dropout(nn.Dropout):
 
     def _is_native(self, x: Tensor) -> bool:
         return self.p in (0.0, 1.0) or x.device.type != "cpu" or torch.compiler.is_compiling()
-
-
-def _native_dropout(x: Tensor, rate: float) -> Tensor:
-    """Return dropout(x), computed by our GPU kernel with the CPU's draws where that kernel runs, else by torch."""
-    if 0.0 < rate < 1.0 and x.is_cuda and x.ndim == 2:
-        from maskloom.layers.processor.fused_layers import fuses, thinned  # it imports this module
-
-        if fuses(x):
-            return thinned(x, rate)
-    return F.dropout(x, rate)
