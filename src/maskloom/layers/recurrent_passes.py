@@ -32,21 +32,26 @@ class TimeOrder:
     `tokens` (w, n) is the token at each place, `places` (w, n) the place of each token, `going` (sequences,) the
     non-empty sequences, longest first, and `batch_sizes` (steps,) the number of sequences that reach each step. States
     have one row for each of these sequences, then one for each place; `before` (n,) is the row of the previous state
-    of each place, `last` (sequences,) the row of the last state of each sequence.
+    of each place, `last` (sequences,) the row of the last state of each sequence. There must be at least one token.
     """
 
     def __init__(self, lengths: np.ndarray, device: torch.device, *, num_ways: int = 1) -> None:
-        order, places, self.batch_sizes = time_order(lengths)
-        mirrored = np.repeat(2 * np.cumsum(lengths) - lengths - 1, lengths) - np.arange(len(order))
+        numbers, ends = np.arange(int(lengths.sum())), np.cumsum(lengths)
+        longest_first = np.argsort(-lengths, kind="stable")
+        self.batch_sizes = np.bincount(lengths)[:0:-1].cumsum()[::-1].copy()  # sequences of at least 1, 2, ... tokens
+        begins = np.repeat(np.cumsum(self.batch_sizes) - self.batch_sizes, self.batch_sizes)
+        steps = np.repeat(np.arange(len(self.batch_sizes)), self.batch_sizes)
+        order, places = (ends - lengths)[longest_first][numbers - begins] + steps, np.empty_like(numbers)
+        places[order] = numbers
+        mirrored = np.repeat(2 * ends - lengths - 1, lengths) - numbers
         self.tokens = np.stack([order, mirrored[order]][:num_ways])
         self.places = np.stack([places, places[mirrored]][:num_ways])
         first = int(self.batch_sizes[0])
-        ranked = np.argsort(-lengths, kind="stable")[:first]
+        ranked = longest_first[:first]
         self.sizes = [first, *self.batch_sizes.tolist()]
         self.going = to_device(ranked, device)
-        rows = first + np.arange(len(order))
-        self.before = to_device(rows - np.repeat(self.sizes[:-1], self.batch_sizes), device)
-        self.last = to_device(first + places[np.cumsum(lengths)[ranked] - 1], device)
+        self.before = to_device(first + numbers - np.repeat(self.sizes[:-1], self.batch_sizes), device)
+        self.last = to_device(first + places[ends[ranked] - 1], device)
         ways = np.arange(num_ways)[:, None]
         self._taken = to_device((self.tokens * num_ways + ways).ravel(), device)
         self._back = to_device((self.places + ways * len(order)).T.ravel(), device)
@@ -59,23 +64,6 @@ class TimeOrder:
     def packed(self, by_time: Tensor) -> Tensor:
         """Reverse `by_time`: (w, n, size) to (n, w size)."""
         return by_time.reshape(self._back.numel(), -1).index_select(0, self._back).view(by_time.shape[1], -1)
-
-
-def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the order of packed tokens by time step, longest sequence first, in which recurrent layers read them.
-
-    The first array has the token at each place of the new order, the second the place of each token, both (tokens,);
-    the third counts the sequences that reach each step, (steps,). Empty sequences are left out.
-    """
-    lengths = np.asarray(lengths, dtype=np.int64)
-    starts = (np.cumsum(lengths) - lengths)[np.argsort(-lengths, kind="stable")]
-    batch_sizes = np.bincount(lengths)[:0:-1].cumsum()[::-1].copy()  # sequences of at least 1, 2, ... tokens
-    places = np.arange(int(lengths.sum()))
-    steps = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
-    order = starts[places - np.repeat(np.cumsum(batch_sizes) - batch_sizes, batch_sizes)] + steps
-    inverse = np.empty_like(order)
-    inverse[order] = places
-    return order, inverse, batch_sizes
 
 
 def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
