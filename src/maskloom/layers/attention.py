@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from maskloom.layers.copies import to_device
 from maskloom.layers.processor.grouped_attention import grouped_attention
 from maskloom.layers.processor.matrix_products import Dense
-from maskloom.layers.processor.packed_attention import packed_attention, prefers_packed
+from maskloom.layers.processor.packed_attention import flash_attention, prefers_packed
 from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 
@@ -217,7 +217,7 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
     length, h heads, d head size.
     """
     if prefers_packed(qkv, layout, num_heads):
-        return packed_attention(qkv, layout, num_heads, dropout, causal=causal)
+        return flash_attention(qkv, layout, num_heads, dropout, causal=causal)[0]
     slots = layout.to_slots(qkv)
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)
@@ -226,10 +226,8 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
         return layout.from_slots(grouped_attention(slots, layout, num_heads, dropout, causal=causal))
     contexts = []
     parts = slots.split([group.num_slots for group in layout.groups])
-    for group, qkv_nshd3 in zip(layout.groups, parts, strict=True):
-        q_nhsd, k_nhsd, v_nhsd = qkv_nshd3.view(group.num_sequences, group.length, 3, num_heads, -1).permute(
-            2, 0, 3, 1, 4
-        )
+    for group, part in zip(layout.groups, parts, strict=True):
+        q_nhsd, k_nhsd, v_nhsd = part.view(group.num_sequences, group.length, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
         mask = group.mask(causal=causal)
         is_causal = causal and mask is None
         context_nhsd = F.scaled_dot_product_attention(

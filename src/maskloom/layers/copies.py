@@ -43,10 +43,7 @@ class HostCopy:
 
     def __init__(self, tensor: Tensor) -> None:
         self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)
-        self._event = None
-        if tensor.is_cuda:
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(tensor.device))
+        self._event = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
     def array(self) -> np.ndarray:
         """Wait for the copy and return the values."""

@@ -64,10 +64,6 @@ class Penalties:
     transitions: Tensor
     end: Tensor
 
-    def to(self, device: torch.device) -> Penalties:
-        """Return these penalties on another device."""
-        return Penalties(self.start.to(device), self.transitions.to(device), self.end.to(device))
-
 
 class LinearChainCRF(nn.Module):
     """Score whole tag sequences: emissions plus transitions between neighbours plus start and end scores.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +12,6 @@ from maskloom.layers.general_attention import AttentionLayout, attend_between
 from maskloom.layers.processor.grouped_attention import paired_attention, prefers_paired
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.sequence_layout import SequenceLayout
-
-
-class Memory(Protocol):
-    """What a decoder layer attends to in addition to its own tokens."""
-
-    def attend(self, attention: CrossAttention, queries: Tensor) -> Tensor:
-        """Return the context of every query: (queries, hidden) to (queries, hidden)."""
-        ...
 
 
 class CrossAttention(nn.Module):
@@ -111,3 +102,7 @@ class PaddedMemory:
         """Return the sequences `rows`, in this order; a sequence may be repeated."""
         keys, values = (part.index_select(0, rows) for part in (self.keys, self.values))
         return PaddedMemory(keys, values, None if self.mask is None else self.mask.index_select(0, rows))
+
+
+Memory = PackedMemory | PaddedMemory
+"""What a decoder layer attends to in addition to its own tokens."""

@@ -19,7 +19,7 @@ from maskloom.layers.attention import KeyValues, SelfAttention
 from maskloom.layers.cross_attention import CrossAttention, Memory
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward
-from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.processor.matrix_products import Dense, prefers_onednn
 from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
@@ -86,7 +86,7 @@ def _product(part: Dense, rows: Tensor, activation: Activation | None = None) ->
     like = rows.new_empty(len(rows), part.weight.shape[1])
     if activation is None and part.is_packed_for(like):
         return part.packed_product
-    if part.goes_to_onednn(like):
+    if part.is_packed_for(like) or prefers_onednn(like, part.weight.shape[0]):
         return part if activation is None else partial(part.activated, activation=activation)
     product = partial(F.linear, weight=part.weight, bias=part.bias)
     return product if activation is None else lambda x: activation(product(x))

@@ -6,7 +6,6 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +23,7 @@ _TARGETS = 0x51ED270B
 # Words that each thread hashes at a time, few enough to stay in its cache.
 _BLOCK = 32_768
 _local = threading.local()
+_CPU = torch.device("cpu")
 
 
 class RowDraws:
@@ -35,52 +35,42 @@ class RowDraws:
 
     def __init__(self, key: int, first_row: int, lengths: np.ndarray) -> None:
         self.place = 0
-        self._key, self._first_row, self._lengths = key, first_row, torch.from_numpy(lengths)
-        self._on_device: dict[int, Tensor] = {}
+        self._key, self._first_row, self._lengths = key, first_row, lengths
+        self._keys: dict[torch.device, dict[int, Tensor]] = {}
 
     def for_targets(self, lengths: np.ndarray) -> RowDraws:
         """Return independent draws for the target texts of the same rows, with their own lengths."""
         return RowDraws(self._key ^ _TARGETS, self._first_row, lengths)
 
-    @cached_property
-    def _keys(self) -> dict[int, Tensor]:
-        """The int32 keys of sequences and of tokens, indexed by how many there are."""
-        found = self._keys_of(self._lengths, len(self._lengths), num_tokens := int(self._lengths.sum()))
-        # padding rows belong to no sequence
-        filled = F.pad(found[num_tokens], (0, filled_number(num_tokens) - num_tokens))
-        return {**found, len(filled): filled}
+    def next_place(self, num_rows: int, device: torch.device = _CPU) -> tuple[Tensor, int, float] | None:
+        """Return row keys on a device, the word that turns them into the next place's keys, and a number in [0, 1).
 
-    def _keys_of(self, lengths: Tensor, num_sequences: int, num_tokens: int) -> dict[int, Tensor]:
-        """Return the keys of sequences and of tokens, indexed by how many there are, on the device of `lengths`."""
-        rows = torch.arange(num_sequences, dtype=torch.int32, device=lengths.device) + self._first_row
+        The result is None if `num_rows` fits no tokens or sequences.
+        """
+        if device not in self._keys:
+            self._keys[device] = self._keys_on(device)
+        if num_rows not in self._keys[device]:
+            return None
+        self.place += 1
+        words = [_hashed_word(_wrapped(number * GAMMA)) for number in (2 * self.place, 2 * self.place + 1)]
+        return self._keys[device][num_rows], words[0], (words[1] + 2**31) / 2**32
+
+    def _keys_on(self, device: torch.device) -> dict[int, Tensor]:
+        """Return the int32 keys of sequences and of tokens, indexed by how many there are."""
+        num_sequences, num_tokens = len(self._lengths), int(self._lengths.sum())
+        lengths = to_device(self._lengths, device)
+        rows = torch.arange(num_sequences, dtype=torch.int32, device=device) + self._first_row
         sequences = _hashed(_hashed(rows * GAMMA) ^ self._key)
         starts = torch.repeat_interleave(lengths.cumsum(0) - lengths, lengths, output_size=num_tokens)
         # from 1: the first token has a key of its own
-        positions = torch.arange(1, num_tokens + 1, device=lengths.device) - starts
+        positions = torch.arange(1, num_tokens + 1, device=device) - starts
         owners = torch.repeat_interleave(sequences, lengths, output_size=num_tokens)
         tokens = _hashed(owners + positions.to(torch.int32) * GAMMA)
-        return {num_sequences: sequences, num_tokens: tokens}
-
-    def next_place(self, num_rows: int) -> tuple[Tensor, float] | None:
-        """Return the next place's keys and a number in [0, 1), or None if `num_rows` fits no tokens or sequences."""
-        if num_rows not in self._keys:
-            return None
-        word, dither = self._next_words()
-        return _hashed(self._keys[num_rows] ^ word), dither
-
-    def next_place_on(self, device: torch.device, num_rows: int) -> tuple[Tensor, int, float] | None:
-        """Return the row keys on a device, the word that turns them into the next place's keys, a number in [0, 1)."""
-        if not self._on_device:
-            lengths = self._lengths.numpy()
-            self._on_device = self._keys_of(to_device(lengths, device), len(lengths), int(lengths.sum()))
-        if num_rows not in self._on_device:
-            return None
-        return self._on_device[num_rows], *self._next_words()
-
-    def _next_words(self) -> tuple[int, float]:
-        self.place += 1
-        words = [_hashed_word(_wrapped(number * GAMMA)) for number in (2 * self.place, 2 * self.place + 1)]
-        return words[0], (words[1] + 2**31) / 2**32
+        found = {num_sequences: sequences, num_tokens: tokens}
+        if device.type == "cpu":  # padding rows belong to no sequence
+            num_filled = filled_number(num_tokens)
+            found[num_filled] = F.pad(tokens, (0, num_filled - num_tokens))
+        return found
 
 
 @contextmanager
@@ -102,7 +92,8 @@ def next_keys(num_rows: int) -> tuple[Tensor, float]:
     """Return an int32 key for each row at the model's next place, and a number in [0, 1) used to round the rate."""
     draws = current_draws()
     if draws is not None and (keyed := draws.next_place(num_rows)) is not None:
-        return keyed
+        keys, word, dither = keyed
+        return _hashed(keys ^ word), dither
     keys = torch.empty(num_rows, dtype=torch.int32).random_(-(2**31), 2**31)
     return keys, float(torch.rand((), dtype=torch.float64))
 
@@ -128,7 +119,7 @@ def device_draws(num_rows: int, rate: float, device: torch.device) -> DeviceDraw
     if not rate:
         return NO_DRAWS
     draws = current_draws()
-    keyed = None if draws is None else draws.next_place_on(device, num_rows)
+    keyed = None if draws is None else draws.next_place(num_rows, device)
     if keyed is None:
         keys, dither = next_keys(num_rows)
         keyed = to_device(keys.numpy(), device), 0, dither
@@ -186,27 +177,20 @@ class Dropout(nn.Dropout):
         """Return the values after dropout, (rows, width)."""
         if not self.training:
             return input
-        if self._is_native(input):
-            return _native_dropout(input, self.p)
-        return input * dropout_factors(input, self.p, *next_keys(len(input)))
+        if not self._is_native(input):
+            return input * dropout_factors(input, self.p, *next_keys(len(input)))
+        if 0.0 < self.p < 1.0 and input.is_cuda and input.ndim == 2:
+            from maskloom.layers.processor.fused_layers import fuses, thinned  # it imports this module
+
+            if fuses(input):
+                return thinned(input, self.p)  # with the draws of a CPU
+        return F.dropout(input, self.p)
 
     def add(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + dropout(x), in one pass over the values where possible."""
-        if not self.training:
-            return residual + x
-        if self._is_native(x):
-            return residual + _native_dropout(x, self.p)
+        if not self.training or self._is_native(x):
+            return residual + self.forward(x)
         return torch.addcmul(residual, x, dropout_factors(x, self.p, *next_keys(len(x))))
 
     def _is_native(self, x: Tensor) -> bool:
         return self.p in (0.0, 1.0) or x.device.type != "cpu" or torch.compiler.is_compiling()
-
-
-def _native_dropout(x: Tensor, rate: float) -> Tensor:
-    """Return dropout(x), computed by our GPU kernel with the CPU's draws where that kernel runs, else by torch."""
-    if 0.0 < rate < 1.0 and x.is_cuda and x.ndim == 2:
-        from maskloom.layers.processor.fused_layers import fuses, thinned  # it imports this module
-
-        if fuses(x):
-            return thinned(x, rate)
-    return F.dropout(x, rate)

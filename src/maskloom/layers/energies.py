@@ -53,6 +53,6 @@ class EnergyAttention(nn.Module):
             return torch.zeros_like(queries)
         q_slots, k_slots, contexts = layout.queries.to_slots(queries), layout.keys.to_slots(keys), list[Tensor]()
         for group in layout.groups:
-            own, allowed = group.keys_of(k_slots), None if group.allowed is None else group.allowed[:, 0]
-            contexts.append((self.weights(group.queries_of(q_slots), own, allowed) @ own).flatten(0, 1))
+            own, allowed = group.keys.rows_of(k_slots), None if group.allowed is None else group.allowed[:, 0]
+            contexts.append((self.weights(group.queries.rows_of(q_slots), own, allowed) @ own).flatten(0, 1))
         return layout.queries.from_slots(torch.cat(contexts))[: len(queries)]

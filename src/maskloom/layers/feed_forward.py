@@ -18,13 +18,7 @@ class FeedForward(nn.Module):
     num_inner = 1
 
     def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        activation_name: str,
-        dropout: float = 0.0,
-        *,
-        bias: bool = True,
+        self, hidden_size: int, intermediate_size: int, activation_name: str, dropout: float = 0.0, *, bias: bool = True
     ) -> None:
         super().__init__()
         self.up = Dense(hidden_size, self.num_inner * intermediate_size, bias=bias)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
-from maskloom.layers.sequence_layout import SequenceLayout, Slots
+from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout, SlotPlaces
 
 # Lengths up to `_SHORT` form one group; each group of longer ones spans a factor of `_RATIO`.
 _SHORT, _RATIO = 16, 5 / 4
@@ -34,27 +34,14 @@ class Past(NamedTuple):
 class PairedGroup:
     """A group of n sequences of near-equal lengths, with at most q queries and k keys.
 
-    `sequences` (n,) are their indices; their slots start at `first_query` and `first_key`. `allowed` (n, 1, q or 1,
-    past + k) is True where a query may attend, or None if it may attend everywhere.
+    `sequences` (n,) are their indices; `queries` and `keys` are their slots. `allowed` (n, 1, q or 1, past + k) is True
+    where a query may attend, or None if it may attend everywhere.
     """
 
     sequences: Tensor
-    num_queries: int
-    num_keys: int
-    first_query: int
-    first_key: int
+    queries: LengthGroup
+    keys: LengthGroup
     allowed: Tensor | None
-
-    def queries_of(self, slots: Tensor) -> Tensor:
-        """Return this group's queries, (slots, features) to (n, q, features)."""
-        number = len(self.sequences)
-        part = slots.narrow(0, self.first_query, number * self.num_queries)
-        return part.view(number, self.num_queries, *slots.shape[1:])
-
-    def keys_of(self, slots: Tensor) -> Tensor:
-        """Return this group's keys, (slots, features) to (n, k, features)."""
-        number = len(self.sequences)
-        return slots.narrow(0, self.first_key, number * self.num_keys).view(number, self.num_keys, *slots.shape[1:])
 
 
 class AttentionLayout:
@@ -85,11 +72,11 @@ class AttentionLayout:
         if len(keys.sizes) != len(queries.sizes):
             raise ValueError(f"{len(queries.sizes)} sequences of queries, but {len(keys.sizes)} of keys")
         self.groups: list[PairedGroup] = []
-        query_places, key_places = _Places(queries), _Places(keys)
-        has_keyless = allowed is not None
+        query_places, key_places = SlotPlaces(queries.sizes), SlotPlaces(keys.sizes)
+        has_keyless, device = allowed is not None, queries.lengths.device
         for members in _near_equal(queries.sizes, keys.sizes) if queries.num_tokens else []:
-            first_query, is_query = query_places.add(members)
-            first_key, is_key = key_places.add(members)
+            own_queries, is_query = query_places.add(members)
+            own_keys, is_key = key_places.add(members)
             may = np.ones((len(members), 1, past + is_key.shape[1]), dtype=bool)
             may[:, 0, past:] = is_key
             has_keyless |= not may.any(2).all()
@@ -103,38 +90,11 @@ class AttentionLayout:
                     if allowed[sequence].shape != shape:
                         raise ValueError(f"the mask of sequence {sequence} does not have shape {shape}")
                     mask[: shape[0], : shape[1]] &= allowed[sequence]
-            device = queries.lengths.device
             mask = None if may.all() else to_device(may[:, None], device)
-            shape = (is_query.shape[1], is_key.shape[1], first_query, first_key)
-            self.groups.append(PairedGroup(to_device(members, device), *shape, mask))
-        self.queries, self.keys, self.has_keyless = query_places.slots(), key_places.slots(), has_keyless
-
-
-class _Places:
-    """Collects the slots of a batch's tokens, group by group."""
-
-    def __init__(self, layout: SequenceLayout) -> None:
-        self._layout, self._starts = layout, np.cumsum(layout.sizes) - layout.sizes
-        self._tokens, self._is_real, self._number = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)], 0
-
-    def add(self, members: np.ndarray) -> tuple[int, np.ndarray]:
-        """Add a group; return its first slot and a mask of the slots that hold a token, (sequences, longest)."""
-        first, sizes = self._number, self._layout.sizes[members, None]
-        positions = np.arange(sizes.max())
-        is_real = positions < sizes
-        self._tokens.append(np.where(is_real, self._starts[members, None] + positions, 0).ravel())
-        self._is_real.append(is_real.ravel())
-        self._number += is_real.size
-        return first, is_real
-
-    def slots(self) -> Slots:
-        """Return the slots of all groups."""
-        tokens, is_real = np.concatenate(self._tokens), np.concatenate(self._is_real)
-        slots = np.zeros(self._layout.num_rows, dtype=np.int64)  # padding rows: any slot
-        slots[tokens[is_real]] = np.flatnonzero(is_real)
-        device = self._layout.lengths.device
-        padding = to_device(np.flatnonzero(~is_real), device)
-        return Slots(to_device(tokens, device), to_device(slots, device), padding, self._layout.num_tokens)
+            self.groups.append(PairedGroup(to_device(members, device), own_queries, own_keys, mask))
+        self.queries = query_places.slots(queries.num_rows, device)
+        self.keys = key_places.slots(keys.num_rows, device)
+        self.has_keyless = has_keyless
 
 
 ScoreBias = Callable[[Tensor, PairedGroup], Tensor]
@@ -166,7 +126,7 @@ def attend_between(
     )
     contexts = []
     for group in layout.groups:
-        parts = (group.queries_of(q_slots), group.keys_of(k_slots), group.keys_of(v_slots))
+        parts = (group.queries.rows_of(q_slots), group.keys.rows_of(k_slots), group.keys.rows_of(v_slots))
         q, k, v = (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts)
         if past is not None:
             k = torch.cat([past.keys[group.sequences], k], 2)
@@ -176,7 +136,7 @@ def attend_between(
             scores = scores + bias(q, group)
         probabilities = masked_softmax(scores, group.allowed)
         if drawn is not None:
-            row_keys = head_keys(group.queries_of(drawn[0][layout.queries.tokens]), num_heads)
+            row_keys = head_keys(group.queries.rows_of(drawn[0][layout.queries.tokens]), num_heads)
             probabilities = probabilities * dropout_factors(probabilities, dropout, row_keys, drawn[1])
         elif dropout > 0.0:
             probabilities = F.dropout(probabilities, dropout)

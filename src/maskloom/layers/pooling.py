@@ -30,9 +30,7 @@ class TokenPooler(nn.Module):
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return one pooled vector per sequence."""
-        if layout.num_tokens == 0:
-            return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
-        return _without_empty(self._activation(self.dense(_read(hidden, layout, self.reads))), layout)
+        return _pooled(hidden, layout, self.reads, lambda read: self._activation(self.dense(read)))
 
 
 class LastToken(nn.Module):
@@ -47,20 +45,17 @@ class LastToken(nn.Module):
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return one vector per sequence."""
-        if layout.num_tokens == 0:
-            return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
-        return _without_empty(_read(hidden, layout, self.reads), layout)
+        return _pooled(hidden, layout, self.reads, lambda read: read)
 
 
-def _read(hidden: Tensor, layout: SequenceLayout, reads: Reads) -> Tensor:
+def _pooled(hidden: Tensor, layout: SequenceLayout, reads: Reads, transform: Activation) -> Tensor:
+    if layout.num_tokens == 0:
+        return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
     read = hidden.index_select(0, layout.first_positions if reads == "first" else layout.last_positions)
     if reads == "ends":
         half = hidden.shape[1] // 2
         read = torch.cat([read[:, :half], hidden.index_select(0, layout.first_positions)[:, half:]], dim=1)
-    return read
-
-
-def _without_empty(pooled: Tensor, layout: SequenceLayout) -> Tensor:
+    pooled = transform(read)
     return pooled * (layout.lengths > 0).unsqueeze(1) if layout.has_empty_sequences else pooled
 
 

@@ -14,15 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 from maskloom.layers.copies import to_device
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import dense
-from maskloom.layers.recurrent_passes import (
-    ElmanPass,
-    GruBeforePass,
-    GruPass,
-    LstmPass,
-    Pass,
-    TimeOrder,
-    recurrence,
-)
+from maskloom.layers.recurrent_passes import ElmanPass, GruBeforePass, GruPass, LstmPass, Pass, TimeOrder, recurrence
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import CarriedLayer
 

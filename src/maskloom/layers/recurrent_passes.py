@@ -3,12 +3,15 @@
 Letters: n tokens, g rows of a cell's matrices, h its size, w directions of reading, which run in lockstep. Autograd
 would record every operation of every step; here a step is one product and a few in-place operations, and whatever does
 not depend on the previous step is computed for all tokens together.
+
+`forward` receives the products of inputs and weights (w, n, g), which it may overwrite, and the states
+(w, sequences + n, h), of which it fills all but the initial ones; it returns the other tensors that `backward` needs.
+`backward` receives the outside gradients of the states and adds the gradients from later steps in place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from maskloom.layers.copies import to_device
 
 Tensors = Sequence[Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor]  # of inputs (w, n, g), recurrent weights (w, g, h) and their bias (w, g)
 
 sigmoid_slope, tanh_slope = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward  # x y (1 - y), x (1 - y^2)
 
@@ -28,21 +32,26 @@ class TimeOrder:
     `tokens` (w, n) is the token at each place, `places` (w, n) the place of each token, `going` (sequences,) the
     non-empty sequences, longest first, and `batch_sizes` (steps,) the number of sequences that reach each step. States
     have one row for each of these sequences, then one for each place; `before` (n,) is the row of the previous state
-    of each place, `last` (sequences,) the row of the last state of each sequence.
+    of each place, `last` (sequences,) the row of the last state of each sequence. There must be at least one token.
     """
 
     def __init__(self, lengths: np.ndarray, device: torch.device, *, num_ways: int = 1) -> None:
-        order, places, self.batch_sizes = time_order(lengths)
-        mirrored = np.repeat(2 * np.cumsum(lengths) - lengths - 1, lengths) - np.arange(len(order))
+        numbers, ends = np.arange(int(lengths.sum())), np.cumsum(lengths)
+        longest_first = np.argsort(-lengths, kind="stable")
+        self.batch_sizes = np.bincount(lengths)[:0:-1].cumsum()[::-1].copy()  # sequences of at least 1, 2, ... tokens
+        begins = np.repeat(np.cumsum(self.batch_sizes) - self.batch_sizes, self.batch_sizes)
+        steps = np.repeat(np.arange(len(self.batch_sizes)), self.batch_sizes)
+        order, places = (ends - lengths)[longest_first][numbers - begins] + steps, np.empty_like(numbers)
+        places[order] = numbers
+        mirrored = np.repeat(2 * ends - lengths - 1, lengths) - numbers
         self.tokens = np.stack([order, mirrored[order]][:num_ways])
         self.places = np.stack([places, places[mirrored]][:num_ways])
         first = int(self.batch_sizes[0])
-        ranked = np.argsort(-lengths, kind="stable")[:first]
+        ranked = longest_first[:first]
         self.sizes = [first, *self.batch_sizes.tolist()]
         self.going = to_device(ranked, device)
-        rows = first + np.arange(len(order))
-        self.before = to_device(rows - np.repeat(self.sizes[:-1], self.batch_sizes), device)
-        self.last = to_device(first + places[np.cumsum(lengths)[ranked] - 1], device)
+        self.before = to_device(first + numbers - np.repeat(self.sizes[:-1], self.batch_sizes), device)
+        self.last = to_device(first + places[ends[ranked] - 1], device)
         ways = np.arange(num_ways)[:, None]
         self._taken = to_device((self.tokens * num_ways + ways).ravel(), device)
         self._back = to_device((self.places + ways * len(order)).T.ravel(), device)
@@ -55,48 +64,6 @@ class TimeOrder:
     def packed(self, by_time: Tensor) -> Tensor:
         """Reverse `by_time`: (w, n, size) to (n, w size)."""
         return by_time.reshape(self._back.numel(), -1).index_select(0, self._back).view(by_time.shape[1], -1)
-
-
-def time_order(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the order of packed tokens by time step, longest sequence first, in which recurrent layers read them.
-
-    The first array has the token at each place of the new order, the second the place of each token, both (tokens,);
-    the third counts the sequences that reach each step, (steps,). Empty sequences are left out.
-    """
-    lengths = np.asarray(lengths, dtype=np.int64)
-    starts = (np.cumsum(lengths) - lengths)[np.argsort(-lengths, kind="stable")]
-    batch_sizes = np.bincount(lengths)[:0:-1].cumsum()[::-1].copy()  # sequences of at least 1, 2, ... tokens
-    places = np.arange(int(lengths.sum()))
-    steps = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
-    order = starts[places - np.repeat(np.cumsum(batch_sizes) - batch_sizes, batch_sizes)] + steps
-    inverse = np.empty_like(order)
-    inverse[order] = places
-    return order, inverse, batch_sizes
-
-
-class Gradients(NamedTuple):
-    """Gradients of the inputs (w, n, g), the recurrent weights (w, g, h) and their bias (w, g)."""
-
-    inputs: Tensor
-    weight: Tensor
-    bias: Tensor
-
-
-class Pass(Protocol):
-    """The forward and backward pass of a cell over all steps.
-
-    `forward` receives the products of inputs and weights (w, n, g), which it may overwrite, and the states
-    (w, sequences + n, h), of which it fills all but the initial ones; it returns the other tensors that `backward`
-    needs. `backward` receives the outside gradients of the states and adds the gradients from later steps in place.
-    """
-
-    def forward(self, inputs: Tensor, weight: Tensor, bias: Tensor, states: Tensors, sizes: list[int]) -> Tensors:
-        """Fill the states of all steps."""
-        ...
-
-    def backward(self, weight: Tensor, states: Tensors, kept: Tensors, grads: Tensors, at: TimeOrder) -> Gradients:
-        """Return the gradients, and complete the states' gradients in place."""
-        ...
 
 
 def _steps(states: Tensor, sizes: list[int]) -> tuple[list[Tensor], Sequence[Tensor]]:
@@ -126,7 +93,7 @@ class ElmanPass:
         steps = [*zip(inputs.split(at.sizes[1:], 1), *_steps(grads[0], at.sizes), strict=True)]
         for rows, before, after in reversed(steps):
             before.baddbmm_(rows.mul_(after), weight)
-        return Gradients(inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1))
+        return inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1)
 
 
 class LstmPass:
@@ -170,7 +137,7 @@ class LstmPass:
             by_c.mul_(c_1.unsqueeze(2))
             c_0.addcmul_(c_1, f_1)
             h_0.baddbmm_(rows, weight)
-        return Gradients(inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1))
+        return inputs, inputs.transpose(1, 2) @ states[0].index_select(1, at.before), inputs.sum(1)
 
 
 class GruPass:
@@ -205,7 +172,7 @@ class GruPass:
             h_0.addcmul_(h_1, z_1).baddbmm_(rows, weight)
         inputs = products.clone()
         torch.mul(slope, grads[0][:, at.sizes[0] :], out=inputs[..., 2 * size :])
-        return Gradients(inputs, products.transpose(1, 2) @ before, products.sum(1))
+        return inputs, products.transpose(1, 2) @ before, products.sum(1)
 
 
 class GruBeforePass:
@@ -243,7 +210,10 @@ class GruBeforePass:
             reset.mul_(rest)
             h_0.addcmul_(h_1, z_1).addcmul_(rest, r_1).baddbmm_(rows, of_gates)
         found = [inputs[..., : 2 * size].transpose(1, 2) @ before, d_new.transpose(1, 2) @ left]
-        return Gradients(inputs, torch.cat(found, 1), inputs.sum(1))
+        return inputs, torch.cat(found, 1), inputs.sum(1)
+
+
+Pass = ElmanPass | LstmPass | GruPass | GruBeforePass
 
 
 class _Recurrence(torch.autograd.Function):
@@ -268,9 +238,9 @@ class _Recurrence(torch.autograd.Function):
         grads[0][:, number:] = at.by_time(d_outputs)
         for grad, part in zip(grads, d_last.unbind(1), strict=True):
             grad.index_add_(1, at.last, part.reshape(number, len(weight), -1).transpose(0, 1))
-        found = ctx.steps.backward(weight, states, kept, grads, at)
+        d_inputs, d_weight, d_bias = ctx.steps.backward(weight, states, kept, grads, at)
         d_first = torch.stack([grad[:, :number].transpose(0, 1).flatten(1) for grad in grads], 1)
-        return None, None, at.packed(found.inputs), found.weight, found.bias, d_first
+        return None, None, at.packed(d_inputs), d_weight, d_bias, d_first
 
 
 def recurrence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -56,13 +57,14 @@ class RelativeBias(nn.Module):
                 allowed = torch.ones(group.length, group.length, dtype=torch.bool, device=place.device).tril()
             bias = self.between(place, place)
             biases.append(bias if allowed is None else bias.masked_fill(~allowed, -math.inf))
-        return layout.with_biases(biases)
+        return replace(layout, biases=tuple(biases))
 
     def after(self, layout: SequenceLayout, past: PastTokens) -> SequenceLayout:
         """Return the layout with biases for the newest tokens, which attend to themselves and the tokens in `past`."""
         keys = torch.arange(past.longest, device=past.lengths.device).unsqueeze(0)
         bias = self.between(past.lengths.unsqueeze(1) - 1, keys)
-        return layout.with_biases([bias if past.mask is None else bias.masked_fill(~past.mask, -math.inf)])
+        bias = bias if past.mask is None else bias.masked_fill(~past.mask, -math.inf)
+        return replace(layout, biases=(bias,))
 
 
 class RelativeSelfAttention(nn.Module):
@@ -128,8 +130,7 @@ def _attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float)
             context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
         else:
             probabilities = torch.softmax(q @ k.transpose(2, 3) + bias, -1)
-            row_keys = keys.narrow(0, group.first_slot, group.num_slots).view(-1, group.length)
-            context = probabilities * dropout_factors(probabilities, dropout, head_keys(row_keys, num_heads), dither)
-            context = context @ v
+            row_keys = head_keys(group.rows_of(keys), num_heads)
+            context = (probabilities * dropout_factors(probabilities, dropout, row_keys, dither)) @ v
         contexts.append(context.transpose(1, 2).reshape(group.num_slots, -1))
     return layout.from_slots(torch.cat(contexts))

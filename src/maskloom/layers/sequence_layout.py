@@ -30,13 +30,18 @@ class LengthGroup:
     first_slot: int
     num_sequences: int
     length: int
-    key_mask: Tensor | None
+    key_mask: Tensor | None = None
     is_padded_behind: bool = True
 
     @property
     def num_slots(self) -> int:
         """Number of slots: sequences times length."""
         return self.num_sequences * self.length
+
+    def rows_of(self, slots: Tensor) -> Tensor:
+        """Return this group's part of all slots, (slots, ...) to (num_sequences, length, ...)."""
+        part = slots.narrow(0, self.first_slot, self.num_slots)
+        return part.view(self.num_sequences, self.length, *slots.shape[1:])
 
     def mask(self, *, causal: bool) -> Tensor | None:
         """Return a mask, True where a query may attend and broadcastable to (sequences, 1, length, length), or None.
@@ -54,17 +59,13 @@ class LengthGroup:
 
 @dataclass(frozen=True)
 class Grouping:
-    """Slots: sequences sorted by length and grouped, padded to the longest sequence of their group.
+    """Sequences sorted by length and grouped, padded to the longest sequence of their group.
 
-    `slot_tokens` (slots,) is the token of each slot (a padding slot repeats its sequence's first token), `token_slots`
-    (tokens,) the slot of each token, and `padding_slots` lists the slots without a token. The first two are None if
-    both orders are the same.
+    `slots` is None if the order of the tokens stays the same; its padding slots repeat their sequence's first token.
     """
 
     groups: tuple[LengthGroup, ...]
-    slot_tokens: Tensor | None = None
-    token_slots: Tensor | None = None
-    padding_slots: Tensor | None = None
+    slots: Slots | None = None
 
     @property
     def grouping(self) -> Grouping:
@@ -75,8 +76,8 @@ class Grouping:
 class _Grouper:
     """Groups sequences on first access, which never happens with fused attention on a GPU."""
 
-    def __init__(self, sizes: np.ndarray, starts: np.ndarray, device: torch.device) -> None:
-        self._given = sizes, starts, device
+    def __init__(self, sizes: np.ndarray, num_rows: int, device: torch.device) -> None:
+        self._given = sizes, num_rows, device
         self._made: Grouping | None = None
 
     @property
@@ -142,11 +143,10 @@ class SequenceLayout:
             position_ids = places
         elif len(position_ids) != num_tokens:
             raise ValueError(f"{len(position_ids)} position ids for {num_tokens} tokens; one for each token is needed")
-        grouper, num_rows = _Grouper(sizes, starts, device), num_tokens
-        if device.type == "cpu" and (token_slots := grouper.grouping.token_slots) is not None:
-            num_rows = filled_number(num_tokens)
-            token_slots = F.pad(token_slots, (0, num_rows - num_tokens))
-            grouper = replace(grouper.grouping, token_slots=token_slots)
+        num_rows = filled_number(num_tokens) if device.type == "cpu" else num_tokens
+        grouper = _Grouper(sizes, num_rows, device)
+        if device.type == "cpu" and grouper.grouping.slots is None:
+            num_rows = num_tokens
         parts = offsets, sizes, np.minimum(starts, starts[sizes > 0].max(initial=0)), np.maximum(offsets[1:] - 1, 0)
         at, lengths, firsts, lasts, positions = all_to_device([*parts, position_ids], device)
         return cls(
@@ -212,18 +212,15 @@ class SequenceLayout:
     @property
     def slot_tokens(self) -> Tensor | None:
         """The token of each slot, (slots,)."""
-        return self.grouping.slot_tokens
-
-    def with_biases(self, biases: Sequence[Tensor]) -> SequenceLayout:
-        """Return this layout with biases to add to the scores of each group."""
-        return replace(self, biases=tuple(biases))
+        slots = self.grouping.slots
+        return None if slots is None else slots.tokens
 
     def places(self) -> list[Tensor]:
         """Return the positions of each group's slots, (num_sequences or 1, length)."""
         if not self.has_gaps:
             return [torch.arange(group.length, device=self.lengths.device)[None] for group in self.groups]
         slots = self.position_ids if self.slot_tokens is None else self.position_ids[self.slot_tokens]
-        return [slots.narrow(0, group.first_slot, group.num_slots).view(-1, group.length) for group in self.groups]
+        return [group.rows_of(slots) for group in self.groups]
 
     def within(self, neighborhood: int) -> SequenceLayout:
         """Return a layout with attention up to `neighborhood` positions away, 0 for no limit (Vaswani et al., 4).
@@ -254,33 +251,25 @@ class SequenceLayout:
 
     def to_slots(self, packed: Tensor) -> Tensor:
         """Reorder (rows, features) to slot order, (slots, features)."""
-        order = self.grouping
-        if order.slot_tokens is None or order.token_slots is None:
-            return packed
-        return _ToSlots.apply(  # pyright: ignore[reportReturnType]
-            packed, order.slot_tokens, order.token_slots, self.num_tokens
-        )
+        slots = self.grouping.slots
+        return packed if slots is None else slots.to_slots(packed)
 
     def from_slots(self, slots: Tensor) -> Tensor:
         """Reorder (slots, features) back to packed order, (rows, features)."""
-        order = self.grouping
-        if order.slot_tokens is None or order.token_slots is None:
-            return slots
-        return _FromSlots.apply(  # pyright: ignore[reportReturnType]
-            slots, order.slot_tokens, order.token_slots, order.padding_slots
-        )
+        order = self.grouping.slots
+        return slots if order is None else order.from_slots(slots)
 
 
 @dataclass(frozen=True)
 class Slots:
     """A padded order of packed tokens: `tokens` (slots,) has the token of each slot, `slots` (rows,) the reverse.
 
-    The slots in `padding` may name any token; rows after the first `num_tokens` may name any slot.
+    The slots in `padding`, if any, may name any token; rows after the first `num_tokens` may name any slot.
     """
 
     tokens: Tensor
     slots: Tensor
-    padding: Tensor
+    padding: Tensor | None
     num_tokens: int
 
     def to_slots(self, packed: Tensor) -> Tensor:
@@ -291,6 +280,33 @@ class Slots:
     def from_slots(self, slots: Tensor) -> Tensor:
         """Reorder (slots, features) back to packed order."""
         return _FromSlots.apply(slots, self.tokens, self.slots, self.padding)  # pyright: ignore[reportReturnType]
+
+
+class SlotPlaces:
+    """Collects the slots of a batch's tokens, group by group, from the lengths of its sequences."""
+
+    def __init__(self, sizes: np.ndarray) -> None:
+        self._sizes, self._starts = sizes, np.cumsum(sizes) - sizes
+        self._tokens, self._is_real, self._number = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=bool)], 0
+
+    def add(self, members: np.ndarray) -> tuple[LengthGroup, np.ndarray]:
+        """Add sequences; return their group, without a mask, and which slots hold a token, (sequences, longest)."""
+        first, sizes = self._number, self._sizes[members, None]
+        positions = np.arange(sizes.max())
+        is_real = positions < sizes
+        starts = np.where(sizes > 0, self._starts[members, None], 0)  # an empty sequence has no token
+        self._tokens.append((starts + np.where(is_real, positions, 0)).ravel())
+        self._is_real.append(is_real.ravel())
+        self._number += is_real.size
+        return LengthGroup(first, len(members), is_real.shape[1]), is_real
+
+    def slots(self, num_rows: int, device: torch.device) -> Slots:
+        """Return the slots of all groups, in which padding rows after the tokens are in the first slot."""
+        tokens, is_real = np.concatenate(self._tokens), np.concatenate(self._is_real)
+        slots = np.zeros(num_rows, dtype=np.int64)
+        slots[tokens[is_real]] = np.flatnonzero(is_real)
+        padding = None if is_real.all() else to_device(np.flatnonzero(~is_real), device)
+        return Slots(to_device(tokens, device), to_device(slots, device), padding, int(self._sizes.sum()))
 
 
 class _ToSlots(torch.autograd.Function):
@@ -338,30 +354,19 @@ def _as_lengths(lengths: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
     return sizes.astype(np.int64)
 
 
-def _group(sizes: np.ndarray, starts: np.ndarray, device: torch.device) -> Grouping:
+def _group(sizes: np.ndarray, num_rows: int, device: torch.device) -> Grouping:
     """Split sequences into groups of near-equal length; map slots to tokens and tokens to slots."""
     order = np.argsort(-sizes, kind="stable")
     order = order[sizes[order] > 0]
     groups: list[LengthGroup] = []
-    slot_tokens: list[np.ndarray] = []
-    is_real: list[np.ndarray] = []
-    first = first_slot = 0
+    places, first = SlotPlaces(sizes), 0
     while first < len(order):
         length = int(sizes[order[first]])
         shortest = length - max(_GROUP_SLACK, length // _GROUP_TOLERANCE)
         members = order[first : first + int(np.count_nonzero(sizes[order[first:]] >= shortest))]
-        positions = np.arange(length)
-        real = positions[None, :] < sizes[members, None]
-        slot_tokens.append((starts[members, None] + np.where(real, positions[None, :], 0)).ravel())
-        is_real.append(real.ravel())
-        mask = None if real.all() else to_device(real[:, None, None, :], device)
-        groups.append(LengthGroup(first_slot, len(members), length, mask))
-        first_slot += len(members) * length
+        group, is_real = places.add(members)
+        mask = None if is_real.all() else to_device(is_real[:, None, None, :], device)
+        groups.append(replace(group, key_mask=mask))
         first += len(members)
-    if len(groups) <= 1 and all(group.key_mask is None for group in groups):
-        return Grouping(tuple(groups))
-    tokens, real = np.concatenate(slot_tokens), np.concatenate(is_real)
-    token_slots = np.empty(int(sizes.sum()), dtype=np.int64)
-    token_slots[tokens[real]] = np.flatnonzero(real)
-    padding = None if real.all() else to_device(np.flatnonzero(~real), device)
-    return Grouping(tuple(groups), to_device(tokens, device), to_device(token_slots, device), padding)
+    keeps_order = len(groups) <= 1 and all(group.key_mask is None for group in groups)
+    return Grouping(tuple(groups), None if keeps_order else places.slots(num_rows, device))

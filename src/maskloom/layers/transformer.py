@@ -71,7 +71,7 @@ class Recomputable(nn.Module):
                 draws.place = place
             return self.computed(hidden, layout, None, memory)
 
-    def computed(self, hidden: Tensor, layout: SequenceLayout, past: Any = None, memory: Any = None) -> Tensor:
+    def computed(self, hidden: Tensor, layout: SequenceLayout, past: Any, memory: Any) -> Any:
         """Return the next hidden state of every token, as `forward` does."""
         raise NotImplementedError
 
@@ -80,7 +80,7 @@ class CarriedLayer(Recomputable):
     """A layer that carries a state from token to token: (tokens, width) to (tokens, width).
 
     The state of a sequence has the shape `state_shape` and is zero before the first token. In subclasses, `computed`
-    gets the pair of initial states and `memory`, and returns vectors and last states (sequences, *state_shape).
+    gets (initial states, other memory) as `memory`, and returns vectors and last states (sequences, *state_shape).
     """
 
     state_shape: tuple[int, ...]
@@ -93,12 +93,6 @@ class CarriedLayer(Recomputable):
         if past is not None:
             past.kept = state
         return vectors
-
-    def computed(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, hidden: Tensor, layout: SequenceLayout, past: None, memory: tuple[Tensor, Any]
-    ) -> tuple[Tensor, Tensor]:
-        """Return the vector of every token and the last states; `memory` is (initial states, other memory)."""
-        raise NotImplementedError
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: torch would recompile for the lengths of every batch."""
@@ -141,10 +135,11 @@ class TransformerLayer(Recomputable):
     ) -> Tensor:
         """Return the next hidden state of every token; `past` caches keys and values and is updated in place."""
         if past is None and memory is None and (settings := self._fused(hidden, layout)) is not None:
-            attention, feed_forward = cast(SelfAttention, self.attention), cast(FeedForward, self.feed_forward)
-            norms = cast(nn.LayerNorm, self.attention_layer_norm), cast(nn.LayerNorm, self.feed_forward_layer_norm)
-            hidden = attention_sublayer(hidden, (attention.qkv, attention.output), norms[0], settings)
-            return feed_forward_sublayer(hidden, (feed_forward.up, feed_forward.down), norms[1], settings)
+            attention, feed_forward = self.attention, self.feed_forward
+            parts = attention.qkv, attention.output, self.attention_layer_norm
+            hidden = attention_sublayer(hidden, parts, settings)
+            parts = feed_forward.up, feed_forward.down, self.feed_forward_layer_norm
+            return feed_forward_sublayer(hidden, parts, settings)
         blocks = [(lambda x: self.attention(x, layout, past), self.attention_layer_norm, self.attention_adapter)]
         if self.has_memory:
             norm, adapter = self.cross_attention_layer_norm, self.cross_attention_adapter
@@ -159,7 +154,9 @@ class TransformerLayer(Recomputable):
         attention, feed_forward, norm = self.attention, self.feed_forward, self.attention_layer_norm
         if (dtype := fused_type(hidden)) is None or self.pre_norm or self.has_memory or layout.rotation is not None:
             return None
-        if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward or self.adapters:
+        if type(attention) is not SelfAttention or type(feed_forward) is not FeedForward:
+            return None
+        if self.attention_adapter is not None or self.feed_forward_adapter is not None:
             return None
         is_plain = feed_forward.activation is F.gelu and feed_forward.dropout is None and type(norm) is nn.LayerNorm
         projections = attention.qkv, attention.output, feed_forward.up, feed_forward.down
@@ -177,9 +174,3 @@ class TransformerLayer(Recomputable):
             epsilon=cast(nn.LayerNorm, norm).eps,
             dtype=dtype,
         )
-
-    @property
-    def adapters(self) -> list[nn.Module]:
-        """The adapters that are set."""
-        found = (self.attention_adapter, self.cross_attention_adapter, self.feed_forward_adapter)
-        return [adapter for adapter in found if adapter is not None]

@@ -77,10 +77,8 @@ class _VocabularyLoss(torch.autograd.Function):
         num_rows -= num_rows % row_step(num_rows)
         total = _DecoderGradient(full, is_single=hidden.shape[0] <= num_rows)
         loss, mean_word = full.new_zeros(()), full.mean(0) if smoothing else full.new_zeros(0)
-        d_hidden, d_bias = (
-            torch.empty_like(hidden),
-            torch.zeros_like(bias) if bias is not None and bias.requires_grad else None,
-        )
+        d_hidden = torch.empty_like(hidden)
+        d_bias = torch.zeros_like(bias) if bias is not None and bias.requires_grad else None
         room = full.new_empty(min(num_rows, len(hidden)), len(full)) if on_cpu else None
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
@@ -201,16 +199,14 @@ class _DecoderGradient:
         if self._sum is None:
             # With the short side first, a block's product has long contiguous rows, which are fast to add.
             self._is_transposed = not self._is_single and prefers_onednn(rows, len(self._decoder))
+        if self._sum is None or self._is_transposed or rows.dtype != self._sum.dtype:
             pair = (rows, d_logits) if self._is_transposed else (d_logits, rows)
-            self._sum = transposed_product(*pair).to(self._decoder.dtype)
-        elif self._is_transposed or rows.dtype != self._sum.dtype:
-            pair = (rows, d_logits) if self._is_transposed else (d_logits, rows)
-            self._sum.add_(transposed_product(*pair))
+            self.add_product(transposed_product(*pair))
         else:
             self._sum.addmm_(d_logits.t(), rows)
 
     def add_product(self, summand: Tensor) -> None:
-        """Add a product computed elsewhere, with the layout of the decoder."""
+        """Add a product in the orientation of the sum, which for blocks computed elsewhere is the decoder's."""
         self._sum = summand.to(self._decoder.dtype) if self._sum is None else self._sum.add_(summand)
 
     def subtract(self, row: Tensor) -> None:

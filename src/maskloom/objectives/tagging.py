@@ -87,8 +87,8 @@ class CrfTagging(TaskObjective):
         scores = np.zeros((crf.num_tags + 1, crf.num_tags + 1), dtype=np.float32)
         first, second = np.array(self.forbidden).T
         scores[first, second] = _FORBIDDEN
-        found = torch.from_numpy(scores)
-        return Penalties(found[-1, :-1], found[:-1, :-1], found[:-1, -1]).to(crf.start.device)
+        found = torch.from_numpy(scores).to(crf.start.device)
+        return Penalties(found[-1, :-1], found[:-1, :-1], found[:-1, -1])
 
     def _loss_sum(self, model: EncoderWithHeads, logits: Tensor, batch: TokenBatch) -> Tensor:
         where, lengths = _chains(batch, labels_of(batch) != NOT_SCORED)

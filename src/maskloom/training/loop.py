@@ -397,9 +397,8 @@ class _Gradients:
         while True:
             state.optimizer.zero_grad(set_to_none=True)
             size = state.micro_batch_size or (wanted if isinstance(wanted, int) else None)
-            found, why = None, ""
             try:
-                found = launch_gradients(
+                return launch_gradients(
                     state.model,
                     self.objective,
                     batch,
@@ -415,8 +414,6 @@ class _Gradients:
                 if self.ranks.world_size > 1:  # the others wait in collectives that this rank will not join
                     raise self._out_of_memory_here(size, batch, str(error)) from error
                 why = str(error) or type(error).__name__
-            if found is not None:
-                return found
             # outside the handler, as the exception kept the activations of the attempt alive
             state.optimizer.zero_grad(set_to_none=True)
             release_cached_memory()

@@ -81,11 +81,6 @@ class TrainingSession:
     run_id: str | None = None
     is_enough: Callable[[], bool] | None = None
     num_averaged: int = 0
-    budget: TimeBudget | None = field(default=None, init=False)
-    _found_precision: str | None = field(default=None, init=False)
-    _evaluation_is_due: bool = field(default=False, init=False)
-    _has_ended: bool = field(default=False, init=False)
-    _begins_part: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Initialise the counters of bad steps, the warnings and the time budget."""
@@ -93,8 +88,11 @@ class TrainingSession:
         self._watch = LossWatch()
         self._rewinds, self._skips, self._skipped_at = 0, 0, 0
         self._told_size: int | None = None
+        self._found_precision: str | None = None
+        self._evaluation_is_due = self._has_ended = self._begins_part = False
         self._released = time.monotonic()
         self._ends = {settings.steps, *(plan.at for plan in settings.extensions if plan.at == plan.steps)}
+        self.budget: TimeBudget | None = None
         if settings.minutes is not None:
             seconds, ratio = 60.0 * settings.minutes, settings.warmup_ratio
             self.budget = TimeBudget(seconds, schedule=settings.schedule, warmup_ratio=ratio, ranks=self.ranks)
@@ -169,16 +167,17 @@ class TrainingSession:
 
     def _chosen_precision(self) -> str:
         """Return the requested precision, or the one measured as fastest when training began."""
-        wanted = self.settings.precision
-        if wanted == "fastest" and self.ranks.device.type != "cpu":
-            wanted = "auto"
-        if wanted == "fastest" and self._found_precision is None:
+        if self.settings.precision != "fastest":
+            return self.settings.precision
+        if self.ranks.device.type != "cpu":
+            return "auto"
+        if self._found_precision is None:
             self._require_whole_weights('precision = "fastest"')
             batch = self._coming_batch()
             is_half = self.ranks.is_first and fastest_precision(self.state.model, self.objective, batch) == "bf16"
             self._found_precision = "bf16" if self.ranks.any_(is_half) else "fp32"
             self._tell(f"precision: {self._found_precision} is faster here")
-        return self._found_precision if wanted == "fastest" and self._found_precision else wanted
+        return self._found_precision
 
     def _coming_batch(self) -> Any:
         """Return the batch of the next step, for measurements."""
@@ -244,21 +243,15 @@ class TrainingSession:
 
     def _dumped(self, bad: NonFiniteStepError) -> str:
         """Dump the bad step in the run's folder and return the path, or why it could not be written."""
-        size = self.settings.micro_batch_size
+        folder, size = self.log.path.parent / "dumps" / self.name, self.settings.micro_batch_size
+        size = None if size == "auto" else size
         try:
-            return str(
-                write_dump(
-                    self.log.path.parent / "dumps" / self.name,
-                    self.state,
-                    self.objective,
-                    bad,
-                    seed=self.seed,
-                    micro_batch_size=None if size == "auto" else size,
-                    ranks=self.ranks,
-                )
+            place = write_dump(
+                folder, self.state, self.objective, bad, seed=self.seed, micro_batch_size=size, ranks=self.ranks
             )
         except OSError as error:
             return f"not written, {error}"
+        return str(place)
 
     def _rewind(self, saves: Saves) -> None:
         """Restore weights and moments from the newest valid checkpoint, but not the caller's memory."""

@@ -35,15 +35,11 @@ def test_a_copy_is_waited_for_on_the_device_of_its_tensor(monkeypatch):
     """With several GPUs, the current device may be a different one."""
     asked = []
 
-    class Event:
-        def record(self, stream):
-            asked.append(stream)
+    def stream(device):
+        event = SimpleNamespace(synchronize=lambda: asked.append("waited"))
+        return SimpleNamespace(record_event=lambda: asked.append(f"stream of {device}") or event)
 
-        def synchronize(self):
-            asked.append("waited")
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
     on_second = SimpleNamespace(
         is_cuda=True, device=torch.device("cuda", 1), to=lambda place, *, non_blocking: torch.arange(3)
     )

@@ -182,22 +182,21 @@ class SublayerSettings:
     dtype: torch.dtype
 
 
-def attention_sublayer(
-    hidden: Tensor, projections: tuple[nn.Module, nn.Module], norm: nn.LayerNorm, settings: SublayerSettings
-) -> Tensor:
-    """Return LayerNorm(x + dropout(attention(x))) of (t, h), with query, key and value in one projection."""
-    return _AttentionSublayer.apply(  # pyright: ignore[reportReturnType]
-        settings, hidden, *_parameters(*projections, norm)
-    )
+def attention_sublayer(hidden: Tensor, parts: Sequence[Any], settings: SublayerSettings) -> Tensor:
+    """Return LayerNorm(x + dropout(attention(x))) of (t, h).
+
+    `parts` are the projection to query, key and value, that of the context, and the norm.
+    """
+    return _AttentionSublayer.apply(settings, hidden, *_parameters(parts))  # pyright: ignore[reportReturnType]
 
 
-def feed_forward_sublayer(
-    hidden: Tensor, projections: tuple[nn.Module, nn.Module], norm: nn.LayerNorm, settings: SublayerSettings
-) -> Tensor:
-    """Return LayerNorm(x + dropout(W2 gelu(W1 x))) of (t, h)."""
-    return _FeedForwardSublayer.apply(  # pyright: ignore[reportReturnType]
-        settings, hidden, *_parameters(*projections, norm)
-    )
+def feed_forward_sublayer(hidden: Tensor, parts: Sequence[Any], settings: SublayerSettings) -> Tensor:
+    """Return LayerNorm(x + dropout(W2 gelu(W1 x))) of (t, h); `parts` are both projections and the norm."""
+    return _FeedForwardSublayer.apply(settings, hidden, *_parameters(parts))  # pyright: ignore[reportReturnType]
+
+
+def _parameters(parts: Sequence[Any]) -> list[Tensor]:
+    return [parameter for part in parts for parameter in (part.weight, part.bias)]
 
 
 def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -205,10 +204,6 @@ def _rounded(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     out = [torch.empty_like(weight, dtype=dtype, memory_format=torch.contiguous_format) for weight in weights]
     torch._foreach_copy_(out, list(weights))  # pyright: ignore[reportPrivateImportUsage]
     return out
-
-
-def _parameters(*parts: nn.Module) -> list[Any]:
-    return [parameter for part in parts for parameter in (part.weight, part.bias)]
 
 
 class _AttentionSublayer(torch.autograd.Function):
@@ -334,64 +329,32 @@ def _normed_sum_gradients(
 
 def _gelu_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient of x, which overwrites `gradient`, and its sums over rows."""
-    parts = _by_columns("gelu_gradient", x, gradient, gradient)
-    return gradient, parts.sum(0)
+    return gradient, _by_columns("column_sums", x, gradient, gradient, OF_GELU=True)
 
 
 def _column_sums(x: Tensor) -> Tensor:
     """Return the sums over rows in fp32, (width,)."""
-    return _by_columns("column_sums", x).sum(0)
+    return _by_columns("column_sums", x, x, x, OF_GELU=False)
 
 
 def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
     """Return three arrays (t, heads, d) concatenated to (t, 3 h), and their sums over rows in fp32."""
     flat = [array.flatten(1).contiguous() for array in arrays]
-    (num_rows, width), columns = flat[0].shape, _TILE[1]
-    num_blocks, num_chunks, rows_each = _tiles(num_rows, width, flat[0].device, times=3)
-    out = flat[0].new_empty(num_rows, 3 * width)
-    parts = out.new_empty(num_chunks, 3 * width, dtype=torch.float32)
-    _run(
-        "joined",
-        (3 * num_blocks, num_chunks),
-        *flat,
-        out,
-        parts,
-        num_rows,
-        width,
-        rows_each,
-        ROWS=_TILE[0],
-        COLUMNS=columns,
-        num_warps=4,
-    )
-    return out, parts.sum(0)
+    out = flat[0].new_empty(len(flat[0]), 3 * flat[0].shape[1])
+    return out, _by_columns("joined", *flat, out, num_arrays=3)
 
 
-def _by_columns(name: str, x: Tensor, *more: Tensor) -> Tensor:
-    """Run a kernel whose programs process blocks of columns and chunks of rows, and return its partial sums."""
-    num_rows, width = x.shape
-    num_blocks, num_chunks, rows_each = _tiles(num_rows, width, x.device)
-    parts = x.new_empty(num_chunks, width, dtype=torch.float32)
-    _run(
-        name,
-        (num_blocks, num_chunks),
-        x,
-        *more,
-        parts,
-        num_rows,
-        width,
-        rows_each,
-        ROWS=_TILE[0],
-        COLUMNS=_TILE[1],
-        num_warps=4,
-    )
-    return parts
-
-
-def _tiles(num_rows: int, width: int, device: torch.device, times: int = 1) -> tuple[int, int, int]:
-    """Return the number of column blocks, the number of row chunks and the rows in each chunk."""
-    num_blocks = -(-width // _TILE[1])
-    num_chunks = max(1, min(32 * _num_processors(device) // (times * num_blocks), -(-num_rows // _TILE[0])))
-    return num_blocks, num_chunks, -(-num_rows // num_chunks)
+def _by_columns(name: str, x: Tensor, *more: Tensor, num_arrays: int = 1, **constants: bool) -> Tensor:
+    """Run a kernel whose programs process blocks of columns and chunks of rows, and add their partial sums."""
+    (num_rows, width), (rows, columns) = x.shape, _TILE
+    num_blocks = num_arrays * -(-width // columns)
+    num_chunks = max(1, min(32 * _num_processors(x.device) // num_blocks, -(-num_rows // rows)))
+    parts = x.new_empty(num_chunks, num_arrays * width, dtype=torch.float32)
+    _run(name, (num_blocks, num_chunks),
+        x, *more, parts, num_rows, width, -(-num_rows // num_chunks),
+        ROWS=rows, COLUMNS=columns, **constants, num_warps=4,
+    )  # fmt: skip
+    return parts.sum(0)
 
 
 def _is_short(qkv: Tensor, settings: SublayerSettings) -> bool:

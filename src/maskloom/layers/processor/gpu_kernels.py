@@ -172,8 +172,14 @@ def normed_embedding_gradient(
 
 
 @triton.jit(do_not_specialize=_CHANGING)
-def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """out = gelu'(x) gradient, with exact (erf) gelu: (t, inner); `parts` (row chunks, inner) gets its row sums."""
+def column_sums(
+    x, gradient, out, parts, num_rows, width, rows_each,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, OF_GELU: tl.constexpr,
+):  # fmt: skip
+    """`parts` (row chunks, width) gets the sums over the rows of `x` (t, width).
+
+    With OF_GELU they are those of out = gelu'(x) gradient, with exact (erf) gelu.
+    """
     chunk = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = columns < width
@@ -184,29 +190,13 @@ def gelu_gradient(x, gradient, out, parts, num_rows, width, rows_each, ROWS: tl.
         place = rows[:, None].to(tl.int64) * width + columns[None, :]
         mask = (rows < tl.minimum(first + rows_each, num_rows))[:, None] & inside[None, :]
         values = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
-        upper = tl.load(gradient + place, mask=mask, other=0.0).to(tl.float32)
-        below = 0.5 + 0.5 * tl.erf(values * _ROOT_HALF)
-        density = tl.exp2(values * values * (-0.5 * _LOG2_E)) * _INVERSE_ROOT_2_PI
-        lower = upper * (below + values * density)
-        tl.store(out + place, lower, mask=mask)
-        total += tl.sum(lower, 0)
-    tl.store(parts + chunk * width + columns, total, mask=inside)
-
-
-@triton.jit(do_not_specialize=_CHANGING)
-def column_sums(x, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """`parts` (row chunks, width) gets the sums over the rows of `x` (t, width)."""
-    chunk = tl.program_id(1)
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < width
-    total = tl.zeros([COLUMNS], tl.float32)
-    first = chunk * rows_each
-    for start in range(first, tl.minimum(first + rows_each, num_rows), ROWS):
-        rows = start + tl.arange(0, ROWS)
-        mask = (rows < tl.minimum(first + rows_each, num_rows))[:, None] & inside[None, :]
-        total += tl.sum(
-            tl.load(x + rows[:, None].to(tl.int64) * width + columns[None, :], mask=mask, other=0.0).to(tl.float32), 0
-        )
+        if OF_GELU:
+            upper = tl.load(gradient + place, mask=mask, other=0.0).to(tl.float32)
+            below = 0.5 + 0.5 * tl.erf(values * _ROOT_HALF)
+            density = tl.exp2(values * values * (-0.5 * _LOG2_E)) * _INVERSE_ROOT_2_PI
+            values = upper * (below + values * density)
+            tl.store(out + place, values, mask=mask)
+        total += tl.sum(values, 0)
     tl.store(parts + chunk * width + columns, total, mask=inside)
 
 

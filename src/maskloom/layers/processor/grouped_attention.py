@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
-from maskloom.layers.general_attention import AttentionLayout, PairedGroup
+from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.processor.matrix_products import unrounded
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
+
+_Group = tuple[tuple[LengthGroup, ...], Tensor | None]
 
 
 def grouped_attention(
@@ -29,9 +32,10 @@ def grouped_attention(
     if layout.slot_tokens is not None:
         keys = keys[layout.slot_tokens]
     slots = unrounded(slots)
+    groups = [((group,), _excluded_of(group, slots.dtype, causal=causal)) for group in layout.groups]
     with torch.autocast("cpu", enabled=False):
         return _GroupedAttention.apply(  # pyright: ignore[reportReturnType]
-            slots, layout.groups, num_heads, dropout, keys, dither, causal
+            groups, num_heads, dropout, keys, dither, slots
         )
 
 
@@ -55,10 +59,9 @@ def paired_attention(
     """
     keys, dither = _keys(len(queries), dropout)
     slots = unrounded(layout.queries.to_slots(queries)), unrounded(layout.keys.to_slots(key_values))
+    groups = [((group.queries, group.keys), _excluded(group.allowed, slots[0].dtype)) for group in layout.groups]
     with torch.autocast("cpu", enabled=False):
-        contexts = _PairedAttention.apply(
-            *slots, layout.groups, num_heads, dropout, keys[layout.queries.tokens], dither
-        )
+        contexts = _GroupedAttention.apply(groups, num_heads, dropout, keys[layout.queries.tokens], dither, *slots)
     return layout.queries.from_slots(contexts)[: len(queries)]  # pyright: ignore[reportArgumentType]
 
 
@@ -67,104 +70,54 @@ def _keys(num_rows: int, dropout: float) -> tuple[Tensor, float]:
 
 
 class _GroupedAttention(torch.autograd.Function):
-    """Letters: n sequences of a group, s its length, h heads, d head size."""
+    """Attention on slots of queries, keys and values in one array, or of queries and of keys and values in two.
 
-    @staticmethod
-    def forward(
-        ctx,
-        slots: Tensor,
-        groups: tuple[LengthGroup, ...],
-        num_heads: int,
-        dropout: float,
-        keys: Tensor,
-        dither: float,
-        causal: bool,
-    ) -> Tensor:
-        contexts = slots.new_empty(slots.shape[0], slots.shape[1] // 3)
-        kept: list[Tensor] = []
-        for group in groups:
-            q, k, v = _by_head(_rows(slots, group), 3, num_heads)
-            excluded = _excluded_of(group, q.dtype, causal=causal)
-            parts = _attended(q, k, v, excluded, dropout, _rows(keys, group), dither)
-            _store(_rows(contexts, group), parts[-1].unsqueeze(0), num_heads)
-            kept += parts
-        ctx.groups, ctx.num_heads = groups, num_heads
-        ctx.save_for_backward(*kept)
-        return contexts
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept = ctx.saved_tensors
-        size = len(kept) // max(1, len(ctx.groups))
-        result = gradient.new_empty(gradient.shape[0], 3 * gradient.shape[1])
-        for number, group in enumerate(ctx.groups):
-            (d_context,) = _by_head(_rows(gradient, group), 1, ctx.num_heads)
-            d_qkv = d_context.new_empty((3, *d_context.shape))
-            _gradients(kept[size * number : size * (number + 1)], d_context, *d_qkv)
-            _store(_rows(result, group), d_qkv, ctx.num_heads)
-        return result, None, None, None, None, None, None
-
-
-class _PairedAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx,
-        queries: Tensor,
-        key_values: Tensor,
-        groups: Sequence[PairedGroup],
-        num_heads: int,
-        dropout: float,
-        keys: Tensor,
-        dither: float,
-    ) -> Tensor:
-        contexts = torch.empty_like(queries)
-        kept: list[Tensor] = []
-        for group in groups:
-            (q,) = _by_head(group.queries_of(queries), 1, num_heads)
-            k, v = _by_head(group.keys_of(key_values), 2, num_heads)
-            excluded = _excluded(group.allowed, q.dtype)
-            parts = _attended(q, k, v, excluded, dropout, group.queries_of(keys), dither)
-            _store(group.queries_of(contexts), parts[-1].unsqueeze(0), num_heads)
-            kept += parts
-        ctx.groups, ctx.num_heads = groups, num_heads
-        ctx.shape = key_values.shape
-        ctx.save_for_backward(*kept)
-        return contexts
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kept = ctx.saved_tensors
-        size = len(kept) // max(1, len(ctx.groups))
-        d_queries, d_key_values = torch.empty_like(gradient), gradient.new_empty(ctx.shape)
-        for number, group in enumerate(ctx.groups):
-            own = kept[size * number : size * (number + 1)]
-            (d_context,) = _by_head(group.queries_of(gradient), 1, ctx.num_heads)
-            d_q, d_kv = torch.empty_like(d_context), d_context.new_empty((2, *own[1].shape))
-            _gradients(own, d_context, d_q, *d_kv)
-            _store(group.queries_of(d_queries), d_q.unsqueeze(0), ctx.num_heads)
-            _store(group.keys_of(d_key_values), d_kv, ctx.num_heads)
-        return d_queries, d_key_values, None, None, None, None, None
-
-
-def _attended(
-    q: Tensor, k: Tensor, v: Tensor, excluded: Tensor | None, dropout: float, keys: Tensor, dither: float
-) -> list[Tensor]:
-    """Return the tensors that the gradient needs, the context last; `q` is divided by sqrt(d) in place.
-
-    `excluded` (n or 1, 1, queries, keys) is minus infinity where a query may not attend; `keys` (n, queries) are the
-    keys of the dropout draws.
+    A group has its part of the slots of each array, and what `_excluded` returns for it.
+    Letters: n sequences of a group, s its length, h heads, d head size.
     """
-    q.mul_(1.0 / math.sqrt(q.shape[-1]))
-    scores = torch.bmm(q, k.transpose(1, 2))
-    if excluded is not None:
-        scores.view(len(keys), -1, *scores.shape[1:]).add_(excluded)
-    probabilities = torch.softmax(scores, -1, out=scores)
-    if not dropout:
-        return [q, k, v, probabilities, torch.bmm(probabilities, v)]
-    factors = dropout_factors(probabilities, dropout, head_keys(keys, len(q) // len(keys)), dither)
-    return [q, k, v, probabilities, factors, torch.bmm(probabilities * factors, v)]
+
+    @staticmethod
+    def forward(
+        ctx, groups: Sequence[_Group], num_heads: int, dropout: float, keys: Tensor, dither: float, *arrays: Tensor
+    ) -> Tensor:
+        hidden_size = sum(array.shape[1] for array in arrays) // 3
+        contexts = arrays[0].new_empty(len(arrays[0]), hidden_size)
+        kept: list[Tensor] = []
+        for parts, excluded in groups:
+            rows = [part.rows_of(array) for part, array in zip(parts, arrays, strict=True)]
+            q, k, v = chain(*(_by_head(each, each.shape[2] // hidden_size, num_heads) for each in rows))
+            q.mul_(1.0 / math.sqrt(q.shape[-1]))
+            scores, row_keys = torch.bmm(q, k.transpose(1, 2)), parts[0].rows_of(keys)
+            if excluded is not None:
+                scores.view(len(row_keys), -1, *scores.shape[1:]).add_(excluded)
+            probabilities, factors = torch.softmax(scores, -1, out=scores), list[Tensor]()
+            if dropout:
+                factors.append(dropout_factors(probabilities, dropout, head_keys(row_keys, num_heads), dither))
+            context = torch.bmm(probabilities * factors[0] if factors else probabilities, v)
+            _store(parts[0].rows_of(contexts), context.unsqueeze(0), num_heads)
+            kept += [q, k, v, probabilities, *factors, context]
+        ctx.num_heads, ctx.shapes = num_heads, [array.shape for array in arrays]
+        ctx.groups = [parts for parts, _ in groups]
+        ctx.save_for_backward(*kept)
+        return contexts
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kept, hidden_size = ctx.saved_tensors, gradient.shape[1]
+        size = len(kept) // max(1, len(ctx.groups))
+        results = [gradient.new_empty(shape) for shape in ctx.shapes]
+        for number, parts in enumerate(ctx.groups):
+            own = kept[size * number : size * (number + 1)]
+            (d_context,) = _by_head(parts[0].rows_of(gradient), 1, ctx.num_heads)
+            found = [
+                d_context.new_empty(result.shape[1] // hidden_size, *like.shape)
+                for result, like in zip(results, own, strict=False)  # q and, for keys and values, k
+            ]
+            _gradients(own, d_context, *chain(*found))
+            for part, result, values in zip(parts, results, found, strict=True):
+                _store(part.rows_of(result), values, ctx.num_heads)
+        return None, None, None, None, None, *results
 
 
 def _gradients(kept: Sequence[Tensor], d_context: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor) -> None:
@@ -179,12 +132,6 @@ def _gradients(kept: Sequence[Tensor], d_context: Tensor, d_q: Tensor, d_k: Tens
     torch.bmm(d_scores, k, out=d_q)
     torch.bmm(d_scores.transpose(1, 2), q, out=d_k)
     d_q.mul_(1.0 / math.sqrt(q.shape[-1]))
-
-
-def _rows(slots: Tensor, group: LengthGroup) -> Tensor:
-    """Return a group's part of slots, (n, s, ...)."""
-    part = slots.narrow(0, group.first_slot, group.num_slots)
-    return part.view(group.num_sequences, group.length, *slots.shape[1:])
 
 
 def _by_head(rows: Tensor, num_parts: int, num_heads: int) -> Tensor:

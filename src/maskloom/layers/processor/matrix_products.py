@@ -251,10 +251,6 @@ class Dense(nn.Linear, Packable):
             return self.packed_product(input)
         return dense(input, self.weight, self.bias)
 
-    def goes_to_onednn(self, input: Tensor) -> bool:
-        """Return whether oneDNN computes the product of such rows, with packed weights or without."""
-        return self.is_packed_for(input) or prefers_onednn(input, self.weight.shape[0])
-
     def activated(self, input: Tensor, activation: Activation) -> Tensor:
         """Return the activation of the transformed rows; GELU is fused into the product if the weight is packed."""
         form = _FORMS_OF_GELU.get(activation) if self.is_packed_for(input) else None

@@ -24,20 +24,14 @@ def takes_packed(dtype: torch.dtype, head_size: int, device: torch.device, layou
     return is_half and head_size in range(8, 257, 8) and layout.is_packed and not layout.has_empty_sequences
 
 
-def packed_attention(
-    qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool = False
-) -> Tensor:
-    """Return softmax(q k / sqrt(d)) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden).
-
-    It uses the operator beneath `torch.nn.attention.varlen`, whose own function does not support dropout.
-    """
-    return flash_attention(qkv, layout, num_heads, dropout, causal=causal)[0]
-
-
 def flash_attention(
     qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the result of `packed_attention` and three arrays that `flash_gradients` needs as well."""
+    """Return softmax(q k / sqrt(d)) v per sequence and head, and three arrays that `flash_gradients` needs as well.
+
+    It maps (tokens, 3 hidden) to (tokens, hidden), with the operator beneath `torch.nn.attention.varlen`, whose own
+    function does not support dropout.
+    """
     offsets, longest = layout.offsets.int(), layout.max_length
     context_tnd, log_sums, draws, unused, _ = torch.ops.aten._flash_attention_forward(
         *_by_part(qkv, num_heads), offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False

@@ -11,9 +11,8 @@ from types import FrameType
 
 EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 + SIGINT, as in shells
 
-# sent by a terminal (SIGINT, SIGHUP) or a scheduler (SIGTERM, SIGUSR1); Windows lacks some
-_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-STOP_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
+# sent by a terminal (SIGINT, SIGHUP) or a scheduler (SIGTERM, SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 RAISED: list[int] = []
 """Signals for which Interrupted was raised: a library that is creating a class then replaces it by its own error."""
 _LEFT_AT_ONCE = b"\nstopped immediately: complete checkpoints are kept, later steps are lost\n"
