@@ -92,9 +92,9 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tu
         return (found,), True
     stems: dict[str, dict[int, str]] = {}
     for name in names:
-        match = _CHOICE.fullmatch(name)
-        if match:
-            stems.setdefault(match[1].lower(), {})[_number(match[2])] = name
+        if match := _CHOICE.fullmatch(name):
+            number = int(match[2]) if match[2].isdigit() else ord(match[2].lower()) - ord("a")
+            stems.setdefault(match[1].lower(), {})[number] = name
     whole = [numbered for numbered in stems.values() if len(numbered) > 1]
     if not whole:
         raise DataError(
@@ -106,10 +106,6 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tu
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
         raise DataError(f"{place}: the choice columns {tables.listed([numbered[n] for n in numbers])} leave one out")
     return tuple(numbered[number] for number in numbers), False
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else ord(text.lower()) - ord("a")
 
 
 PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", choices_are_list=True)
@@ -137,11 +133,12 @@ def published_form(fields: dict[str, Any]) -> Form | None:
     return None
 
 
-def race_files(folder: Path) -> list[Path]:
-    """Return the .txt files of RACE's train, dev or test folder, or of one of its levels, sorted by name in each level.
+def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
+    """Yield a row for each question of the articles in RACE's train, dev or test folder, or in one of its levels.
 
-    Raises DataError if there are none, for anything that is not a regular file, and for links that lead out of the
-    folder.
+    Files are sorted by name in each level; a row's line is the number of its file, from 1. Answers are ignored unless
+    labels are needed. Raises DataError if there are no .txt files, for one that is not a regular file, too large or not
+    UTF-8, and for links that lead out of the folder.
     """
     levels = [folder / level for level in _LEVELS if (folder / level).is_dir()] or [folder]
     for level in levels:
@@ -152,16 +149,7 @@ def race_files(folder: Path) -> list[Path]:
         raise DataError(
             f"{folder}: no .txt file in it or in its high/ or middle/; for RACE, give its train/, dev/ or test/"
         )
-    return found
-
-
-def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
-    """Yield a row for each question of the articles in a folder; a row's line is the number of its file, from 1.
-
-    Answers are ignored unless labels are needed. Raises DataError as `race_files` does, and for a file that is too
-    large or not UTF-8.
-    """
-    for number, path in enumerate(race_files(folder), start=1):
+    for number, path in enumerate(found, start=1):
         row = tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
         yield from plain_rows(row, _race, needs_label=needs_label)
 
@@ -171,11 +159,8 @@ def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
 
     Answers are ignored unless labels are needed: in test sets they are often placeholders.
     """
-    if row.problem or not isinstance(row.fields, dict):
-        yield row
-        return
     try:
-        for fields in form({key: value for key, value in row.fields.items() if needs_label or key not in _ANSWERS}):
+        for fields in form({key: value for key, value in row.by_name().items() if needs_label or key not in _ANSWERS}):
             yield row._replace(fields=fields)
     except BadRowError as problem:
         yield row._replace(problem=str(problem))
@@ -275,11 +260,7 @@ _PLACEHOLDERS = ("-1", "?")
 
 
 def iterate_choices(
-    path: str | Path,
-    options: ReadingOptions | None = None,
-    *,
-    needs_label: bool = True,
-    report: ReadingReport | None = None,
+    path: str | Path, options: ReadingOptions, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[ChoiceExample]:
     """Yield the examples one by one, in file order.
 
@@ -292,8 +273,7 @@ def iterate_choices(
     `options.on_bad_rows` "skip", such rows are dropped and counted instead. Raises ConfigError for the format of
     another kind of task.
     """
-    path, options = Path(path), options or ReadingOptions()
-    report = report or ReadingReport(path)
+    path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
     # RACE is recognised by its level folders, or named as the format
     is_race = any((path / level).is_dir() for level in _LEVELS) if row is None else row.name == "race"
@@ -345,7 +325,7 @@ def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) 
 def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceExample:
     """Convert a row to an example; `lines` maps the identifiers read so far to their lines, and is updated."""
     choices = _texts(columns, row)
-    example = ChoiceExample(
+    return ChoiceExample(
         context=row_text(row.value(columns.context), "context").strip(),
         stem="" if columns.stem is None else row_text(row.value(columns.stem), "stem", empty=None).strip(),
         choices=choices,
@@ -353,9 +333,6 @@ def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceE
         line=row.line,
         identifier=_identifier(columns, lines, row),
     )
-    if example.identifier is not None:
-        lines[example.identifier] = row.line
-    return example
 
 
 def _texts(columns: ChoiceColumns, row: Row) -> tuple[str, ...]:
@@ -380,14 +357,15 @@ def _identifier(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> str 
         raise BadRowError("the id contains half a surrogate pair", f"{name!r:.80} is not valid Unicode")
     if name in lines:
         raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {lines[name]}")
+    lines[name] = row.line
     return name
 
 
 def _label(value: Any, num_choices: int) -> int:
     """Return the index of the right choice, from 0, given as a number or a letter."""
-    text = "" if value is None or isinstance(value, bool | float | list | dict) else str(value).strip()
     if value is None or value == "":
         raise BadRowError("missing label")
+    text = "" if isinstance(value, bool | float | list | dict) else str(value).strip()
     label = -1
     if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         label = int(text)
