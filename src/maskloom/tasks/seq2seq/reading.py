@@ -30,12 +30,7 @@ class Source(Example):
 
 
 def iterate_sources(
-    path: str | Path,
-    options: ReadingOptions | None = None,
-    settings: Seq2SeqSettings | None = None,
-    *,
-    needs_label: bool = True,
-    report: ReadingReport | None = None,
+    path: str | Path, options: ReadingOptions, settings: Seq2SeqSettings, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Source]:
     """Yield the sources, with targets as labels, in file order.
 
@@ -44,8 +39,7 @@ def iterate_sources(
     line, and its targets in the file next to it with the target suffix. Raises DataError, with file and line, for a row
     that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for files of different lengths.
     """
-    path, options = Path(path), options or ReadingOptions()
-    report = report or ReadingReport(path)
+    path = Path(path)
     if options.format is not None:
         raise ConfigError(
             f"--format {options.format}: no format has targets; name the target column with --label-column"
@@ -57,9 +51,7 @@ def iterate_sources(
         examples = iterate_examples(path, "seq2seq", named, needs_label=needs_label, report=report)
         yield from (Source(**vars(example)) for example in examples)
         return
-    suffix = options.target_suffix
-    if suffix is None and settings:
-        suffix = settings.target_suffix
+    suffix = settings.target_suffix if options.target_suffix is None else options.target_suffix
     if needs_label and suffix is None:
         raise DataError(
             f"{path}: a file of lines has only sources; name the target file by its suffix (for one that ends in .en: "

@@ -165,8 +165,4 @@ def readable(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     Ids beyond the vocabulary, for which some published models have rows, are left out.
     """
     text = tokenizer.decode([token for token in ids if token < len(tokenizer.vocabulary)])
-    return _joined(text) if tokenizer.cuts_at_white_space else text
-
-
-def _joined(text: str) -> str:
-    return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", _WITHIN.sub(r"\1", text)))
+    return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", _WITHIN.sub(r"\1", text))) if tokenizer.cuts_at_white_space else text
