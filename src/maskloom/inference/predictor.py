@@ -27,7 +27,7 @@ from maskloom.inference.model_folder import (
     with_word_vectors,
 )
 from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
-from maskloom.inference.span_filling import PROMPTS_AT_ONCE, SpanFiller
+from maskloom.inference.span_filling import check_fills, filled, source_ids
 from maskloom.layers.copies import to_device, to_host
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
@@ -49,6 +49,7 @@ from maskloom.text.tokenizer import Tokenizer
 _COUNTING = Lock()
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _MOST_LABELS = 1_000_000
+_PROMPTS_AT_ONCE = 16
 TextOrPair = str | tuple[str, str]
 
 
@@ -302,12 +303,18 @@ class Predictor(TaskModel):
         """
         given = [checked_text(text, number) for number, text in enumerate(checked_inputs(texts), start=first)]
         names = [f"input {number}" for number in range(first, first + len(given))]
-        return self.span_filler.fill(given, names, settings or Generation(temperature=0.0), first)
+        return self.fill_blanks(given, names, settings or Generation(temperature=0.0), first)
 
-    @property
-    def span_filler(self) -> SpanFiller:
-        """A `SpanFiller` for this model; raises ConfigError for a model that cannot fill blanks."""
-        return SpanFiller(self.model, self.tokenizer, self.max_length, self.batch_size, self.precision)
+    def fill_blanks(
+        self, texts: Sequence[str], names: Sequence[str], settings: Generation, first: int
+    ) -> list[FilledText]:
+        """Fill the blanks of texts, which error messages call by `names`; raises as `fill_spans` does."""
+        check_fills(self.model, self.tokenizer)
+        named = zip(texts, names, strict=True)
+        sources = [source_ids(text, name, self.tokenizer, self.max_length) for text, name in named]
+        make = partial(self._written, settings, None)
+        found = made_by_length(sources, first, self.batch_size or _PROMPTS_AT_ONCE, make)
+        return [filled(text, target, self.tokenizer) for text, target in zip(texts, found, strict=True)]
 
     def generate(
         self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0, **given: Any
@@ -368,22 +375,17 @@ class Predictor(TaskModel):
         return settings or (self.writer.generation if self.writer else Generation())
 
     def generate_from_ids(
-        self, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
+        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int
     ) -> list[GeneratedText]:
         """Continue prompts returned by `prompt_ids`."""
-        how = self.generation(settings)
-        return [self.shown(found, how) for found in self.continuations(prompts, how, first)]
+        return [self.shown(found, settings) for found in self.continuations(prompts, settings, first)]
 
     def continuations(
-        self,
-        prompts: Sequence[Sequence[int]],
-        settings: Generation | None,
-        first: int,
-        steps: list[DecodingStep] | None = None,
+        self, ids: Sequence[Sequence[int]], settings: Generation, first: int, steps: list[DecodingStep] | None = None
     ) -> list[Continuation]:
         """Return the continuations of prompts returned by `prompt_ids`; `steps` collects those of a single prompt."""
-        make = partial(self._written if self.writer else self._continued, self.generation(settings), steps)
-        return made_by_length(prompts, first, self.batch_size or PROMPTS_AT_ONCE, make)
+        make = partial(self._written if self.writer else self._continued, settings, steps)
+        return made_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
 
     def _continued(
         self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]
@@ -448,8 +450,7 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
     has_labels = KINDS[kind].names_labels
     try:
         own = {**KINDS[kind].model_settings(model.config), **with_word_vectors(settings.get("settings", {}), path)}
-        given = {"primary": settings.get("primary"), "settings": own}
-        task = make_task(kind, names if has_labels else (), **given)
+        task = make_task(kind, names if has_labels else (), primary=settings.get("primary"), settings=own)
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None
     missing = [head for head in task.heads if head not in model.heads]
@@ -470,27 +471,24 @@ def _kind_of(model: EncoderWithHeads, config: dict[str, Any], num_labels: int) -
 
 def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     """Return a config's label names in id order; without names, LABEL_0 and so on, two by default as published."""
+    place = path / "config.json"
     named = config.get("id2label")
     if named is None:
         num_labels = config.get("num_labels", 2)
         if type(num_labels) is not int or not 0 <= num_labels <= _MOST_LABELS:
-            raise DataError(
-                f"{path / 'config.json'}: num_labels = {num_labels!r:.80}: 0 to {_MOST_LABELS:,} is expected"
-            )
+            raise DataError(f"{place}: num_labels = {num_labels!r:.80}: 0 to {_MOST_LABELS:,} is expected")
         return tuple(f"LABEL_{number}" for number in range(num_labels))
     try:
         by_id = {int(number): str(name) for number, name in named.items()}
     except (AttributeError, ValueError):
-        raise DataError(f"{path / 'config.json'}: id2label is not a mapping of ids to names") from None
+        raise DataError(f"{place}: id2label is not a mapping of ids to names") from None
     for number, name in named.items():
         if not isinstance(name, str | int | float) or not str(name).strip():
-            raise DataError(f"{path / 'config.json'}: id2label: id {number} needs a name, not {name!r:.80}")
+            raise DataError(f"{place}: id2label: id {number} needs a name, not {name!r:.80}")
     if sorted(by_id) != list(range(len(by_id))):
-        raise DataError(
-            f"{path / 'config.json'}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}"
-        )
+        raise DataError(f"{place}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}")
     names = tuple(by_id[number] for number in range(len(by_id)))
-    check_distinct(names, f"{path / 'config.json'}: id2label")
+    check_distinct(names, f"{place}: id2label")
     return names
 
 

@@ -267,7 +267,7 @@ def fill_spans(
     """
 
     def filled(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[FilledText]:
-        return predictor.span_filler.fill(texts, names, settings, first)
+        return predictor.fill_blanks(texts, names, settings, first)
 
     load = partial(Predictor.load, model, batch_size=batch_size)
     return _write_texts(load, (Path(input), Path(output)), "filling", filled, reading, progress)
