@@ -145,8 +145,7 @@ class EntityMetric:
         self.scheme: Scheme = scheme or self.table.scheme()
         # Rows: entities in common, predicted, true.
         self._counts, self._strict = np.zeros((2, 3, len(self.table.types)), dtype=np.int64)
-        self._true_labels = np.zeros(len(labels), dtype=np.int64)
-        self._predicted_labels = np.zeros(len(labels), dtype=np.int64)
+        self._true_labels, self._predicted_labels = np.zeros((2, len(labels)), dtype=np.int64)
         self._num_right = 0
 
     def update(self, predictions: Sequence[np.ndarray], targets: np.ndarray) -> None:
@@ -158,22 +157,16 @@ class EntityMetric:
             return
         predicted, true = np.concatenate(predictions), targets
         for what, ids in (("prediction", predicted), ("target", true)):
-            if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.table.labels)):
+            if not (ids.min() >= 0 and ids.max() < len(self.table.labels)):
                 raise ValueError(f"entities: a {what} lies outside the labels 0 to {len(self.table.labels) - 1}")
         predicted, true = predicted.astype(np.int64), true.astype(np.int64)
         self._num_right += int((predicted == true).sum())
         self._true_labels += np.bincount(true, minlength=len(self._true_labels))
         self._predicted_labels += np.bincount(predicted, minlength=len(self._true_labels))
-        self._counts += self._sums(predicted, true, lengths, None)
-        self._strict += self._sums(predicted, true, lengths, self.scheme)
-
-    def _sums(
-        self, predicted: np.ndarray, true: np.ndarray, lengths: np.ndarray, strict: Scheme | None
-    ) -> list[np.ndarray]:
         num_types = len(self.table.types)
-        found = self.table.marks(predicted, lengths, strict=strict)
-        wanted = self.table.marks(true, lengths, strict=strict)
-        return [found.in_common(wanted, num_types), found.counts(num_types), wanted.counts(num_types)]
+        for sums, strict in ((self._counts, None), (self._strict, self.scheme)):
+            found, wanted = (self.table.marks(ids, lengths, strict=strict) for ids in (predicted, true))
+            sums += [found.in_common(wanted, num_types), found.counts(num_types), wanted.counts(num_types)]
 
     def compute(self) -> dict[str, float]:
         """Return fractions in 0..1: f1, precision and recall, also as strict_f1 ... and f1_TYPE ..., and accuracy."""
