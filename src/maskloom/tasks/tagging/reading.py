@@ -300,7 +300,7 @@ class _Columns:
         self._needs_label = needs_label
         self._word = _column_number(options.text_column, "word") or 1
         self._tag = _column_number(options.label_column, "tag") or 0  # 0: the last, fields[-1]
-        self._width: int | None = None
+        self._width = 0  # until the first word
         self._is_tabbed = False
         # The fields of lines seen so far: most lines recur, and are then not split and checked again.
         self._rows: dict[str, tuple[str, ...]] = {}
@@ -334,7 +334,7 @@ class _Columns:
 
     def _new_row(self, text: str, line: int) -> tuple[str, ...]:
         """Return the fields of a line not seen before; the first in the file sets the width and the separator."""
-        is_first = self._width is None
+        is_first = not self._width
         if is_first:
             # if tags are not needed, the first word's tag may be blank
             self._is_tabbed = "\t" in (text.strip(" \t") if self._needs_label else text)
@@ -346,7 +346,7 @@ class _Columns:
         if is_first:
             self._width = len(row)
             self._check_width(line)
-        elif not self._needs_label and len(row) == cast(int, self._width) - 1 and self._tag in (0, self._width):
+        elif not self._needs_label and len(row) == self._width - 1 and self._tag in (0, self._width):
             row = rows[text] = (*row, "-")  # unknown tag
         self._has_bad |= self._problem(row, line) is not None
         return row
@@ -381,7 +381,6 @@ class _Columns:
         return None
 
     def _check_width(self, line: int) -> None:
-        assert self._width is not None
         for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else 0)):
             if number > self._width:
                 raise DataError(
