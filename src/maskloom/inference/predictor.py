@@ -35,10 +35,9 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch, model_device
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.system.devices import chosen_device, half_type, inference_in
-from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
-from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
+from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.seq2seq.task import readable, target_marks
@@ -87,8 +86,12 @@ class TaskModel(ABC):
         """
         task = self.required_task()
         data = _examples_of(inputs, task.example_of or KINDS[task.kind].example_of)
-        if task.heads[0] in ("classifier", "document"):
-            self._check_pairing(data.examples)
+        takes_pairs = self.settings.get("takes_pairs")
+        if takes_pairs is not None and task.heads[0] in ("classifier", "document"):
+            for number, example in enumerate(data.examples):
+                if takes_pairs == (example.pair is None):
+                    wanted, got = ("pairs of texts", "one text") if takes_pairs else ("single texts", "a pair of texts")
+                    raise ConfigError(f"input {number}: this model was fine-tuned on {wanted}, but this is {got}")
         return cast(list[Prediction], self.predict_examples(data))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
@@ -103,16 +106,6 @@ class TaskModel(ABC):
     def _count(self, encoded: EncodedData) -> None:
         with _COUNTING:
             self.num_truncated += encoded.account().get("num_truncated_examples", 0)
-
-    def _check_pairing(self, examples: Iterable[Example]) -> None:
-        """Raise ConfigError for single texts if the model was fine-tuned on pairs, and for pairs if it was not."""
-        takes_pairs = self.settings.get("takes_pairs")
-        if takes_pairs is None:
-            return
-        for number, example in enumerate(examples):
-            if takes_pairs == (example.pair is None):
-                wanted, got = ("pairs of texts", "one text") if takes_pairs else ("single texts", "a pair of texts")
-                raise ConfigError(f"input {number}: this model was fine-tuned on {wanted}, but this is {got}")
 
 
 @dataclass(eq=False, repr=False)
@@ -442,7 +435,10 @@ def _finite(outputs: np.ndarray) -> np.ndarray:
 def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> Task | None:
     config = read_config(path)
     names = _label_names(path, config)
-    kind = settings.get("kind") or _kind_of(model, config, len(names))
+    kind = settings.get("kind")
+    if not kind and "classifier" in model.heads:
+        kind = kind_of_problem(config.get("problem_type"), len(names))
+    kind = kind or next((name for name, row in KINDS.items() if row.known_by in model.heads), None)
     if kind is None:
         return None
     if kind not in KINDS:
@@ -460,13 +456,6 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
     if has_labels and len(names) != num_outputs:
         raise DataError(f"{path / 'config.json'}: names {len(names)} labels, the weights have {num_outputs} outputs")
     return task
-
-
-def _kind_of(model: EncoderWithHeads, config: dict[str, Any], num_labels: int) -> Kind | None:
-    """Return the kind of task that the heads of a model belong to, or None."""
-    if "classifier" in model.heads:
-        return kind_of_problem(config.get("problem_type"), num_labels)
-    return next((name for name, kind in KINDS.items() if kind.known_by in model.heads), None)
 
 
 def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
