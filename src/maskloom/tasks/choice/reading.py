@@ -35,14 +35,13 @@ _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[
 
 @dataclass(frozen=True)
 class ChoiceColumns:
-    """Column names; `choices` has a single entry if that column holds a list of choices."""
+    """Column names; a single entry in `choices` is the column that holds all of them as a list."""
 
     context: str
     stem: str | None
     choices: tuple[str, ...]
     label: str | None
     identifier: str | None
-    choices_are_list: bool = False
 
 
 def choose_columns(
@@ -59,7 +58,7 @@ def choose_columns(
         if wanted is not None and wanted not in names and tables.is_column_number(wanted):
             raise ConfigError(f"column {wanted!r}: multiple choice needs columns given by header name")
     tables.check_given(options.columns, names, place)
-    choices, are_list = _choices(names, lists, place)
+    choices = _choices(names, lists, place)
     taken = set(choices)
 
     def first(wanted: Sequence[str], *others: str | None) -> str | None:
@@ -82,14 +81,14 @@ def choose_columns(
     if len(set(used)) != len(used):
         raise ConfigError(f"{place}: one column is used twice: context {context!r}, stem {stem!r}, label {label!r}")
     tables.check_single(used, names, place)
-    return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label), are_list)
+    return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label))
 
 
-def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tuple[str, ...], bool]:
-    """Return the keys of the choices in order, and whether a single key holds them as a list."""
+def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[str, ...]:
+    """Return the keys of the choices in order, or the only key, which holds them as a list."""
     found = next((name for wanted in _LISTS for name in names if name.lower() == wanted and name in lists), None)
     if found is not None:
-        return (found,), True
+        return (found,)
     stems: dict[str, dict[int, str]] = {}
     for name in names:
         if match := _CHOICE.fullmatch(name):
@@ -105,10 +104,10 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tu
     numbers = sorted(numbered)
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
         raise DataError(f"{place}: the choice columns {tables.listed([numbered[n] for n in numbers])} leave one out")
-    return tuple(numbered[number] for number in numbers), False
+    return tuple(numbered[number] for number in numbers)
 
 
-PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", choices_are_list=True)
+PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id")
 """The keys of the rows that `plain_rows` yields."""
 
 _ANSWERS = ("answerKey", "answers", "label")
@@ -266,12 +265,10 @@ def iterate_choices(
 
     The header of a table names its columns (SWAG: `sent1` is the context, `sent2` the stem, `ending0` to `ending3` the
     choices); CODAH has no header, but category, prompt, choices and label in this order. JSONL has the same names as
-    keys, or one key with a list of choices, whose number may differ between rows; JSONL of ARC, CommonsenseQA, COPA and
-    RACE is read as distributed. RACE may also be its folder of articles; the `line` of an example is then the number of
-    its file. A label is a number from 0 or a letter from A. Raises DataError, with file and line, for missing columns
-    and for a row that breaks a rule: a label outside the choices, an empty text, a duplicate id; with
-    `options.on_bad_rows` "skip", such rows are dropped and counted instead. Raises ConfigError for the format of
-    another kind of task.
+    keys, or one key with a list of choices, whose number may differ between rows. A label is a number from 0 or a
+    letter from A. Raises DataError, with file and line, for missing columns and for a row that breaks a rule: a label
+    outside the choices, an empty text, a duplicate id; with `options.on_bad_rows` "skip", such rows are dropped and
+    counted instead. Raises ConfigError for the format of another kind of task.
     """
     path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
@@ -337,7 +334,7 @@ def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceE
 
 def _texts(columns: ChoiceColumns, row: Row) -> tuple[str, ...]:
     values = [row.value(name) for name in columns.choices]
-    if columns.choices_are_list:
+    if len(values) == 1:
         (values,) = values
     if not isinstance(values, list):
         raise BadRowError("choices are not a list", f"{values!r:.60}")
