@@ -35,8 +35,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
     """
     if not labels:
         raise ValueError("tagging needs the names of its tags")
-    crf, has_plain_tags = settings.crf, is_plain(labels, settings)
-    splitter = settings.words or UNKNOWN_TRAINING
+    crf, context, has_plain_tags = settings.crf, settings.context, is_plain(labels, settings)
     scores = PLAIN_SCORES if has_plain_tags else SCORES
     primary = checked_primary(primary or scores[0], scores, "plain tags" if has_plain_tags else "tagging")
     scheme = PLAIN if has_plain_tags else TagTable.of(labels).scheme()
@@ -49,12 +48,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         heads=("tagger", "crf") if crf else ("tagger",),
         objective=CrfTagging(forbidden) if crf else Tagging(checked_weights(settings.class_weights, labels)),
         encode=lambda data, tokenizer, max_length, **_: encode_sentences(
-            data.examples,
-            tokenizer,
-            max_length=max_length,
-            labels=labels,
-            context=settings.context,
-            path=data.report.path,
+            data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=data.report.path
         ),
         decide=partial(decide_words if has_plain_tags else decide_tags, labels),  # pyright: ignore[reportArgumentType]
         decode=partial(decode_tags, labels, settings.temperature, names_entities=not has_plain_tags),  # pyright: ignore[reportArgumentType]
@@ -68,7 +62,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         tune=fitted(tune_classes, logits),
         scored_logits=logits,  # pyright: ignore[reportArgumentType]
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
-        example_of=partial(sentence_example, splitter),
+        example_of=partial(sentence_example, settings.words or UNKNOWN_TRAINING),
     )
     if settings.features is None:
         return task
