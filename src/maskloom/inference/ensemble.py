@@ -214,8 +214,7 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
         ("max_length", first.max_length, other.max_length),
     ]
     here, there = _comparable(one), _comparable(two)
-    for key in sorted({*here, *there} - _FREE_SETTINGS):
-        facts.append((f"setting {key}", here.get(key), there.get(key)))
+    facts += [(f"setting {key}", here.get(key), there.get(key)) for key in sorted({*here, *there} - _FREE_SETTINGS)]
     for name, here, there in facts:
         if here != there:
             raise ConfigError(

@@ -172,8 +172,7 @@ def _arc(fields: dict[str, Any]) -> list[dict[str, Any]]:
     if isinstance(choices, dict):
         texts, labels = choices.get("text"), choices.get("label")
     elif isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
-        texts = [choice.get("text") for choice in choices]
-        labels = [choice.get("label") for choice in choices]
+        texts, labels = ([choice.get(key) for choice in choices] for key in ("text", "label"))
     else:
         raise BadRowError("choices are not a list", f"{choices!r:.60}")
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):

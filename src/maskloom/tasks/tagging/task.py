@@ -23,9 +23,6 @@ from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.tasks.task import Task
 from maskloom.tasks.tuning import fitted, tune_classes
 
-SCORES = ("f1", "strict_f1", "accuracy")
-PLAIN_SCORES = ("accuracy", "f1_macro")
-
 
 def tagging_task(labels: tuple[str, ...], primary: str | None, settings: TaggingSettings) -> Task:
     """Return the task of tagging words with `labels`, which are in id order.
@@ -36,7 +33,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
     if not labels:
         raise ValueError("tagging needs the names of its tags")
     crf, context, has_plain_tags = settings.crf, settings.context, is_plain(labels, settings)
-    scores = PLAIN_SCORES if has_plain_tags else SCORES
+    scores = ("accuracy", "f1_macro") if has_plain_tags else ("f1", "strict_f1", "accuracy")
     primary = checked_primary(primary or scores[0], scores, "plain tags" if has_plain_tags else "tagging")
     scheme = PLAIN if has_plain_tags else TagTable.of(labels).scheme()
     forbidden = () if scheme == PLAIN else forbidden_pairs(labels, scheme)
