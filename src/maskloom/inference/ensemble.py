@@ -17,13 +17,11 @@ from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
-from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.settings import ClassificationSettings
 from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
-from maskloom.text.tokenizer import Tokenizer
 
 Average = Literal["probabilities", "logits"]
 
@@ -54,7 +52,7 @@ class Ensemble(TaskModel):
             _check_alike(first, member, number)
         self.members = tuple(members)
         self.average: Average = average
-        self.tokenizer: Tokenizer = first.tokenizer
+        self.tokenizer = first.tokenizer
         self.max_length = first.max_length
         self.settings = first.settings
         self.task = _task_of([member.required_task() for member in members])
@@ -86,10 +84,6 @@ class Ensemble(TaskModel):
     def required_task(self) -> Task:
         """Return the members' task, with settings for their averaged outputs."""
         return self.task
-
-    def encoded(self, data: ReadExamples) -> EncodedData:
-        """Return examples encoded as token ids."""
-        return self.members[0].encoded(data)
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the averaged outputs for encoded examples, with their loss if the data has labels."""

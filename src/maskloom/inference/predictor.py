@@ -56,6 +56,8 @@ class TaskModel(ABC):
     """Base class of models that predict for a task: a single model or an ensemble."""
 
     settings: dict[str, Any]
+    tokenizer: Tokenizer
+    max_length: int
     num_truncated: int = 0
 
     @property
@@ -67,9 +69,9 @@ class TaskModel(ABC):
     def required_task(self) -> Task:
         """Return the task of the model; raises ConfigError if it has none."""
 
-    @abstractmethod
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's kind of task, encoded as token ids."""
+        return self.required_task().encode(data, self.tokenizer, self.max_length)
 
     @abstractmethod
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
@@ -221,10 +223,6 @@ class Predictor(TaskModel):
             for batch, of_batch in to_host(found):
                 vectors[batch.indices] = of_batch
         return _finite(vectors)
-
-    def encoded(self, data: ReadExamples) -> EncodedData:
-        """Return examples of the model's kind of task, encoded as token ids."""
-        return self.required_task().encode(data, self.tokenizer, self.max_length)
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the outputs of the model's head for encoded examples; raises DataError if the weights are broken."""
