@@ -447,8 +447,7 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
         task = make_task(kind, names if has_labels else (), primary=settings.get("primary"), settings=own)
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None
-    missing = [head for head in task.heads if head not in model.heads]
-    if missing:
+    if missing := [head for head in task.heads if head not in model.heads]:
         raise DataError(f"{path}: maskloom.json: a {kind} task needs the head {missing[0]!r}, which the weights lack")
     num_outputs = getattr(model.heads[task.heads[0]], "num_labels", None)
     if has_labels and len(names) != num_outputs:

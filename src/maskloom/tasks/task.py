@@ -175,8 +175,7 @@ def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: Outputs
     """Score the outputs for pieces of data, keeping only what the metric needs of each piece."""
     metric, loss, weight = task.metric(), 0.0, 0.0
     for piece in pieces:
-        targets = task.targets(piece)
-        if targets is None:
+        if (targets := task.targets(piece)) is None:
             raise ValueError("the data has no labels; an evaluation needs them")
         outputs = outputs_of(piece)
         loss, weight = loss + outputs.loss_sum, weight + outputs.weight

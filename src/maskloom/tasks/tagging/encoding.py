@@ -118,8 +118,7 @@ class EncodedSentences:
 
     def notes(self, path: Path) -> list[str]:
         """Report how many sentences are split into several windows, if any."""
-        num_split = self._num_split()
-        if not num_split:
+        if not (num_split := self._num_split()):
             return []
         return [
             f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are split "
