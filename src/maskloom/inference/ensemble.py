@@ -81,31 +81,28 @@ class Ensemble(TaskModel):
         """The device that the models are on."""
         return self.members[0].device
 
-    def required_task(self) -> Task:
-        """Return the members' task, with settings for their averaged outputs."""
-        return self.task
-
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the averaged outputs for encoded examples, with their loss if the data has labels."""
+        task = self.required_task()
         parts = [
             [_at_temperature(member.required_task(), row) for row in member.outputs(encoded).rows]
             for member in self.members
         ]
-        average = _average_chains if "crf" in self.task.heads else average_rows
-        rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
+        average = _average_chains if "crf" in task.heads else average_rows
+        rows = [average(task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
         return ModelOutputs(rows, *self._loss(encoded, rows))
 
     def _loss(self, encoded: EncodedData, rows: list[np.ndarray]) -> tuple[float, float]:
         """Return the summed loss of the averages and the weight to divide it by; (0, 0) without labels."""
-        loss_sum = weight = 0.0
+        loss_sum, weight, task = 0.0, 0.0, self.required_task()
         # Whole tag sequences cannot be averaged, so a conditional random field contributes its per-tag probabilities.
-        has_chains = "crf" in self.task.heads
-        objective = Tagging() if has_chains else self.task.objective
+        has_chains = "crf" in task.heads
+        objective = Tagging() if has_chains else task.objective
         for batch in batches_by_length(encoded, max_tokens=PROCESSOR_TOKENS):
             if batch.labels is None:
                 break
             logits = torch.from_numpy(np.concatenate([rows[index] for index in batch.indices]))
-            logits = logits[:, : len(self.task.labels)] if has_chains else logits
+            logits = logits[:, : len(task.labels)] if has_chains else logits
             loss_sum += float(objective.loss_sum_of(logits, batch))
             weight += sum(objective.target_counts(batch).values())
         return loss_sum, weight

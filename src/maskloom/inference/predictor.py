@@ -55,6 +55,7 @@ TextOrPair = str | tuple[str, str]
 class TaskModel(ABC):
     """Base class of models that predict for a task: a single model or an ensemble."""
 
+    task: Task | None
     settings: dict[str, Any]
     tokenizer: Tokenizer
     max_length: int
@@ -65,9 +66,11 @@ class TaskModel(ABC):
     def device(self) -> torch.device:
         """The device that the model is on."""
 
-    @abstractmethod
     def required_task(self) -> Task:
-        """Return the task of the model; raises ConfigError if it has none."""
+        """Return the task that the model was fine-tuned for; raises ConfigError if there is none."""
+        if self.task is None:
+            raise ConfigError("this model has no task head; fine-tune it first (maskloom finetune)")
+        return self.task
 
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's kind of task, encoded as token ids."""
@@ -237,12 +240,6 @@ class Predictor(TaskModel):
             )
         except ValueError as error:
             raise DataError(str(error)) from None
-
-    def required_task(self) -> Task:
-        """Return the task that the model was fine-tuned for; raises ConfigError if there is none."""
-        if self.task is None:
-            raise ConfigError("this model has no task head; fine-tune it first (maskloom finetune)")
-        return self.task
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[MaskCandidate]]:
