@@ -77,10 +77,7 @@ def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool)
     first = next((row for row in rows if row.problem is None), None)
     lower = {str(name).strip().lower(): str(name).strip() for name in (first.fields if first else ())}
     if first and needs_label and options.label_column is None and not {*_TARGETS} & lower.keys():
-        raise DataError(
-            f"{path}: line {first.line}: no target column ({', '.join(_TARGETS)}) among "
-            f"{tables.listed([*lower.values()])}; name it with --label-column"
-        )
+        raise tables.no_labels(f"{path}: line {first.line}", _TARGETS, [*lower.values()], "target")
     source, target = (next((lower[name] for name in names if name in lower), None) for names in (_SOURCES, _TARGETS))
     return replace(
         options,
@@ -92,7 +89,7 @@ def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool)
 def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
     """Yield rows of a source and, given a file of targets, its target; raises DataError if one file is longer."""
     if targets is None:
-        yield from (Row([line], number) for number, line in tables.read_lines(sources))
+        yield from tables.read_rows(sources, "text")
         return
     if targets == sources:
         raise ConfigError(f"target suffix {sources.suffix[1:]!r}: {sources} would be its own target file")
