@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 import maskloom
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference.span_filling import SpanFiller
+from maskloom.inference.span_filling import check_fills, source_ids
 from maskloom.text.tokenizer import Tokenizer
 
 transformers = pytest.importorskip("transformers")
@@ -148,19 +149,15 @@ def test_a_published_folder_is_trained_on_and_says_there_what_it_says_here(folde
 
 def test_blanks_become_the_sentinels_of_transformers(pair):
     ours, theirs = pair
-
-    class Decodes:
-        heads = ("decoder",)
-
-    filler = SpanFiller(Decodes(), ours, 64)
+    check_fills(SimpleNamespace(heads=("decoder",)), ours)
     expected = theirs("Thank you <extra_id_0> me to <extra_id_1> week")["input_ids"]
-    assert filler.source_ids("Thank you <X> me to <Y> week", "text") == expected
-    assert filler.source_ids("Thank you <extra_id_0> me to <extra_id_7> week", "text") == expected
+    assert source_ids("Thank you <X> me to <Y> week", "text", ours, 64) == expected
+    assert source_ids("Thank you <extra_id_0> me to <extra_id_7> week", "text", ours, 64) == expected
     for text, message in (
         ("none", "text: 0 blanks in 'none'; 1 to 100"),
         ("<Z>" + " low" * 80, "but the model reads at most 64"),
     ):
         with pytest.raises(DataError, match=message):
-            filler.source_ids(text, "text")
+            source_ids(text, "text", ours, 64)
     with pytest.raises(ConfigError, match="no decoder"):
-        SpanFiller(type("Reads", (), {"heads": ("mlm",)})(), ours, 64)
+        check_fills(SimpleNamespace(heads=("mlm",)), ours)

@@ -17,13 +17,11 @@ from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
-from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.settings import ClassificationSettings
 from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
-from maskloom.text.tokenizer import Tokenizer
 
 Average = Literal["probabilities", "logits"]
 
@@ -54,7 +52,7 @@ class Ensemble(TaskModel):
             _check_alike(first, member, number)
         self.members = tuple(members)
         self.average: Average = average
-        self.tokenizer: Tokenizer = first.tokenizer
+        self.tokenizer = first.tokenizer
         self.max_length = first.max_length
         self.settings = first.settings
         self.task = _task_of([member.required_task() for member in members])
@@ -83,35 +81,28 @@ class Ensemble(TaskModel):
         """The device that the models are on."""
         return self.members[0].device
 
-    def required_task(self) -> Task:
-        """Return the members' task, with settings for their averaged outputs."""
-        return self.task
-
-    def encoded(self, data: ReadExamples) -> EncodedData:
-        """Return examples encoded as token ids."""
-        return self.members[0].encoded(data)
-
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the averaged outputs for encoded examples, with their loss if the data has labels."""
+        task = self.required_task()
         parts = [
             [_at_temperature(member.required_task(), row) for row in member.outputs(encoded).rows]
             for member in self.members
         ]
-        average = _average_chains if "crf" in self.task.heads else average_rows
-        rows = [average(self.task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
+        average = _average_chains if "crf" in task.heads else average_rows
+        rows = [average(task.kind, unit, self.average) for unit in zip(*parts, strict=True)]
         return ModelOutputs(rows, *self._loss(encoded, rows))
 
     def _loss(self, encoded: EncodedData, rows: list[np.ndarray]) -> tuple[float, float]:
         """Return the summed loss of the averages and the weight to divide it by; (0, 0) without labels."""
-        loss_sum = weight = 0.0
+        loss_sum, weight, task = 0.0, 0.0, self.required_task()
         # Whole tag sequences cannot be averaged, so a conditional random field contributes its per-tag probabilities.
-        has_chains = "crf" in self.task.heads
-        objective = Tagging() if has_chains else self.task.objective
+        has_chains = "crf" in task.heads
+        objective = Tagging() if has_chains else task.objective
         for batch in batches_by_length(encoded, max_tokens=PROCESSOR_TOKENS):
             if batch.labels is None:
                 break
             logits = torch.from_numpy(np.concatenate([rows[index] for index in batch.indices]))
-            logits = logits[:, : len(self.task.labels)] if has_chains else logits
+            logits = logits[:, : len(task.labels)] if has_chains else logits
             loss_sum += float(objective.loss_sum_of(logits, batch))
             weight += sum(objective.target_counts(batch).values())
         return loss_sum, weight
@@ -214,8 +205,7 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
         ("max_length", first.max_length, other.max_length),
     ]
     here, there = _comparable(one), _comparable(two)
-    for key in sorted({*here, *there} - _FREE_SETTINGS):
-        facts.append((f"setting {key}", here.get(key), there.get(key)))
+    facts += [(f"setting {key}", here.get(key), there.get(key)) for key in sorted({*here, *there} - _FREE_SETTINGS)]
     for name, here, there in facts:
         if here != there:
             raise ConfigError(

@@ -53,10 +53,10 @@ def inspect(predictor: Predictor, ids: Sequence[int], settings: Generation | Non
 
     The attention maps come from one forward pass over the whole generated text, in fp32. Raises as `generate` does.
     """
-    steps: list[DecodingStep] = []
+    settings, steps = predictor.generation(settings), list[DecodingStep]()
     (found,) = predictor.continuations([ids], settings, number, steps)
     maps = _maps_of_writer if predictor.writer else _maps_of_reader
-    return Inspection([*ids], found, predictor.generation(settings), steps, maps(predictor, [*ids], found))
+    return Inspection([*ids], found, settings, steps, maps(predictor, [*ids], found))
 
 
 def _maps_of_reader(predictor: Predictor, ids: list[int], found: Continuation) -> dict[str, AttentionMap]:

@@ -135,8 +135,7 @@ def with_word_vectors(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the checked settings written by fine-tuning, or {}; raises DataError or ConfigError naming the file."""
-    path = file_inside(folder, SETTINGS_FILE)
-    if path is None:
+    if (path := file_inside(folder, SETTINGS_FILE)) is None:
         return {}
     settings = read_json_object(path)
     reading = validate_recipe(_Settings, settings, source=str(path)).reading or {}

@@ -27,7 +27,7 @@ from maskloom.inference.model_folder import (
     with_word_vectors,
 )
 from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate, Prediction
-from maskloom.inference.span_filling import PROMPTS_AT_ONCE, SpanFiller
+from maskloom.inference.span_filling import check_fills, filled, source_ids
 from maskloom.layers.copies import to_device, to_host
 from maskloom.layers.processor.int8 import quantize_dense_layers
 from maskloom.layers.processor.matrix_products import pack_for_inference
@@ -35,10 +35,9 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch, model_device
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.system.devices import chosen_device, half_type, inference_in
-from maskloom.tasks.catalog import Kind
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
-from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
+from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.seq2seq.task import readable, target_marks
@@ -49,13 +48,17 @@ from maskloom.text.tokenizer import Tokenizer
 _COUNTING = Lock()
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _MOST_LABELS = 1_000_000
+_PROMPTS_AT_ONCE = 16
 TextOrPair = str | tuple[str, str]
 
 
 class TaskModel(ABC):
     """Base class of models that predict for a task: a single model or an ensemble."""
 
+    task: Task | None
     settings: dict[str, Any]
+    tokenizer: Tokenizer
+    max_length: int
     num_truncated: int = 0
 
     @property
@@ -63,13 +66,15 @@ class TaskModel(ABC):
     def device(self) -> torch.device:
         """The device that the model is on."""
 
-    @abstractmethod
     def required_task(self) -> Task:
-        """Return the task of the model; raises ConfigError if it has none."""
+        """Return the task that the model was fine-tuned for; raises ConfigError if there is none."""
+        if self.task is None:
+            raise ConfigError("this model has no task head; fine-tune it first (maskloom finetune)")
+        return self.task
 
-    @abstractmethod
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's kind of task, encoded as token ids."""
+        return self.required_task().encode(data, self.tokenizer, self.max_length)
 
     @abstractmethod
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
@@ -86,8 +91,12 @@ class TaskModel(ABC):
         """
         task = self.required_task()
         data = _examples_of(inputs, task.example_of or KINDS[task.kind].example_of)
-        if task.heads[0] in ("classifier", "document", "decoder"):
-            self._check_pairing(data.examples)
+        takes_pairs = self.settings.get("takes_pairs")
+        if takes_pairs is not None and task.heads[0] in ("classifier", "document", "decoder"):
+            for number, example in enumerate(data.examples):
+                if takes_pairs == (example.pair is None):
+                    wanted, got = ("pairs of texts", "one text") if takes_pairs else ("single texts", "a pair of texts")
+                    raise ConfigError(f"input {number}: this model was fine-tuned on {wanted}, but this is {got}")
         return cast(list[Prediction], self.predict_examples(data))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
@@ -102,16 +111,6 @@ class TaskModel(ABC):
     def _count(self, encoded: EncodedData) -> None:
         with _COUNTING:
             self.num_truncated += encoded.account().get("num_truncated_examples", 0)
-
-    def _check_pairing(self, examples: Iterable[Example]) -> None:
-        """Raise ConfigError for single texts if the model was fine-tuned on pairs, and for pairs if it was not."""
-        takes_pairs = self.settings.get("takes_pairs")
-        if takes_pairs is None:
-            return
-        for number, example in enumerate(examples):
-            if takes_pairs == (example.pair is None):
-                wanted, got = ("pairs of texts", "one text") if takes_pairs else ("single texts", "a pair of texts")
-                raise ConfigError(f"input {number}: this model was fine-tuned on {wanted}, but this is {got}")
 
 
 @dataclass(eq=False, repr=False)
@@ -228,10 +227,6 @@ class Predictor(TaskModel):
                 vectors[batch.indices] = of_batch
         return _finite(vectors)
 
-    def encoded(self, data: ReadExamples) -> EncodedData:
-        """Return examples of the model's kind of task, encoded as token ids."""
-        return self.required_task().encode(data, self.tokenizer, self.max_length)
-
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the outputs of the model's head for encoded examples; raises DataError if the weights are broken."""
         try:
@@ -245,12 +240,6 @@ class Predictor(TaskModel):
             )
         except ValueError as error:
             raise DataError(str(error)) from None
-
-    def required_task(self) -> Task:
-        """Return the task that the model was fine-tuned for; raises ConfigError if there is none."""
-        if self.task is None:
-            raise ConfigError("this model has no task head; fine-tune it first (maskloom finetune)")
-        return self.task
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[MaskCandidate]]:
@@ -302,12 +291,18 @@ class Predictor(TaskModel):
         """
         given = [checked_text(text, number) for number, text in enumerate(checked_inputs(texts), start=first)]
         names = [f"input {number}" for number in range(first, first + len(given))]
-        return self.span_filler.fill(given, names, settings or Generation(temperature=0.0), first)
+        return self.fill_blanks(given, names, settings or Generation(temperature=0.0), first)
 
-    @property
-    def span_filler(self) -> SpanFiller:
-        """A `SpanFiller` for this model; raises ConfigError for a model that cannot fill blanks."""
-        return SpanFiller(self.model, self.tokenizer, self.max_length, self.batch_size, self.precision)
+    def fill_blanks(
+        self, texts: Sequence[str], names: Sequence[str], settings: Generation, first: int
+    ) -> list[FilledText]:
+        """Fill the blanks of texts, which error messages call by `names`; raises as `fill_spans` does."""
+        check_fills(self.model, self.tokenizer)
+        named = zip(texts, names, strict=True)
+        sources = [source_ids(text, name, self.tokenizer, self.max_length) for text, name in named]
+        make = partial(self._written, settings, None)
+        found = made_by_length(sources, first, self.batch_size or _PROMPTS_AT_ONCE, make)
+        return [filled(text, target, self.tokenizer) for text, target in zip(texts, found, strict=True)]
 
     def generate(
         self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0, **given: Any
@@ -368,22 +363,17 @@ class Predictor(TaskModel):
         return settings or (self.writer.generation if self.writer else Generation())
 
     def generate_from_ids(
-        self, prompts: Sequence[Sequence[int]], settings: Generation | None, first: int
+        self, prompts: Sequence[Sequence[int]], settings: Generation, first: int
     ) -> list[GeneratedText]:
         """Continue prompts returned by `prompt_ids`."""
-        how = self.generation(settings)
-        return [self.shown(found, how) for found in self.continuations(prompts, how, first)]
+        return [self.shown(found, settings) for found in self.continuations(prompts, settings, first)]
 
     def continuations(
-        self,
-        prompts: Sequence[Sequence[int]],
-        settings: Generation | None,
-        first: int,
-        steps: list[DecodingStep] | None = None,
+        self, ids: Sequence[Sequence[int]], settings: Generation, first: int, steps: list[DecodingStep] | None = None
     ) -> list[Continuation]:
         """Return the continuations of prompts returned by `prompt_ids`; `steps` collects those of a single prompt."""
-        make = partial(self._written if self.writer else self._continued, self.generation(settings), steps)
-        return made_by_length(prompts, first, self.batch_size or PROMPTS_AT_ONCE, make)
+        make = partial(self._written if self.writer else self._continued, settings, steps)
+        return made_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
 
     def _continued(
         self, settings: Generation, steps: list[DecodingStep] | None, prompts: list[Sequence[int]], numbers: list[int]
@@ -442,7 +432,10 @@ def _finite(outputs: np.ndarray) -> np.ndarray:
 def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> Task | None:
     config = read_config(path)
     names = _label_names(path, config)
-    kind = settings.get("kind") or _kind_of(model, config, len(names))
+    kind = settings.get("kind")
+    if not kind and "classifier" in model.heads:
+        kind = kind_of_problem(config.get("problem_type"), len(names))
+    kind = kind or next((name for name, row in KINDS.items() if row.known_by in model.heads), None)
     if kind is None:
         return None
     if kind not in KINDS:
@@ -450,12 +443,10 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
     has_labels = KINDS[kind].names_labels
     try:
         own = {**KINDS[kind].model_settings(model.config), **with_word_vectors(settings.get("settings", {}), path)}
-        given = {"primary": settings.get("primary"), "settings": own}
-        task = make_task(kind, names if has_labels else (), **given)
+        task = make_task(kind, names if has_labels else (), primary=settings.get("primary"), settings=own)
     except ValueError as error:
         raise DataError(f"{path}: maskloom.json: {error}") from None
-    missing = [head for head in task.heads if head not in model.heads]
-    if missing:
+    if missing := [head for head in task.heads if head not in model.heads]:
         raise DataError(f"{path}: maskloom.json: a {kind} task needs the head {missing[0]!r}, which the weights lack")
     num_outputs = getattr(model.heads[task.heads[0]], "num_labels", None)
     if has_labels and len(names) != num_outputs:
@@ -463,34 +454,26 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
     return task
 
 
-def _kind_of(model: EncoderWithHeads, config: dict[str, Any], num_labels: int) -> Kind | None:
-    """Return the kind of task that the heads of a model belong to, or None."""
-    if "classifier" in model.heads:
-        return kind_of_problem(config.get("problem_type"), num_labels)
-    return next((name for name, kind in KINDS.items() if kind.known_by in model.heads), None)
-
-
 def _label_names(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     """Return a config's label names in id order; without names, LABEL_0 and so on, two by default as published."""
+    place = path / "config.json"
     named = config.get("id2label")
     if named is None:
         num_labels = config.get("num_labels", 2)
         if type(num_labels) is not int or not 0 <= num_labels <= _MOST_LABELS:
-            raise DataError(f"{path / 'config.json'}: num_labels = {num_labels!r:.80}: expected 0 to {_MOST_LABELS:,}")
+            raise DataError(f"{place}: num_labels = {num_labels!r:.80}: expected 0 to {_MOST_LABELS:,}")
         return tuple(f"LABEL_{number}" for number in range(num_labels))
     try:
         by_id = {int(number): str(name) for number, name in named.items()}
     except (AttributeError, ValueError):
-        raise DataError(f"{path / 'config.json'}: id2label is not a mapping of ids to names") from None
+        raise DataError(f"{place}: id2label is not a mapping of ids to names") from None
     for number, name in named.items():
         if not isinstance(name, str | int | float) or not str(name).strip():
-            raise DataError(f"{path / 'config.json'}: id2label: id {number} needs a name, not {name!r:.80}")
+            raise DataError(f"{place}: id2label: id {number} needs a name, not {name!r:.80}")
     if sorted(by_id) != list(range(len(by_id))):
-        raise DataError(
-            f"{path / 'config.json'}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}"
-        )
+        raise DataError(f"{place}: id2label has ids {sorted(by_id)!s:.200}; expected 0 to {len(by_id) - 1}")
     names = tuple(by_id[number] for number in range(len(by_id)))
-    check_distinct(names, f"{path / 'config.json'}: id2label")
+    check_distinct(names, f"{place}: id2label")
     return names
 
 

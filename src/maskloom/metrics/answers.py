@@ -251,8 +251,7 @@ def score_answers(
     odds = [None if null_odds is None else _finite_odds(null_odds[name], f"{name!r:.80}") for name in found]
     texts = [predictions[name] for name in found]
     metric.update(list(zip(texts, odds, strict=True)), [golds[name] for name in found])
-    if missing:
-        metric.add_missing([bool(golds[name]) for name in missing])
+    metric.add_missing([bool(golds[name]) for name in missing])
     report: dict[str, Any] = {**metric.compute(), "total": len(golds)}
     if has_unanswerable:
         report = {"exact" if name == "exact_match" else name: value for name, value in report.items()}

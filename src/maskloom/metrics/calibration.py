@@ -75,7 +75,15 @@ class CalibrationMetric:
         self._num_rows += len(logits)
         self._squares += float(((probabilities - truths) ** 2).sum())
         self._likelihood += float(_losses(scaled, targets).sum())
-        self._put(confidences, hits)
+        num_columns, num_bins = confidences.shape[1], len(self._edges) - 1
+        if not self._hits.size:
+            self._confidences, self._hits = np.zeros((2, num_columns, num_bins))
+        if len(self._hits) != num_columns:
+            raise ValueError(f"calibration: {num_columns} labels after {len(self._hits)}; all batches must be alike")
+        bins = np.clip(np.searchsorted(self._edges, confidences, side="left") - 1, 0, num_bins - 1)
+        indices = (np.arange(num_columns) * num_bins + bins).ravel()
+        for sums, values in ((self._confidences, confidences), (self._hits, hits)):
+            sums += np.bincount(indices, values.ravel().astype(np.float64), minlength=sums.size).reshape(sums.shape)
 
     def compute(self) -> dict[str, float]:
         """Return `calibration_error` (0..1), `brier_score` and `negative_log_likelihood` (nats).
@@ -94,19 +102,6 @@ class CalibrationMetric:
         if not self._num_rows:
             raise ValueError("calibration: no examples were given, so there is no error to measure")
         return np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
-
-    def _put(self, confidences: np.ndarray, hits: np.ndarray) -> None:
-        """Add values (examples, columns) to the sums of their bins."""
-        shape = (confidences.shape[1], len(self._edges) - 1)
-        if not self._hits.size:
-            self._confidences, self._hits = np.zeros((2, *shape))
-        if self._hits.shape != shape:
-            raise ValueError(f"calibration: {shape[0]} labels after {len(self._hits)}; all batches must be alike")
-        bins = np.maximum(np.searchsorted(self._edges, confidences, side="left") - 1, 0)
-        indices = (np.arange(shape[0]) * shape[1] + np.minimum(bins, shape[1] - 1)).ravel()
-        size = shape[0] * shape[1]
-        self._confidences += np.bincount(indices, confidences.ravel(), minlength=size).reshape(shape)
-        self._hits += np.bincount(indices, hits.ravel().astype(np.float64), minlength=size).reshape(shape)
 
 
 def calibration(

@@ -43,32 +43,23 @@ def entities_of(tags: Sequence[str], *, strict: Scheme | None = None) -> list[En
     table = TagTable.of(sorted(set(tags)))
     ids = {label: number for number, label in enumerate(table.labels)}
     marks = table.marks(np.array([ids[tag] for tag in tags], dtype=np.int64), np.array([len(tags)]), strict=strict)
-    rows = zip(marks.types.tolist(), marks.starts.tolist(), marks.ends.tolist(), marks.is_kept.tolist(), strict=True)
-    return [Entity(table.types[kind], start, end) for kind, start, end, is_kept in rows if is_kept]
+    rows = zip(marks.types.tolist(), marks.starts.tolist(), marks.ends.tolist(), strict=True)
+    return [Entity(table.types[kind], start, end) for kind, start, end in rows]
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Entities of many sentences: positions (entities,) in the concatenated words, type ids, and which ones count."""
+    """Entities of many sentences, in order: positions (entities,) in the concatenated words, and type ids."""
 
     starts: np.ndarray
     ends: np.ndarray
     types: np.ndarray
-    is_kept: np.ndarray
 
-    def counts(self, num_types: int) -> np.ndarray:
-        """Return the number of entities by type."""
-        return np.bincount(self.types[self.is_kept], minlength=num_types)
-
-    def in_common(self, other: Marks, num_types: int) -> np.ndarray:
-        """Return, by type, the number of entities on both sides: same words and same type."""
-        ours, theirs = np.flatnonzero(self.is_kept), np.flatnonzero(other.is_kept)
-        _, mine, others = np.intersect1d(
-            self.starts[ours], other.starts[theirs], assume_unique=True, return_indices=True
-        )
-        mine, others = ours[mine], theirs[others]
+    def in_common(self, other: Marks) -> np.ndarray:
+        """Return the types of the entities on both sides: same words and same type."""
+        _, mine, others = np.intersect1d(self.starts, other.starts, assume_unique=True, return_indices=True)
         is_same = (self.ends[mine] == other.ends[others]) & (self.types[mine] == other.types[others])
-        return np.bincount(self.types[mine[is_same]], minlength=num_types)
+        return self.types[mine[is_same]]
 
 
 @dataclass(frozen=True)
@@ -111,11 +102,10 @@ class TagTable:
         start with B-; one in BIOES or BILOU is a single S-, or runs from B- over I- to E-. IO and IOB1 keep all.
         """
         codes, types = self.codes[ids], self.type_ids[ids]
-        begins = np.zeros(len(ids) + 1, dtype=bool)
-        begins[np.concatenate([[0], np.cumsum(lengths)])] = True
         inside = codes != _O
         # A break before word i: words i - 1 and i are not in the same entity. Both ends of the text are breaks.
-        breaks = begins.copy()
+        breaks = np.zeros(len(ids) + 1, dtype=bool)
+        breaks[np.concatenate([[0], np.cumsum(lengths)])] = True
         before, after = codes[:-1], codes[1:]
         breaks[1:-1] |= (after == _B) | (after == _S) | (before == _E) | (before == _S) | (types[1:] != types[:-1])
         starts = np.flatnonzero(breaks[:-1] & inside)
@@ -126,8 +116,8 @@ class TagTable:
         elif strict in ("bioes", "bilou"):
             kept = (first == _S) | ((first == _B) & (last == _E))
         else:
-            kept = np.ones(len(starts), dtype=bool)
-        return Marks(starts, ends, types[starts], kept)
+            return Marks(starts, ends, types[starts])
+        return Marks(starts[kept], ends[kept], types[starts[kept]])
 
 
 class EntityMetric:
@@ -145,8 +135,7 @@ class EntityMetric:
         self.scheme: Scheme = scheme or self.table.scheme()
         # Rows: entities in common, predicted, true.
         self._counts, self._strict = np.zeros((2, 3, len(self.table.types)), dtype=np.int64)
-        self._true_labels = np.zeros(len(labels), dtype=np.int64)
-        self._predicted_labels = np.zeros(len(labels), dtype=np.int64)
+        self._true_labels, self._predicted_labels = np.zeros((2, len(labels)), dtype=np.int64)
         self._num_right = 0
 
     def update(self, predictions: Sequence[np.ndarray], targets: np.ndarray) -> None:
@@ -158,22 +147,17 @@ class EntityMetric:
             return
         predicted, true = np.concatenate(predictions), targets
         for what, ids in (("prediction", predicted), ("target", true)):
-            if len(ids) and not (ids.min() >= 0 and ids.max() < len(self.table.labels)):
+            if not (ids.min() >= 0 and ids.max() < len(self.table.labels)):
                 raise ValueError(f"entities: a {what} lies outside the labels 0 to {len(self.table.labels) - 1}")
         predicted, true = predicted.astype(np.int64), true.astype(np.int64)
         self._num_right += int((predicted == true).sum())
         self._true_labels += np.bincount(true, minlength=len(self._true_labels))
         self._predicted_labels += np.bincount(predicted, minlength=len(self._true_labels))
-        self._counts += self._sums(predicted, true, lengths, None)
-        self._strict += self._sums(predicted, true, lengths, self.scheme)
-
-    def _sums(
-        self, predicted: np.ndarray, true: np.ndarray, lengths: np.ndarray, strict: Scheme | None
-    ) -> list[np.ndarray]:
         num_types = len(self.table.types)
-        found = self.table.marks(predicted, lengths, strict=strict)
-        wanted = self.table.marks(true, lengths, strict=strict)
-        return [found.in_common(wanted, num_types), found.counts(num_types), wanted.counts(num_types)]
+        for sums, strict in ((self._counts, None), (self._strict, self.scheme)):
+            found, wanted = (self.table.marks(ids, lengths, strict=strict) for ids in (predicted, true))
+            parts = found.in_common(wanted), found.types, wanted.types
+            sums += [np.bincount(types, minlength=num_types) for types in parts]
 
     def compute(self) -> dict[str, float]:
         """Return fractions in 0..1: f1, precision and recall, also as strict_f1 ... and f1_TYPE ..., and accuracy."""

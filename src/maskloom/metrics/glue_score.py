@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 # The metrics that the benchmark reports for each column; MNLI's two test sets are two columns.
@@ -64,11 +65,6 @@ def _average(scores: Scores, tasks: Sequence[Mapping[str, tuple[str, ...]]]) -> 
     if missing:
         return {"value": None, "missing": missing}
     by_task = (
-        _mean([_mean([scores[column][metric] for metric in metrics]) for column, metrics in task.items()])
-        for task in tasks
+        fmean(fmean(scores[column][metric] for metric in metrics) for column, metrics in task.items()) for task in tasks
     )
-    return {"value": _mean(list(by_task)), "missing": []}
-
-
-def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values)
+    return {"value": fmean(by_task), "missing": []}

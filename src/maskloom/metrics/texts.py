@@ -34,9 +34,14 @@ class TextMetric:
         except ImportError:
             raise ConfigError(f"scoring texts needs the package sacrebleu: {_INSTALL}") from None
         self._bleu, self._chrf = BLEU(force=True), CHRF()  # `force`: score texts that look tokenised, too
-        self._rouge = _rouge_scorer()
-        if self._rouge is None and primary.startswith("rouge"):
-            raise ConfigError(f"ROUGE needs the package rouge-score: {_INSTALL}")
+        self._rouge: Any = None
+        try:
+            from rouge_score.rouge_scorer import RougeScorer
+        except ImportError:
+            if primary.startswith("rouge"):
+                raise ConfigError(f"ROUGE needs the package rouge-score: {_INSTALL}") from None
+        else:
+            self._rouge = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
 
     def update(self, predictions: Sequence[str], targets: Sequence[str | Sequence[str]]) -> None:
         """Add generated texts, and the reference or references of each; raises ValueError for unequal numbers."""
@@ -77,11 +82,3 @@ class TextMetric:
         if len(self._found) > 1 and len(set(self._found)) == 1 and len(set(self._references)) > 1:
             return f"every text is {self._found[0]!r:.60}"
         return None
-
-
-def _rouge_scorer() -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        return None
-    return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)

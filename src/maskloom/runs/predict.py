@@ -265,7 +265,7 @@ def fill_spans(
     """
 
     def filled(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[FilledText]:
-        return predictor.span_filler.fill(texts, names, settings, first)
+        return predictor.fill_blanks(texts, names, settings, first)
 
     return _write_texts(model, Path(input), Path(output), "filling", filled, reading, batch_size, progress)
 

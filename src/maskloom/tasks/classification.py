@@ -11,13 +11,11 @@ from maskloom.metrics.calibration import sigmoid, softmax
 from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLabelMetric
 from maskloom.objectives.classification import MultiLabelClassification, Regression, SingleLabelClassification
 from maskloom.tasks.catalog import Kind
-from maskloom.tasks.encoding import EncodedExamples, encode_both_orders, encode_examples
-from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.encoding import encode_both_orders, encode_examples
 from maskloom.tasks.labels import checked_weights, encode_labels, labels_config
 from maskloom.tasks.settings import ClassificationSettings
 from maskloom.tasks.task import Outputs, Task
 from maskloom.tasks.tuning import checked_thresholds, fitted, tune_classes, tune_labels
-from maskloom.text.tokenizer import Tokenizer
 
 PROBLEM_TYPES: dict[Kind, str] = {
     "single": "single_label_classification",
@@ -37,7 +35,7 @@ def classification_task(
     pair is read as A B and as B A, and the two vectors are added. Raises ValueError for a score that the kind does not
     have, and for a wrong number of class weights or thresholds.
     """
-    tune = None
+    encode, tune = encode_both_orders if settings.both_orders else encode_examples, None
     if kind == "regression":
         objective, primary = Regression(), primary or "pearson"
         decide, decode, metric = _scores, _decode_scores, partial(RegressionMetric, primary=primary)
@@ -62,7 +60,9 @@ def classification_task(
         primary=primary,
         heads=("classifier",),
         objective=objective,
-        encode=partial(_encode, kind, labels, settings.both_orders),
+        encode=lambda data, tokenizer, max_length, **_: encode(
+            data.examples, tokenizer, max_length=max_length, labels=encode_labels(data, kind, labels)
+        ),
         decide=lambda encoded, outputs: decide(_stacked(encoded, outputs)),
         decode=lambda encoded, outputs: decode(_stacked(encoded, outputs)),
         metric=metric,
@@ -80,21 +80,6 @@ def kind_of_problem(problem_type: str | None, num_labels: int) -> Kind:
     if problem_type == "regression" or (problem_type is None and num_labels == 1):
         return "regression"
     return "single"
-
-
-def _encode(
-    kind: Kind,
-    names: tuple[str, ...],
-    in_both_orders: bool,
-    data: ReadExamples,
-    tokenizer: Tokenizer,
-    max_length: int,
-    *,
-    for_training: bool = False,
-) -> EncodedExamples:
-    labels = encode_labels(data, kind, names)
-    encode = encode_both_orders if in_both_orders else encode_examples
-    return encode(data.examples, tokenizer, max_length=max_length, labels=labels)
 
 
 def _stacked(_: Any, outputs: Outputs) -> np.ndarray:

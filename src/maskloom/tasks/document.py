@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -46,7 +45,9 @@ def document_task(labels: tuple[str, ...], primary: str | None, settings: Docume
         kind="document",
         heads=("document",),
         objective=objective,
-        encode=partial(_encode, labels, settings),
+        encode=lambda data, tokenizer, max_length, **_: _encode(
+            settings, data, tokenizer, max_length, encode_labels(data, "multilabel", labels)
+        ),
         learned=lambda encoded: label_relations(cast(np.ndarray, encoded.labels), settings),
     )
 
@@ -73,15 +74,9 @@ class EncodedDocuments(EncodedGroups):
 
 
 def _encode(
-    names: tuple[str, ...],
-    settings: DocumentSettings,
-    data: ReadExamples,
-    tokenizer: Tokenizer,
-    max_length: int,
-    *,
-    for_training: bool = False,
+    settings: DocumentSettings, data: ReadExamples, tokenizer: Tokenizer, max_length: int, labels: np.ndarray | None
 ) -> EncodedDocuments:
-    labels, documents = encode_labels(data, "multilabel", names), [_parts(one, settings) for one in data.examples]
+    documents = [_parts(one, settings) for one in data.examples]
     kept = [(title, *sentences[: settings.max_sentences]) for title, sentences in documents]
     fields = encoded_texts(
         ((text, None) for texts in kept for text in texts),

@@ -37,7 +37,7 @@ class EncodedData(Protocol):
     @property
     def num_examples(self) -> int:
         """Number of examples, which may differ from the number of units; an epoch is a pass over all units."""
-        ...
+        return len(self)
 
     def __len__(self) -> int: ...
 
@@ -55,7 +55,7 @@ class EncodedData(Protocol):
 
 
 @dataclass(frozen=True)
-class EncodedExamples:
+class EncodedExamples(EncodedData):
     """Token ids of all examples, concatenated: sequence i is `token_ids[offsets[i]:offsets[i + 1]]`.
 
     Example e, which is one unit, has the sequences from `first[e]` up to `first[e + 1]`: a single one, or one per
@@ -82,11 +82,6 @@ class EncodedExamples:
 
     def __len__(self) -> int:
         return len(self.first) - 1
-
-    @property
-    def num_examples(self) -> int:
-        """Number of examples."""
-        return len(self)
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch | ChoiceBatch:
         """Return the examples at these indices, packed in this order."""

@@ -62,37 +62,30 @@ def check_distinct(names: tuple[str, ...], source: str) -> None:
             raise DataError(f"{source}: id {number}: the name {name!r:.80} is not valid Unicode")
 
 
-def label_names_of(train: ReadExamples, kind: Kind) -> tuple[str, ...]:
-    """Return the label names in the training data, sorted by value if all are whole numbers, else by code point."""
-    if kind == "regression":
-        return ()
-    found = {name for example in train.examples for name in _names(example)}
-    if all(map(_is_whole_number, found)):
-        return tuple(sorted(found, key=lambda name: (int(name), name)))
-    return tuple(sorted(found))
-
-
 def names_of_task(kind: Kind, train: ReadExamples, options: ReadingOptions) -> tuple[str, ...]:
-    """Return the label names of the format or of the class list, or else those in the training data."""
+    """Return the label names of the format or of the class list, or else those in the training data.
+
+    The latter are sorted by value if all are whole numbers, else by code point.
+    """
     if options.format is not None and (names := catalog_row(options.format).labels):
         return names
-    if options.labels is None or kind == "regression":
-        return label_names_of(train, kind)
-    names = read_label_names(options.labels)
-    if len(names) == 1 and kind != "multilabel":
-        raise ConfigError(f"{options.labels}: the only label is {names[0]!r:.80}; a classifier needs at least two")
-    return names
+    if kind == "regression":
+        return ()
+    if options.labels is not None:
+        names = read_label_names(options.labels)
+        if len(names) == 1 and kind != "multilabel":
+            raise ConfigError(f"{options.labels}: the only label is {names[0]!r:.80}; a classifier needs at least two")
+        return names
+    found = {name for example in train.examples for name in _names(example)}
+    if all(len(name) < 1000 and name.removeprefix("-").isdecimal() for name in found):  # int() refuses 5,000 digits
+        return tuple(sorted(found, key=lambda name: (int(name), name)))
+    return tuple(sorted(found))
 
 
 def with_hint(error: UnknownLabelError, options: ReadingOptions) -> DataError:
     """Return the error for an unknown dev label, with a hint on how to add labels if no class list was given."""
     hint = "" if options.labels else "; labels missing from the training data can be listed in a file (--labels FILE)"
     return DataError(f"{error}{hint}")
-
-
-def _is_whole_number(name: str) -> bool:
-    """Return whether a name is a whole number with few enough digits for Python to parse."""
-    return len(name) < 1000 and name.removeprefix("-").isdecimal()
 
 
 def _reads_as_number(name: str) -> bool:
@@ -103,8 +96,8 @@ def _reads_as_number(name: str) -> bool:
     return True
 
 
-def check_variety(train: ReadExamples, kind: Kind) -> None:
-    """Raise DataError if all training data has the same label or score, or no label: nothing could be learned."""
+def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
+    """Raise DataError if nothing can be learned from the training data, or if only one file has a second text."""
     path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
     if kind in ("single", "pair") and len(counts) == 1:
         raise DataError(
@@ -117,11 +110,6 @@ def check_variety(train: ReadExamples, kind: Kind) -> None:
         raise DataError(
             f"{path}: all {len(train.examples)} rows have the score {train.examples[0].label}; there is nothing to fit"
         )
-
-
-def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
-    """Raise DataError if nothing can be learned from the training data, or if only one file has a second text."""
-    check_variety(train, kind)
     takes_pairs = train.examples[0].pair is not None
     if takes_pairs != (dev.examples[0].pair is not None):
         has, lacks = (train, dev) if takes_pairs else (dev, train)

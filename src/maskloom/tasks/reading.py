@@ -30,37 +30,30 @@ _TAKES_PAIR: dict[Kind, bool | None] = {
 
 
 def iterate_examples(
-    path: str | Path,
-    kind: Kind,
-    options: ReadingOptions | None = None,
-    *,
-    needs_label: bool = True,
-    report: ReadingReport | None = None,
+    path: str | Path, kind: Kind, options: ReadingOptions, *, needs_label: bool, report: ReadingReport | None = None
 ) -> Iterator[Example]:
     """Yield the examples of a data file for a kind of task, in file order and constant memory.
 
     Raises DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which
     counts it) and for missing columns.
     """
-    path, options = Path(path), options or ReadingOptions()
+    path = Path(path)
     report = report or ReadingReport(path)
-    takes_pair = _TAKES_PAIR.get(kind, False)  # seq2seq: a source is a text, its target the label
     row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))
-    if takes_pair is False and options.pair_column is not None:
+    # seq2seq: a source is a text, its target the label
+    if _TAKES_PAIR.get(kind, False) is False and options.pair_column is not None:
         hint = "use the task pair" if kind == "single" else "name the target column with --label-column"
         raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; {hint}")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else tables.layout_of(path)
-    rows = tables.read_rows(path, layout)
-    skips = options.on_bad_rows == "skip" or bool(row and row.drops_bad_rows)
     if layout == "text":
         if needs_label:
             raise DataError(f"{path}: a .txt file holds one text per line and no labels; use .csv, .tsv or .jsonl")
-        yield from kept_examples(rows, partial(_plain_text, kind, report), report, skips=skips)
-        return
-    columns, rows = _find_columns(path, rows, layout, kind, options, row, needs_label=needs_label)
-    if not needs_label:
-        columns = columns._replace(label=None)
-    yield from kept_examples(rows, partial(_example, columns, kind, row), report, skips=skips)
+        rows, make = tables.read_rows(path, layout), partial(_plain_text, kind, report)
+    else:
+        columns, rows = _find_columns(path, layout, kind, options, row, needs_label=needs_label)
+        make = partial(_example, columns if needs_label else columns._replace(label=None), kind, row)
+    skips = options.on_bad_rows == "skip" or bool(row and row.drops_bad_rows)
+    yield from kept_examples(rows, make, report, skips=skips)
 
 
 def _plain_text(kind: Kind, report: ReadingReport, record: Row) -> Example:
@@ -78,16 +71,10 @@ def _plain_text(kind: Kind, report: ReadingReport, record: Row) -> Example:
 
 
 def _find_columns(
-    path: Path,
-    rows: Iterator[Row],
-    layout: str,
-    kind: Kind,
-    options: ReadingOptions,
-    row: CatalogRow | None,
-    *,
-    needs_label: bool,
+    path: Path, layout: str, kind: Kind, options: ReadingOptions, row: CatalogRow | None, *, needs_label: bool
 ) -> tuple[Columns, Iterator[Row]]:
     """Find the columns from the first rows; return them with the data rows, keyed by column name."""
+    rows = tables.read_rows(path, layout)
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names, line = [name.strip() for name in seen[-1].fields], seen[-1].line
     if layout == "jsonl":
@@ -101,24 +88,16 @@ def _find_columns(
         return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
     else:
         rows = tables.by_name(rows, names)
-    named = _with_catalog_names(options, row, names)
-    place = f"{path}: line {line}"
-    takes_pair = _TAKES_PAIR.get(kind, False)
-    how = {"takes_pair": takes_pair, "needs_label": needs_label, "pairs": TITLED if kind == "document" else PAIRS}
-    return tables.choose_names(names, named, place=place, **how), rows
-
-
-def _with_catalog_names(options: ReadingOptions, row: CatalogRow | None, names: list[str]) -> ReadingOptions:
-    """Fill in the column names of a catalog row where the user gave none; test files have no label column."""
-    if row is None:
-        return options
-    label = row.label if row.label in names else None
-    return replace(
-        options,
-        text_column=options.text_column or row.text,
-        pair_column=options.pair_column or row.pair,
-        label_column=options.label_column or label,
-    )
+    if row is not None:  # test files have no label column
+        options = replace(
+            options,
+            text_column=options.text_column or row.text,
+            pair_column=options.pair_column or row.pair,
+            label_column=options.label_column or (row.label if row.label in names else None),
+        )
+    pairs = TITLED if kind == "document" else PAIRS
+    how = {"takes_pair": _TAKES_PAIR.get(kind, False), "needs_label": needs_label, "pairs": pairs}
+    return tables.choose_names(names, options, place=f"{path}: line {line}", **how), rows
 
 
 def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) -> Example:

@@ -127,7 +127,7 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
     for a file that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than
     `MAX_ROW_BYTES`.
     """
-    lines = read_lines(path) if layout == "text" else _text_lines(path, _OTHER_ENDS[:1])
+    lines = read_lines(path, _OTHER_ENDS if layout == "text" else _OTHER_ENDS[:1])
     if layout == "csv":
         yield from _csv_rows(path, lines)
         return
@@ -136,11 +136,6 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
             yield Row(line.split("\t"), number, problem=None if line else BLANK)
         else:
             yield _json_row(line, number) if layout == "jsonl" else Row([line], number)
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the number, from 1, and the text of each line of a file; see the layout `text` of `read_rows`."""
-    return _text_lines(path, _OTHER_ENDS)
 
 
 def read_json_row(path: Path, number: int) -> Row:
@@ -154,8 +149,8 @@ def read_json_row(path: Path, number: int) -> Row:
     return _json_row(_decoded(raw, path, 1), number)
 
 
-def _text_lines(path: Path, other_ends: tuple[bytes, ...]) -> Iterator[tuple[int, str]]:
-    """Yield (line number from 1, text without its line end); `other_ends` end lines in a file without LF."""
+def read_lines(path: Path, other_ends: tuple[bytes, ...] = _OTHER_ENDS) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line of a file; `other_ends` end lines in a file without LF."""
     number = 0
     check_regular(path)
     try:

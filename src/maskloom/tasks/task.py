@@ -155,8 +155,7 @@ def model_outputs(
             ends = np.cumsum(objective.row_counts(batch) if counts is None else counts)
             for index, part in zip(batch.indices, np.split(values, ends[:-1]), strict=True):
                 rows[index] = part
-    loss_sum = sum((float(loss) for loss in losses), 0.0)
-    return ModelOutputs(rows, loss_sum, weight)
+    return ModelOutputs(rows, sum(map(float, losses), 0.0), weight)
 
 
 def tokens_at_once(model: EncoderWithHeads) -> int:
@@ -176,15 +175,13 @@ def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: Outputs
     """Score the outputs for pieces of data, keeping only what the metric needs of each piece."""
     metric, loss, weight = task.metric(), 0.0, 0.0
     for piece in pieces:
-        targets = task.targets(piece)
-        if targets is None:
+        if (targets := task.targets(piece)) is None:
             raise ValueError("the data has no labels; an evaluation needs them")
         outputs = outputs_of(piece)
         loss, weight = loss + outputs.loss_sum, weight + outputs.weight
         metric.update(task.decide(piece, outputs.rows), targets)
     scores = {**metric.compute(), "loss": loss / max(weight, 1e-12)}
-    reference = metric.reference()
-    degenerate = metric.degeneracy()
+    reference, degenerate = metric.reference(), metric.degeneracy()
     if degenerate is None and reference is not None and scores[task.primary] <= reference:
         degenerate = (
             f"{task.primary} {scores[task.primary]:.4f} is not above {reference:.4f}, the score of a constant answer"

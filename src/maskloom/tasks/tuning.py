@@ -16,11 +16,7 @@ _EXACT_SWEEPS = 20
 
 def fitted(fit: Callable[..., dict[str, Any]], logits_of: Callable[[Any, Any], np.ndarray]) -> Callable[..., Any]:
     """Return a task's `tune`, which calls `fit` with the logits that `logits_of` extracts and with the labels."""
-
-    def tune(encoded: Any, outputs: Any) -> dict[str, Any]:
-        return fit(logits_of(encoded, outputs), encoded.labels)
-
-    return tune
+    return lambda encoded, outputs: fit(logits_of(encoded, outputs), encoded.labels)
 
 
 def tune_classes(logits: np.ndarray, targets: np.ndarray) -> dict[str, Any]:

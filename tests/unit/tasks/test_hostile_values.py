@@ -8,7 +8,7 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.kinds import task_kind
-from maskloom.tasks.labels import label_names_of, read_label_names
+from maskloom.tasks.labels import names_of_task, read_label_names
 from maskloom.tasks.span.reading import read_json
 from maskloom.tasks.tables import ReadingOptions, read_rows
 
@@ -23,7 +23,7 @@ def read(kind, path, content, **options):
 @pytest.mark.parametrize("label", ["--5", "-", "²", DIGITS, "-" + DIGITS])
 def test_labels_that_only_look_like_numbers_are_names(tmp_path, label):
     train = read("single", tmp_path / "d.csv", f"text,label\na,{label}\nb,1\n")
-    assert set(label_names_of(train, "single")) == {label, "1"}
+    assert set(names_of_task("single", train, ReadingOptions())) == {label, "1"}
 
 
 @pytest.mark.parametrize("score", ["1e308", "-1e17", "3.4e38"])

@@ -8,15 +8,16 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.labels import (
     balanced_weights,
-    check_variety,
+    check_alike,
     checked_weights,
     doubtful_labels,
     encode_labels,
     label_counts,
-    label_names_of,
+    names_of_task,
     read_label_names,
     weights_by_name,
 )
+from maskloom.tasks.tables import ReadingOptions
 
 
 def data_with(*labels):
@@ -51,10 +52,10 @@ def test_sound_labels_are_not_doubted():
 
 
 def test_names_are_in_a_fixed_order():
-    assert label_names_of(data_with("pos", "neg", "pos"), "single") == ("neg", "pos")
-    assert label_names_of(data_with("10", "9", "-1"), "single") == ("-1", "9", "10")
-    assert label_names_of(data_with(("b", "a"), (), ("c",)), "multilabel") == ("a", "b", "c")
-    assert label_names_of(data_with(1.0, 2.0), "regression") == ()
+    assert names_of_task("single", data_with("pos", "neg", "pos"), ReadingOptions()) == ("neg", "pos")
+    assert names_of_task("single", data_with("10", "9", "-1"), ReadingOptions()) == ("-1", "9", "10")
+    assert names_of_task("multilabel", data_with(("b", "a"), (), ("c",)), ReadingOptions()) == ("a", "b", "c")
+    assert names_of_task("regression", data_with(1.0, 2.0), ReadingOptions()) == ()
 
 
 def test_arrays_by_kind():
@@ -110,7 +111,7 @@ def test_the_first_piece_of_a_file_decides_whether_labels_are_ids():
 )
 def test_nothing_to_learn(data, kind, message):
     with pytest.raises(DataError, match=message):
-        check_variety(data, kind)
+        check_alike(kind, data, data)
 
 
 def test_label_files(tmp_path):

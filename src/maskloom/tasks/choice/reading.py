@@ -35,14 +35,13 @@ _CHOICE = re.compile(r"(choice|ending|answer|option|alternative|sol|hypothesis)[
 
 @dataclass(frozen=True)
 class ChoiceColumns:
-    """Column names; `choices` has a single entry if that column holds a list of choices."""
+    """Column names; a single entry in `choices` is the column that holds all of them as a list."""
 
     context: str
     stem: str | None
     choices: tuple[str, ...]
     label: str | None
     identifier: str | None
-    choices_are_list: bool = False
 
 
 def choose_columns(
@@ -59,7 +58,7 @@ def choose_columns(
         if wanted is not None and wanted not in names and tables.is_column_number(wanted):
             raise ConfigError(f"column {wanted!r}: multiple choice needs columns given by header name")
     tables.check_given(options.columns, names, place)
-    choices, are_list = _choices(names, lists, place)
+    choices = _choices(names, lists, place)
     taken = set(choices)
 
     def first(wanted: Sequence[str], *others: str | None) -> str | None:
@@ -82,19 +81,19 @@ def choose_columns(
     if len(set(used)) != len(used):
         raise ConfigError(f"{place}: one column is used twice: context {context!r}, stem {stem!r}, label {label!r}")
     tables.check_single(used, names, place)
-    return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label), are_list)
+    return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label))
 
 
-def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tuple[str, ...], bool]:
-    """Return the keys of the choices in order, and whether a single key holds them as a list."""
+def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[str, ...]:
+    """Return the keys of the choices in order, or the only key, which holds them as a list."""
     found = next((name for wanted in _LISTS for name in names if name.lower() == wanted and name in lists), None)
     if found is not None:
-        return (found,), True
+        return (found,)
     stems: dict[str, dict[int, str]] = {}
     for name in names:
-        match = _CHOICE.fullmatch(name)
-        if match:
-            stems.setdefault(match[1].lower(), {})[_number(match[2])] = name
+        if match := _CHOICE.fullmatch(name):
+            number = int(match[2]) if match[2].isdigit() else ord(match[2].lower()) - ord("a")
+            stems.setdefault(match[1].lower(), {})[number] = name
     whole = [numbered for numbered in stems.values() if len(numbered) > 1]
     if not whole:
         raise DataError(
@@ -105,14 +104,10 @@ def _choices(names: Sequence[str], lists: Sequence[str], place: str) -> tuple[tu
     numbers = sorted(numbered)
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))) or numbers[0] not in (0, 1):
         raise DataError(f"{place}: the choice columns {tables.listed([numbered[n] for n in numbers])} leave one out")
-    return tuple(numbered[number] for number in numbers), False
+    return tuple(numbered[number] for number in numbers)
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else ord(text.lower()) - ord("a")
-
-
-PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id", choices_are_list=True)
+PLAIN_COLUMNS = ChoiceColumns("context", "stem", ("choices",), "label", "id")
 """The keys of the rows that `plain_rows` yields."""
 
 _ANSWERS = ("answerKey", "answers", "label")
@@ -137,11 +132,12 @@ def published_form(fields: dict[str, Any]) -> Form | None:
     return None
 
 
-def race_files(folder: Path) -> list[Path]:
-    """Return the .txt files of RACE's train, dev or test folder, or of one of its levels, sorted by name in each level.
+def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
+    """Yield a row for each question of the articles in RACE's train, dev or test folder, or in one of its levels.
 
-    Raises DataError if there are none, for anything that is not a regular file, and for links that lead out of the
-    folder.
+    Files are sorted by name in each level; a row's line is the number of its file, from 1. Answers are ignored unless
+    labels are needed. Raises DataError if there are no .txt files, for one that is not a regular file, too large or not
+    UTF-8, and for links that lead out of the folder.
     """
     levels = [folder / level for level in _LEVELS if (folder / level).is_dir()] or [folder]
     for level in levels:
@@ -152,16 +148,7 @@ def race_files(folder: Path) -> list[Path]:
         raise DataError(
             f"{folder}: no .txt file in it or in its high/ or middle/; for RACE, give its train/, dev/ or test/"
         )
-    return found
-
-
-def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
-    """Yield a row for each question of the articles in a folder; a row's line is the number of its file, from 1.
-
-    Answers are ignored unless labels are needed. Raises DataError as `race_files` does, and for a file that is too
-    large or not UTF-8.
-    """
-    for number, path in enumerate(race_files(folder), start=1):
+    for number, path in enumerate(found, start=1):
         row = tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
         yield from plain_rows(row, _race, needs_label=needs_label)
 
@@ -171,11 +158,8 @@ def plain_rows(row: Row, form: Form, *, needs_label: bool) -> Iterator[Row]:
 
     Answers are ignored unless labels are needed: in test sets they are often placeholders.
     """
-    if row.problem or not isinstance(row.fields, dict):
-        yield row
-        return
     try:
-        for fields in form({key: value for key, value in row.fields.items() if needs_label or key not in _ANSWERS}):
+        for fields in form({key: value for key, value in row.by_name().items() if needs_label or key not in _ANSWERS}):
             yield row._replace(fields=fields)
     except BadRowError as problem:
         yield row._replace(problem=str(problem))
@@ -188,8 +172,7 @@ def _arc(fields: dict[str, Any]) -> list[dict[str, Any]]:
     if isinstance(choices, dict):
         texts, labels = choices.get("text"), choices.get("label")
     elif isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
-        texts = [choice.get("text") for choice in choices]
-        labels = [choice.get("label") for choice in choices]
+        texts, labels = ([choice.get(key) for choice in choices] for key in ("text", "label"))
     else:
         raise BadRowError("choices are not a list", f"{choices!r:.60}")
     if not isinstance(texts, list) or not isinstance(labels, list) or len(texts) != len(labels):
@@ -275,25 +258,18 @@ _PLACEHOLDERS = ("-1", "?")
 
 
 def iterate_choices(
-    path: str | Path,
-    options: ReadingOptions | None = None,
-    *,
-    needs_label: bool = True,
-    report: ReadingReport | None = None,
+    path: str | Path, options: ReadingOptions, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[ChoiceExample]:
     """Yield the examples one by one, in file order.
 
     The header of a table names its columns (SWAG: `sent1` is the context, `sent2` the stem, `ending0` to `ending3` the
     choices); CODAH has no header, but category, prompt, choices and label in this order. JSONL has the same names as
-    keys, or one key with a list of choices, whose number may differ between rows; JSONL of ARC, CommonsenseQA, COPA and
-    RACE is read as distributed. RACE may also be its folder of articles; the `line` of an example is then the number of
-    its file. A label is a number from 0 or a letter from A. Raises DataError, with file and line, for missing columns
-    and for a row that breaks a rule: a label outside the choices, an empty text, a duplicate id; with
-    `options.on_bad_rows` "skip", such rows are dropped and counted instead. Raises ConfigError for the format of
-    another kind of task.
+    keys, or one key with a list of choices, whose number may differ between rows. A label is a number from 0 or a
+    letter from A. Raises DataError, with file and line, for missing columns and for a row that breaks a rule: a label
+    outside the choices, an empty text, a duplicate id; with `options.on_bad_rows` "skip", such rows are dropped and
+    counted instead. Raises ConfigError for the format of another kind of task.
     """
-    path, options = Path(path), options or ReadingOptions()
-    report = report or ReadingReport(path)
+    path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
     # RACE is recognised by its level folders, or named as the format
     is_race = any((path / level).is_dir() for level in _LEVELS) if row is None else row.name == "race"
@@ -345,7 +321,7 @@ def _is_codah(fields: list[str], options: ReadingOptions, *, needs_label: bool) 
 def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceExample:
     """Convert a row to an example; `lines` maps the identifiers read so far to their lines, and is updated."""
     choices = _texts(columns, row)
-    example = ChoiceExample(
+    return ChoiceExample(
         context=row_text(row.value(columns.context), "context").strip(),
         stem="" if columns.stem is None else row_text(row.value(columns.stem), "stem", empty=None).strip(),
         choices=choices,
@@ -353,14 +329,11 @@ def _example(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> ChoiceE
         line=row.line,
         identifier=_identifier(columns, lines, row),
     )
-    if example.identifier is not None:
-        lines[example.identifier] = row.line
-    return example
 
 
 def _texts(columns: ChoiceColumns, row: Row) -> tuple[str, ...]:
     values = [row.value(name) for name in columns.choices]
-    if columns.choices_are_list:
+    if len(values) == 1:
         (values,) = values
     if not isinstance(values, list):
         raise BadRowError("choices are not a list", f"{values!r:.60}")
@@ -380,14 +353,15 @@ def _identifier(columns: ChoiceColumns, lines: dict[str, int], row: Row) -> str 
         raise BadRowError("the id contains an unpaired surrogate", f"{name!r:.80} is not valid Unicode")
     if name in lines:
         raise BadRowError("an id appears twice", f"{name!r:.80}, first at line {lines[name]}")
+    lines[name] = row.line
     return name
 
 
 def _label(value: Any, num_choices: int) -> int:
     """Return the index of the right choice, from 0, given as a number or a letter."""
-    text = "" if value is None or isinstance(value, bool | float | list | dict) else str(value).strip()
     if value is None or value == "":
         raise BadRowError("missing label")
+    text = "" if isinstance(value, bool | float | list | dict) else str(value).strip()
     label = -1
     if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS:
         label = int(text)

@@ -30,12 +30,7 @@ class Source(Example):
 
 
 def iterate_sources(
-    path: str | Path,
-    options: ReadingOptions | None = None,
-    settings: Seq2SeqSettings | None = None,
-    *,
-    needs_label: bool = True,
-    report: ReadingReport | None = None,
+    path: str | Path, options: ReadingOptions, settings: Seq2SeqSettings, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Source]:
     """Yield the sources, with targets as labels, in file order.
 
@@ -44,8 +39,7 @@ def iterate_sources(
     line, and its targets in the file next to it with the target suffix. Raises DataError, with file and line, for a row
     that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for files of different lengths.
     """
-    path, options = Path(path), options or ReadingOptions()
-    report = report or ReadingReport(path)
+    path = Path(path)
     if options.format is not None:
         raise ConfigError(
             f"--format {options.format}: no format has targets; name the target column with --label-column"
@@ -57,9 +51,7 @@ def iterate_sources(
         examples = iterate_examples(path, "seq2seq", named, needs_label=needs_label, report=report)
         yield from (Source(**vars(example)) for example in examples)
         return
-    suffix = options.target_suffix
-    if suffix is None and settings:
-        suffix = settings.target_suffix
+    suffix = settings.target_suffix if options.target_suffix is None else options.target_suffix
     if needs_label and suffix is None:
         raise DataError(
             f"{path}: a file of lines has only sources; name the target file by its suffix (for one that ends in .en: "
@@ -85,10 +77,7 @@ def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool)
     first = next((row for row in rows if row.problem is None), None)
     lower = {str(name).strip().lower(): str(name).strip() for name in (first.fields if first else ())}
     if first and needs_label and options.label_column is None and not {*_TARGETS} & lower.keys():
-        raise DataError(
-            f"{path}: line {first.line}: no target column ({', '.join(_TARGETS)}) among "
-            f"{tables.listed([*lower.values()])}; name it with --label-column"
-        )
+        raise tables.no_labels(f"{path}: line {first.line}", _TARGETS, [*lower.values()], "target")
     source, target = (next((lower[name] for name in names if name in lower), None) for names in (_SOURCES, _TARGETS))
     is_numbered = options.label_column is not None and tables.is_column_number(options.label_column)
     is_named = options.text_column is not None or source is not None or is_numbered
@@ -108,7 +97,7 @@ def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool)
 def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
     """Yield rows of a source and, given a file of targets, its target; raises DataError if one file is longer."""
     if targets is None:
-        yield from (Row([line], number) for number, line in tables.read_lines(sources))
+        yield from tables.read_rows(sources, "text")
         return
     if targets == sources:
         raise ConfigError(f"target suffix {sources.suffix[1:]!r}: {sources} would be its own target file")

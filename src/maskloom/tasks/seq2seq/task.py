@@ -19,7 +19,7 @@ from maskloom.generation.sources import most_tokens
 from maskloom.metrics.metric import checked_primary
 from maskloom.metrics.texts import TEXT_SCORES, TextMetric
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
-from maskloom.tasks.encoding import EncodedExamples, encode_examples, encoded_texts
+from maskloom.tasks.encoding import EncodedData, EncodedExamples, encode_examples, encoded_texts
 from maskloom.tasks.examples import Example, ReadExamples
 from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
 from maskloom.tasks.task import Outputs, Task
@@ -57,7 +57,7 @@ def seq2seq_task(labels: tuple[str, ...], primary: str | None, settings: Seq2Seq
 
 
 @dataclass(frozen=True)
-class EncodedTargets:
+class EncodedTargets(EncodedData):
     """Token ids of sources and, if known, targets; target i of `targets` is `token_ids[offsets[i]:offsets[i + 1]]`.
 
     `texts` has all targets of each source, the first of which is encoded with `tokenizer`. `marks` are the tokens that
@@ -80,11 +80,6 @@ class EncodedTargets:
 
     def __len__(self) -> int:
         return len(self.sources)
-
-    @property
-    def num_examples(self) -> int:
-        """Number of sources."""
-        return len(self)
 
     def batch(self, indices: np.ndarray) -> SourceTargetBatch:
         """Return the sources and targets at these indices, packed in this order."""
@@ -165,8 +160,4 @@ def readable(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     Ids beyond the vocabulary, for which some published models have rows, are left out.
     """
     text = tokenizer.decode([token for token in ids if token < len(tokenizer.vocabulary)])
-    return _joined(text) if tokenizer.cuts_at_white_space else text
-
-
-def _joined(text: str) -> str:
-    return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", _WITHIN.sub(r"\1", text)))
+    return _AFTER.sub(r"\1", _BEFORE.sub(r"\1", _WITHIN.sub(r"\1", text))) if tokenizer.cuts_at_white_space else text

@@ -237,7 +237,12 @@ def encode_questions(
     all_ids = tokenizer.token_ids_batch([questions[number].question for number in kept])
     question_ids = [np.asarray(ids[:max_question_length], dtype=np.int32) for ids in all_ids]
     num_marks, context_of = tokenizer.template.num_marks(2), context_of[kept]
-    _check_room(question_ids, max_length, num_marks)
+    longest = max(map(len, question_ids), default=0)
+    if longest + num_marks >= max_length:
+        raise ConfigError(
+            f"max_length {max_length}: a question of {longest} pieces and {num_marks} special tokens leave no room "
+            "for the context; raise data.max_length or lower span.max_question_length"
+        )
     capacities = np.array([max_length - num_marks - len(ids) for ids in question_ids], dtype=np.int64)
     num_pieces = np.array([len(contexts[number].pieces) for number in context_of], dtype=np.int64)
     window_question, window_start, window_length = plan_windows(num_pieces, capacities, stride)
@@ -300,15 +305,6 @@ def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokeniz
         return _UNALIGNED  # words of control characters have no pieces
     encode = tokenizer.token_ids_batch if answer.start > words.starts[first] else tokenizer.chunk_ids_batch
     return answer_pieces(context.pieces, int(bounds[0]), int(bounds[1]) - 1, encode([answer.text])[0])
-
-
-def _check_room(question_ids: list[np.ndarray], max_length: int, num_marks: int) -> None:
-    longest = max(map(len, question_ids), default=0)
-    if longest + num_marks >= max_length:
-        raise ConfigError(
-            f"max_length {max_length}: a question of {longest} pieces and {num_marks} special tokens leave no room "
-            "for the context; raise data.max_length or lower span.max_question_length"
-        )
 
 
 def _labels(encoded: EncodedQuestions, spans: np.ndarray) -> np.ndarray:

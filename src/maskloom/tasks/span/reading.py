@@ -82,25 +82,22 @@ def iterate_questions(
     seen: dict[str, str] = {}
 
     def question_of(row: Row) -> Question:
-        question = _question(form(row), row.line, needs_label=needs_label)
+        fields = form(row)
+        context = _text(fields.get("context"), "context")
+        question = Question(
+            id=_identifier(fields.get("id")),
+            question=_text(fields.get("question"), "question"),
+            context=context,
+            answers=_answers(fields, context) if needs_label else None,
+            line=row.line,
+            title=fields["title"] if isinstance(fields.get("title"), str) else None,
+        )
         if question.id in seen:
             raise BadRowError("an id appears twice", f"{question.id!r:.80} is also the id of {seen[question.id]}")
         seen[question.id] = row.where
         return question
 
     yield from kept_examples(rows, question_of, report, skips=options.on_bad_rows == "skip")
-
-
-def _question(fields: dict[str, Any], line: int, *, needs_label: bool) -> Question:
-    context = _text(fields.get("context"), "context")
-    return Question(
-        id=_identifier(fields.get("id")),
-        question=_text(fields.get("question"), "question"),
-        context=context,
-        answers=_answers(fields, context) if needs_label else None,
-        line=line,
-        title=fields["title"] if isinstance(fields.get("title"), str) else None,
-    )
 
 
 def _identifier(value: Any) -> str:
@@ -252,7 +249,13 @@ def question_rows(
     seen = tables.up_to_first(rows) if layout == "jsonl" else [next(rows)]
     names = [name.strip() for name in seen[-1].fields]
     if layout != "jsonl" or not seen[-1].problem:
-        _check_columns(names, options, f"{path}: line {seen[-1].line}", needs_label=needs_label)
+        place = f"{path}: line {seen[-1].line}"
+        wanted = [options.text_column or "question", options.pair_column or "context"]
+        wanted += [options.label_column] if options.label_column and needs_label else []
+        tables.check_given(wanted, names, place)
+        if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
+            raise tables.no_labels(place, _ANSWERS, names, "answer")
+        tables.check_single(wanted, names, place)
     if layout == "jsonl":
         return chain(seen, rows), partial(_squad_form, options, needs_label)
     return tables.by_name(rows, names), partial(_squad_form_of_text, options, needs_label)
@@ -309,15 +312,6 @@ def _listed(answers: Any, starts: Any) -> Any:
 
 def _first(fields: dict[str, Any], given: str | None, names: tuple[str, ...]) -> Any:
     return next((fields[name] for name in chain([given] if given else [], names) if name in fields), None)
-
-
-def _check_columns(names: list[str], options: ReadingOptions, place: str, *, needs_label: bool) -> None:
-    wanted = [options.text_column or "question", options.pair_column or "context"]
-    wanted += [options.label_column] if options.label_column and needs_label else []
-    tables.check_given(wanted, names, place)
-    if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
-        raise tables.no_labels(place, _ANSWERS, names, "answer")
-    tables.check_single(wanted, names, place)
 
 
 def score_files(

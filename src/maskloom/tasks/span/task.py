@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,17 +89,6 @@ _Entry = tuple[float, float, int | None, int | None]
 
 
 @dataclass(frozen=True)
-class _Spans:
-    """Spans of context pieces for several questions, sorted by question and descending score: all (spans,)."""
-
-    question: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
-    start_logit: np.ndarray
-    end_logit: np.ndarray
-
-
-@dataclass(frozen=True)
 class _Decoder:
     """State shared by all decoding steps."""
 
@@ -114,14 +104,14 @@ class _Decoder:
         windows = np.arange(encoded.first_window[first], encoded.first_window[last])
         logits = self._padded(windows)
         nulls = logits[np.arange(len(windows)), encoded.null_places[windows]]
-        spans = self._spans(windows, logits)
-        bounds = np.searchsorted(spans.question, np.arange(first, last + 1))
-        for question in range(first, last):
+        questions, *spans = self._spans(windows, logits)
+        bounds = np.searchsorted(questions, np.arange(first, last + 1)).tolist()
+        for question, bound in zip(range(first, last), pairwise(bounds), strict=True):
             null = None
             if self.settings.has_unanswerable:
                 own = slice(*(encoded.first_window[question : question + 2] - encoded.first_window[first]).tolist())
                 null = nulls[own][int(nulls[own].sum(axis=1).argmin())]
-            yield self._answer(question, spans, range(*bounds[question - first : question - first + 2].tolist()), null)
+            yield self._answer(question, zip(*(column[slice(*bound)] for column in spans), strict=True), null)
 
     def _padded(self, windows: np.ndarray) -> np.ndarray:
         """Return the logits of windows, (windows, tokens of the longest, 2), padded with -inf."""
@@ -133,8 +123,12 @@ class _Decoder:
             row[:length] = self.outputs[window]
         return logits
 
-    def _spans(self, windows: np.ndarray, logits: np.ndarray) -> _Spans:
-        """Return the qualifying spans; ties go to the earlier window, then to the better start and end logits."""
+    def _spans(self, windows: np.ndarray, logits: np.ndarray) -> list[np.ndarray]:
+        """Return questions, first and last pieces, start and end logits of the qualifying spans, all (spans,).
+
+        They are sorted by question and descending score; ties go to the earlier window, then to the better start and
+        end logits.
+        """
         encoded = self.encoded
         order = np.argsort(-logits, axis=1, kind="stable")[:, : self.settings.num_best]
         starts, ends = order[:, :, 0], order[:, :, 1]
@@ -161,22 +155,21 @@ class _Decoder:
         start_logit, end_logit = logits[row, start, 0], logits[row, end, 1]
         by_score = np.lexsort((-(start_logit + end_logit), questions[row]))
         found = (questions[row], start + shifts[row], end + shifts[row], start_logit, end_logit)
-        return _Spans(*(values[by_score] for values in found))
+        return [values[by_score] for values in found]
 
-    def _answer(self, question: int, spans: _Spans, indices: range, null: np.ndarray | None) -> DecodedAnswer:
+    def _answer(self, question: int, spans: Iterable[Sequence[Any]], null: np.ndarray | None) -> DecodedAnswer:
         """Return the answer to a question from its spans and the null answer's logits (2,), which are None in v1.1."""
         num_best = self.settings.num_best
         null_score = np.inf if null is None else float(null.sum())
         null_entry = None if null is None else (float(null[0]), float(null[1]), None, None)
         kept: dict[str, _Entry] = {}
-        for place in indices:
-            start_logit, end_logit = float(spans.start_logit[place]), float(spans.end_logit[place])
+        for first, last, start_logit, end_logit in spans:
             if null_entry is not None and len(kept) < num_best and null_score > start_logit + end_logit:
                 kept.setdefault("", null_entry)
             if len(kept) >= num_best or (self.only_best and any(kept)):
                 break
-            text, start, end = self._text(question, spans, place)
-            kept.setdefault(text, (start_logit, end_logit, start, end))
+            text, start, end = self._text(question, first, last)
+            kept.setdefault(text, (float(start_logit), float(end_logit), start, end))
         if null_entry is not None:
             kept.setdefault("", null_entry)
         if not any(kept):
@@ -192,11 +185,10 @@ class _Decoder:
         odds = null_score - best.start_logit - best.end_logit
         return DecodedAnswer("" if odds > self.settings.null_threshold else best.text, best, candidates, odds)
 
-    def _text(self, question: int, spans: _Spans, place: int) -> tuple[str, int, int]:
-        """Return the text of a span, and its start and end in the context."""
-        encoded = self.encoded
-        context = encoded.contexts[encoded.context_of[question]]
-        start, end, words = int(spans.start[place]), int(spans.end[place]), context.words
+    def _text(self, question: int, start: int, end: int) -> tuple[str, int, int]:
+        """Return the text from piece `start` to piece `end`, and its start and end in the context."""
+        context = self.encoded.contexts[self.encoded.context_of[question]]
+        words = context.words
         first_word, last_word = int(context.piece_words[start]), int(context.piece_words[end])
         texts = [context.text[words.starts[i] : words.ends[i]] for i in range(first_word, last_word + 1)]
         text, first, last = self.finder.find(context.pieces[start : end + 1].tolist(), texts)

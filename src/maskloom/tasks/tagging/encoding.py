@@ -69,7 +69,7 @@ class EncodedSentences:
         frames = self.template.frames(windows[:, 1] - windows[:, 0])
         labels = np.full(len(frames.token_ids), NOT_SCORED, dtype=np.int64)
         chains = np.full(len(frames.token_ids), -1, dtype=np.int64)
-        rows, num_chains = None if self.vectors is None else chains.copy(), 0
+        rows, num_chains = chains.copy(), 0
         for (first, end, first_word, end_word), place in zip(windows.tolist(), frames.first.tolist(), strict=True):
             shift = place - first
             frames.token_ids[place : end + shift] = self.pieces[first:end]
@@ -77,7 +77,7 @@ class EncodedSentences:
                 labels[self.word_starts[first_word:end_word] + shift] = self.labels[first_word:end_word]
             words, sentences = self._chain_words(first, end, first_word, end_word)
             chains[self.word_starts[words] + shift] = num_chains + sentences
-            if self.vectors is not None and rows is not None:
+            if self.vectors is not None:
                 rows[self.word_starts[words] + shift] = self.vectors[1][words]
             num_chains += int(sentences[-1]) + 1
         return TokenBatch(
@@ -87,7 +87,7 @@ class EncodedSentences:
             labels=None if self.labels is None else labels,
             indices=np.asarray(indices, dtype=np.int64),
             chains=chains,
-            word_vectors=None if self.vectors is None or rows is None else _rows(self.vectors[0], rows),
+            word_vectors=None if self.vectors is None else self.vectors[0][rows] * (rows >= 0)[:, None],
         )
 
     def word_rows(self, outputs: Sequence[np.ndarray]) -> np.ndarray:
@@ -118,8 +118,7 @@ class EncodedSentences:
 
     def notes(self, path: Path) -> list[str]:
         """Report how many sentences are split into several windows, if any."""
-        num_split = self._num_split()
-        if not num_split:
+        if not (num_split := self._num_split()):
             return []
         return [
             f"{path}: {num_split} of {len(self.sentences)} sentences exceed {self.max_length} tokens and are split "
@@ -166,8 +165,8 @@ def encode_sentences(
     distinct = list(dict.fromkeys(words))
     ids = dict(zip(distinct, tokenizer.chunk_ids_batch(distinct), strict=True))
     pieces = [ids[word] or [vocabulary.unk_id] for word in words]
-    word_starts = _starts([len(part) for part in pieces])
-    sentence_starts = _starts([len(sentence.words) for sentence in filled])
+    word_starts = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+    sentence_starts = np.cumsum([0, *(len(sentence.words) for sentence in filled)], dtype=np.int64)
     documents = np.array([sentence.document for sentence in filled], dtype=np.int64)
     return EncodedSentences(
         sentences=sentences,
@@ -180,15 +179,6 @@ def encode_sentences(
         max_length=max_length,
         num_vanished_words=sum(not ids[word] for word in words),
     )
-
-
-def _rows(vectors: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the given rows of vectors, with zeros for negative row numbers."""
-    return vectors[rows] * (rows >= 0)[:, None]
-
-
-def _starts(lengths: Sequence[int]) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))]).astype(np.int64)
 
 
 def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path: Path) -> np.ndarray | None:
@@ -233,13 +223,12 @@ def plan_windows(
     if room < 1:
         raise ValueError(f"a window has room for {room} pieces; at least 1 is needed")
     if context == "document":
-        edges = np.flatnonzero(np.diff(documents)) + 1
-        bounds = np.concatenate([[0], edges, [len(documents)]]) if len(documents) else np.zeros(1, dtype=np.int64)
+        bounds = np.unique([0, *(np.flatnonzero(np.diff(documents)) + 1), len(documents)])
         parts = [
             _document_windows(word_starts, sentence_starts[first : end + 1], room)
             for first, end in pairwise(bounds.tolist())
         ]
-        return np.concatenate(parts) if parts else np.empty((0, 4), dtype=np.int64)
+        return np.concatenate([np.empty((0, 4), dtype=np.int64), *parts])
     positions = word_starts[sentence_starts]
     plain = np.stack([positions[:-1], positions[1:], sentence_starts[:-1], sentence_starts[1:]], axis=1)
     parts, done = [], 0
@@ -253,13 +242,11 @@ def plan_windows(
 def _even_windows(
     word_starts: np.ndarray, first_word: int, end_word: int, first: int, end: int, room: int
 ) -> np.ndarray:
-    """Cover the pieces `first` to `end` with evenly spaced full windows, at most half a window apart.
+    """Cover the pieces `first` to `end`, more than `room`, with evenly spaced windows, at most half a window apart.
 
     A word is scored in the window that maximises the smaller of the numbers of pieces before and after its first piece,
     and in the earlier window at a tie: the border is midway between the centres of two windows.
     """
-    if end - first <= room:
-        return np.array([[first, end, first_word, end_word]], dtype=np.int64)
     num_windows = -(-(end - first - room) // max(room // 2, 1)) + 1
     starts = first + np.arange(num_windows) * (end - first - room) // (num_windows - 1)
     borders = (starts[:-1] + room - 1 + starts[1:]) // 2

@@ -126,12 +126,12 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
             ours = [*_FORMATS, *(row.name for row in CATALOG.values() if row.kind == "tagging")]
             raise ConfigError(f"{error}; tagging formats: {', '.join(ours)}") from None
         return "columns"  # as for every tagging row of the catalog
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() != ".gz"]
-    if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
+    if suffix in (".jsonl", ".ndjson"):
         return "jsonl"
-    if suffixes[-1:] == [".csv"] and not needs_label:
+    if suffix == ".csv" and not needs_label:
         return "csv"
-    return "text" if suffixes[-1:] == [".txt"] and not needs_label and not _is_in_columns(path) else "columns"
+    return "text" if suffix == ".txt" and not needs_label and not _is_in_columns(path) else "columns"
 
 
 def _is_in_columns(path: Path) -> bool:
@@ -160,6 +160,8 @@ _MOST_JOINED = 0.03
 # How many distinct lines of a file in columns are cached, and up to how many characters: in CoNLL-2003 all.
 _LINES_KNOWN, _LONGEST_KNOWN = 100_000, 200
 _NO_WORDS = "a sentence without words"
+# Returns the spans of the words in a text.
+_Split = Callable[[str], list[Span]]
 # A sentence as read from a file, or the first rule that it breaks.
 _Found = TaggedSentence | BadRowError
 
@@ -188,14 +190,14 @@ def iterate_sentences(
     path, options, settings = Path(path), options or ReadingOptions(), settings or TaggingSettings()
     report = report or ReadingReport(path)
     scheme, target = cast(tuple[TagForm, TagForm], (settings.scheme, settings.trained_scheme or TRAINED_SCHEME))
-    if target == PLAIN:
+    if target == PLAIN or not needs_label:
         scheme = PLAIN
-    if needs_label and scheme == "auto":
+    elif scheme == "auto":
         scheme = find_scheme(path, options)
-    splitter = settings.words
-    cut = _splitter(path, options, splitter, report, needs_label=needs_label)
-    found = _find_sentences(path, options, needs_label=needs_label, splitter=cut)
-    make = partial(_converted, scheme, target) if needs_label else _sound
+    splitter, layout = settings.words, layout_of_sentences(path, options, needs_label=needs_label)
+    split = _splitter(path, layout, splitter, report)
+    found = _find_sentences(path, layout, options, split, needs_label=needs_label)
+    make = partial(_converted, scheme, target)
     counts = Counter[str]()
     for sentence in kept_examples(found, make, report, skips=options.on_bad_rows == "skip"):
         if not sentence.words:
@@ -215,12 +217,10 @@ def iterate_sentences(
         )
 
 
-def _splitter(
-    path: Path, options: ReadingOptions, learned: WordSplitter | None, report: ReadingReport, *, needs_label: bool
-) -> Callable[[str], list[Span]]:
+def _splitter(path: Path, layout: Layout, learned: WordSplitter | None, report: ReadingReport) -> _Split:
     """Return the function that splits raw text into words: only at blanks if most lines are already split."""
     splitter = learned or UNKNOWN_TRAINING
-    if layout_of_sentences(path, options, needs_label=needs_label) != "text":
+    if layout != "text":
         return splitter.spans
     if splitter.are_cut(line for _, line in islice(tables.read_lines(path), SNIFFED_LINES)):
         report.notes.append("its lines are already split into words, and are split only at blanks")
@@ -240,7 +240,8 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
     """
     path, options = Path(path), options or ReadingOptions()
     forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
-    for found in _find_sentences(path, options, needs_label=True, splitter=blank_spans):
+    layout = layout_of_sentences(path, options)
+    for found in _find_sentences(path, layout, options, blank_spans, needs_label=True):
         if isinstance(found, TaggedSentence):
             forms.add(found.tags or (), found.line_of)
     return forms.form()
@@ -259,44 +260,36 @@ def watch_forms(
 
 
 def _find_sentences(
-    path: Path, options: ReadingOptions, *, needs_label: bool, splitter: Callable[[str], list[Span]]
+    path: Path, layout: Layout, options: ReadingOptions, split: _Split, *, needs_label: bool
 ) -> Iterator[_Found]:
-    layout = layout_of_sentences(path, options, needs_label=needs_label)
     if layout == "columns":
         return _Columns(path, options, needs_label=needs_label).sentences()
     if layout == "text" and needs_label:
         raise DataError(f"{path}: raw text has no tags; give columns or JSONL with tokens and tags")
-    if layout == "text":
-        return _record_sentences(tables.read_rows(path, "text"), partial(_text_record, splitter))
     rows = tables.read_rows(path, layout)
+    if layout == "text":
+        return _record_sentences(rows, partial(_text_record, split))
     if layout == "csv":
         rows = tables.by_name(rows, [name.strip() for name in next(rows).fields])
-    return _record_sentences(rows, partial(_json_record, splitter, options, needs_label))
-
-
-def _sound(found: _Found) -> TaggedSentence:
-    """Return a sentence that breaks no rule; raises the error of any other."""
-    if isinstance(found, BadRowError):
-        raise found
-    return found
+    return _record_sentences(rows, partial(_json_record, split, options, needs_label))
 
 
 def _converted(scheme: TagForm, target: TagForm, found: _Found) -> TaggedSentence:
-    """Check the tags and convert them to the target scheme; plain tags are unchanged."""
-    sentence = _sound(found)
+    """Return a sentence with checked tags in the target scheme; plain tags are unchanged, a broken rule is raised."""
+    if isinstance(found, BadRowError):
+        raise found
     if scheme == PLAIN:
-        return sentence
+        return found
     assert target != PLAIN
-    tags = sentence.tags or ()
+    tags = found.tags or ()
     for place, tag in enumerate(tags):
         if not is_tag(tag):
-            raise BadRowError(UNKNOWN_FORM, f"{tag!r:.80} is {ENTITY_RULE}", sentence.line_of(place))
-    breach = breach_of(tags, scheme)
-    if breach:
+            raise BadRowError(UNKNOWN_FORM, f"{tag!r:.80} is {ENTITY_RULE}", found.line_of(place))
+    if breach := breach_of(tags, scheme):
         place, rule = breach
-        where = "" if sentence.columns is not None else f"word {place + 1}: "
-        raise BadRowError("tag not allowed by the scheme", f"{where}{rule}", sentence.line_of(place))
-    return replace(sentence, tags=tuple(convert_tags(tags, scheme, target)))
+        where = "" if found.columns is not None else f"word {place + 1}: "
+        raise BadRowError("tag not allowed by the scheme", f"{where}{rule}", found.line_of(place))
+    return replace(found, tags=tuple(convert_tags(tags, scheme, target)))
 
 
 class _Columns:
@@ -307,7 +300,7 @@ class _Columns:
         self._needs_label = needs_label
         self._word = _column_number(options.text_column, "word") or 1
         self._tag = _column_number(options.label_column, "tag") or 0  # 0: the last, fields[-1]
-        self._width: int | None = None
+        self._width = 0  # until the first word
         self._is_tabbed = False
         # The fields of lines seen so far: most lines recur, and are then not split and checked again.
         self._rows: dict[str, tuple[str, ...]] = {}
@@ -341,7 +334,7 @@ class _Columns:
 
     def _new_row(self, text: str, line: int) -> tuple[str, ...]:
         """Return the fields of a line not seen before; the first in the file sets the width and the separator."""
-        is_first = self._width is None
+        is_first = not self._width
         if is_first:
             # if tags are not needed, the first word's tag may be blank
             self._is_tabbed = "\t" in (text.strip(" \t") if self._needs_label else text)
@@ -353,18 +346,13 @@ class _Columns:
         if is_first:
             self._width = len(row)
             self._check_width(line)
-        elif not self._needs_label and len(row) == cast(int, self._width) - 1 and self._tag in (0, self._width):
+        elif not self._needs_label and len(row) == self._width - 1 and self._tag in (0, self._width):
             row = rows[text] = (*row, "-")  # unknown tag
         self._has_bad |= self._problem(row, line) is not None
         return row
 
     def _sentence(
-        self,
-        rows: list[tuple[str, ...]],
-        first_line: int,
-        number: int,
-        document: int,
-        opening: tuple[str, ...] | None,
+        self, rows: list[tuple[str, ...]], first_line: int, number: int, document: int, opening: tuple[str, ...] | None
     ) -> _Found:
         for line, row in enumerate(rows, first_line) if self._has_bad else ():
             if problem := self._problem(row, line):
@@ -393,7 +381,6 @@ class _Columns:
         return None
 
     def _check_width(self, line: int) -> None:
-        assert self._width is not None
         for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else 0)):
             if number > self._width:
                 raise DataError(
@@ -434,19 +421,17 @@ def _record_sentences(rows: Iterator[Row], parse: Callable[[Row], TaggedSentence
             yield problem
 
 
-def _text_record(splitter: Callable[[str], list[Span]], row: Row) -> TaggedSentence:
+def _text_record(split: _Split, row: Row) -> TaggedSentence:
     text = str(next(iter(row.fields)))
-    return TaggedSentence.of_text(text, splitter(text), row.line, 0, 0)
+    return TaggedSentence.of_text(text, split(text), row.line, 0, 0)
 
 
-def _json_record(
-    splitter: Callable[[str], list[Span]], options: ReadingOptions, needs_label: bool, row: Row
-) -> TaggedSentence:
+def _json_record(split: _Split, options: ReadingOptions, needs_label: bool, row: Row) -> TaggedSentence:
     fields, named = row.by_name(), options.text_column
     key, value = _find(fields, named, _WORD_KEYS if needs_label else (*_WORD_KEYS, *_TEXT_KEYS), "words")
     if not needs_label and (isinstance(value, str) or (key in _TEXT_KEYS and not named)):
         text = row_text(value, "the text", empty=None)
-        sentence = TaggedSentence.of_text(text, splitter(text), row.line, 0, 0)
+        sentence = TaggedSentence.of_text(text, split(text), row.line, 0, 0)
         if not sentence.words:
             raise BadRowError(_NO_WORDS)
         return sentence

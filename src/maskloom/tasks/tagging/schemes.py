@@ -83,16 +83,14 @@ def breach_of(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
     the same, and the training file of CoNLL-2003 has two such tags.
     """
     for place, (previous, tag) in enumerate(pairwise(["O", *tags, "O"])):
-        rule = _breach(previous, tag, scheme)
-        if rule:
+        if rule := _breach(previous, tag, scheme):
             return (place, rule) if place < len(tags) else (place - 1, f"{rule} (the sentence ends here)")
     return None
 
 
 def convert_tags(tags: Sequence[str], source: Scheme, target: Scheme) -> list[str]:
     """Convert tags to another scheme; IO merges adjacent entities of one type. Raises ValueError for invalid tags."""
-    breach = breach_of(tags, source)
-    if breach:
+    if breach := breach_of(tags, source):
         raise ValueError(f"tag {breach[0]} is {tags[breach[0]]!r:.80}: {breach[1]}")
     return list(tags) if source == target else tags_of(entities_of(tags), len(tags), target)
 

@@ -13,20 +13,15 @@ from maskloom.metrics.entities import EntityMetric, TagTable, entities_of
 from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.metrics.metric import checked_primary
 from maskloom.objectives.tagging import CrfTagging, Tagging
-from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.labels import checked_weights, labels_config
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import TaggedSentence, sentence_example
 from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, is_plain
-from maskloom.tasks.tagging.settings import Context, TaggingSettings
+from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.tasks.task import Task
 from maskloom.tasks.tuning import fitted, tune_classes
-from maskloom.text.tokenizer import Tokenizer
-
-SCORES = ("f1", "strict_f1", "accuracy")
-PLAIN_SCORES = ("accuracy", "f1_macro")
 
 
 def tagging_task(labels: tuple[str, ...], primary: str | None, settings: TaggingSettings) -> Task:
@@ -37,9 +32,8 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
     """
     if not labels:
         raise ValueError("tagging needs the names of its tags")
-    crf, has_plain_tags = settings.crf, is_plain(labels, settings)
-    splitter = settings.words or UNKNOWN_TRAINING
-    scores = PLAIN_SCORES if has_plain_tags else SCORES
+    crf, context, has_plain_tags = settings.crf, settings.context, is_plain(labels, settings)
+    scores = ("accuracy", "f1_macro") if has_plain_tags else ("f1", "strict_f1", "accuracy")
     primary = checked_primary(primary or scores[0], scores, "plain tags" if has_plain_tags else "tagging")
     scheme = PLAIN if has_plain_tags else TagTable.of(labels).scheme()
     forbidden = () if scheme == PLAIN else forbidden_pairs(labels, scheme)
@@ -50,7 +44,9 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         primary=primary,
         heads=("tagger", "crf") if crf else ("tagger",),
         objective=CrfTagging(forbidden) if crf else Tagging(checked_weights(settings.class_weights, labels)),
-        encode=partial(_encode, labels, settings.context),
+        encode=lambda data, tokenizer, max_length, **_: encode_sentences(
+            data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=data.report.path
+        ),
         decide=partial(decide_words if has_plain_tags else decide_tags, labels),  # pyright: ignore[reportArgumentType]
         decode=partial(decode_tags, labels, settings.temperature, names_entities=not has_plain_tags),  # pyright: ignore[reportArgumentType]
         metric=(
@@ -63,26 +59,11 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         tune=fitted(tune_classes, logits),
         scored_logits=logits,  # pyright: ignore[reportArgumentType]
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
-        example_of=partial(sentence_example, splitter),
+        example_of=partial(sentence_example, settings.words or UNKNOWN_TRAINING),
     )
-    return (
-        task
-        if settings.features is None
-        else on_features(task, settings.features, mix_layer_norm=settings.mix_layer_norm)
-    )
-
-
-def _encode(
-    labels: tuple[str, ...],
-    context: Context,
-    data: ReadExamples,
-    tokenizer: Tokenizer,
-    max_length: int,
-    *,
-    for_training: bool = False,
-) -> EncodedSentences:
-    path = data.report.path
-    return encode_sentences(data.examples, tokenizer, max_length=max_length, labels=labels, context=context, path=path)
+    if settings.features is None:
+        return task
+    return on_features(task, settings.features, mix_layer_norm=settings.mix_layer_norm)
 
 
 def tag_ids(rows: np.ndarray, num_labels: int) -> np.ndarray:
