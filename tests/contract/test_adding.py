@@ -62,8 +62,7 @@ from maskloom.text.tokenizer import Tokenizer
 class BagConfig(ModelConfig):
     """The configuration: the keys shared by all encoders, and the `model_type` in config.json."""
 
-    def as_published(self):
-        return {"model_type": "bag", **self.model_dump()}
+    model_types: ClassVar = ("bag",)
 
 
 class RootNorm(nn.Module):
@@ -128,7 +127,6 @@ BAG = Architecture(
     "nobody 2026",
     BagConfig,
     Bag,
-    ("bag",),
     vocabulary_head="lm",
     sizes={"tiny": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}},
     initial={RootNorm: constants(weight=1.0)},
