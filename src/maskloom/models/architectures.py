@@ -42,7 +42,7 @@ class Architecture:
     paper: str
     config_type: type[ModelConfig]
     build: Callable[[Any], Encoder]
-    vocabulary_head: str
+    vocabulary_head: str = "mlm"
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: SIZES)
     initial: InitialRules = field(default_factory=dict)
     undecayed: tuple[type[nn.Module], ...] = ()
@@ -74,7 +74,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
             config_type=BertConfig,
             build=later("maskloom.models.bert", "Bert"),
-            vocabulary_head="mlm",
         ),
         "gpt": Architecture(
             name="gpt",
@@ -89,7 +88,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Vaswani et al. 2017, Attention Is All You Need",
             config_type=TransformerConfig,
             build=later("maskloom.models.transformer", "Transformer"),
-            vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
             has_decoder=True,
         ),
@@ -98,7 +96,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Junczys-Dowmunt et al. 2018, Marian: Fast Neural Machine Translation in C++",
             config_type=MarianConfig,
             build=later("maskloom.models.bart", "Bart"),
-            vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
             has_deep_classifier=True,
             has_decoder=True,
@@ -108,7 +105,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Lewis et al. 2019, BART: Denoising Sequence-to-Sequence Pre-training",
             config_type=BartConfig,
             build=later("maskloom.models.bart", "Bart"),
-            vocabulary_head="mlm",
             sizes=BART_SIZES,
             has_deep_classifier=True,
             has_decoder=True,
@@ -118,7 +114,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Raffel et al. 2019, Exploring the Limits of Transfer Learning with a Text-to-Text Transformer",
             config_type=T5Config,
             build=later("maskloom.models.t5", "T5"),
-            vocabulary_head="mlm",
             sizes=T5_SIZES,
             has_decoder=True,
         ),

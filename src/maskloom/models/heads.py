@@ -114,7 +114,8 @@ class BidirectionalLMHead(nn.Module):
 class ClassificationHead(nn.Module):
     """Dropout, then dense: (rows, hidden) to (rows, num_labels) (paper 3.5).
 
-    Rows are pooled sequences for classification and multiple choice, tokens for tagging.
+    Rows are pooled sequences for classification, multiple choice and next sentences (0 is the next one, 3.3.2), tokens
+    for tagging and for answer spans, whose outputs are the start and end scores (4.2).
     Differs from the paper, which has no bias; the published code has one.
     """
 
@@ -139,13 +140,6 @@ class DeepClassificationHead(ClassificationHead):
     def forward(self, vectors: Tensor) -> Tensor:
         """Return one logit (or regression value) per label."""
         return super().forward(torch.tanh(self.inner(self.dropout(vectors))))
-
-
-class DenseHead(ClassificationHead):
-    """The same without dropout: predicts whether the second sequence is the next one (0) or random (1) (paper 3.3.2).
-
-    For answer spans, its outputs on each token are the start and end scores (4.2).
-    """
 
 
 class TiedHead(Protocol):
@@ -202,7 +196,7 @@ def _required(num_labels: int | None) -> int:
 HEADS: dict[str, HeadRow] = {
     "mlm": HeadRow(_masked_lm, "tokens", is_tied=True),
     "lm": HeadRow(lambda encoder, *_: LanguageModelHead(encoder.word_embeddings), "tokens", is_tied=True),
-    "nsp": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "pooled"),
+    "nsp": HeadRow(lambda encoder, *_: ClassificationHead(encoder.config.hidden_size, 2), "pooled"),
     "classifier": HeadRow(_classifier, "pooled", is_labelled=True),
     "tagger": HeadRow(_tagger, "tokens", is_labelled=True),
     "bilstm_tagger": HeadRow(
@@ -220,7 +214,7 @@ HEADS: dict[str, HeadRow] = {
     "crf": HeadRow(lambda encoder, num_labels, options: LinearChainCRF(_required(num_labels)), "scores"),
     "choice": HeadRow(lambda encoder, _, options: _tagger(encoder, 1, options), "pooled"),
     "decoder": HeadRow(lambda encoder, *_: encoder.new_decoder(), "memory", is_tied=True),
-    "span": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "tokens"),
+    "span": HeadRow(lambda encoder, *_: ClassificationHead(encoder.config.hidden_size, 2), "tokens"),
     "bilm": HeadRow(lambda encoder, *_: BidirectionalLMHead(encoder.word_embeddings), "tokens", is_tied=True),
 }
 """The heads by name; each is built, loaded, saved and exported according to its row."""
