@@ -257,7 +257,10 @@ class Choice:
         return logits
 
     def _banned(self, token_ids: list[int]) -> list[int]:
-        banned = _repeating(token_ids, self.settings.no_repeat_ngram)
+        size, banned = self.settings.no_repeat_ngram, list[int]()
+        if size and len(token_ids) >= size:  # tokens that would repeat an n-gram
+            places, start = range(len(token_ids) - size + 1), token_ids[len(token_ids) - size + 1 :]
+            banned = [token_ids[at + size - 1] for at in places if token_ids[at : at + size - 1] == start]
         return banned if self.end is None or len(token_ids) >= self.settings.min_tokens else [*banned, self.end]
 
     def read(self, largest: Tensor, *columns: Tensor) -> list[list[float]]:
@@ -480,12 +483,3 @@ def largest_of(values: Tensor, number: int) -> Sequence[Tensor]:
     places = torch.cat([blocks.flatten(1), rest], 1)
     best = values.gather(1, places).topk(number)
     return best.values, places.gather(1, best.indices)
-
-
-def _repeating(token_ids: list[int], size: int) -> list[int]:
-    """Return the tokens that would repeat an n-gram of `size` tokens in a text."""
-    if not size or len(token_ids) < size:
-        return []
-    start = token_ids[len(token_ids) - size + 1 :]
-    places = range(len(token_ids) - size + 1)
-    return [token_ids[at + size - 1] for at in places if token_ids[at : at + size - 1] == start]

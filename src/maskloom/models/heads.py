@@ -52,10 +52,7 @@ class MaskedLMHead(nn.Module):
     @torch.no_grad()
     def resize(self, vocab_size: int) -> None:
         """Resize the bias, with new values at 0; the encoder resizes the decoder."""
-        bias = self.bias.new_zeros(vocab_size)
-        num_kept = min(vocab_size, len(self.bias))
-        bias[:num_kept] = self.bias[:num_kept]
-        self.bias = nn.Parameter(bias)
+        self.bias = nn.Parameter(F.pad(self.bias, (0, vocab_size - len(self.bias))))  # a negative width truncates
 
 
 class LanguageModelHead(Packable):

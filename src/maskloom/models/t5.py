@@ -94,12 +94,6 @@ class T5Decoder(TransformerDecoder):
         """Return word embeddings; relative biases encode positions."""
         return self.dropout(F.embedding(token_ids, self.decoder))
 
-    def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors and the matrix whose product is the logits."""
-        if self.output is None:
-            return hidden * hidden.shape[1] ** -0.5, self.decoder
-        return hidden, self.output.weight
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits, (tokens, vocabulary)."""
         return super().logits(hidden * hidden.shape[1] ** -0.5) if self.output is None else self.output(hidden)
@@ -111,7 +105,9 @@ class T5Decoder(TransformerDecoder):
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy against labels (tokens,), in nats."""
-        return vocabulary_loss(*self._read(hidden), None, labels, smoothing=smoothing)
+        weight = self.decoder if self.output is None else self.output.weight
+        scaled = hidden * hidden.shape[1] ** -0.5 if self.output is None else hidden
+        return vocabulary_loss(scaled, weight, None, labels, smoothing=smoothing)
 
     @torch.no_grad()
     def resize(self, vocab_size: int) -> None:

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from maskloom.checkpoints.hdf5 import open_hdf5
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, own_classes, plain_rows
+from maskloom.checkpoints.published.format import (
+    OWN_HEADS,
+    PublishedFormat,
+    TensorName,
+    lstm_names,
+    own_classes,
+    own_rows,
+    plain_rows,
+)
 from maskloom.errors import DataError, amount
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.elmo_config import SPELLING_SIZE, ElmoConfig
@@ -21,28 +29,23 @@ _CHARACTERS = "encoder.embeddings.characters"
 _CELL = "RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{name}"
 
 
-def _own(*names: str) -> tuple[TensorName, ...]:
-    return tuple(TensorName(name, None, name) for name in names)
-
-
 _HEADS: dict[str, tuple[TensorName, ...]] = {
-    "bilm": _own("heads.bilm.bias"),
+    "bilm": own_rows("heads.bilm.bias"),
     **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "tagger", "choice", "span")},
     **OWN_HEADS,
 }
-_WORDS = _own("encoder.embeddings.word.weight")
-_MIX = _own("encoder.mix.weights", "encoder.mix.scale")
-_TOP = _own(*(f"encoder.top.lstm.{kind}_l0{end}" for end in ("", "_reverse") for kind in (
-    "weight_ih", "weight_hh", "bias_ih", "bias_hh")))  # fmt: skip
+_WORDS = own_rows("encoder.embeddings.word.weight")
+_MIX = own_rows("encoder.mix.weights", "encoder.mix.scale")
+_TOP = own_rows(*(f"encoder.top.{name}" for name in lstm_names(1)))
 
 
 def _rows(config: ElmoConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
     cnn = [f"convolutions.{number}" for number in range(len(config.filters))]
     cnn += [*(f"highways.{number}" for number in range(config.num_highways)), "projection"]
-    rows = [*_WORDS, *_own(f"{_CHARACTERS}.character.weight")]
+    rows = [*_WORDS, *own_rows(f"{_CHARACTERS}.character.weight")]
     rows += [row for name in cnn for row in plain_rows(f"{_CHARACTERS}.{name}")]
     for layer in range(config.num_hidden_layers):
-        rows += _own(*(f"encoder.layers.{layer}.{name}" for name in ("weight", "bias", "projection")))
+        rows += own_rows(*(f"encoder.layers.{layer}.{name}" for name in ("weight", "bias", "projection")))
     return [*rows, *_MIX, *(_TOP if config.bilstm else ()), *(row for head in heads for row in _HEADS[head])]
 
 

@@ -88,6 +88,11 @@ def own_classes(family: str, pretraining: Mapping[tuple[str, ...], str]) -> list
     return [(heads, f"Maskloom{family}{name}") for heads, name in names.items()]
 
 
+def own_rows(*names: str) -> tuple[TensorName, ...]:
+    """Return the rows of tensors whose published names are ours."""
+    return tuple(TensorName(name, None, name) for name in names)
+
+
 def plain_rows(ours: str, theirs: str = "", part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
     """Return the rows of a weight and a bias, or of one part of them; published names default to ours."""
     ends = ("weight", "bias")
@@ -104,7 +109,7 @@ def mlm_rows(theirs: str = "heads.mlm") -> tuple[TensorName, ...]:
 MAX_LSTM_LAYERS = 4
 
 
-def _own(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
+def _of_head(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
     return tuple(TensorName(f"heads.{head}.{inner}{name}", None, f"{head}.{name}", f"{head}/{name}") for name in names)
 
 
@@ -117,14 +122,14 @@ def lstm_names(num_layers: int) -> list[str]:
 
 _GRU = [f"{kind}_l0" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 OWN_HEADS: dict[str, tuple[TensorName, ...]] = {
-    "crf": _own("crf", ("start", "end", "transitions")),
+    "crf": _of_head("crf", ("start", "end", "transitions")),
     "document": (
-        *_own("document", [f"sentences.{way}.{name}" for way in ("forwards", "backwards") for name in _GRU]),
-        *_own("document", ("key.weight", "key.bias", "query", "dense.weight", "dense.bias")),
+        *_of_head("document", [f"sentences.{way}.{name}" for way in ("forwards", "backwards") for name in _GRU]),
+        *_of_head("document", ("key.weight", "key.bias", "query", "dense.weight", "dense.bias")),
     ),
     "bilstm_tagger": (
-        *_own("bilstm_tagger", lstm_names(MAX_LSTM_LAYERS), inner="bilstm."),
-        *_own("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
+        *_of_head("bilstm_tagger", lstm_names(MAX_LSTM_LAYERS), inner="bilstm."),
+        *_of_head("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
     ),
 }
 """Heads unknown to other programs, which would predict other tags if they took the file for a tagger's."""

@@ -10,6 +10,7 @@ from maskloom.checkpoints.published.format import (
     TensorName,
     mlm_rows,
     own_classes,
+    own_rows,
     plain_rows,
 )
 from maskloom.models.transformer_config import TransformerConfig
@@ -29,21 +30,17 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 }
 
 
-def _table(name: str) -> TensorName:
-    return TensorName(f"{name}.weight", None, f"{name}.weight")
-
-
 def _stack(config: TransformerConfig, stack: str, number: int, parts: Sequence[str], table: str) -> list[TensorName]:
     """Return the rows of the encoder or the decoder."""
     rows = [row for layer in range(number) for part in parts for row in plain_rows(f"{stack}.layers.{layer}.{part}")]
-    rows += [_table(table)] if config.learned_positions else []
+    rows += own_rows(f"{table}.weight") if config.learned_positions else ()
     return [*rows, *(plain_rows(f"{stack}.final_norm") if config.pre_norm else ())]
 
 
 def _rows(config: TransformerConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    number, words = config.num_hidden_layers, _table("encoder.embeddings.word")
-    rows = [words, *_stack(config, "encoder", number, (*_BLOCKS, *_LAST), "encoder.embeddings.positions.table")]
-    rows += [_table("encoder.embeddings.source")] if config.source_vocab_size else []
+    number, words = config.num_hidden_layers, own_rows("encoder.embeddings.word.weight")
+    rows = [*words, *_stack(config, "encoder", number, (*_BLOCKS, *_LAST), "encoder.embeddings.positions.table")]
+    rows += own_rows("encoder.embeddings.source.weight") if config.source_vocab_size else ()
     if "decoder" in heads:
         parts, table = (*_BLOCKS, *_CROSS, *_LAST), f"{_DECODER}.positions.table"
         rows += _stack(config, _DECODER, config.num_decoder_layers or number, parts, table)
