@@ -16,9 +16,8 @@ from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.elmo import ELMO_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
-from maskloom.checkpoints.published.recurrent import recurrent_format
+from maskloom.checkpoints.published.own import RECURRENT_FORMATS, TRANSFORMER_FORMAT
 from maskloom.checkpoints.published.t5 import T5_FORMAT
-from maskloom.checkpoints.published.transformer import TRANSFORMER_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
 from maskloom.errors import ConfigError, DataError, amount
@@ -45,7 +44,7 @@ FORMATS = {
     "marian": MARIAN_FORMAT,
     "bart": BART_FORMAT,
     "t5": T5_FORMAT,
-    **{name: recurrent_format(name.upper()) for name in ("rnn", "lstm", "gru")},
+    **RECURRENT_FORMATS,
     "elmo": ELMO_FORMAT,
 }
 """The published format of each architecture, by row name."""
@@ -106,6 +105,11 @@ def load_model(
         raise ConfigError(f"{name}: {folder} is a {form.name}, which has no such part")
     config = config.model_copy(update=added)
     stored = open_weights(folder) if stored is None else stored
+    if config.num_hidden_layers > len(stored):  # planning takes milliseconds per layer
+        raise DataError(
+            f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but there are only "
+            f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
+        )
     contents = _Contents.read(stored, config)
     present = _present_heads(contents, content, config)
     wanted = list(_named_heads(present, content, config) if heads is None else heads)
@@ -114,11 +118,6 @@ def load_model(
     labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
     if head_options is None:
         head_options = _own_head_options(content, f"{_config_path(folder)}, {HEAD_OPTIONS}")
-    if config.num_hidden_layers > len(stored):  # planning takes milliseconds per layer
-        raise DataError(
-            f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but there are only "
-            f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
-        )
     with torch.device("meta"):
         model = build_model(config, wanted, labels, head_options=head_options)
     rows = contents.completed(_rows_of(model, loaded_heads), form)

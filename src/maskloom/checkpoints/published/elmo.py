@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 
 from maskloom.checkpoints.hdf5 import open_hdf5
-from maskloom.checkpoints.published.format import (
-    OWN_HEADS,
-    PublishedFormat,
-    TensorName,
-    lstm_names,
-    own_classes,
-    own_rows,
-    plain_rows,
-)
+from maskloom.checkpoints.published.format import lstm_names, own_rows
+from maskloom.checkpoints.published.own import own_format
 from maskloom.errors import DataError, amount
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.elmo_config import SPELLING_SIZE, ElmoConfig
@@ -27,34 +20,13 @@ from maskloom.system.foreign_files import read_json_object
 OPTIONS = "options.json"
 _CHARACTERS = "encoder.embeddings.characters"
 _CELL = "RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{name}"
-
-
-_HEADS: dict[str, tuple[TensorName, ...]] = {
-    "bilm": own_rows("heads.bilm.bias"),
-    **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "tagger", "choice", "span")},
-    **OWN_HEADS,
-}
 _WORDS = own_rows("encoder.embeddings.word.weight")
 _MIX = own_rows("encoder.mix.weights", "encoder.mix.scale")
 _TOP = own_rows(*(f"encoder.top.{name}" for name in lstm_names(1)))
-
-
-def _rows(config: ElmoConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    cnn = [f"convolutions.{number}" for number in range(len(config.filters))]
-    cnn += [*(f"highways.{number}" for number in range(config.num_highways)), "projection"]
-    rows = [*_WORDS, *own_rows(f"{_CHARACTERS}.character.weight")]
-    rows += [row for name in cnn for row in plain_rows(f"{_CHARACTERS}.{name}")]
-    for layer in range(config.num_hidden_layers):
-        rows += own_rows(*(f"encoder.layers.{layer}.{name}" for name in ("weight", "bias", "projection")))
-    return [*rows, *_MIX, *(_TOP if config.bilstm else ()), *(row for head in heads for row in _HEADS[head])]
-
-
-ELMO_FORMAT = PublishedFormat(
-    name="ELMo",
-    prefix="",
-    rows=_rows,
-    heads=_HEADS,
-    class_names=lambda config: own_classes("Elmo", {("bilm",): "BidirectionalLM"}),
+ELMO_FORMAT = own_format(
+    "ELMo",
+    {"bilm": own_rows("heads.bilm.bias")},
+    {("bilm",): "BidirectionalLM"},
     top=_TOP,
     optional=(*_WORDS, *_MIX),
 )

@@ -73,21 +73,6 @@ class PublishedFormat:
     other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 
 
-def own_classes(family: str, pretraining: Mapping[tuple[str, ...], str]) -> list[tuple[tuple[str, ...], str]]:
-    """Return the class names of an architecture unique to this program; `pretraining` has those of its own heads."""
-    names = {
-        ("decoder",): "ForSeq2Seq",
-        ("tagger", "crf"): "CrfForTokenClassification",
-        **pretraining,
-        ("classifier",): "ForSequenceClassification",
-        ("tagger",): "ForTokenClassification",
-        ("choice",): "ForMultipleChoice",
-        ("span",): "ForQuestionAnswering",
-        (): "Model",
-    }
-    return [(heads, f"Maskloom{family}{name}") for heads, name in names.items()]
-
-
 def own_rows(*names: str) -> tuple[TensorName, ...]:
     """Return the rows of tensors whose published names are ours."""
     return tuple(TensorName(name, None, name) for name in names)
