@@ -41,16 +41,20 @@ def write_results(
         heads.append("parameters, millions (the paper)")
     headers = ["", *heads, *(["the paper"] if any(arm.paper for arm in experiment.arms) else [])]
     rows = [row[: len(headers)] for row in table_rows(experiment, results, columns)]
-    write_text(out / "table.md", _markdown(experiment, results, headers, rows))
+    section = f"Section {experiment.section} of the BERT paper. " if experiment.section else ""
+    about, how, command = _about(results), _HOW + (_FIFTHS if LOSS in experiment.measures else ""), _command(results)
+    made, trends = f"{section}Made by `{command}`; do not edit.", (f"- {verdict_text(verdict)}" for verdict in verdicts)
+    parts = [f"# {experiment.title}", made, about, how, markdown_of(headers, rows), "\n".join(trends)]
+    write_text(out / "table.md", "\n\n".join(parts) + "\n")
     page = page_template("reproduce/report.html").render(
         title=experiment.title,
-        about=_section(experiment) + _about(results),
-        how=_how(experiment).replace("*", ""),
+        about=section + about,
+        how=how.replace("*", ""),
         trends=[trend_row(verdict) for verdict in verdicts],
         headers=headers,
         rows=rows,
         charts=_charts(experiment, results),
-        command=_command(results),
+        command=command,
     )
     write_text(out / "report.html", page)
     return {**results, "table": str(out / "table.md"), "report": str(out / "report.html")}
@@ -123,10 +127,6 @@ def _spread(values: list[float] | None, digits: int) -> str:
     return f"{fmean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
-def _section(experiment: Experiment) -> str:
-    return f"Section {experiment.section} of the BERT paper. " if experiment.section else ""
-
-
 def _about(results: Mapping[str, Any]) -> str:
     """Describe the scale, seeds, text and time of an experiment, and the machine with its versions."""
     text, minutes, num_jobs = results["text"], sum(results["seconds"].values()) / 60, results["num_jobs"]
@@ -157,17 +157,6 @@ def _command(results: Mapping[str, Any]) -> str:
     flags += [f"--{name} {name.upper()}" for name in ("corpus", "tasks") if results[name]]
     flags += [f"--set {name}.{value}" for name, values in results["overrides"].items() for value in values]
     return f"maskloom reproduce {results['experiment']} {' '.join(flags)} --out DIR"
-
-
-def _markdown(experiment: Experiment, results: Mapping[str, Any], headers: list[str], rows: list[list[str]]) -> str:
-    made = f"{_section(experiment)}Made by `{_command(results)}`; do not edit."
-    trends = "\n".join(f"- {verdict_text(verdict)}" for verdict in results["trends"])
-    parts = [f"# {experiment.title}", made, _about(results), _how(experiment), markdown_of(headers, rows), trends]
-    return "\n\n".join(parts) + "\n"
-
-
-def _how(experiment: Experiment) -> str:
-    return _HOW + (_FIFTHS if LOSS in experiment.measures else "")
 
 
 def _charts(experiment: Experiment, results: Mapping[str, Any]) -> list[Chart]:

@@ -96,9 +96,6 @@ def _config(options: dict[str, Any], path: Path) -> ElmoConfig:
 def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Callable[..., Tensor]]]:
     """Yield each of our parameters, the published tensors it is made of, and the function that makes it."""
 
-    def matrix(values: Tensor) -> Tensor:
-        return values.T
-
     def same(values: Tensor) -> Tensor:
         return values
 
@@ -112,7 +109,7 @@ def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Calla
         names = (f"{theirs}/W_transform", f"{theirs}/W_carry")
         yield f"{ours}.weight", names, lambda new, gate: torch.cat([new.T, gate.T])
         yield f"{ours}.bias", (f"{theirs}/b_transform", f"{theirs}/b_carry"), lambda new, gate: torch.cat([new, gate])
-    yield f"{_CHARACTERS}.projection.weight", ("CNN_proj/W_proj",), matrix
+    yield f"{_CHARACTERS}.projection.weight", ("CNN_proj/W_proj",), lambda values: values.T
     yield f"{_CHARACTERS}.projection.bias", ("CNN_proj/b_proj",), same
     for layer in range(config.num_hidden_layers):
         ours = f"encoder.layers.{layer}"
@@ -120,13 +117,9 @@ def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Calla
         def of_cell(name: str, layer: int = layer) -> tuple[str, ...]:
             return tuple(_CELL.format(way=way, layer=layer, name=name) for way in (0, 1))
 
-        yield f"{ours}.weight", of_cell("W_0"), lambda *both: _stacked(*(_gates(each).T for each in both))
-        yield f"{ours}.bias", of_cell("B"), lambda *both: _stacked(*(_gates(each[None], 1.0) for each in both))
-        yield f"{ours}.projection", of_cell("W_P_0"), lambda *both: _stacked(*(each.T for each in both))
-
-
-def _stacked(*ways: Tensor) -> Tensor:
-    return torch.stack(ways)
+        yield f"{ours}.weight", of_cell("W_0"), lambda *both: torch.stack([_gates(each).T for each in both])
+        yield f"{ours}.bias", of_cell("B"), lambda *both: torch.stack([_gates(each[None], 1.0) for each in both])
+        yield f"{ours}.projection", of_cell("W_P_0"), lambda *both: torch.stack([each.T for each in both])
 
 
 def _gates(values: Tensor, forget: float = 0.0) -> Tensor:
