@@ -12,7 +12,7 @@ from maskloom.errors import ConfigError
 from maskloom.layers.initialization import InitialRules, initialize
 from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
-from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead, TiedHead
+from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
 from maskloom.models.model_config import ModelConfig
 from maskloom.system.resources import require_memory
 
@@ -47,9 +47,10 @@ class EncoderWithHeads(nn.Module):
         for head in self._tied_heads():
             head.decoder = self.encoder.word_embeddings
 
-    def _tied_heads(self) -> list[TiedHead]:
+    def _tied_heads(self) -> list[Any]:
+        """Return the heads, and the layer on top, that share the word embeddings as their `decoder`."""
         heads = [head for name, head in self.heads.items() if HEADS[name].is_tied]
-        return cast("list[TiedHead]", [*heads, *([self.encoder.top] if hasattr(self.encoder.top, "decoder") else [])])
+        return [*heads, self.encoder.top] if hasattr(self.encoder.top, "decoder") else heads
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:

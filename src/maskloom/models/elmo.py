@@ -95,12 +95,6 @@ class Elmo(Encoder):
         self.initial_rules: InitialRules = dict.fromkeys(kinds, _fill)
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
-    def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
-        """Return the initial state of each layer, (sequences, 2, size + cell size)."""
-        width = self.config.hidden_size // 2 + self.config.intermediate_size
-        dtype, device = self.word_embeddings.dtype, self.word_embeddings.device
-        return tuple(torch.zeros(num_sequences, 2, width, dtype=dtype, device=device) for _ in self.layers)
-
     def encode_words(
         self, vectors: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None = None, *, is_reversed: bool = False
     ) -> list[Tensor]:

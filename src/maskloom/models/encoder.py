@@ -138,8 +138,8 @@ class Encoder(nn.Module):
         return replace(layout, rotation=rotation(positions, self.config.hidden_size // num_heads, num_heads))
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the input of the first layer: (tokens, hidden)."""
-        raise NotImplementedError
+        """Return the input of the first layer, (tokens, hidden): by default word embeddings alone."""
+        return self.embeddings(token_ids)
 
     def encode_packed(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -137,16 +137,6 @@ class DeepClassificationHead(ClassificationHead):
     def forward(self, vectors: Tensor) -> Tensor:
         """Return one logit (or regression value) per label."""
         return super().forward(torch.tanh(self.inner(self.dropout(vectors))))
-
-
-class TiedHead(Protocol):
-    """A head that shares the word embeddings of its encoder."""
-
-    decoder: nn.Parameter
-
-    def resize(self, vocab_size: int) -> None:
-        """Adapt to a new size of the word embeddings."""
-        ...
 
 
 @dataclass(frozen=True)

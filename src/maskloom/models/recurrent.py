@@ -83,10 +83,6 @@ class Recurrent(Encoder):
         self.initial_rules: InitialRules = {nn.RNNBase: partial(_fill, forget_bias=forget_bias)}
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
-    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return word embeddings; segments are ignored."""
-        return self.embeddings(token_ids)
-
     def encode_packed(
         self,
         token_ids: Tensor,
@@ -110,12 +106,6 @@ class Recurrent(Encoder):
             queries = hidden.new_zeros(layout.num_sequences, hidden.shape[1]) if kept.is_empty else kept.kept[:, 1]
             return self.pooler(hidden, layout, queries)
         return self.pooler(hidden, layout)
-
-    def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
-        """Return the initial state of each layer, (sequences, parts, hidden)."""
-        layer, word = cast(RecurrentLayer, self.layers[0]), self.word_embeddings
-        shape = (num_sequences, *layer.state_shape)
-        return tuple(torch.zeros(shape, dtype=word.dtype, device=word.device) for _ in self.layers)
 
     def new_decoder(self) -> RecurrentDecoder:
         """Return a decoder of the same sizes; raises ConfigError for an encoder without layers."""

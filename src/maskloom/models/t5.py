@@ -60,10 +60,6 @@ class T5(Encoder):
         """Return the layout with the relative biases of attention scores."""
         return self.relative_bias.within(layout)
 
-    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return word embeddings; segments are ignored."""
-        return self.embeddings(token_ids)
-
     def new_decoder(self) -> T5Decoder:
         """Return a decoder of the same sizes."""
         return T5Decoder(self)
