@@ -15,9 +15,8 @@ _TIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.e
 _DECODERS = ("heads.decoder", "encoder.top")
 
 
-def _layer(stack: str, theirs: str) -> tuple[TensorName, ...]:
-    """Return the rows of a layer in either stack."""
-    ours, theirs = f"{stack}.layers.{{}}", f"model.{theirs}.layers.{{}}"
+def _layer(stack: str, theirs: str, layer: int) -> tuple[TensorName, ...]:
+    ours, theirs = f"{stack}.layers.{layer}", f"model.{theirs}.layers.{layer}"
     return (
         *(
             row
@@ -32,8 +31,8 @@ def _layer(stack: str, theirs: str) -> tuple[TensorName, ...]:
     )
 
 
-def _cross(stack: str) -> tuple[TensorName, ...]:
-    ours, theirs = f"{stack}.layers.{{}}.cross_attention", "model.decoder.layers.{}.encoder_attn"
+def _cross(stack: str, layer: int) -> tuple[TensorName, ...]:
+    ours, theirs = f"{stack}.layers.{layer}.cross_attention", f"model.decoder.layers.{layer}.encoder_attn"
     return (
         *plain_rows(f"{ours}.query", f"{theirs}.q_proj"),
         *plain_rows(f"{ours}.key_value", f"{theirs}.k_proj", 0, 2),
@@ -64,17 +63,16 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 
 
 def _rows(config: BartConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    encoder, number = _layer("encoder", "encoder"), config.num_hidden_layers
+    number = config.num_hidden_layers
     rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS), *_positions("encoder.embeddings", "encoder")]
-    rows += [row.for_layer(layer) for layer in range(number) for row in encoder]
+    rows += [row for layer in range(number) for row in _layer("encoder", "encoder", layer)]
     if config.num_source_layers:
         rows += [TensorName("encoder.source.embeddings.word.weight", None, "model.source.embed_tokens.weight")]
         rows += _positions("encoder.source.embeddings", "source")
-        block = _layer("encoder.source", "source")
-        rows += [row.for_layer(layer) for layer in range(config.num_source_layers) for row in block]
+        rows += [row for layer in range(config.num_source_layers) for row in _layer("encoder.source", "source", layer)]
     for stack in _DECODERS:
-        block = (*_layer(stack, "decoder"), *_cross(stack))
-        rows += [row.for_layer(layer) for layer in range(config.num_decoder_layers or number) for row in block]
+        for layer in range(config.num_decoder_layers or number):
+            rows += [*_layer(stack, "decoder", layer), *_cross(stack, layer)]
     return [*rows, *_positions("encoder.top", "decoder"), *(row for head in heads for row in _HEADS[head])]
 
 

@@ -33,22 +33,24 @@ _EMBEDDINGS = (
     *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
 )
 
-_OURS, _HF, _TF = "encoder.layers.{}", "bert.encoder.layer.{}", "bert/encoder/layer_{}"
 
-_LAYER = (
-    *(
-        row
-        for part, name in enumerate(("query", "key", "value"))
-        for row in _dense(
-            f"{_OURS}.attention.qkv", f"{_HF}.attention.self.{name}", f"{_TF}/attention/self/{name}", part
-        )
-    ),
-    *_dense(f"{_OURS}.attention.output", f"{_HF}.attention.output.dense", f"{_TF}/attention/output/dense"),
-    *_norm(f"{_OURS}.attention_layer_norm", f"{_HF}.attention.output.LayerNorm", f"{_TF}/attention/output/LayerNorm"),
-    *_dense(f"{_OURS}.feed_forward.up", f"{_HF}.intermediate.dense", f"{_TF}/intermediate/dense"),
-    *_dense(f"{_OURS}.feed_forward.down", f"{_HF}.output.dense", f"{_TF}/output/dense"),
-    *_norm(f"{_OURS}.feed_forward_layer_norm", f"{_HF}.output.LayerNorm", f"{_TF}/output/LayerNorm"),
-)
+def _layer(number: int) -> tuple[TensorName, ...]:
+    ours, hf, tf = f"encoder.layers.{number}", f"bert.encoder.layer.{number}", f"bert/encoder/layer_{number}"
+    return (
+        *(
+            row
+            for part, name in enumerate(("query", "key", "value"))
+            for row in _dense(
+                f"{ours}.attention.qkv", f"{hf}.attention.self.{name}", f"{tf}/attention/self/{name}", part
+            )
+        ),
+        *_dense(f"{ours}.attention.output", f"{hf}.attention.output.dense", f"{tf}/attention/output/dense"),
+        *_norm(f"{ours}.attention_layer_norm", f"{hf}.attention.output.LayerNorm", f"{tf}/attention/output/LayerNorm"),
+        *_dense(f"{ours}.feed_forward.up", f"{hf}.intermediate.dense", f"{tf}/intermediate/dense"),
+        *_dense(f"{ours}.feed_forward.down", f"{hf}.output.dense", f"{tf}/output/dense"),
+        *_norm(f"{ours}.feed_forward_layer_norm", f"{hf}.output.LayerNorm", f"{tf}/output/LayerNorm"),
+    )
+
 
 # What `pre_norm` adds; no other program has a name for it.
 _FINAL_NORM = _norm("encoder.final_norm", "bert.encoder.final_norm", "bert/encoder/final_norm")
@@ -102,7 +104,7 @@ _IGNORED = (
 
 def model_names(num_layers: int, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
     """Return the rows of an encoder with `num_layers` layers, a pooler if `has_pooler`, and heads."""
-    layers = (row.for_layer(layer) for layer in range(num_layers) for row in _LAYER)
+    layers = (row for layer in range(num_layers) for row in _layer(layer))
     pooler = _POOLER if has_pooler else ()
     return [*_EMBEDDINGS, *layers, *pooler, *(row for head in heads for row in HEAD_NAMES[head])]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -12,8 +12,7 @@ class TensorName:
     """One published tensor: our parameter (or some of its rows), its Hugging Face name and its TensorFlow name.
 
     `part` is the index among the `num_parts` parts of a joint projection (query, key and value), or None.
-    `is_transposed` means that the published matrix is transposed: BERT's in TensorFlow, GPT's in the Hugging Face
-    layout. Templates have `{}` for the layer.
+    With `is_transposed` the published matrix is transposed: BERT's in TensorFlow, GPT's in the Hugging Face layout.
     """
 
     ours: str
@@ -22,11 +21,6 @@ class TensorName:
     tensorflow: str = ""
     is_transposed: bool = False
     num_parts: int = 3
-
-    def for_layer(self, layer: int) -> TensorName:
-        """Return the row with the layer number filled in."""
-        names = {key: getattr(self, key).format(layer) for key in ("ours", "huggingface", "tensorflow")}
-        return replace(self, **names)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, plain_rows
 from maskloom.models.gpt_config import GptConfig
 
-_LAYER = "encoder.layers.{}"
 # The second name of the word embeddings, as the output layer.
 _COPY = "lm_head.weight"
 
@@ -24,14 +23,16 @@ def _dense(ours: str, theirs: str) -> tuple[TensorName, ...]:
     )
 
 
-_BLOCK = (
-    *_dense(f"{_LAYER}.attention.qkv", "h.{}.attn.c_attn"),
-    *_dense(f"{_LAYER}.attention.output", "h.{}.attn.c_proj"),
-    *plain_rows(f"{_LAYER}.attention_layer_norm", "transformer.h.{}.ln_1"),
-    *_dense(f"{_LAYER}.feed_forward.up", "h.{}.mlp.c_fc"),
-    *_dense(f"{_LAYER}.feed_forward.down", "h.{}.mlp.c_proj"),
-    *plain_rows(f"{_LAYER}.feed_forward_layer_norm", "transformer.h.{}.ln_2"),
-)
+def _layer(number: int) -> tuple[TensorName, ...]:
+    ours, theirs = f"encoder.layers.{number}", f"h.{number}"
+    return (
+        *_dense(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn"),
+        *_dense(f"{ours}.attention.output", f"{theirs}.attn.c_proj"),
+        *plain_rows(f"{ours}.attention_layer_norm", f"transformer.{theirs}.ln_1"),
+        *_dense(f"{ours}.feed_forward.up", f"{theirs}.mlp.c_fc"),
+        *_dense(f"{ours}.feed_forward.down", f"{theirs}.mlp.c_proj"),
+        *plain_rows(f"{ours}.feed_forward_layer_norm", f"transformer.{theirs}.ln_2"),
+    )
 
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
@@ -49,7 +50,7 @@ def _rows(config: GptConfig, heads: Sequence[str], *, has_pooler: bool = True) -
         TensorName(f"encoder.embeddings.{ours}.weight", None, f"transformer.{theirs}.weight")
         for ours, theirs in zip(("word", "position"), _tables(config), strict=True)
     ]
-    layers = [row.for_layer(layer) for layer in range(config.num_hidden_layers) for row in _BLOCK]
+    layers = [row for layer in range(config.num_hidden_layers) for row in _layer(layer)]
     norm = plain_rows("encoder.final_norm", "transformer.ln_f") if config.pre_norm else ()
     return [*tables, *layers, *norm, *(row for head in heads for row in _HEADS[head])]
 
