@@ -110,7 +110,7 @@ def load_model(
             f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but there are only "
             f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
         )
-    contents = _Contents.read(stored, config)
+    contents = _Contents(stored, config)
     present = _present_heads(contents, content, config)
     wanted = list(_named_heads(present, content, config) if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
@@ -185,41 +185,31 @@ def _own_head_options(content: dict[str, Any], source: str) -> HeadOptions:
     return validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source).model_dump(exclude_none=True)
 
 
-@dataclass(frozen=True)
 class _Contents:
     """The tensors of a file, classified, under canonical names and in our orientation."""
 
-    tensors: dict[str, StoredTensor]
-    copies: dict[str, StoredTensor]
-    tied: Mapping[str, str]
-    ignored: list[str]
-    problems: list[str]
-    unknown: list[str]
-
-    @classmethod
-    def read(cls, stored: dict[str, StoredTensor], config: ModelConfig) -> _Contents:
-        form = format_of(config)
+    def __init__(self, stored: dict[str, StoredTensor], config: ModelConfig) -> None:
+        form, self.tensors, self.copies = format_of(config), dict[str, StoredTensor](), dict[str, StoredTensor]()
+        self.tied, self.ignored, self.problems = form.tied_copies(config), list[str](), list[str]()
         rows = form.rows(config, tuple(form.heads))
         by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow)}
-        contents = cls({}, {}, form.tied_copies(config), [], [], [])
         for name, tensor in stored.items():
             published, is_transposed = form.canonical(name, by_name)
             if form.is_ignored(name):
-                contents.ignored.append(name)
-            elif published in contents.tied:
-                contents.copies[published] = tensor
-            elif published in contents.tensors:
-                contents.problems.append(f"{name!r} and {contents.tensors[published].name!r} are the same parameter")
+                self.ignored.append(name)
+            elif published in self.tied:
+                self.copies[published] = tensor
+            elif published in self.tensors:
+                self.problems.append(f"{name!r} and {self.tensors[published].name!r} are the same parameter")
             else:
-                contents.tensors[published] = _transposed(tensor) if is_transposed else tensor
-        for copy, original in contents.tied.items():
+                self.tensors[published] = _transposed(tensor) if is_transposed else tensor
+        for copy, original in self.tied.items():
             # Some writers store only the second name of the decoder's bias.
-            if copy in contents.copies and original not in contents.tensors:
-                contents.tensors[original] = contents.copies.pop(copy)
+            if copy in self.copies and original not in self.tensors:
+                self.tensors[original] = self.copies.pop(copy)
         known, what = {row.huggingface for row in rows}, f"a {form.name} of {amount(config.num_hidden_layers, 'layer')}"
-        unknown = (tensor for name, tensor in contents.tensors.items() if name not in known)
-        contents.unknown.extend(f"{tensor.name}: no place for it in {what}" for tensor in unknown)
-        return contents
+        unknown = (tensor for name, tensor in self.tensors.items() if name not in known)
+        self.unknown = [f"{tensor.name}: no place for it in {what}" for tensor in unknown]
 
     def completed(self, rows: list[TensorName], form: PublishedFormat) -> list[TensorName]:
         """Fill in the format's defaults for absent tensors of some rows, and return the rows."""
