@@ -110,7 +110,7 @@ class Bag(Encoder):
         return self.embeddings(token_ids, layout.position_ids)
 
 
-def bag_rows(config, heads, *, has_pooler=True):
+def bag_rows(config, heads):
     """Return rows in which each parameter is stored under our own name; other programs have no name for it."""
     names = ["encoder.embeddings.word.weight", "encoder.embeddings.position.weight"]
     names += [f"encoder.layers.{n}.dense.{end}" for n in range(config.num_hidden_layers) for end in ("weight", "bias")]

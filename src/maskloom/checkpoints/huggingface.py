@@ -263,11 +263,10 @@ def _num_labels(contents: _Contents, form: PublishedFormat, heads: Sequence[str]
     return weight.shape[0] if weight is not None and weight.shape else None
 
 
-def _rows_of(model: EncoderWithHeads, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+def _rows_of(model: EncoderWithHeads, heads: Sequence[str]) -> list[TensorName]:
     """Return the rows of the parameters that a model has."""
     parameters = dict(model.named_parameters())
-    rows = format_of(model.config).rows(model.config, heads, has_pooler=has_pooler)
-    return [row for row in rows if row.ours in parameters]
+    return [row for row in format_of(model.config).rows(model.config, heads) if row.ours in parameters]
 
 
 def _part(parameter: Tensor, row: TensorName) -> Tensor:
@@ -319,7 +318,9 @@ def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
     has_pooler = not heads or not form.token_heads.issuperset(heads)
     other = form.other_type(model.config, heads)
     prefix, renamed = (f"{other.name}.", other.renamed) if other else (form.prefix, {})
-    for row in _rows_of(model, heads, has_pooler=has_pooler):
+    for row in _rows_of(model, heads):
+        if row in form.pooler and not has_pooler:
+            continue
         stem, _, end = row.huggingface.rpartition(".")
         inner = row.huggingface.removeprefix(form.prefix)
         name = prefix + inner if heads and inner != row.huggingface else inner

@@ -62,7 +62,7 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 }
 
 
-def _rows(config: BartConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+def _rows(config: BartConfig, heads: Sequence[str]) -> list[TensorName]:
     number = config.num_hidden_layers
     rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS), *_positions("encoder.embeddings", "encoder")]
     rows += [row for layer in range(number) for row in _layer("encoder", "encoder", layer)]

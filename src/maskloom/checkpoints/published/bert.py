@@ -102,11 +102,10 @@ _IGNORED = (
 )
 
 
-def model_names(num_layers: int, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    """Return the rows of an encoder with `num_layers` layers, a pooler if `has_pooler`, and heads."""
+def model_names(num_layers: int, heads: Sequence[str]) -> list[TensorName]:
+    """Return the rows of an encoder with `num_layers` layers, a pooler, and heads."""
     layers = (row for layer in range(num_layers) for row in _layer(layer))
-    pooler = _POOLER if has_pooler else ()
-    return [*_EMBEDDINGS, *layers, *pooler, *(row for head in heads for row in HEAD_NAMES[head])]
+    return [*_EMBEDDINGS, *layers, *_POOLER, *(row for head in heads for row in HEAD_NAMES[head])]
 
 
 def is_ignored(name: str) -> bool:
@@ -152,8 +151,8 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def _rows(config: BertConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    rows = model_names(config.num_hidden_layers, heads, has_pooler=has_pooler)
+def _rows(config: BertConfig, heads: Sequence[str]) -> list[TensorName]:
+    rows = model_names(config.num_hidden_layers, heads)
     rows += [*(_FINAL_NORM if config.pre_norm else ()), *(_TOP if config.bilstm else ())]
     return [row for row in rows if not (config.rotary and row.ours == "encoder.embeddings.position.weight")]
 

@@ -36,7 +36,7 @@ class OtherType:
 class PublishedFormat:
     """How one architecture is published in the Hugging Face layout.
 
-    `rows` returns the rows of a model with a configuration and heads, with or without its pooler (`has_pooler`).
+    `rows` returns the rows of a model with a configuration and heads.
     `class_names` pairs heads with transformers' class for a model that has them; the first match counts. `tied_copies`
     maps second copies of tied tensors to the tensors they must equal, `defaults` a tensor that a file may lack to its
     substitute. `canonical` returns the Hugging Face name of a name in any dialect, and whether its matrix is

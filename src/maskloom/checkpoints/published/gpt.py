@@ -45,7 +45,7 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 }
 
 
-def _rows(config: GptConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+def _rows(config: GptConfig, heads: Sequence[str]) -> list[TensorName]:
     tables = [
         TensorName(f"encoder.embeddings.{ours}.weight", None, f"transformer.{theirs}.weight")
         for ours, theirs in zip(("word", "position"), _tables(config), strict=True)

@@ -35,7 +35,7 @@ def own_format(
     }
     class_names = [(of_heads, f"Maskloom{name.title()}{end}") for of_heads, end in ends.items()]
 
-    def rows(config: ModelConfig, wanted: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+    def rows(config: ModelConfig, wanted: Sequence[str]) -> list[TensorName]:
         with torch.device("meta"):
             encoder = architecture_of(config).build(config)
             has_decoder = "decoder" in wanted and config.num_hidden_layers > 0

@@ -74,7 +74,7 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 }
 
 
-def _rows(config: T5Config, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+def _rows(config: T5Config, heads: Sequence[str]) -> list[TensorName]:
     rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS)]
     rows += _stack(config, "encoder", "encoder", config.num_hidden_layers)
     if "decoder" in heads:
