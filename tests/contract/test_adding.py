@@ -115,12 +115,12 @@ def bag_rows(config, heads):
     names = ["encoder.embeddings.word.weight", "encoder.embeddings.position.weight"]
     names += [f"encoder.layers.{n}.dense.{end}" for n in range(config.num_hidden_layers) for end in ("weight", "bias")]
     names.append("encoder.final_norm.weight")
-    return [*(TensorName(name, None, name) for name in names), *(row for head in heads for row in BAG_HEADS[head])]
+    return [*(TensorName(name, name) for name in names), *(row for head in heads for row in BAG_HEADS[head])]
 
 
 BAG_HEADS = {
     "lm": (),
-    "classifier": (TensorName("heads.classifier.dense.weight", None, "bag_labels.weight"),),
+    "classifier": (TensorName("heads.classifier.dense.weight", "bag_labels.weight"),),
 }
 BAG = Architecture(
     "bag",

@@ -43,11 +43,11 @@ def _cross(stack: str, layer: int) -> tuple[TensorName, ...]:
 
 
 def _positions(ours: str, theirs: str) -> tuple[TensorName, ...]:
-    table = TensorName(f"{ours}.positions.table.weight", None, f"model.{theirs}.embed_positions.weight")
+    table = TensorName(f"{ours}.positions.table.weight", f"model.{theirs}.embed_positions.weight")
     return (table, *plain_rows(f"{ours}.layer_norm", f"model.{theirs}.layernorm_embedding"))
 
 
-_BIAS = (TensorName("heads.decoder.bias", None, "final_logits_bias"),)
+_BIAS = (TensorName("heads.decoder.bias", "final_logits_bias"),)
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     "decoder": (*_positions("heads.decoder", "decoder"), *_BIAS),
     "mlm": mlm_rows("mlm"),
@@ -64,10 +64,10 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 
 def _rows(config: BartConfig, heads: Sequence[str]) -> list[TensorName]:
     number = config.num_hidden_layers
-    rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS), *_positions("encoder.embeddings", "encoder")]
+    rows = [TensorName("encoder.embeddings.word.weight", _WORDS), *_positions("encoder.embeddings", "encoder")]
     rows += [row for layer in range(number) for row in _layer("encoder", "encoder", layer)]
     if config.num_source_layers:
-        rows += [TensorName("encoder.source.embeddings.word.weight", None, "model.source.embed_tokens.weight")]
+        rows += [TensorName("encoder.source.embeddings.word.weight", "model.source.embed_tokens.weight")]
         rows += _positions("encoder.source.embeddings", "source")
         rows += [row for layer in range(config.num_source_layers) for row in _layer("encoder.source", "source", layer)]
     for stack in _DECODERS:

@@ -10,24 +10,22 @@ from maskloom.models.bert_config import ROFORMER, BertConfig
 
 def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
     return (
-        TensorName(f"{ours}.weight", part, f"{huggingface}.weight", f"{tensorflow}/kernel", is_transposed=True),
-        TensorName(f"{ours}.bias", part, f"{huggingface}.bias", f"{tensorflow}/bias"),
+        TensorName(f"{ours}.weight", f"{huggingface}.weight", f"{tensorflow}/kernel", part, is_transposed=True),
+        TensorName(f"{ours}.bias", f"{huggingface}.bias", f"{tensorflow}/bias", part),
     )
 
 
 def _norm(ours: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
     return (
-        TensorName(f"{ours}.weight", None, f"{huggingface}.weight", f"{tensorflow}/gamma"),
-        TensorName(f"{ours}.bias", None, f"{huggingface}.bias", f"{tensorflow}/beta"),
+        TensorName(f"{ours}.weight", f"{huggingface}.weight", f"{tensorflow}/gamma"),
+        TensorName(f"{ours}.bias", f"{huggingface}.bias", f"{tensorflow}/beta"),
     )
 
 
 _TABLES = {"word": "word_embeddings", "segment": "token_type_embeddings", "position": "position_embeddings"}
 _EMBEDDINGS = (
     *(
-        TensorName(
-            f"encoder.embeddings.{ours}.weight", None, f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}"
-        )
+        TensorName(f"encoder.embeddings.{ours}.weight", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
         for ours, name in _TABLES.items()
     ),
     *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
@@ -57,14 +55,14 @@ _FINAL_NORM = _norm("encoder.final_norm", "bert.encoder.final_norm", "bert/encod
 
 _POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
 
-_TOP = tuple(TensorName(f"encoder.top.{name}", None, f"bert.bi{name}", f"bert/bi{name}") for name in lstm_names(1))
+_TOP = tuple(TensorName(f"encoder.top.{name}", f"bert.bi{name}", f"bert/bi{name}") for name in lstm_names(1))
 
 
 def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
     """Return the rows of an output layer; TensorFlow's is (classes, hidden) like ours, so it is not transposed."""
     return (
-        TensorName(f"heads.{head}.dense.weight", None, f"{huggingface}.weight", f"{tensorflow}output_weights"),
-        TensorName(f"heads.{head}.dense.bias", None, f"{huggingface}.bias", f"{tensorflow}output_bias"),
+        TensorName(f"heads.{head}.dense.weight", f"{huggingface}.weight", f"{tensorflow}output_weights"),
+        TensorName(f"heads.{head}.dense.bias", f"{huggingface}.bias", f"{tensorflow}output_bias"),
     )
 
 
@@ -72,7 +70,7 @@ HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
     "mlm": (
         *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
         *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
-        TensorName("heads.mlm.bias", None, "cls.predictions.bias", "cls/predictions/output_bias"),
+        TensorName("heads.mlm.bias", "cls.predictions.bias", "cls/predictions/output_bias"),
     ),
     "nsp": _output("nsp", "cls.seq_relationship", "cls/seq_relationship/"),
     "classifier": _output("classifier", "classifier", ""),

@@ -16,11 +16,11 @@ class TensorName:
     """
 
     ours: str
-    part: int | None
     huggingface: str
     tensorflow: str = ""
-    is_transposed: bool = False
+    part: int | None = None
     num_parts: int = 3
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,19 @@ class PublishedFormat:
 
 def own_rows(*names: str) -> tuple[TensorName, ...]:
     """Return the rows of tensors whose published names are ours."""
-    return tuple(TensorName(name, None, name) for name in names)
+    return tuple(TensorName(name, name) for name in names)
 
 
 def plain_rows(ours: str, theirs: str = "", part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
     """Return the rows of a weight and a bias, or of one part of them; published names default to ours."""
     ends = ("weight", "bias")
-    return tuple(TensorName(f"{ours}.{end}", part, f"{theirs or ours}.{end}", num_parts=num_parts) for end in ends)
+    return tuple(TensorName(f"{ours}.{end}", f"{theirs or ours}.{end}", "", part, num_parts) for end in ends)
 
 
 def mlm_rows(theirs: str = "heads.mlm") -> tuple[TensorName, ...]:
     """Return the rows of a masked-LM head that only this program has."""
     inner = (row for name in ("dense", "layer_norm") for row in plain_rows(f"heads.mlm.{name}", f"{theirs}.{name}"))
-    return (*inner, TensorName("heads.mlm.bias", None, f"{theirs}.bias"))
+    return (*inner, TensorName("heads.mlm.bias", f"{theirs}.bias"))
 
 
 # The most layers of a bidirectional LSTM; a model uses the rows of the layers that it has.
@@ -89,7 +89,7 @@ MAX_LSTM_LAYERS = 4
 
 
 def _of_head(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
-    return tuple(TensorName(f"heads.{head}.{inner}{name}", None, f"{head}.{name}", f"{head}/{name}") for name in names)
+    return tuple(TensorName(f"heads.{head}.{inner}{name}", f"{head}.{name}", f"{head}/{name}") for name in names)
 
 
 def lstm_names(num_layers: int) -> list[str]:

@@ -18,8 +18,8 @@ def _tables(config: GptConfig) -> tuple[str, str]:
 def _dense(ours: str, theirs: str) -> tuple[TensorName, ...]:
     """Return the rows of a dense layer, whose published matrix is transposed."""
     return (
-        TensorName(f"{ours}.weight", None, f"transformer.{theirs}.weight", is_transposed=True),
-        TensorName(f"{ours}.bias", None, f"transformer.{theirs}.bias"),
+        TensorName(f"{ours}.weight", f"transformer.{theirs}.weight", is_transposed=True),
+        TensorName(f"{ours}.bias", f"transformer.{theirs}.bias"),
     )
 
 
@@ -37,7 +37,7 @@ def _layer(number: int) -> tuple[TensorName, ...]:
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     "lm": (),
-    "classifier": (TensorName("heads.classifier.dense.weight", None, "score.weight"),),
+    "classifier": (TensorName("heads.classifier.dense.weight", "score.weight"),),
     "tagger": plain_rows("heads.tagger.dense", "classifier"),
     "choice": plain_rows("heads.choice.dense", "multiple_choice_head.summary"),
     "span": plain_rows("heads.span.dense", "qa_outputs"),
@@ -47,7 +47,7 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 
 def _rows(config: GptConfig, heads: Sequence[str]) -> list[TensorName]:
     tables = [
-        TensorName(f"encoder.embeddings.{ours}.weight", None, f"transformer.{theirs}.weight")
+        TensorName(f"encoder.embeddings.{ours}.weight", f"transformer.{theirs}.weight")
         for ours, theirs in zip(("word", "position"), _tables(config), strict=True)
     ]
     layers = [row for layer in range(config.num_hidden_layers) for row in _layer(layer)]

@@ -23,8 +23,8 @@ def _parts(ours: str, theirs: str, names: Sequence[str]) -> list[TensorName]:
     """Return the rows of the published matrices that form one of ours."""
     number, name = len(names), f"{ours}.weight"
     if number == 1:
-        return [TensorName(name, None, f"{theirs}.{names[0]}.weight")]
-    return [TensorName(name, part, f"{theirs}.{end}.weight", num_parts=number) for part, end in enumerate(names)]
+        return [TensorName(name, f"{theirs}.{names[0]}.weight")]
+    return [TensorName(name, f"{theirs}.{end}.weight", "", part, number) for part, end in enumerate(names)]
 
 
 def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[TensorName]:
@@ -33,17 +33,15 @@ def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[Tensor
     inner = ("wi_0", "wi_1") if config.gated else ("wi",)
     rows = [
         TensorName(
-            f"{ours}.relative_bias.weight",
-            None,
-            f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            f"{ours}.relative_bias.weight", f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         ),
-        TensorName(f"{ours}.final_norm.weight", None, f"{theirs}.final_layer_norm.weight"),
+        TensorName(f"{ours}.final_norm.weight", f"{theirs}.final_layer_norm.weight"),
     ]
     for place in range(number):
         layer, block = f"{ours}.layers.{place}", f"{theirs}.block.{place}.layer"
         blocks = ["attention", *(("cross_attention",) if has_cross else ()), "feed_forward"]
         rows += [
-            TensorName(f"{layer}.{name}_layer_norm.weight", None, f"{block}.{at}.layer_norm.weight")
+            TensorName(f"{layer}.{name}_layer_norm.weight", f"{block}.{at}.layer_norm.weight")
             for at, name in enumerate(blocks)
         ]
         rows += _parts(f"{layer}.attention.qkv", f"{block}.0.SelfAttention", "qkv")
@@ -60,13 +58,7 @@ def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[Tensor
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     # queries of the first layer, whose presence shows that there is a decoder
-    "decoder": (
-        TensorName(
-            f"{_DECODER}.layers.0.cross_attention.query.weight",
-            None,
-            "decoder.block.0.layer.1.EncDecAttention.q.weight",
-        ),
-    ),
+    "decoder": (*_parts(f"{_DECODER}.layers.0.cross_attention.query", "decoder.block.0.layer.1.EncDecAttention", "q"),),
     "mlm": mlm_rows(),
     "tagger": plain_rows("heads.tagger.dense", "classifier"),
     **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "choice", "span")},
@@ -75,11 +67,11 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 
 
 def _rows(config: T5Config, heads: Sequence[str]) -> list[TensorName]:
-    rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS)]
+    rows = [TensorName("encoder.embeddings.word.weight", _WORDS)]
     rows += _stack(config, "encoder", "encoder", config.num_hidden_layers)
     if "decoder" in heads:
         rows += _stack(config, _DECODER, "decoder", config.num_decoder_layers or config.num_hidden_layers)
-        rows += [] if config.tie_word_embeddings else [TensorName(f"{_DECODER}.output.weight", None, _OUTPUT)]
+        rows += [] if config.tie_word_embeddings else [TensorName(f"{_DECODER}.output.weight", _OUTPUT)]
     return [*rows, *(row for head in heads if head != "decoder" for row in _HEADS[head])]
 
 
