@@ -192,8 +192,7 @@ def _check_kind(kind: type[BaseModel], values: dict[str, Any], path: Path) -> No
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the contents of a TOML file; raises ConfigError, naming the file, if it cannot be read or parsed."""
-    problem = why_unreadable(path)
-    if problem is not None:
+    if problem := why_unreadable(path):
         raise ConfigError(f"{path}: the recipe {problem}")
     try:
         return tomllib.loads(read_bytes(path, limit=_MAX_RECIPE_BYTES).decode("utf-8"))

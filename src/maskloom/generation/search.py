@@ -234,16 +234,11 @@ class Choice:
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 
     def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
-        """Return the log-probabilities of next tokens, (texts, vocabulary); `limits` are the texts' step limits."""
-        return self._allowed(torch.log_softmax(self._without_never(logits), -1), texts, limits)
+        """Return the log-probabilities of next tokens, (texts, vocabulary); `limits` are the texts' step limits.
 
-    def _without_never(self, logits: Tensor) -> Tensor:
-        if self.never:
-            logits.index_fill_(1, to_device(np.array(self.never), logits.device), -math.inf)
-        return logits
-
-    def _allowed(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
-        """Mask forbidden next tokens in place, without renormalising the others."""
+        Forbidden tokens have -inf; the others are not renormalised.
+        """
+        logits = torch.log_softmax(self._without_never(logits), -1)
         limited = enumerate(zip(texts, limits, strict=True)) if self.forces_end else ()
         if last := [row for row, (text, limit) in limited if self.must_end(text, limit)]:
             logits.index_fill_(0, to_device(np.array(last), logits.device), -math.inf)
@@ -254,6 +249,11 @@ class Choice:
         most = max(Counter(row for row, _ in banned).values(), default=0) + len(self.never)
         if self.end is not None and (last or most >= logits.shape[1]):  # a text ends if no other token may follow
             logits[:, self.end].masked_fill_((logits == -math.inf).all(1), 0.0)
+        return logits
+
+    def _without_never(self, logits: Tensor) -> Tensor:
+        if self.never:
+            logits.index_fill_(1, to_device(np.array(self.never), logits.device), -math.inf)
         return logits
 
     def _banned(self, token_ids: list[int]) -> list[int]:

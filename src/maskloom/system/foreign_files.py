@@ -37,15 +37,13 @@ def why_unreadable(path: str | Path) -> str | None:
         return f"cannot be read: {error.strerror or error}"
     except ValueError:
         return "cannot be read: its name contains a NUL character"
-    return (
-        None if stat.S_ISREG(mode) else f"is {_KINDS.get(stat.S_IFMT(mode), 'not a file')}; a regular file is expected"
-    )
+    kind = _KINDS.get(stat.S_IFMT(mode), "not a file")
+    return None if stat.S_ISREG(mode) else f"is {kind}; a regular file is expected"
 
 
 def check_regular(path: str | Path) -> None:
     """Raise DataError naming the path unless it is a regular file or a link to one."""
-    problem = why_unreadable(path)
-    if problem is not None:
+    if problem := why_unreadable(path):
         raise DataError(f"{path}: {problem}")
 
 
