@@ -194,12 +194,11 @@ class RecurrentDecoder(TiedDecoder):
         for layer, kept, first in zip(layers, past, memory.first, strict=True):
             kept.kept = first if kept.is_empty else kept.kept
             rows = layer(rows, layout, kept)
-        return rows if self.attention is None else self._joined(self._weights(rows, memory) @ memory.sources, rows)
-
-    def _weights(self, rows: Tensor, memory: SourceMemory) -> Tensor:
-        attention = cast(EnergyAttention, self.attention)
+        if self.attention is None:
+            return rows
         queries = rows.view(len(memory.sources), -1, rows.shape[1])
-        return attention.weights(queries, memory.sources, memory.is_real.unsqueeze(1))
+        weights = self.attention.weights(queries, memory.sources, memory.is_real.unsqueeze(1))
+        return self._joined(weights @ memory.sources, rows)
 
     def _joined(self, context: Tensor, rows: Tensor) -> Tensor:
         return cast(nn.Linear, self.combine)(torch.cat([context.view_as(rows), rows], 1)).tanh()
