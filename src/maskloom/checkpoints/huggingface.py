@@ -125,8 +125,7 @@ def load_model(
     for part in (pooler, form.top if (added or {}).get("bilstm") else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]
-    problems = contents.problems + _mismatches(rows, contents, model) + contents.unknown
-    if problems:
+    if problems := contents.problems + _mismatches(rows, contents, model) + contents.unknown:
         _refuse(problems, next(iter(stored.values())).path if stored else folder)
     require_memory(sum(parameter.nbytes for parameter in model.parameters()), f"{folder}: the model", DataError)
     fill_model(model, seed, leave={row.ours for row in rows})
@@ -333,8 +332,7 @@ def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
 
 def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str, Any]:
     own = model.config.as_published()
-    clashes = sorted(key for key in extra if key in own and extra[key] != own[key])
-    if clashes:
+    if clashes := sorted(key for key in extra if key in own and extra[key] != own[key]):
         raise ConfigError(f"extra_config may not change the model's own keys {clashes}")
     class_names = format_of(model.config).class_names(model.config)
     first, *others = (row for row in class_names if set(row[0]) <= set(model.heads))

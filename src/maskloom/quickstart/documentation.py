@@ -194,8 +194,7 @@ def _docstrings(tree: ast.AST, *, with_calls: bool) -> Iterator[tuple[str, str]]
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(tree) if with_calls else _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node, clean=False)
-            if text:
+            if text := ast.get_docstring(node, clean=False):
                 found.append((getattr(node, "lineno", 0), getattr(node, "name", ""), text))
         elif isinstance(node, ast.Call) and "doc" in getattr(node.func, "id", getattr(node.func, "attr", "")):
             found += [(node.lineno, _subject(node), text) for text in _long_strings(node)]
@@ -302,8 +301,7 @@ def paragraphs(text: str) -> list[str]:
     for line in _text_lines(inspect.cleandoc(text).expandtabs().splitlines()):
         content = line.strip()
         depth = len(line) - len(line.lstrip())
-        bullet = _BULLET.match(content)
-        if bullet:
+        if bullet := _BULLET.match(content):
             content = content[bullet.end() :]
         if not content:
             indent = -1

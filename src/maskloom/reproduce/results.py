@@ -95,8 +95,7 @@ def table_rows(experiment: Experiment, results: Mapping[str, Any], columns: list
         if found:
             spreads = [_spread(found.get(column), _DIGITS.get(column, 1)) for column in columns]
             rows.append([arm.name, *spreads, *counted, paper])
-    references = results["references"]
-    if references:
+    if references := results["references"]:
         constants = [f"{references[column]:.1f}" if column in references else "–" for column in columns]
         rows.append(["constant answer", *constants, ""])
     return rows
