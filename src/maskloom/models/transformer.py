@@ -31,9 +31,8 @@ def _uniform(module: nn.Module, name: str, values: Tensor, generator: torch.Gene
     if name == "bias":
         values.zero_()
         return
-    widths = (
-        cast(Any, module).widths if isinstance(module, NarrowDense) else len(values) // cast(Any, module).num_joined
-    )
+    owner = cast(Any, module)
+    widths = owner.widths if isinstance(module, NarrowDense) else len(values) // owner.num_joined
     for part in values.split(widths):
         bound = math.sqrt(6.0 / sum(part.shape))
         part.uniform_(-bound, bound, generator=generator)

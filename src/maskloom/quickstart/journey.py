@@ -65,11 +65,10 @@ class Stages:
                 told = [", ".join(f"{name} {value!r}" for name, value in given.items()) for given in both]
                 raise ConfigError(f"{path.parent} was started with {told[0]}, this is {told[1]}; choose another --out")
             return
-        if path.parent.exists() and (
-            not path.parent.is_dir() or any(entry.name != LOCK for entry in path.parent.iterdir())
-        ):
-            raise ConfigError(f"{path.parent} exists and contains something else; choose an empty or a new --out")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = path.parent
+        if folder.exists() and not (folder.is_dir() and all(entry.name == LOCK for entry in folder.iterdir())):
+            raise ConfigError(f"{folder} exists and contains something else; choose an empty or a new --out")
+        folder.mkdir(parents=True, exist_ok=True)
         self._held = {"settings": settings, "results": {}, "seconds": {}}
         write_json(path, self._held)
 

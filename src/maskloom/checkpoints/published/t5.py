@@ -29,30 +29,21 @@ def _parts(ours: str, theirs: str, names: Sequence[str]) -> list[TensorName]:
 
 def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[TensorName]:
     """Return the rows of the encoder, or of the decoder, whose layers also have cross-attention."""
-    has_cross = theirs == "decoder"
-    inner = ("wi_0", "wi_1") if config.gated else ("wi",)
-    rows = [
-        TensorName(
-            f"{ours}.relative_bias.weight", f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-        ),
-        TensorName(f"{ours}.final_norm.weight", f"{theirs}.final_layer_norm.weight"),
-    ]
+    blocks: dict[str, tuple[str, dict[str, Sequence[str]]]] = {
+        "attention": ("SelfAttention", {"qkv": "qkv", "output": "o"}),
+        "cross_attention": ("EncDecAttention", {"query": "q", "key_value": "kv", "output": "o"}),
+        "feed_forward": ("DenseReluDense", {"up": ("wi_0", "wi_1") if config.gated else ("wi",), "down": ("wo",)}),
+    }
+    if theirs == "encoder":
+        del blocks["cross_attention"]
+    rows = _parts(f"{ours}.relative_bias", f"{theirs}.block.0.layer.0.SelfAttention", ("relative_attention_bias",))
+    rows += _parts(f"{ours}.final_norm", theirs, ("final_layer_norm",))
     for place in range(number):
-        layer, block = f"{ours}.layers.{place}", f"{theirs}.block.{place}.layer"
-        blocks = ["attention", *(("cross_attention",) if has_cross else ()), "feed_forward"]
-        rows += [
-            TensorName(f"{layer}.{name}_layer_norm.weight", f"{block}.{at}.layer_norm.weight")
-            for at, name in enumerate(blocks)
-        ]
-        rows += _parts(f"{layer}.attention.qkv", f"{block}.0.SelfAttention", "qkv")
-        rows += _parts(f"{layer}.attention.output", f"{block}.0.SelfAttention", "o")
-        if has_cross:
-            rows += _parts(f"{layer}.cross_attention.query", f"{block}.1.EncDecAttention", "q")
-            rows += _parts(f"{layer}.cross_attention.key_value", f"{block}.1.EncDecAttention", "kv")
-            rows += _parts(f"{layer}.cross_attention.output", f"{block}.1.EncDecAttention", "o")
-        dense = f"{block}.{len(blocks) - 1}.DenseReluDense"
-        rows += _parts(f"{layer}.feed_forward.up", dense, inner)
-        rows += _parts(f"{layer}.feed_forward.down", dense, ("wo",))
+        for at, (name, (module, matrices)) in enumerate(blocks.items()):
+            layer, block = f"{ours}.layers.{place}.{name}", f"{theirs}.block.{place}.layer.{at}"
+            rows += _parts(f"{layer}_layer_norm", block, ("layer_norm",))
+            for matrix, parts in matrices.items():
+                rows += _parts(f"{layer}.{matrix}", f"{block}.{module}", parts)
     return rows
 
 
