@@ -72,10 +72,15 @@ def own_rows(*names: str) -> tuple[TensorName, ...]:
     return tuple(TensorName(name, name) for name in names)
 
 
-def plain_rows(ours: str, theirs: str = "", part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
-    """Return the rows of a weight and a bias, or of one part of them; published names default to ours."""
-    ends = ("weight", "bias")
-    return tuple(TensorName(f"{ours}.{end}", f"{theirs or ours}.{end}", "", part, num_parts) for end in ends)
+def plain_rows(ours: str, *theirs: str, ends: Sequence[str] = ("weight", "bias")) -> tuple[TensorName, ...]:
+    """Return the rows of a weight and a bias; ours may join those of several published names, or has its own name."""
+    if len(theirs) < 2:
+        return tuple(TensorName(f"{ours}.{end}", f"{theirs[0] if theirs else ours}.{end}") for end in ends)
+    return tuple(
+        TensorName(f"{ours}.{end}", f"{name}.{end}", "", part, len(theirs))
+        for part, name in enumerate(theirs)
+        for end in ends
+    )
 
 
 def mlm_rows(theirs: str = "heads.mlm") -> tuple[TensorName, ...]:

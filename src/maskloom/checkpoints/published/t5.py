@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from maskloom.checkpoints.published.format import (
     OWN_HEADS,
@@ -17,14 +18,7 @@ from maskloom.models.t5_config import T5Config
 _WORDS, _OUTPUT, _DECODER = "shared.weight", "lm_head.weight", "heads.decoder"
 # Version 1.0 was published with a table that is never used.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-
-
-def _parts(ours: str, theirs: str, names: Sequence[str]) -> list[TensorName]:
-    """Return the rows of the published matrices that form one of ours."""
-    number, name = len(names), f"{ours}.weight"
-    if number == 1:
-        return [TensorName(name, f"{theirs}.{names[0]}.weight")]
-    return [TensorName(name, f"{theirs}.{end}.weight", "", part, number) for part, end in enumerate(names)]
+_weights = partial(plain_rows, ends=("weight",))
 
 
 def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[TensorName]:
@@ -36,20 +30,20 @@ def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[Tensor
     }
     if theirs == "encoder":
         del blocks["cross_attention"]
-    rows = _parts(f"{ours}.relative_bias", f"{theirs}.block.0.layer.0.SelfAttention", ("relative_attention_bias",))
-    rows += _parts(f"{ours}.final_norm", theirs, ("final_layer_norm",))
+    bias = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    rows = [*_weights(f"{ours}.relative_bias", bias), *_weights(f"{ours}.final_norm", f"{theirs}.final_layer_norm")]
     for place in range(number):
         for at, (name, (module, matrices)) in enumerate(blocks.items()):
             layer, block = f"{ours}.layers.{place}.{name}", f"{theirs}.block.{place}.layer.{at}"
-            rows += _parts(f"{layer}_layer_norm", block, ("layer_norm",))
+            rows += _weights(f"{layer}_layer_norm", f"{block}.layer_norm")
             for matrix, parts in matrices.items():
-                rows += _parts(f"{layer}.{matrix}", f"{block}.{module}", parts)
+                rows += _weights(f"{layer}.{matrix}", *(f"{block}.{module}.{part}" for part in parts))
     return rows
 
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     # queries of the first layer, whose presence shows that there is a decoder
-    "decoder": (*_parts(f"{_DECODER}.layers.0.cross_attention.query", "decoder.block.0.layer.1.EncDecAttention", "q"),),
+    "decoder": _weights(f"{_DECODER}.layers.0.cross_attention.query", "decoder.block.0.layer.1.EncDecAttention.q"),
     "mlm": mlm_rows(),
     "tagger": plain_rows("heads.tagger.dense", "classifier"),
     **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "choice", "span")},
