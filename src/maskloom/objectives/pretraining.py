@@ -140,7 +140,7 @@ PRETRAINING = Rows(
             contiguous,
             **_LEFT_TO_RIGHT,
             has_state=True,
-            objective=_loss("carried_lm", "CarriedLanguageModeling"),
+            objective=_loss("masked_lm", "CarriedLanguageModeling"),
         ),
         "bidirectional_lm": Pretraining(
             "bilm",
