@@ -1,4 +1,4 @@
-"""Language modelling: masked or causal, with next-sentence prediction (BERT paper 3.3), with carried state or a task."""
+"""Language modelling: masked or causal, with next-sentence prediction (BERT paper 3.3), carried state or a task."""
 
 from __future__ import annotations
 
