@@ -34,7 +34,7 @@ class Bert(Encoder):
             layer_norm_eps=config.layer_norm_eps,
             dropout=config.hidden_dropout_prob,
         )
-        self.layers = self.transformer_layers(config, pre_norm=config.pre_norm, gated=config.gated)
+        self.layers = self.transformer_layers(config)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
         self.final_norm = norm
         self.top = BiLSTM(config.hidden_size, config.hidden_size, num_layers=1) if config.bilstm else None

@@ -29,7 +29,7 @@ class Gpt(Encoder):
             hidden_size=config.hidden_size,
             dropout=config.embedding_dropout_prob,
         )
-        self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
+        self.layers = self.transformer_layers(config)
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
         self.final_norm = norm
         self.pooler = LastToken()
