@@ -102,8 +102,8 @@ class Encoder(nn.Module):
         return self.pooler(hidden, layout)
 
     @staticmethod
-    def transformer_layers(config: ModelConfig, *, of_decoder: bool = False) -> nn.ModuleList:
-        """Return the layers of a configuration, causal if the configuration is, or those of its decoder."""
+    def transformer_stack(config: ModelConfig, *, of_decoder: bool = False) -> tuple[nn.ModuleList, nn.Module]:
+        """Return the layers of a configuration, causal if it is, or of its decoder, and the norm after the last one."""
         block = GatedFeedForward if getattr(config, "gated", False) else FeedForward
         attention, cross_attention = SelfAttention, CrossAttention
         if key_size := getattr(config, "key_size", None):
@@ -112,17 +112,20 @@ class Encoder(nn.Module):
         sizes = (config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob)
         activation_dropout = getattr(config, "activation_dropout", 0.0)
         number = getattr(config, "num_decoder_layers", None) if of_decoder else None
-        return nn.ModuleList(
+        norm = partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps)
+        pre_norm = getattr(config, "pre_norm", False)
+        layers = nn.ModuleList(
             TransformerLayer(
                 attention(*sizes, causal=config.is_causal or of_decoder),
                 block(config.hidden_size, config.intermediate_size, config.hidden_act, activation_dropout),
-                norm=partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps),
+                norm=norm,
                 dropout=config.hidden_dropout_prob,
-                pre_norm=getattr(config, "pre_norm", False),
+                pre_norm=pre_norm,
                 cross_attention=cross_attention(*sizes) if of_decoder else None,
             )
             for _ in range(number or config.num_hidden_layers)
         )
+        return layers, norm() if pre_norm else nn.Identity()
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout that the layers read: in a rotary encoder, with the rotation of its positions."""

@@ -122,9 +122,7 @@ class Transformer(Encoder):
         num_positions = config.max_position_embeddings if config.learned_positions else None
         positions = Positions(config.hidden_size, num_positions)
         self.embeddings = ScaledEmbeddings(config, positions, source_size=config.source_vocab_size)
-        self.layers = self.transformer_layers(config)
-        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
-        self.final_norm = norm
+        self.layers, self.final_norm = self.transformer_stack(config)
         self.pooler = LastToken()
         initialize(self, std=config.initializer_range, rules=TRANSFORMER_RULES)
 
@@ -155,9 +153,7 @@ class TransformerDecoder(TiedDecoder):
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
         self.layer_norm: nn.Module = nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.layers = encoder.transformer_layers(config, of_decoder=True)
-        has_norm = getattr(config, "pre_norm", False)
-        self.final_norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if has_norm else nn.Identity()
+        self.layers, self.final_norm = encoder.transformer_stack(config, of_decoder=True)
 
     def forward(self, token_ids: Tensor, layout: SequenceLayout, hidden: Tensor, source: SequenceLayout) -> Tensor:
         """Return the vectors from which next tokens are predicted: target ids (tokens,) to (tokens, hidden).
