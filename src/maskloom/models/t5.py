@@ -50,9 +50,7 @@ class T5(Encoder):
         self.config = config
         self.initial_rules = t5_rules(config)
         self.embeddings = WordEmbeddings(config.vocab_size, config.hidden_size, config.hidden_dropout_prob)
-        self.relative_bias = _relative_bias(config, causal=False)
-        self.layers = _layers(config, config.num_hidden_layers)
-        self.final_norm = LastNorm(config)
+        self.relative_bias, self.layers, self.final_norm = _stack(config)
         self.pooler = LastToken()
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
@@ -75,9 +73,7 @@ class T5Decoder(TransformerDecoder):
         TiedDecoder.__init__(self, encoder)
         config = cast(T5Config, encoder.config)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.relative_bias = _relative_bias(config, causal=True)
-        self.layers = _layers(config, config.num_decoder_layers or config.num_hidden_layers, has_memory=True)
-        self.final_norm = LastNorm(config)
+        self.relative_bias, self.layers, self.final_norm = _stack(config, of_decoder=True)
         self.output = None if config.tie_word_embeddings else Dense(config.hidden_size, config.vocab_size, bias=False)
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
@@ -147,24 +143,22 @@ def t5_rules(config: T5Config) -> InitialRules:
     }
 
 
-def _relative_bias(config: T5Config, *, causal: bool) -> RelativeBias:
+def _stack(config: T5Config, *, of_decoder: bool = False) -> tuple[RelativeBias, nn.ModuleList, LastNorm]:
+    """Return the biases of scores, the layers and the last norm of the encoder, or of the decoder."""
     buckets, longest = config.relative_attention_num_buckets, config.relative_attention_max_distance
-    return RelativeBias(buckets, longest, config.num_attention_heads, causal=causal)
-
-
-def _layers(config: T5Config, number: int, *, has_memory: bool = False) -> nn.ModuleList:
-    """Return the layers of an encoder, or with `has_memory` those of a decoder."""
-    dropout = config.hidden_dropout_prob
+    bias = RelativeBias(buckets, longest, config.num_attention_heads, causal=of_decoder)
+    number, dropout = config.num_decoder_layers if of_decoder else None, config.hidden_dropout_prob
     sizes = (config.hidden_size, config.num_attention_heads, config.head_size, dropout)
     block = GatedFeedForward if config.gated else FeedForward
-    return nn.ModuleList(
+    layers = nn.ModuleList(
         TransformerLayer(
             RelativeSelfAttention(*sizes),
             block(config.hidden_size, config.intermediate_size, config.hidden_act, dropout, bias=False),
             norm=partial(nn.RMSNorm, config.hidden_size, eps=config.layer_norm_eps),
             dropout=dropout,
             pre_norm=True,
-            cross_attention=UnscaledCrossAttention(*sizes) if has_memory else None,
+            cross_attention=UnscaledCrossAttention(*sizes) if of_decoder else None,
         )
-        for _ in range(number)
+        for _ in range(number or config.num_hidden_layers)
     )
+    return bias, layers, LastNorm(config)
