@@ -100,10 +100,8 @@ def keys_named(kind: type[BaseModel], name: str) -> list[str]:
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the section type in a field's annotation, whether plain, in a list or optional; None without one."""
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    candidates = (annotation, *get_args(annotation))
+    return next((each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)), None)
 
 
 def _literals(annotation: Any) -> Iterator[Any]:
