@@ -99,7 +99,7 @@ def our_loss(model: EncoderWithHeads, batch: BothWaysBatch) -> Tensor:
 def our_layers(model: EncoderWithHeads, hidden: Tensor, rows: int) -> Tensor:
     """Return a scalar to differentiate: the sum of the recurrent layers' last output."""
     layout = SequenceLayout.from_lengths(np.full(rows, len(hidden) // rows))
-    past = [Kept(state) for state in model.encoder.first_state(rows)]
+    past = [Kept(state) for state in OBJECTIVE.first_carry(model, rows)]
     return model.encoder.encode_words(hidden, layout, past, is_reversed=True)[-1].sum()
 
 

@@ -100,10 +100,8 @@ def keys_named(kind: type[BaseModel], name: str) -> list[str]:
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the section type in a field's annotation, whether plain, in a list or optional; None without one."""
-    for candidate in (annotation, *get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    candidates = (annotation, *get_args(annotation))
+    return next((each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)), None)
 
 
 def _literals(annotation: Any) -> Iterator[Any]:
@@ -192,8 +190,7 @@ def _check_kind(kind: type[BaseModel], values: dict[str, Any], path: Path) -> No
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the contents of a TOML file; raises ConfigError, naming the file, if it cannot be read or parsed."""
-    problem = why_unreadable(path)
-    if problem is not None:
+    if problem := why_unreadable(path):
         raise ConfigError(f"{path}: the recipe {problem}")
     try:
         return tomllib.loads(read_bytes(path, limit=_MAX_RECIPE_BYTES).decode("utf-8"))

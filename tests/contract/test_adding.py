@@ -62,8 +62,7 @@ from maskloom.text.tokenizer import Tokenizer
 class BagConfig(ModelConfig):
     """The configuration: the keys shared by all encoders, and the `model_type` in config.json."""
 
-    def as_published(self):
-        return {"model_type": "bag", **self.model_dump()}
+    model_types: ClassVar = ("bag",)
 
 
 class RootNorm(nn.Module):
@@ -111,24 +110,23 @@ class Bag(Encoder):
         return self.embeddings(token_ids, layout.position_ids)
 
 
-def bag_rows(config, heads, *, has_pooler=True):
+def bag_rows(config, heads):
     """Return rows in which each parameter is stored under our own name; other programs have no name for it."""
     names = ["encoder.embeddings.word.weight", "encoder.embeddings.position.weight"]
     names += [f"encoder.layers.{n}.dense.{end}" for n in range(config.num_hidden_layers) for end in ("weight", "bias")]
     names.append("encoder.final_norm.weight")
-    return [*(TensorName(name, None, name) for name in names), *(row for head in heads for row in BAG_HEADS[head])]
+    return [*(TensorName(name, name) for name in names), *(row for head in heads for row in BAG_HEADS[head])]
 
 
 BAG_HEADS = {
     "lm": (),
-    "classifier": (TensorName("heads.classifier.dense.weight", None, "bag_labels.weight"),),
+    "classifier": (TensorName("heads.classifier.dense.weight", "bag_labels.weight"),),
 }
 BAG = Architecture(
     "bag",
     "nobody 2026",
     BagConfig,
     Bag,
-    ("bag",),
     vocabulary_head="lm",
     sizes={"tiny": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}},
     initial={RootNorm: constants(weight=1.0)},

@@ -38,7 +38,8 @@ def largest_error(folder: Path, *, carries: bool = True) -> float:
     encoder = published_elmo(folder)[0].encoder.eval()
     rows = json.loads((folder / SENTENCES[folder.name]).read_text(encoding="utf-8"))
     expected = [open_hdf5(folder / f"lm_embeddings_{row}.hdf5") for row in range(len(rows))]
-    tokenizer, past = SpelledTokenizer.of(), [Kept(state) for state in encoder.first_state(len(rows))]
+    tokenizer = SpelledTokenizer.of()
+    past = [Kept(torch.zeros(len(rows), *layer.state_shape)) for layer in encoder.layers]
     largest = 0.0
     for number, sentences in enumerate(zip(*rows, strict=True)):
         words = [tokenizer.chunk_ids_batch(text.split()) for text in sentences]

@@ -16,9 +16,8 @@ from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.elmo import ELMO_FORMAT
 from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
-from maskloom.checkpoints.published.recurrent import recurrent_format
+from maskloom.checkpoints.published.own import RECURRENT_FORMATS, TRANSFORMER_FORMAT
 from maskloom.checkpoints.published.t5 import T5_FORMAT
-from maskloom.checkpoints.published.transformer import TRANSFORMER_FORMAT
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
 from maskloom.errors import ConfigError, DataError, amount
@@ -45,7 +44,7 @@ FORMATS = {
     "marian": MARIAN_FORMAT,
     "bart": BART_FORMAT,
     "t5": T5_FORMAT,
-    **{name: recurrent_format(name.upper()) for name in ("rnn", "lstm", "gru")},
+    **RECURRENT_FORMATS,
     "elmo": ELMO_FORMAT,
 }
 """The published format of each architecture, by row name."""
@@ -106,7 +105,12 @@ def load_model(
         raise ConfigError(f"{name}: {folder} is a {form.name}, which has no such part")
     config = config.model_copy(update=added)
     stored = open_weights(folder) if stored is None else stored
-    contents = _Contents.read(stored, config)
+    if config.num_hidden_layers > len(stored):  # planning takes milliseconds per layer
+        raise DataError(
+            f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but there are only "
+            f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
+        )
+    contents = _Contents(stored, config)
     present = _present_heads(contents, content, config)
     wanted = list(_named_heads(present, content, config) if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
@@ -114,11 +118,6 @@ def load_model(
     labels = _num_labels(contents, form, labelled) if num_labels is None else num_labels
     if head_options is None:
         head_options = _own_head_options(content, f"{_config_path(folder)}, {HEAD_OPTIONS}")
-    if config.num_hidden_layers > len(stored):  # planning takes milliseconds per layer
-        raise DataError(
-            f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but there are only "
-            f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
-        )
     with torch.device("meta"):
         model = build_model(config, wanted, labels, head_options=head_options)
     rows = contents.completed(_rows_of(model, loaded_heads), form)
@@ -126,8 +125,7 @@ def load_model(
     for part in (pooler, form.top if (added or {}).get("bilstm") else (), form.optional):
         if not any(row.huggingface in contents.tensors for row in part):
             rows = [row for row in rows if row not in part]
-    problems = contents.problems + _mismatches(rows, contents, model) + contents.unknown
-    if problems:
+    if problems := contents.problems + _mismatches(rows, contents, model) + contents.unknown:
         _refuse(problems, next(iter(stored.values())).path if stored else folder)
     require_memory(sum(parameter.nbytes for parameter in model.parameters()), f"{folder}: the model", DataError)
     fill_model(model, seed, leave={row.ours for row in rows})
@@ -186,41 +184,31 @@ def _own_head_options(content: dict[str, Any], source: str) -> HeadOptions:
     return validate_recipe(_OwnHeads, content.get(HEAD_OPTIONS, {}), source=source).model_dump(exclude_none=True)
 
 
-@dataclass(frozen=True)
 class _Contents:
     """The tensors of a file, classified, under canonical names and in our orientation."""
 
-    tensors: dict[str, StoredTensor]
-    copies: dict[str, StoredTensor]
-    tied: Mapping[str, str]
-    ignored: list[str]
-    problems: list[str]
-    unknown: list[str]
-
-    @classmethod
-    def read(cls, stored: dict[str, StoredTensor], config: ModelConfig) -> _Contents:
-        form = format_of(config)
+    def __init__(self, stored: dict[str, StoredTensor], config: ModelConfig) -> None:
+        form, self.tensors, self.copies = format_of(config), dict[str, StoredTensor](), dict[str, StoredTensor]()
+        self.tied, self.ignored, self.problems = form.tied_copies(config), list[str](), list[str]()
         rows = form.rows(config, tuple(form.heads))
         by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow)}
-        contents = cls({}, {}, form.tied_copies(config), [], [], [])
         for name, tensor in stored.items():
             published, is_transposed = form.canonical(name, by_name)
             if form.is_ignored(name):
-                contents.ignored.append(name)
-            elif published in contents.tied:
-                contents.copies[published] = tensor
-            elif published in contents.tensors:
-                contents.problems.append(f"{name!r} and {contents.tensors[published].name!r} are the same parameter")
+                self.ignored.append(name)
+            elif published in self.tied:
+                self.copies[published] = tensor
+            elif published in self.tensors:
+                self.problems.append(f"{name!r} and {self.tensors[published].name!r} are the same parameter")
             else:
-                contents.tensors[published] = _transposed(tensor) if is_transposed else tensor
-        for copy, original in contents.tied.items():
+                self.tensors[published] = _transposed(tensor) if is_transposed else tensor
+        for copy, original in self.tied.items():
             # Some writers store only the second name of the decoder's bias.
-            if copy in contents.copies and original not in contents.tensors:
-                contents.tensors[original] = contents.copies.pop(copy)
+            if copy in self.copies and original not in self.tensors:
+                self.tensors[original] = self.copies.pop(copy)
         known, what = {row.huggingface for row in rows}, f"a {form.name} of {amount(config.num_hidden_layers, 'layer')}"
-        unknown = (tensor for name, tensor in contents.tensors.items() if name not in known)
-        contents.unknown.extend(f"{tensor.name}: no place for it in {what}" for tensor in unknown)
-        return contents
+        unknown = (tensor for name, tensor in self.tensors.items() if name not in known)
+        self.unknown = [f"{tensor.name}: no place for it in {what}" for tensor in unknown]
 
     def completed(self, rows: list[TensorName], form: PublishedFormat) -> list[TensorName]:
         """Fill in the format's defaults for absent tensors of some rows, and return the rows."""
@@ -274,11 +262,10 @@ def _num_labels(contents: _Contents, form: PublishedFormat, heads: Sequence[str]
     return weight.shape[0] if weight is not None and weight.shape else None
 
 
-def _rows_of(model: EncoderWithHeads, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+def _rows_of(model: EncoderWithHeads, heads: Sequence[str]) -> list[TensorName]:
     """Return the rows of the parameters that a model has."""
     parameters = dict(model.named_parameters())
-    rows = format_of(model.config).rows(model.config, heads, has_pooler=has_pooler)
-    return [row for row in rows if row.ours in parameters]
+    return [row for row in format_of(model.config).rows(model.config, heads) if row.ours in parameters]
 
 
 def _part(parameter: Tensor, row: TensorName) -> Tensor:
@@ -330,7 +317,9 @@ def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
     has_pooler = not heads or not form.token_heads.issuperset(heads)
     other = form.other_type(model.config, heads)
     prefix, renamed = (f"{other.name}.", other.renamed) if other else (form.prefix, {})
-    for row in _rows_of(model, heads, has_pooler=has_pooler):
+    for row in _rows_of(model, heads):
+        if row in form.pooler and not has_pooler:
+            continue
         stem, _, end = row.huggingface.rpartition(".")
         inner = row.huggingface.removeprefix(form.prefix)
         name = prefix + inner if heads and inner != row.huggingface else inner
@@ -343,8 +332,7 @@ def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
 
 def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str, Any]:
     own = model.config.as_published()
-    clashes = sorted(key for key in extra if key in own and extra[key] != own[key])
-    if clashes:
+    if clashes := sorted(key for key in extra if key in own and extra[key] != own[key]):
         raise ConfigError(f"extra_config may not change the model's own keys {clashes}")
     class_names = format_of(model.config).class_names(model.config)
     first, *others = (row for row in class_names if set(row[0]) <= set(model.heads))

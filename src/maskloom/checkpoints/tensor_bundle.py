@@ -53,12 +53,16 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
     Raises DataError for an inconsistent index, missing or truncated shards, big-endian values, sliced variables, and
     object-based checkpoints of TensorFlow 2.
     """
-    table = read_table(index)
+    content = memoryview(read_bytes(index, limit=_MAX_TABLE_BYTES))
+    try:
+        table = dict(_entries_of_table(content))
+    except DamagedError as problem:
+        raise DataError(f"{index}: not a valid TensorFlow table: {problem}") from None
     if b"" not in table:
         raise DataError(f"{index}: not a checkpoint index: it has no header")
     try:
         num_shards = _num_shards(table[b""])
-        entries = {_name(key): _entry(_name(key), value) for key, value in table.items() if key}
+        entries = dict(_entry(key, value) for key, value in table.items() if key)
     except DamagedError as problem:
         raise DataError(f"{index}: {problem}") from None
     if any(_OBJECT_GRAPH in name for name in entries):
@@ -99,13 +103,6 @@ def _read(name: str, entry: _Entry, path: Path) -> Tensor:
     return torch.frombuffer(values, dtype=_TYPES[entry.dtype]).reshape(entry.shape)
 
 
-def _name(key: bytes) -> str:
-    try:
-        return key.decode("utf-8")
-    except UnicodeDecodeError:
-        raise DamagedError(f"the name {key[:80]!r} is not UTF-8") from None
-
-
 def _num_shards(message: bytes) -> int:
     """Return the number of shards from a BundleHeaderProto, after checking that the values can be read here."""
     fields = dict(_fields(message))
@@ -119,7 +116,12 @@ def _num_shards(message: bytes) -> int:
     return num_shards
 
 
-def _entry(name: str, message: bytes) -> _Entry:
+def _entry(key: bytes, message: bytes) -> tuple[str, _Entry]:
+    """Return the name of a variable and its description, a BundleEntryProto."""
+    try:
+        name = key.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DamagedError(f"the name {key[:80]!r} is not UTF-8") from None
     fields = dict(_fields(message))
     if 7 in fields:
         raise DamagedError(f"variable {name!r:.80} is stored in slices, which are not supported")
@@ -130,7 +132,7 @@ def _entry(name: str, message: bytes) -> _Entry:
     entry = _Entry(dtype, shape, shard, offset, size)  # pyright: ignore[reportArgumentType]
     if entry.dtype in _TYPES and entry.size != math.prod(shape) * _TYPES[entry.dtype].itemsize:
         raise DamagedError(f"variable {name!r:.80} of shape {shape} does not take the stated {size:,} bytes")
-    return entry
+    return name, entry
 
 
 def _sizes(name: str, message: bytes) -> tuple[int, ...]:
@@ -174,7 +176,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield tag >> 3, value
 
 
-MAX_TABLE_BYTES = 16 << 20
+_MAX_TABLE_BYTES = 16 << 20
 MAX_ENTRIES = 200_000
 _MAX_KEY_BYTES = 4096
 _FOOTER, _MAGIC = 48, (0xDB4775248B80FB57).to_bytes(8, "little")
@@ -182,15 +184,6 @@ _FOOTER, _MAGIC = 48, (0xDB4775248B80FB57).to_bytes(8, "little")
 
 class DamagedError(ValueError):
     """Raised for inconsistent bytes; the caller that reads the file adds its name."""
-
-
-def read_table(path: Path) -> dict[bytes, bytes]:
-    """Return the entries of a table file of at most 16 MiB by key; raises DataError that names the problem."""
-    content = memoryview(read_bytes(path, limit=MAX_TABLE_BYTES))
-    try:
-        return dict(_entries_of_table(content))
-    except DamagedError as problem:
-        raise DataError(f"{path}: not a valid TensorFlow table: {problem}") from None
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:

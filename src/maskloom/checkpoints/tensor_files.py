@@ -126,8 +126,7 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
     for file in sorted(set(places.values())):
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise DataError(f"{index}: {file!r:.80} is not the name of a safetensors file in the same folder")
-        shard = file_inside(index.parent, file)
-        if shard is None:
+        if (shard := file_inside(index.parent, file)) is None:
             raise DataError(f"{index.parent / file}: does not exist, but {index.name} names it")
         for name, tensor in _safetensors(shard).items():
             if places.get(name) != file:
@@ -135,8 +134,7 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
                     f"{index}: tensor {name!r:.80} is in {file}, but the index says {places.get(name)!s:.80}"
                 )
             found[name] = tensor
-    missing = sorted(set(places) - set(found))
-    if missing:
+    if missing := sorted(set(places) - set(found)):
         raise DataError(
             f"{index}: the index names {amount(len(missing), 'tensor')} that no file holds, such as {missing[0]!r:.80}"
         )
@@ -153,8 +151,8 @@ def _npz(path: Path) -> dict[str, StoredTensor]:
             for member in members:
                 name = member.removesuffix(".npy")
                 with archive.open(member) as file:
-                    is_first_version = np.lib.format.read_magic(file) == (1, 0)
                     layout = np.lib.format
+                    is_first_version = layout.read_magic(file) == (1, 0)
                     read = layout.read_array_header_1_0 if is_first_version else layout.read_array_header_2_0
                     shape, _, dtype = read(file)
                 if dtype.hasobject:

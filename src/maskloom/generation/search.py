@@ -234,16 +234,11 @@ class Choice:
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 
     def log_probabilities(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
-        """Return the log-probabilities of next tokens, (texts, vocabulary); `limits` are the texts' step limits."""
-        return self._allowed(torch.log_softmax(self._without_never(logits), -1), texts, limits)
+        """Return the log-probabilities of next tokens, (texts, vocabulary); `limits` are the texts' step limits.
 
-    def _without_never(self, logits: Tensor) -> Tensor:
-        if self.never:
-            logits.index_fill_(1, to_device(np.array(self.never), logits.device), -math.inf)
-        return logits
-
-    def _allowed(self, logits: Tensor, texts: Sequence[Continuation], limits: Sequence[int]) -> Tensor:
-        """Mask forbidden next tokens in place, without renormalising the others."""
+        Forbidden tokens have -inf; the others are not renormalised.
+        """
+        logits = torch.log_softmax(self._without_never(logits), -1)
         limited = enumerate(zip(texts, limits, strict=True)) if self.forces_end else ()
         if last := [row for row, (text, limit) in limited if self.must_end(text, limit)]:
             logits.index_fill_(0, to_device(np.array(last), logits.device), -math.inf)
@@ -256,8 +251,16 @@ class Choice:
             logits[:, self.end].masked_fill_((logits == -math.inf).all(1), 0.0)
         return logits
 
+    def _without_never(self, logits: Tensor) -> Tensor:
+        if self.never:
+            logits.index_fill_(1, to_device(np.array(self.never), logits.device), -math.inf)
+        return logits
+
     def _banned(self, token_ids: list[int]) -> list[int]:
-        banned = _repeating(token_ids, self.settings.no_repeat_ngram)
+        size, banned = self.settings.no_repeat_ngram, list[int]()
+        if size and len(token_ids) >= size:  # tokens that would repeat an n-gram
+            places, start = range(len(token_ids) - size + 1), token_ids[len(token_ids) - size + 1 :]
+            banned = [token_ids[at + size - 1] for at in places if token_ids[at : at + size - 1] == start]
         return banned if self.end is None or len(token_ids) >= self.settings.min_tokens else [*banned, self.end]
 
     def read(self, largest: Tensor, *columns: Tensor) -> list[list[float]]:
@@ -480,12 +483,3 @@ def largest_of(values: Tensor, number: int) -> Sequence[Tensor]:
     places = torch.cat([blocks.flatten(1), rest], 1)
     best = values.gather(1, places).topk(number)
     return best.values, places.gather(1, best.indices)
-
-
-def _repeating(token_ids: list[int], size: int) -> list[int]:
-    """Return the tokens that would repeat an n-gram of `size` tokens in a text."""
-    if not size or len(token_ids) < size:
-        return []
-    start = token_ids[len(token_ids) - size + 1 :]
-    places = range(len(token_ids) - size + 1)
-    return [token_ids[at + size - 1] for at in places if token_ids[at : at + size - 1] == start]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import DataError
-from maskloom.models.bart_config import BART_MODEL_TYPES, BART_SIZES, BartConfig
-from maskloom.models.bert_config import BERT_MODEL_TYPES, BertConfig
+from maskloom.models.bart_config import BART_SIZES, BartConfig
+from maskloom.models.bert_config import BertConfig
 from maskloom.models.elmo_config import ELMO_SIZES, ElmoConfig
-from maskloom.models.gpt_config import GPT_MODEL_TYPES, GptConfig
-from maskloom.models.marian_config import MARIAN_MODEL_TYPES, MarianConfig
+from maskloom.models.gpt_config import GptConfig
+from maskloom.models.marian_config import MarianConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
 from maskloom.models.recurrent_config import RECURRENT_SIZES, GruConfig, LstmConfig, RecurrentConfig, RnnConfig
-from maskloom.models.t5_config import T5_MODEL_TYPES, T5_SIZES, T5Config
-from maskloom.models.transformer_config import TRANSFORMER_MODEL_TYPES, TRANSFORMER_SIZES, TransformerConfig
+from maskloom.models.t5_config import T5_SIZES, T5Config
+from maskloom.models.transformer_config import TRANSFORMER_SIZES, TransformerConfig
 from maskloom.rows import Rows, later
 
 if TYPE_CHECKING:
@@ -29,21 +29,20 @@ if TYPE_CHECKING:
 class Architecture:
     """One encoder architecture; `checkpoints.huggingface.FORMATS` describes how its weights are published.
 
-    `build` creates an encoder from its configuration, and imports torch only then. A config.json whose model_type is
-    one of `model_types` describes it. `vocabulary_head` is the head over the vocabulary that it is pre-trained with.
-    `sizes` holds the configuration keys of each size that a recipe can name. `initial` holds the initialisation rules
-    of its own module types; `layers.initialization.RULES` has all others. Modules of the types in `undecayed` have no
-    weight decay, like norms and biases. The classifier may have no bias, or be a deep one. If it `has_decoder`, the
-    encoder creates the head "decoder". If it `has_state`, its state is carried from batch to batch. If it
-    `reads_spelling`, its inputs are ids of `text.spelled_tokenizer` instead of ids of its vocabulary.
+    `build` creates an encoder from its configuration, and imports torch only then. `vocabulary_head` is the head over
+    the vocabulary that it is pre-trained with. `sizes` holds the configuration keys of each size that a recipe can
+    name. `initial` holds the initialisation rules of its own module types; `layers.initialization.RULES` has all
+    others. Modules of the types in `undecayed` have no weight decay, like norms and biases. The classifier may have no
+    bias, or be a deep one. If it `has_decoder`, the encoder creates the head "decoder". If it `has_state`, its state is
+    carried from batch to batch. If it `reads_spelling`, its inputs are ids of `text.spelled_tokenizer` instead of ids
+    of its vocabulary.
     """
 
     name: str
     paper: str
     config_type: type[ModelConfig]
     build: Callable[[Any], Encoder]
-    model_types: tuple[str, ...]
-    vocabulary_head: str
+    vocabulary_head: str = "mlm"
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: SIZES)
     initial: InitialRules = field(default_factory=dict)
     undecayed: tuple[type[nn.Module], ...] = ()
@@ -60,7 +59,6 @@ def _of_cells(name: str, paper: str, config_type: type[RecurrentConfig]) -> Arch
         paper=paper,
         config_type=config_type,
         build=later("maskloom.models.recurrent", "Recurrent"),
-        model_types=config_type.required_values["model_type"],
         vocabulary_head="lm",
         sizes=RECURRENT_SIZES,
         has_decoder=True,
@@ -76,15 +74,12 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Devlin et al. 2018, BERT: Pre-training of Deep Bidirectional Transformers",
             config_type=BertConfig,
             build=later("maskloom.models.bert", "Bert"),
-            model_types=BERT_MODEL_TYPES,
-            vocabulary_head="mlm",
         ),
         "gpt": Architecture(
             name="gpt",
             paper="Radford et al. 2018, Improving Language Understanding by Generative Pre-Training",
             config_type=GptConfig,
             build=later("maskloom.models.gpt", "Gpt"),
-            model_types=GPT_MODEL_TYPES,
             vocabulary_head="lm",
             has_classifier_bias=False,  # as published
         ),
@@ -93,8 +88,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Vaswani et al. 2017, Attention Is All You Need",
             config_type=TransformerConfig,
             build=later("maskloom.models.transformer", "Transformer"),
-            model_types=TRANSFORMER_MODEL_TYPES,
-            vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
             has_decoder=True,
         ),
@@ -103,8 +96,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Junczys-Dowmunt et al. 2018, Marian: Fast Neural Machine Translation in C++",
             config_type=MarianConfig,
             build=later("maskloom.models.bart", "Bart"),
-            model_types=MARIAN_MODEL_TYPES,
-            vocabulary_head="mlm",
             sizes=TRANSFORMER_SIZES,
             has_deep_classifier=True,
             has_decoder=True,
@@ -114,8 +105,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Lewis et al. 2019, BART: Denoising Sequence-to-Sequence Pre-training",
             config_type=BartConfig,
             build=later("maskloom.models.bart", "Bart"),
-            model_types=BART_MODEL_TYPES,
-            vocabulary_head="mlm",
             sizes=BART_SIZES,
             has_deep_classifier=True,
             has_decoder=True,
@@ -125,8 +114,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Raffel et al. 2019, Exploring the Limits of Transfer Learning with a Text-to-Text Transformer",
             config_type=T5Config,
             build=later("maskloom.models.t5", "T5"),
-            model_types=T5_MODEL_TYPES,
-            vocabulary_head="mlm",
             sizes=T5_SIZES,
             has_decoder=True,
         ),
@@ -140,7 +127,6 @@ ARCHITECTURES: Rows[Architecture] = Rows(
             paper="Peters et al. 2018, Deep Contextualized Word Representations",
             config_type=ElmoConfig,
             build=later("maskloom.models.elmo", "Elmo"),
-            model_types=ElmoConfig.required_values["model_type"],
             vocabulary_head="bilm",
             sizes=ELMO_SIZES,
             has_state=True,
@@ -166,8 +152,8 @@ def published_config(values: Mapping[str, Any], source: str) -> ModelConfig:
     if not isinstance(values, dict):
         raise DataError(f"{source}: a model configuration is a JSON object, not {type(values).__name__}")
     name = values.get("model_type", "bert")
-    row = next((row for row in ARCHITECTURES.values() if name in row.model_types), None)
+    row = next((row for row in ARCHITECTURES.values() if name in row.config_type.model_types), None)
     if row is None:
-        known = ", ".join(name for row in ARCHITECTURES.values() for name in row.model_types)
+        known = ", ".join(name for row in ARCHITECTURES.values() for name in row.config_type.model_types)
         raise DataError(f"{source}: model_type = {name!r:.200}: only these are supported: {known}")
     return row.config_type.from_published(values, source)

@@ -12,7 +12,7 @@ from maskloom.errors import ConfigError
 from maskloom.layers.initialization import InitialRules, initialize
 from maskloom.models.architectures import architecture_of
 from maskloom.models.encoder import Encoder
-from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead, TiedHead
+from maskloom.models.heads import HEADS, LanguageModelHead, MaskedLMHead
 from maskloom.models.model_config import ModelConfig
 from maskloom.system.resources import require_memory
 
@@ -47,9 +47,10 @@ class EncoderWithHeads(nn.Module):
         for head in self._tied_heads():
             head.decoder = self.encoder.word_embeddings
 
-    def _tied_heads(self) -> list[TiedHead]:
+    def _tied_heads(self) -> list[Any]:
+        """Return the heads, and the layer on top, that share the word embeddings as their `decoder`."""
         heads = [head for name, head in self.heads.items() if HEADS[name].is_tied]
-        return cast("list[TiedHead]", [*heads, *([self.encoder.top] if hasattr(self.encoder.top, "decoder") else [])])
+        return [*heads, self.encoder.top] if hasattr(self.encoder.top, "decoder") else heads
 
     @torch.no_grad()
     def resize_vocabulary(self, vocab_size: int, *, seed: int) -> None:
@@ -88,9 +89,20 @@ def build_model(
     ConfigError for an unknown or repeated head, a labelled head without `num_labels`, and a model that does not fit
     into this machine's memory.
     """
-    device = torch.get_default_device()
+    if len(set(heads)) != len(heads):
+        raise ConfigError(f"heads {list(heads)}: each must be named only once")
+    if unknown := [name for name in heads if name not in HEADS]:
+        raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
+    row, options, device = architecture_of(config), head_options or {}, torch.get_default_device()
+    has_sources = row.has_decoder and getattr(config, "source_vocab_size", None) is not None
+    if has_sources and {*heads} - {"decoder"}:
+        raise ConfigError("a model with a separate source vocabulary is only for seq2seq")
     with torch.device("meta"):
-        model = _assemble(config, heads, num_labels, head_options or {})
+        encoder = row.build(config)
+        if "decoder" not in heads:
+            encoder.read_through_decoder()
+        built = {name: HEADS[name].build(encoder, num_labels, options.get(name, {})) for name in heads}
+        model = EncoderWithHeads(encoder, built)
     if device.type == "meta":
         return model
     if device.type == "cpu":
@@ -101,7 +113,11 @@ def build_model(
 
 def fill_model(model: EncoderWithHeads, seed: int | None, leave: Container[str]) -> None:
     """Allocate a model that was built on the meta device, and initialise its parameters except those in `leave`."""
-    _allocate(model, torch.get_default_device())
+    device = torch.get_default_device()
+    for module in model.modules():  # torch's `to_empty` would import a computer algebra system
+        for name, planned in list(module.named_parameters(recurse=False)):
+            memory = torch.empty(planned.shape, dtype=planned.dtype, device=device)
+            setattr(module, name, nn.Parameter(memory, requires_grad=planned.requires_grad))
     model.tie()
     std, rules = model.config.initializer_range, _initial_rules(model.encoder)
     initialize(model, std=std, seed=seed, leave=leave, rules=rules)
@@ -109,32 +125,6 @@ def fill_model(model: EncoderWithHeads, seed: int | None, leave: Container[str])
 
 def _initial_rules(encoder: Encoder) -> InitialRules:
     return {**encoder.initial_rules, **architecture_of(encoder.config).initial}
-
-
-def _allocate(model: nn.Module, device: torch.device) -> None:
-    """Allocate every parameter without initialising it; torch's `to_empty` would import a computer algebra system."""
-    for module in model.modules():
-        for name, planned in list(module.named_parameters(recurse=False)):
-            memory = torch.empty(planned.shape, dtype=planned.dtype, device=device)
-            setattr(module, name, nn.Parameter(memory, requires_grad=planned.requires_grad))
-
-
-def _assemble(
-    config: ModelConfig, heads: Sequence[str], num_labels: int | None, head_options: HeadOptions
-) -> EncoderWithHeads:
-    if len(set(heads)) != len(heads):
-        raise ConfigError(f"heads {list(heads)}: each must be named only once")
-    if unknown := [name for name in heads if name not in HEADS]:
-        raise ConfigError(f"unknown heads {unknown}; known: {', '.join(HEADS)}")
-    has_sources = architecture_of(config).has_decoder and getattr(config, "source_vocab_size", None) is not None
-    if has_sources and {*heads} - {"decoder"}:
-        raise ConfigError("a model with a separate source vocabulary is only for seq2seq")
-    encoder = architecture_of(config).build(config)
-    if "decoder" not in heads:
-        encoder.read_through_decoder()
-    return EncoderWithHeads(
-        encoder, {name: HEADS[name].build(encoder, num_labels, head_options.get(name, {})) for name in heads}
-    )
 
 
 def blocks_of(model: EncoderWithHeads) -> Sequence[nn.Module]:

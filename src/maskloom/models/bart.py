@@ -36,8 +36,7 @@ class Bart(Encoder):
         super().__init__()
         self.config = config
         self.embeddings = ScaledEmbeddings(config, _positions(config), _norm(config))
-        self.layers = self.transformer_layers(config, activation_dropout=config.activation_dropout)
-        self.final_norm = nn.Identity()
+        self.layers, self.final_norm = self.transformer_stack(config)
         self.pooler = LastToken()
         self.source: Bart | None = None if config.of_sources is None else Bart(config.of_sources)
         initialize(self, std=config.initializer_range)

@@ -37,7 +37,6 @@ _OF_SOURCES = ("source_vocab_size", "source_layers")
 _USUAL_SOURCE_LAYERS = 6
 # Published keys of the decoder, and the keys of the encoder whose values they must equal.
 _ALIKE = {"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"}
-BART_MODEL_TYPES = ("bart", "maskloom_bart_crf", "maskloom_bart_sources")
 BART_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "small")},
     "base": {"num_hidden_layers": 6, "hidden_size": 768, "num_attention_heads": 12},
@@ -80,8 +79,8 @@ class BartConfig(ModelConfig):
 
     has_sinusoids: ClassVar[bool] = False
     """Whether positions are sinusoidal and embeddings are not normalised."""
+    model_types: ClassVar = ("bart", "maskloom_bart_crf", "maskloom_bart_sources")
     required_values: ClassVar = {
-        "model_type": BART_MODEL_TYPES,
         "is_encoder_decoder": (True, None),
         "is_decoder": (False, None),
         "add_cross_attention": (False, None),
@@ -97,15 +96,11 @@ class BartConfig(ModelConfig):
     }
 
     @model_validator(mode="after")
-    def _starts_with_a_token(self) -> Self:
+    def _parts_fit(self) -> Self:
         if self.decoder_start_token_id >= self.vocab_size:
             raise ValueError(
                 f"decoder_start_token_id {self.decoder_start_token_id} is not below vocab_size {self.vocab_size}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _sources_are_whole(self) -> Self:
         if (self.source_vocab_size is None) != (self.num_source_layers is None):
             raise ValueError("source_vocab_size and num_source_layers must be set together")
         return self

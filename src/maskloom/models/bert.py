@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from maskloom.layers.activations import ACTIVATIONS
 from maskloom.layers.embeddings import TokenEmbeddings
@@ -34,9 +34,7 @@ class Bert(Encoder):
             layer_norm_eps=config.layer_norm_eps,
             dropout=config.hidden_dropout_prob,
         )
-        self.layers = self.transformer_layers(config, pre_norm=config.pre_norm, gated=config.gated)
-        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
-        self.final_norm = norm
+        self.layers, self.final_norm = self.transformer_stack(config)
         self.top = BiLSTM(config.hidden_size, config.hidden_size, num_layers=1) if config.bilstm else None
         reads = "ends" if config.bilstm else "last" if config.causal else "first"
         # RoFormer's classifiers use the activation of the layers where BERT's pooler uses tanh.

@@ -16,7 +16,6 @@ _OWN_TYPES = ("maskloom_bert", CAUSAL_MODEL_TYPE, "maskloom_bert_bilstm", "maskl
 ROFORMER = "roformer"
 """The model_type in other programs of a BERT with rotary positions and none of our other keys."""
 
-BERT_MODEL_TYPES = ("bert", ROFORMER, *_OWN_TYPES, *(f"{name}_crf" for name in _OWN_TYPES))
 OWN_KEYS = ("causal", "bilstm", "pre_norm", "gated", "rotary")
 """Keys that no published BERT has: a model with any of them on has its own model_type."""
 
@@ -41,8 +40,8 @@ class BertConfig(ModelConfig):
     gated: bool = False
     rotary: bool = False
 
+    model_types: ClassVar = ("bert", ROFORMER, *_OWN_TYPES, *(f"{name}_crf" for name in _OWN_TYPES))
     required_values: ClassVar = {
-        "model_type": BERT_MODEL_TYPES,
         "position_embedding_type": ("absolute", None),
         "is_decoder": (False, None),
         "add_cross_attention": (False, None),
@@ -65,16 +64,6 @@ class BertConfig(ModelConfig):
     def is_roformer(self) -> bool:
         """Whether this is the encoder of RoFormer: a BERT with rotary positions and none of our other keys."""
         return [key for key in OWN_KEYS if getattr(self, key)] == ["rotary"]
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether this is a left-to-right BERT."""
-        return self.causal
-
-    @property
-    def num_segments(self) -> int:
-        """The number of segments that have embeddings: A and B."""
-        return self.type_vocab_size
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, including model_type."""

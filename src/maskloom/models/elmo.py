@@ -95,12 +95,6 @@ class Elmo(Encoder):
         self.initial_rules: InitialRules = dict.fromkeys(kinds, _fill)
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
-    def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
-        """Return the initial state of each layer, (sequences, 2, size + cell size)."""
-        width = self.config.hidden_size // 2 + self.config.intermediate_size
-        dtype, device = self.word_embeddings.dtype, self.word_embeddings.device
-        return tuple(torch.zeros(num_sequences, 2, width, dtype=dtype, device=device) for _ in self.layers)
-
     def encode_words(
         self, vectors: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None = None, *, is_reversed: bool = False
     ) -> list[Tensor]:
@@ -132,19 +126,15 @@ class Elmo(Encoder):
         mixed = self.mix_dropout(self.mix(torch.stack(states, 1)))
         if self.top is not None:
             mixed = self.top(mixed, words)
+        # a sequence is represented by its words, not by its sentence marks
+        is_word = ~torch.isin(characters[:, 1], characters.new_tensor([CONTINUES, CONTINUES + 1]))
+        counts = np.add.reduceat([*is_word.cpu().numpy().astype(np.int64), 0], np.cumsum(words.sizes) - words.sizes)
+        counts = np.where(words.sizes > 0, counts, 0)
         return EncoderOutput(
             last_hidden_state=mixed.index_select(0, places),
-            pooled=self._over_words(mixed, characters, words),
+            pooled=self.pooler(mixed[is_word], SequenceLayout.from_lengths(counts, mixed.device)),
             hidden_states=tuple(state.index_select(0, places) for state in states) if keep_hidden_states else None,
         )
-
-    def _over_words(self, vectors: Tensor, characters: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the maximum over the words of each sequence, (sequences, hidden), excluding sentence marks."""
-        marks = torch.isin(characters[:, 1], characters.new_tensor([CONTINUES, CONTINUES + 1]))
-        is_word = ~marks
-        counts = np.add.reduceat([*is_word.cpu().numpy().astype(np.int64), 0], np.cumsum(layout.sizes) - layout.sizes)
-        counts = np.where(layout.sizes > 0, counts, 0)
-        return self.pooler(vectors[is_word], SequenceLayout.from_lengths(counts, vectors.device))
 
     def spelled(self, token_ids: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor, SequenceLayout]:
         """Return the characters of words (words, characters), each token's word (tokens,), and the words' layout.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -49,8 +49,7 @@ class ElmoConfig(ModelConfig):
     mix_dropout: Fraction = 0.0
     bilstm: bool = False
 
-    model_type: ClassVar[str] = "maskloom_elmo"
-    required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
+    model_types: ClassVar = ("maskloom_elmo", "maskloom_elmo_crf")
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -70,7 +69,3 @@ class ElmoConfig(ModelConfig):
     def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:
         """Return the configuration for a vocabulary of words, which the model reads spelled."""
         return self.model_copy(update={"source_vocab_size": SPELLING_SIZE})
-
-    def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json."""
-        return {"model_type": self.model_type, **self.model_dump()}

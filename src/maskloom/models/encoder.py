@@ -102,32 +102,30 @@ class Encoder(nn.Module):
         return self.pooler(hidden, layout)
 
     @staticmethod
-    def transformer_layers(
-        config: ModelConfig,
-        *,
-        pre_norm: bool = False,
-        gated: bool = False,
-        activation_dropout: float = 0.0,
-        num_of_decoder: int = 0,
-    ) -> nn.ModuleList:
-        """Return the layers of a configuration, causal if the configuration is, or those of its decoder."""
-        block, is_decoder = GatedFeedForward if gated else FeedForward, num_of_decoder > 0
+    def transformer_stack(config: ModelConfig, *, of_decoder: bool = False) -> tuple[nn.ModuleList, nn.Module]:
+        """Return the layers of a configuration, causal if it is, or of its decoder, and the norm after the last one."""
+        block = GatedFeedForward if getattr(config, "gated", False) else FeedForward
         attention, cross_attention = SelfAttention, CrossAttention
         if key_size := getattr(config, "key_size", None):
             attention = partial(NarrowSelfAttention, key_size=key_size)
             cross_attention = partial(NarrowCrossAttention, key_size=key_size)
         sizes = (config.hidden_size, config.num_attention_heads, config.attention_probs_dropout_prob)
-        return nn.ModuleList(
+        activation_dropout = getattr(config, "activation_dropout", 0.0)
+        number = getattr(config, "num_decoder_layers", None) if of_decoder else None
+        norm = partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps)
+        pre_norm = getattr(config, "pre_norm", False)
+        layers = nn.ModuleList(
             TransformerLayer(
-                attention(*sizes, causal=config.is_causal or is_decoder),
+                attention(*sizes, causal=config.is_causal or of_decoder),
                 block(config.hidden_size, config.intermediate_size, config.hidden_act, activation_dropout),
-                norm=partial(nn.LayerNorm, config.hidden_size, eps=config.layer_norm_eps),
+                norm=norm,
                 dropout=config.hidden_dropout_prob,
                 pre_norm=pre_norm,
-                cross_attention=cross_attention(*sizes) if is_decoder else None,
+                cross_attention=cross_attention(*sizes) if of_decoder else None,
             )
-            for _ in range(num_of_decoder or config.num_hidden_layers)
+            for _ in range(number or config.num_hidden_layers)
         )
+        return layers, norm() if pre_norm else nn.Identity()
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout that the layers read: in a rotary encoder, with the rotation of its positions."""
@@ -138,8 +136,8 @@ class Encoder(nn.Module):
         return replace(layout, rotation=rotation(positions, self.config.hidden_size // num_heads, num_heads))
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return the input of the first layer: (tokens, hidden)."""
-        raise NotImplementedError
+        """Return the input of the first layer, (tokens, hidden): by default word embeddings alone."""
+        return self.embeddings(token_ids)
 
     def encode_packed(
         self,

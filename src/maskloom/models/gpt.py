@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from maskloom.layers.embeddings import WordPositionEmbeddings
 from maskloom.layers.initialization import initialize
@@ -29,9 +29,7 @@ class Gpt(Encoder):
             hidden_size=config.hidden_size,
             dropout=config.embedding_dropout_prob,
         )
-        self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
-        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
-        self.final_norm = norm
+        self.layers, self.final_norm = self.transformer_stack(config)
         self.pooler = LastToken()
         initialize(self, std=config.initializer_range)
 

@@ -24,7 +24,6 @@ _PUBLISHED = {
     "initializer_range": "initializer_range",
     "pad_token_id": "pad_token_id",
 }
-GPT_MODEL_TYPES = ("openai-gpt", "gpt2", "maskloom_openai-gpt_crf", "maskloom_gpt2_crf")
 # Our names of activations to the names in the first GPT's files.
 _FIRST_ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu", "silu": "silu"}
 
@@ -43,8 +42,8 @@ class GptConfig(ModelConfig):
     pad_token_id: Annotated[int, Field(ge=0)] | None = None
     pre_norm: bool = False
 
+    model_types: ClassVar = ("openai-gpt", "gpt2", "maskloom_openai-gpt_crf", "maskloom_gpt2_crf")
     required_values: ClassVar = {
-        "model_type": GPT_MODEL_TYPES,
         "scale_attn_weights": (True, None),
         "scale_attn_by_inverse_layer_idx": (False, None),
         "add_cross_attention": (False, None),

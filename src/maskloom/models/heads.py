@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -52,10 +52,7 @@ class MaskedLMHead(nn.Module):
     @torch.no_grad()
     def resize(self, vocab_size: int) -> None:
         """Resize the bias, with new values at 0; the encoder resizes the decoder."""
-        bias = self.bias.new_zeros(vocab_size)
-        num_kept = min(vocab_size, len(self.bias))
-        bias[:num_kept] = self.bias[:num_kept]
-        self.bias = nn.Parameter(bias)
+        self.bias = nn.Parameter(F.pad(self.bias, (0, vocab_size - len(self.bias))))  # a negative width truncates
 
 
 class LanguageModelHead(Packable):
@@ -114,7 +111,8 @@ class BidirectionalLMHead(nn.Module):
 class ClassificationHead(nn.Module):
     """Dropout, then dense: (rows, hidden) to (rows, num_labels) (paper 3.5).
 
-    Rows are pooled sequences for classification and multiple choice, tokens for tagging.
+    Rows are pooled sequences for classification, multiple choice and next sentences (0 is the next one, 3.3.2), tokens
+    for tagging and for answer spans, whose outputs are the start and end scores (4.2).
     Differs from the paper, which has no bias; the published code has one.
     """
 
@@ -139,23 +137,6 @@ class DeepClassificationHead(ClassificationHead):
     def forward(self, vectors: Tensor) -> Tensor:
         """Return one logit (or regression value) per label."""
         return super().forward(torch.tanh(self.inner(self.dropout(vectors))))
-
-
-class DenseHead(ClassificationHead):
-    """The same without dropout: predicts whether the second sequence is the next one (0) or random (1) (paper 3.3.2).
-
-    For answer spans, its outputs on each token are the start and end scores (4.2).
-    """
-
-
-class TiedHead(Protocol):
-    """A head that shares the word embeddings of its encoder."""
-
-    decoder: nn.Parameter
-
-    def resize(self, vocab_size: int) -> None:
-        """Adapt to a new size of the word embeddings."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -202,7 +183,7 @@ def _required(num_labels: int | None) -> int:
 HEADS: dict[str, HeadRow] = {
     "mlm": HeadRow(_masked_lm, "tokens", is_tied=True),
     "lm": HeadRow(lambda encoder, *_: LanguageModelHead(encoder.word_embeddings), "tokens", is_tied=True),
-    "nsp": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "pooled"),
+    "nsp": HeadRow(lambda encoder, *_: ClassificationHead(encoder.config.hidden_size, 2), "pooled"),
     "classifier": HeadRow(_classifier, "pooled", is_labelled=True),
     "tagger": HeadRow(_tagger, "tokens", is_labelled=True),
     "bilstm_tagger": HeadRow(
@@ -220,7 +201,7 @@ HEADS: dict[str, HeadRow] = {
     "crf": HeadRow(lambda encoder, num_labels, options: LinearChainCRF(_required(num_labels)), "scores"),
     "choice": HeadRow(lambda encoder, _, options: _tagger(encoder, 1, options), "pooled"),
     "decoder": HeadRow(lambda encoder, *_: encoder.new_decoder(), "memory", is_tied=True),
-    "span": HeadRow(lambda encoder, *_: DenseHead(encoder.config.hidden_size, 2), "tokens"),
+    "span": HeadRow(lambda encoder, *_: ClassificationHead(encoder.config.hidden_size, 2), "tokens"),
     "bilm": HeadRow(lambda encoder, *_: BidirectionalLMHead(encoder.word_embeddings), "tokens", is_tied=True),
 }
 """The heads by name; each is built, loaded, saved and exported according to its row."""

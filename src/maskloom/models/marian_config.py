@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from maskloom.models.bart_config import BartConfig, TokenId
 
-MARIAN_MODEL_TYPES = ("marian", "maskloom_marian_crf")
 # Defaults of published files that differ from ours.
 _PUBLISHED = {"pad_token_id": 58_100, "decoder_start_token_id": 58_100, "scale_embedding": False}
 
@@ -28,9 +27,9 @@ class MarianConfig(BartConfig):
     forced_eos_token_id: TokenId | None = 0
 
     has_sinusoids: ClassVar[bool] = True
+    model_types: ClassVar = ("marian", "maskloom_marian_crf")
     required_values: ClassVar = {
         **BartConfig.required_values,
-        "model_type": MARIAN_MODEL_TYPES,
         "normalize_embedding": (False, None),
         "static_position_embeddings": (True, None),
         "share_encoder_decoder_embeddings": (True, None),
@@ -51,7 +50,7 @@ class MarianConfig(BartConfig):
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, including model_type."""
-        return {**super().as_published(), "model_type": MARIAN_MODEL_TYPES[0], "decoder_vocab_size": self.vocab_size}
+        return {**super().as_published(), "model_type": self.model_types[0], "decoder_vocab_size": self.vocab_size}
 
     @classmethod
     def _unsupported(cls, values: dict[str, Any]) -> list[str]:

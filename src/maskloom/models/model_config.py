@@ -82,6 +82,8 @@ class ModelConfig(BaseModel):
     pad_token_id: Annotated[int, Field(ge=0)] | None = 0
     classifier_dropout: Fraction | None = None
 
+    # The values of model_type in a config.json that describes this architecture; ours is the first.
+    model_types: ClassVar[tuple[str, ...]] = ()
     # Published keys that change the computation, with the values that match this encoder's computation.
     required_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     # Names of our keys in errors about published files.
@@ -112,7 +114,7 @@ class ModelConfig(BaseModel):
     @property
     def is_causal(self) -> bool:
         """Whether each token attends only to itself and earlier tokens."""
-        return False
+        return getattr(self, "causal", False)
 
     @property
     def own_start(self) -> int | None:
@@ -129,7 +131,7 @@ class ModelConfig(BaseModel):
     @property
     def num_segments(self) -> int:
         """The number of segments that have embeddings."""
-        return 1
+        return getattr(self, "type_vocab_size", 1)
 
     @property
     def crf_model_type(self) -> str:
@@ -191,7 +193,7 @@ class ModelConfig(BaseModel):
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, including model_type."""
-        raise NotImplementedError
+        return {"model_type": self.model_types[0], **self.model_dump()}
 
     @classmethod
     def _unsupported(cls, values: dict[str, Any]) -> list[str]:
@@ -201,7 +203,7 @@ class ModelConfig(BaseModel):
             for key in _CODE
             if values.get(key)
         ]
-        for name, allowed in cls.required_values.items():
+        for name, allowed in {"model_type": cls.model_types, **cls.required_values}.items():
             if name in values and not any(values[name] is value or values[name] == value for value in allowed):
                 found.append(f"{name} = {values[name]!r:.200}: only {allowed[0]!r} is supported")
         return found

@@ -83,10 +83,6 @@ class Recurrent(Encoder):
         self.initial_rules: InitialRules = {nn.RNNBase: partial(_fill, forget_bias=forget_bias)}
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
-    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return word embeddings; segments are ignored."""
-        return self.embeddings(token_ids)
-
     def encode_packed(
         self,
         token_ids: Tensor,
@@ -110,12 +106,6 @@ class Recurrent(Encoder):
             queries = hidden.new_zeros(layout.num_sequences, hidden.shape[1]) if kept.is_empty else kept.kept[:, 1]
             return self.pooler(hidden, layout, queries)
         return self.pooler(hidden, layout)
-
-    def first_state(self, num_sequences: int) -> tuple[Tensor, ...]:
-        """Return the initial state of each layer, (sequences, parts, hidden)."""
-        layer, word = cast(RecurrentLayer, self.layers[0]), self.word_embeddings
-        shape = (num_sequences, *layer.state_shape)
-        return tuple(torch.zeros(shape, dtype=word.dtype, device=word.device) for _ in self.layers)
 
     def new_decoder(self) -> RecurrentDecoder:
         """Return a decoder of the same sizes; raises ConfigError for an encoder without layers."""
@@ -204,12 +194,11 @@ class RecurrentDecoder(TiedDecoder):
         for layer, kept, first in zip(layers, past, memory.first, strict=True):
             kept.kept = first if kept.is_empty else kept.kept
             rows = layer(rows, layout, kept)
-        return rows if self.attention is None else self._joined(self._weights(rows, memory) @ memory.sources, rows)
-
-    def _weights(self, rows: Tensor, memory: SourceMemory) -> Tensor:
-        attention = cast(EnergyAttention, self.attention)
+        if self.attention is None:
+            return rows
         queries = rows.view(len(memory.sources), -1, rows.shape[1])
-        return attention.weights(queries, memory.sources, memory.is_real.unsqueeze(1))
+        weights = self.attention.weights(queries, memory.sources, memory.is_real.unsqueeze(1))
+        return self._joined(weights @ memory.sources, rows)
 
     def _joined(self, context: Tensor, rows: Tensor) -> Tensor:
         return cast(nn.Linear, self.combine)(torch.cat([context.view_as(rows), rows], 1)).tanh()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -43,8 +43,6 @@ class RecurrentConfig(ModelConfig):
     attention_query: Literal["h", "c", "learned"] = "learned"
     decoder_attention: Literal["none", "dot", "scaled_dot", "mlp", "bilinear"] = "dot"
 
-    model_type: ClassVar[str] = ""
-
     @model_validator(mode="after")
     def _is_recurrent(self) -> Self:
         if self.num_hidden_layers == 0 and (self.causal or self.attention_query == "c"):
@@ -75,23 +73,13 @@ class RecurrentConfig(ModelConfig):
         width = self.hidden_size // num_ways
         return num_ways * num_gates * width * (self.hidden_size + width)
 
-    @property
-    def is_causal(self) -> bool:
-        """Whether it reads from left to right only."""
-        return self.causal
-
-    def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json."""
-        return {"model_type": self.model_type, **self.model_dump()}
-
 
 class RnnConfig(RecurrentConfig):
     """Elman's network, with the `nonlinearity` of its cells."""
 
     nonlinearity: Literal["tanh", "sigmoid"] = "tanh"
 
-    model_type: ClassVar[str] = "maskloom_rnn"
-    required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
+    model_types: ClassVar = ("maskloom_rnn", "maskloom_rnn_crf")
 
     @property
     def cell(self) -> str:
@@ -104,8 +92,7 @@ class LstmConfig(RecurrentConfig):
 
     forget_bias: GateBias = 1.0
 
-    model_type: ClassVar[str] = "maskloom_lstm"
-    required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
+    model_types: ClassVar = ("maskloom_lstm", "maskloom_lstm_crf")
 
     @property
     def cell(self) -> str:
@@ -122,8 +109,7 @@ class GruConfig(RecurrentConfig):
     reset: Literal["after", "before"] = "after"
     forget_bias: GateBias = 0.0
 
-    model_type: ClassVar[str] = "maskloom_gru"
-    required_values: ClassVar = {"model_type": (model_type, f"{model_type}_crf")}
+    model_types: ClassVar = ("maskloom_gru", "maskloom_gru_crf")
 
     @property
     def cell(self) -> str:

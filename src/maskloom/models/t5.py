@@ -50,19 +50,13 @@ class T5(Encoder):
         self.config = config
         self.initial_rules = t5_rules(config)
         self.embeddings = WordEmbeddings(config.vocab_size, config.hidden_size, config.hidden_dropout_prob)
-        self.relative_bias = _relative_bias(config, causal=False)
-        self.layers = _layers(config, config.num_hidden_layers)
-        self.final_norm = LastNorm(config)
+        self.relative_bias, self.layers, self.final_norm = _stack(config)
         self.pooler = LastToken()
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
         """Return the layout with the relative biases of attention scores."""
         return self.relative_bias.within(layout)
-
-    def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return word embeddings; segments are ignored."""
-        return self.embeddings(token_ids)
 
     def new_decoder(self) -> T5Decoder:
         """Return a decoder of the same sizes."""
@@ -79,9 +73,7 @@ class T5Decoder(TransformerDecoder):
         TiedDecoder.__init__(self, encoder)
         config = cast(T5Config, encoder.config)
         self.dropout = Dropout(config.hidden_dropout_prob)
-        self.relative_bias = _relative_bias(config, causal=True)
-        self.layers = _layers(config, config.num_decoder_layers or config.num_hidden_layers, has_memory=True)
-        self.final_norm = LastNorm(config)
+        self.relative_bias, self.layers, self.final_norm = _stack(config, of_decoder=True)
         self.output = None if config.tie_word_embeddings else Dense(config.hidden_size, config.vocab_size, bias=False)
 
     def placed(self, layout: SequenceLayout, past: KeyValues | None = None) -> SequenceLayout:
@@ -94,12 +86,6 @@ class T5Decoder(TransformerDecoder):
         """Return word embeddings; relative biases encode positions."""
         return self.dropout(F.embedding(token_ids, self.decoder))
 
-    def _read(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors and the matrix whose product is the logits."""
-        if self.output is None:
-            return hidden * hidden.shape[1] ** -0.5, self.decoder
-        return hidden, self.output.weight
-
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the vocabulary logits, (tokens, vocabulary)."""
         return super().logits(hidden * hidden.shape[1] ** -0.5) if self.output is None else self.output(hidden)
@@ -111,7 +97,9 @@ class T5Decoder(TransformerDecoder):
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy against labels (tokens,), in nats."""
-        return vocabulary_loss(*self._read(hidden), None, labels, smoothing=smoothing)
+        weight = self.decoder if self.output is None else self.output.weight
+        scaled = hidden * hidden.shape[1] ** -0.5 if self.output is None else hidden
+        return vocabulary_loss(scaled, weight, None, labels, smoothing=smoothing)
 
     @torch.no_grad()
     def resize(self, vocab_size: int) -> None:
@@ -155,24 +143,22 @@ def t5_rules(config: T5Config) -> InitialRules:
     }
 
 
-def _relative_bias(config: T5Config, *, causal: bool) -> RelativeBias:
+def _stack(config: T5Config, *, of_decoder: bool = False) -> tuple[RelativeBias, nn.ModuleList, LastNorm]:
+    """Return the biases of scores, the layers and the last norm of the encoder, or of the decoder."""
     buckets, longest = config.relative_attention_num_buckets, config.relative_attention_max_distance
-    return RelativeBias(buckets, longest, config.num_attention_heads, causal=causal)
-
-
-def _layers(config: T5Config, number: int, *, has_memory: bool = False) -> nn.ModuleList:
-    """Return the layers of an encoder, or with `has_memory` those of a decoder."""
-    dropout = config.hidden_dropout_prob
+    bias = RelativeBias(buckets, longest, config.num_attention_heads, causal=of_decoder)
+    number, dropout = config.num_decoder_layers if of_decoder else None, config.hidden_dropout_prob
     sizes = (config.hidden_size, config.num_attention_heads, config.head_size, dropout)
     block = GatedFeedForward if config.gated else FeedForward
-    return nn.ModuleList(
+    layers = nn.ModuleList(
         TransformerLayer(
             RelativeSelfAttention(*sizes),
             block(config.hidden_size, config.intermediate_size, config.hidden_act, dropout, bias=False),
             norm=partial(nn.RMSNorm, config.hidden_size, eps=config.layer_norm_eps),
             dropout=dropout,
             pre_norm=True,
-            cross_attention=UnscaledCrossAttention(*sizes) if has_memory else None,
+            cross_attention=UnscaledCrossAttention(*sizes) if of_decoder else None,
         )
-        for _ in range(number)
+        for _ in range(number or config.num_hidden_layers)
     )
+    return bias, layers, LastNorm(config)

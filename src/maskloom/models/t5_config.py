@@ -30,8 +30,6 @@ _PUBLISHED = {
     "eos_token_id": "eos_token_id",
     "decoder_start_token_id": "decoder_start_token_id",
 }
-T5_MODEL_TYPES = ("t5", "maskloom_t5", "maskloom_t5_crf")
-"""The model_type of a T5 in other programs, and those of a T5 with heads that they do not know."""
 T5_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "base", "large")},
     "small": {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8},
@@ -66,7 +64,8 @@ class T5Config(ModelConfig):
     eos_token_id: Annotated[int, Field(ge=0)] = 1
     decoder_start_token_id: Annotated[int, Field(ge=0)] = 0
 
-    required_values: ClassVar = {"model_type": T5_MODEL_TYPES, "is_decoder": (False, None)}
+    model_types: ClassVar = ("t5", "maskloom_t5", "maskloom_t5_crf")  # the latter two have heads unknown elsewhere
+    required_values: ClassVar = {"is_decoder": (False, None)}
     published_names: ClassVar = {ours: theirs for theirs, ours in _PUBLISHED.items()} | {
         "hidden_act": "feed_forward_proj"
     }
@@ -132,4 +131,4 @@ class T5Config(ModelConfig):
         content = {theirs: own[key] for theirs, key in _PUBLISHED.items() if own[key] is not None}
         act = "gelu" if self.gated and self.hidden_act == "gelu_new" else self.hidden_act
         form = {"feed_forward_proj": f"gated-{act}" if self.gated else act, "is_encoder_decoder": True}
-        return {"model_type": T5_MODEL_TYPES[0], **content, **form}
+        return {"model_type": self.model_types[0], **content, **form}

@@ -31,9 +31,8 @@ def _uniform(module: nn.Module, name: str, values: Tensor, generator: torch.Gene
     if name == "bias":
         values.zero_()
         return
-    widths = (
-        cast(Any, module).widths if isinstance(module, NarrowDense) else len(values) // cast(Any, module).num_joined
-    )
+    owner = cast(Any, module)
+    widths = owner.widths if isinstance(module, NarrowDense) else len(values) // owner.num_joined
     for part in values.split(widths):
         bound = math.sqrt(6.0 / sum(part.shape))
         part.uniform_(-bound, bound, generator=generator)
@@ -123,9 +122,7 @@ class Transformer(Encoder):
         num_positions = config.max_position_embeddings if config.learned_positions else None
         positions = Positions(config.hidden_size, num_positions)
         self.embeddings = ScaledEmbeddings(config, positions, source_size=config.source_vocab_size)
-        self.layers = self.transformer_layers(config, pre_norm=config.pre_norm)
-        norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.pre_norm else nn.Identity()
-        self.final_norm = norm
+        self.layers, self.final_norm = self.transformer_stack(config)
         self.pooler = LastToken()
         initialize(self, std=config.initializer_range, rules=TRANSFORMER_RULES)
 
@@ -156,14 +153,7 @@ class TransformerDecoder(TiedDecoder):
         self.positions = Positions(size, config.max_position_embeddings if learned else None)
         self.layer_norm: nn.Module = nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
-        pre_norm = bool(getattr(config, "pre_norm", False))
-        self.layers = encoder.transformer_layers(
-            config,
-            pre_norm=pre_norm,
-            activation_dropout=getattr(config, "activation_dropout", 0.0),
-            num_of_decoder=getattr(config, "num_decoder_layers", None) or config.num_hidden_layers,
-        )
-        self.final_norm = nn.LayerNorm(size, eps=config.layer_norm_eps) if pre_norm else nn.Identity()
+        self.layers, self.final_norm = encoder.transformer_stack(config, of_decoder=True)
 
     def forward(self, token_ids: Tensor, layout: SequenceLayout, hidden: Tensor, source: SequenceLayout) -> Tensor:
         """Return the vectors from which next tokens are predicted: target ids (tokens,) to (tokens, hidden).

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from maskloom.errors import ConfigError
 from maskloom.models.model_config import SIZES, Fraction, ModelConfig, Width
 
-TRANSFORMER_MODEL_TYPES = ("maskloom_transformer", "maskloom_transformer_crf")
 TRANSFORMER_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "small")},
     "base": {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8},
@@ -51,16 +50,12 @@ class TransformerConfig(ModelConfig):
     attention_neighborhood: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     source_vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
 
-    required_values: ClassVar = {"model_type": TRANSFORMER_MODEL_TYPES}
+    model_types: ClassVar = ("maskloom_transformer", "maskloom_transformer_crf")
 
     @model_validator(mode="after")
-    def _has_sinusoids(self) -> Self:
+    def _parts_fit(self) -> Self:
         if self.hidden_size % 2 and not self.learned_positions:
             raise ValueError(f"hidden_size {self.hidden_size} must be even for sinusoidal positions")
-        return self
-
-    @model_validator(mode="after")
-    def _keys_fit(self) -> Self:
         if self.key_size is not None and self.key_size > (share := self.hidden_size // self.num_attention_heads):
             raise ValueError(f"key_size {self.key_size} is above {share}, a head's share of hidden_size")
         return self
@@ -70,7 +65,3 @@ class TransformerConfig(ModelConfig):
         if num_layers is not None:
             raise ConfigError(f"seq2seq.source_layers = {num_layers}: only a BART (model.architecture=bart) has them")
         return self.model_copy(update={"source_vocab_size": vocab_size})
-
-    def as_published(self) -> dict[str, Any]:
-        """Return the mapping that goes into config.json."""
-        return {"model_type": TRANSFORMER_MODEL_TYPES[0], **self.model_dump()}

@@ -17,7 +17,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.elmo import Elmo
 from maskloom.models.heads import BidirectionalLMHead
-from maskloom.objectives.carried_lm import CarriedLanguageModeling
+from maskloom.objectives.masked_lm import CarriedLanguageModeling
 from maskloom.objectives.objective import model_device
 
 _ROWS = 1024  # rows whose logits are held simultaneously

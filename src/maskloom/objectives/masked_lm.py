@@ -1,8 +1,9 @@
-"""Language modelling, masked or causal, with next-sentence prediction (BERT paper 3.3) or with a task's loss."""
+"""Language modelling: masked or causal, with next-sentence prediction (BERT paper 3.3), carried state or a task."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,10 +14,13 @@ from torch import Tensor
 
 from maskloom.data.batch import PackedBatch, PretrainingBatch
 from maskloom.errors import ConfigError
+from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
+from maskloom.layers.transformer import CarriedLayer
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.encoder import EncoderOutput
 from maskloom.models.heads import LanguageModelHead, MaskedLMHead
+from maskloom.objectives.carrying import Carry
 from maskloom.objectives.objective import TaskObjective, check_ids, encode_batch
 
 
@@ -78,6 +82,27 @@ class MaskedLanguageModeling:
         if self.pair_part and batch.nsp_labels is None:
             raise ValueError(f"{self.pair_part} needs a batch with pair labels; this batch has none")
         return vectors_at(batch.mlm_positions, encode_batch(model, batch))
+
+
+@dataclass(frozen=True)
+class CarriedLanguageModeling(MaskedLanguageModeling):
+    """Cross-entropy of every next token; a row starts from the final state of the same row of the previous batch.
+
+    Gradients stop at the start of a row (Williams and Peng 1990; Mikolov et al. 2010). The encoder's layers are
+    `CarriedLayer`s.
+    """
+
+    def first_carry(self, model: EncoderWithHeads, num_sequences: int) -> Carry:
+        """Return the initial states, one per layer."""
+        word, layers = model.encoder.word_embeddings, cast("Iterable[CarriedLayer]", model.encoder.layers)
+        shapes = [(num_sequences, *layer.state_shape) for layer in layers]
+        return tuple(torch.zeros(shape, dtype=word.dtype, device=word.device) for shape in shapes)
+
+    def _vectors(self, model: EncoderWithHeads, batch: Any) -> tuple[Tensor, Tensor]:
+        past = [Kept(state) for state in batch.carry]
+        output = encode_batch(model, batch, past=past)
+        batch.after = tuple(kept.kept.detach() for kept in past)
+        return vectors_at(batch.mlm_positions, output)
 
 
 def vectors_at(positions: np.ndarray, output: EncoderOutput) -> tuple[Tensor, Tensor]:

@@ -48,21 +48,12 @@ def left_to_right(corpus: Corpus, documents: np.ndarray | None, data: Pretrainin
     return (SentencePairs if corpus.tokenizer.has_segments else RunningText)(corpus, documents, data, seed=seed)
 
 
-def _without_pairs(module: str, name: str) -> Callable[[str, Any], SummedObjective]:
-    """Return a function that creates a loss without pairs."""
-    return lambda part, data: later(f"maskloom.objectives.{module}", name)(part, None)
+def _loss(module: str, name: str, *, pairs: bool = False) -> Callable[[str, Any], SummedObjective]:
+    """Return a function that creates a loss, with that of the pair task if there are `pairs` and the data has one."""
+    return lambda part, data: later(f"maskloom.objectives.{module}", name)(part, data.pair_task if pairs else None)
 
 
-def language_modeling(part: str, data: PretrainingData) -> SummedObjective:
-    """Return the loss over the vocabulary, with the loss of the pair task if the data has one."""
-    from maskloom.objectives.masked_lm import MaskedLanguageModeling  # torch
-
-    return MaskedLanguageModeling(part, data.pair_task)
-
-
-def vocabulary_and_pairs(vocabulary_head: str, data: PretrainingData) -> tuple[str, ...]:
-    """Return the head over the vocabulary and, if the data has a pair task, the head for it."""
-    return (vocabulary_head, "nsp") if data.pair_task else (vocabulary_head,)
+_LANGUAGE_MODELING = _loss("masked_lm", "MaskedLanguageModeling", pairs=True)
 
 
 @dataclass(frozen=True)
@@ -93,8 +84,8 @@ class Pretraining:
     reads_spelling: bool = False
     section: type[Section] | None = None
     data: type[PretrainingData] = PretrainingData
-    objective: Callable[[str, Any], SummedObjective] = language_modeling
-    heads: Callable[[str, Any], tuple[str, ...]] = vocabulary_and_pairs
+    objective: Callable[[str, Any], SummedObjective] = _LANGUAGE_MODELING
+    heads: Callable[[str, Any], tuple[str, ...]] = lambda head, data: (head, "nsp") if data.pair_task else (head,)
     reference: Callable[[str, Corpus, np.ndarray], TokenFrequencies] | None = TokenFrequencies
     defaults: Mapping[str, Any] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
@@ -126,7 +117,7 @@ _UNMASKED = ("masked_lm_prob", "max_predictions_per_seq", "mask_prob", "keep_pro
 _RESTORING: dict[str, Any] = {
     "stream": passages,
     "has_decoder": True,
-    "objective": _without_pairs("sequence_to_sequence", "Restoration"),
+    "objective": _loss("sequence_to_sequence", "Restoration"),
     "heads": lambda vocabulary_head, data: ("decoder",),
     "reference": None,
     "defaults": {"next_sentence": False, "short_seq_prob": 0.0},
@@ -149,14 +140,14 @@ PRETRAINING = Rows(
             contiguous,
             **_LEFT_TO_RIGHT,
             has_state=True,
-            objective=_without_pairs("carried_lm", "CarriedLanguageModeling"),
+            objective=_loss("masked_lm", "CarriedLanguageModeling"),
         ),
         "bidirectional_lm": Pretraining(
             "bilm",
             BothWays,
             both_ways,
             reads_spelling=True,
-            objective=_without_pairs("bidirectional_lm", "BidirectionalLanguageModeling"),
+            objective=_loss("bidirectional_lm", "BidirectionalLanguageModeling"),
             reference=None,
             defaults={"next_sentence": False, "max_length": 20},
             unread=(*_UNMASKED, "whole_word_masking"),

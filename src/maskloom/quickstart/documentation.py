@@ -8,7 +8,7 @@ import re
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -148,7 +148,7 @@ def without_repetition(documents: Iterable[GatheredDocument]) -> list[GatheredDo
                 seen.add(key)
                 fresh.append(sentence)
         if len(fresh) >= MIN_SENTENCES:
-            kept.append(GatheredDocument(document.area, document.module, document.kind, document.name, tuple(fresh)))
+            kept.append(replace(document, sentences=tuple(fresh)))
     return kept
 
 
@@ -194,8 +194,7 @@ def _docstrings(tree: ast.AST, *, with_calls: bool) -> Iterator[tuple[str, str]]
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(tree) if with_calls else _statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node, clean=False)
-            if text:
+            if text := ast.get_docstring(node, clean=False):
                 found.append((getattr(node, "lineno", 0), getattr(node, "name", ""), text))
         elif isinstance(node, ast.Call) and "doc" in getattr(node.func, "id", getattr(node.func, "attr", "")):
             found += [(node.lineno, _subject(node), text) for text in _long_strings(node)]
@@ -302,8 +301,7 @@ def paragraphs(text: str) -> list[str]:
     for line in _text_lines(inspect.cleandoc(text).expandtabs().splitlines()):
         content = line.strip()
         depth = len(line) - len(line.lstrip())
-        bullet = _BULLET.match(content)
-        if bullet:
+        if bullet := _BULLET.match(content):
             content = content[bullet.end() :]
         if not content:
             indent = -1
@@ -322,28 +320,24 @@ def _text_lines(lines: list[str]) -> Iterator[str]:
     for number, line in enumerate(lines):
         content, depth = line.strip(), len(line) - len(line.lstrip())
         following = lines[number + 1] if number + 1 < len(lines) else ""
-        if content.startswith(("```", "~~~")):
+        kept, is_fence = "", content.startswith(("```", "~~~"))
+        if is_fence:
             in_fence = not in_fence
-            yield ""
-            continue
-        in_doctest = bool(content) and (in_doctest or content.startswith(">>>"))
-        if literal_depth is not None and content and depth <= literal_depth:
-            literal_depth = None
-        if in_fence or in_doctest or (literal_depth is not None and content):
-            yield ""
-            continue
-        if content and _UNDERLINE.match(following.strip()):
+        else:
+            in_doctest = bool(content) and (in_doctest or content.startswith(">>>"))
+            if literal_depth is not None and content and depth <= literal_depth:
+                literal_depth = None
+        if is_fence or in_fence or in_doctest or (literal_depth is not None and content):
+            pass
+        elif content and _UNDERLINE.match(following.strip()):
             in_skipped_section = content.lower().strip(":") in _SKIPPED_SECTIONS
-            yield ""
-            continue
-        directive = _DIRECTIVE.match(content)
-        if directive:
+        elif directive := _DIRECTIVE.match(content):
             literal_depth = None if (directive.group(1) or "").lower() in _PROSE_DIRECTIVES else depth
-            yield ""
-            continue
-        if content.endswith("::") and literal_depth is None:
-            literal_depth = depth
-        yield "" if in_skipped_section or _is_apparatus(content, depth, following) else _without_label(line)
+        else:
+            if content.endswith("::") and literal_depth is None:
+                literal_depth = depth
+            kept = "" if in_skipped_section or _is_apparatus(content, depth, following) else _without_label(line)
+        yield kept
 
 
 def _is_apparatus(content: str, depth: int, following: str) -> bool:

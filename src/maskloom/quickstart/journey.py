@@ -65,11 +65,10 @@ class Stages:
                 told = [", ".join(f"{name} {value!r}" for name, value in given.items()) for given in both]
                 raise ConfigError(f"{path.parent} was started with {told[0]}, this is {told[1]}; choose another --out")
             return
-        if path.parent.exists() and (
-            not path.parent.is_dir() or any(entry.name != LOCK for entry in path.parent.iterdir())
-        ):
-            raise ConfigError(f"{path.parent} exists and contains something else; choose an empty or a new --out")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = path.parent
+        if folder.exists() and not (folder.is_dir() and all(entry.name == LOCK for entry in folder.iterdir())):
+            raise ConfigError(f"{folder} exists and contains something else; choose an empty or a new --out")
+        folder.mkdir(parents=True, exist_ok=True)
         self._held = {"settings": settings, "results": {}, "seconds": {}}
         write_json(path, self._held)
 
@@ -171,25 +170,18 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
         lines.append(f"  {name:<14} pre-trained {pretrained}   random weights {random}   ({constant})")
     lines += ["", "Its predictions for [MASK]:"]
     lines += [f"  {row['text']}  →  {', '.join(row['tokens'])}" for row in results["masks"]["ours"]]
-    lines += [
+    is_found = shutil.which("maskloom") is not None or Path(sys.argv[0]).name != "maskloom"
+    program = "maskloom" if is_found else sys.argv[0]
+    return [
+        *lines,
         "",
         f"Took {sum(results['seconds'].values()) / 60:.1f} minutes. Everything is in {folder}; the report with its "
         f"curves is {results['report']}",
         "Try next:",
-        *(f"  {command}" for command in next_commands(folder)),
-    ]
-    return lines
-
-
-def next_commands(folder: str) -> list[str]:
-    """Return the three commands to try next, with the program's full path if it is not on the PATH."""
-    is_found = shutil.which("maskloom") is not None or Path(sys.argv[0]).name != "maskloom"
-    program = "maskloom" if is_found else sys.argv[0]
-    return [
-        f'{program} fill-mask --model {folder}/pretrained "Returns the [MASK] of the array."',
-        f"{program} predict --model {folder}/finetuned/sentence-pretrained --input {folder}/tasks/sentence-dev.jsonl "
+        f'  {program} fill-mask --model {folder}/pretrained "Returns the [MASK] of the array."',
+        f"  {program} predict --model {folder}/finetuned/sentence-pretrained --input {folder}/tasks/sentence-dev.jsonl "
         f"--output {folder}/predictions.csv",
-        f"{program} pretrain --corpus {folder}/corpus --out longer --size mini --set training.steps=5000",
+        f"  {program} pretrain --corpus {folder}/corpus --out longer --size mini --set training.steps=5000",
     ]
 
 

@@ -23,19 +23,18 @@ _ALIASES = {
     "networkx": ("networkx",),
     STANDARD_LIBRARY: ("python", "cpython", "pep"),
 }
+# Examples of each kind from a document, and how much of the documents of a package may be used.
+_EXAMPLES_OF_DOCUMENT, _MOST_HELD_OUT = 2, 0.35
 _SPLIT, _PASSAGE, _PARTNER, _LABEL, _ORDER = range(5)
 
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """Sampling limits: documents for train and dev over all areas, and examples from each document."""
+    """How many documents to draw for train and dev, over all areas."""
 
     max_areas: int = 6
     train_documents: int = 600
     dev_documents: int = 600
-    sentences_per_document: int = 2
-    pairs_per_document: int = 2
-    max_held_out_fraction: float = 0.35
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,20 @@ def build_tasks(
     """
     documents = list(documents)
     areas = _areas(documents, settings)
-    train, dev = _split(documents, areas, seed, settings)
+    num_train, num_dev = (_share(number, len(areas)) for number in (settings.train_documents, settings.dev_documents))
+    train, dev = list[GatheredDocument](), list[GatheredDocument]()
+    for number, area in enumerate(areas):
+        own = [document for document in documents if document.area == area and _fits(document)]
+        order = Permutation(len(own), seed, _SPLIT, number)
+        train += [own[order[place]] for place in range(num_train)]
+        dev += [own[order[place]] for place in range(num_train, num_train + num_dev)]
     used = {id(document) for document in (*train, *dev)}
     rest = tuple(document for document in documents if id(document) not in used)
     names = mention_pattern(areas)
     sets = {}
     for part, (name, chosen) in enumerate((("train", train), ("dev", dev))):
-        sets[f"sentence-{name}"] = LabelledSet(_sentence_rows(chosen, areas, names, seed, part, settings))
-        sets[f"pair-{name}"] = LabelledSet(_pair_rows(chosen, seed, part, settings))
+        sets[f"sentence-{name}"] = LabelledSet(_sentence_rows(chosen, areas, names, seed, part))
+        sets[f"pair-{name}"] = LabelledSet(_pair_rows(chosen, seed, part))
     return QuickstartTasks(areas, rest, tuple(train), tuple(dev), sets)
 
 
@@ -101,13 +106,13 @@ def _areas(documents: list[GatheredDocument], settings: TaskSettings) -> tuple[s
     for num_areas in range(min(settings.max_areas, len(ranked)), 1, -1):
         chosen = ranked[:num_areas]
         needed = _share(settings.train_documents, num_areas) + _share(settings.dev_documents, num_areas)
-        if all(counts[area] * settings.max_held_out_fraction >= needed for area in chosen):
+        if all(counts[area] * _MOST_HELD_OUT >= needed for area in chosen):
             return tuple(sorted(chosen))
     found = ", ".join(f"{area} {counts[area]}" for area in ranked[:5]) or "none"
     raise DataError(
         f"there is too little documentation on this machine for the tasks: two packages need "
         f"{settings.train_documents + settings.dev_documents} documents between them, and at most "
-        f"{settings.max_held_out_fraction:.0%} of their own may be used; found: {found}"
+        f"{_MOST_HELD_OUT:.0%} of their own may be used; found: {found}"
     )
 
 
@@ -119,43 +124,23 @@ def _share(num_documents: int, num_areas: int) -> int:
     return -(-num_documents // num_areas)
 
 
-def _split(
-    documents: list[GatheredDocument], areas: tuple[str, ...], seed: int, settings: TaskSettings
-) -> tuple[list[GatheredDocument], list[GatheredDocument]]:
-    train, dev = [], []
-    for number, area in enumerate(areas):
-        own = [document for document in documents if document.area == area and _fits(document)]
-        order = Permutation(len(own), seed, _SPLIT, number)
-        first, last = _share(settings.train_documents, len(areas)), _share(settings.dev_documents, len(areas))
-        train += [own[order[place]] for place in range(first)]
-        dev += [own[order[place]] for place in range(first, first + last)]
-    return train, dev
-
-
 def _sentence_rows(
-    documents: list[GatheredDocument],
-    areas: tuple[str, ...],
-    names: re.Pattern[str],
-    seed: int,
-    part: int,
-    settings: TaskSettings,
+    documents: list[GatheredDocument], areas: tuple[str, ...], names: re.Pattern[str], seed: int, part: int
 ) -> tuple[dict[str, str], ...]:
     """Take each document's longest sentences that name no package, then equalise the number per package."""
     by_area: dict[str, list[dict[str, str]]] = {area: [] for area in areas}
     for document in documents:
         fitting = [sentence for sentence in document.sentences if not names.search(sentence)]
-        longest = sorted(fitting, key=lambda sentence: (-len(sentence), sentence))[: settings.sentences_per_document]
+        longest = sorted(fitting, key=lambda sentence: (-len(sentence), sentence))[:_EXAMPLES_OF_DOCUMENT]
         by_area[document.area] += [{"text": sentence, "label": document.area} for sentence in longest]
     fewest = min(len(rows) for rows in by_area.values())
     return _shuffled([row for rows in by_area.values() for row in rows[:fewest]], seed, part)
 
 
-def _pair_rows(
-    documents: list[GatheredDocument], seed: int, part: int, settings: TaskSettings
-) -> tuple[dict[str, str], ...]:
+def _pair_rows(documents: list[GatheredDocument], seed: int, part: int) -> tuple[dict[str, str], ...]:
     rows = []
     for number, document in enumerate(documents):
-        num_pairs = min(settings.pairs_per_document, len(document.sentences) // (2 * PASSAGE_SENTENCES))
+        num_pairs = min(_EXAMPLES_OF_DOCUMENT, len(document.sentences) // (2 * PASSAGE_SENTENCES))
         stride = len(document.sentences) // num_pairs
         for pair in range(num_pairs):
             draw = (seed, part, number, pair)

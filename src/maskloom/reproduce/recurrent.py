@@ -192,14 +192,7 @@ def rnn_gradients(
     charts = [
         Chart(
             f"{kind}: norm of the gradient by steps back in time, for several spectral radii of the recurrent matrix",
-            _lines(
-                {
-                    name: {at: math.log10(max(value, 1e-30)) for at, value in enumerate(row)}
-                    for name, row in rows.items()
-                },
-                "steps back",
-                "log10 of the norm",
-            ),
+            _lines(_logs(rows), "steps back", "log10 of the norm"),
         )
         for kind, rows in by_kind.items()
     ]
@@ -226,10 +219,9 @@ def _explosion(num_steps: int) -> tuple[dict[str, list[float]], Chart, list[str]
         "clipped at 1": exploding_losses(1.0, num_steps=num_steps),
         "not clipped": exploding_losses(None, num_steps=num_steps),
     }
-    logs = {name: {at: math.log10(max(loss, 1e-30)) for at, loss in enumerate(row)} for name, row in found.items()}
     chart = Chart(
         f"a linear network of radius {_EXPLODING:g}, trained by gradient descent",
-        _lines(logs, "steps", "log10 of the loss"),
+        _lines(_logs(found), "steps", "log10 of the loss"),
     )
     told = [f"linear, {_EXPLODING:g}, gradients {name}: {_course(row, num_steps)}" for name, row in found.items()]
     return found, chart, told
@@ -337,6 +329,10 @@ def rnn_attention(
 
 def _told(row: Mapping[int, float]) -> str:
     return ", ".join(f"{value:.2f} at {length}" for length, value in row.items())
+
+
+def _logs(rows: Mapping[str, Sequence[float]]) -> dict[str, dict[int, float]]:
+    return {name: {at: math.log10(max(value, 1e-30)) for at, value in enumerate(row)} for name, row in rows.items()}
 
 
 def _lines(rows: Mapping[str, Mapping[Any, float]], x_name: str, y_name: str, *, share: bool = False) -> str:

@@ -97,5 +97,4 @@ def describe_device(device: torch.device) -> str:
     room = "" if memory is None else f", {memory / 2**30:.1f} GiB of memory free"
     if device.type == "mps":
         return f"mps{room}"
-    threads = torch.get_num_threads()
-    return f"cpu, {amount(threads, 'thread')}{room}"
+    return f"cpu, {amount(torch.get_num_threads(), 'thread')}{room}"

@@ -105,8 +105,7 @@ def is_stream(path: str | Path) -> bool:
 
 def open_file_number(path: str | Path) -> int | None:
     """Return the file descriptor that a path such as /dev/stdout or /dev/fd/3 names; None for other paths."""
-    match = _OPEN_FILES.fullmatch(str(path))
-    if match is None:
+    if (match := _OPEN_FILES.fullmatch(str(path))) is None:
         return None
     return 1 if match[1] else 2 if match[2] else int(match[3] or match[4])
 

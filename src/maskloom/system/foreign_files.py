@@ -42,8 +42,7 @@ def why_unreadable(path: str | Path) -> str | None:
 
 def check_regular(path: str | Path) -> None:
     """Raise DataError naming the path unless it is a regular file or a link to one."""
-    problem = why_unreadable(path)
-    if problem is not None:
+    if problem := why_unreadable(path):
         raise DataError(f"{path}: {problem}")
 
 

@@ -42,6 +42,5 @@ def is_restarted(out: Path) -> bool:
 
 def claim(out: Path) -> None:
     """Record in a run's folder that this launch works in it and may continue it after a restart."""
-    launch = os.environ.get("TORCHELASTIC_RUN_ID")
-    if launch:
+    if launch := os.environ.get("TORCHELASTIC_RUN_ID"):
         write_text(out / _LAUNCH, launch)

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.reduction import ForkingPickler
@@ -128,7 +128,7 @@ class _Attempt:
     name: str
     seconds: float = 0.0
     idle_seconds: float = 0.0
-    processor_seconds: float | None = None
+    used: list[str] = field(default_factory=list)
     is_named: bool = False
     why_ended: str | None = None
 
@@ -260,11 +260,11 @@ def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
         seen = worker.attempt
         if seen is None or seen.why_ended:
             continue
-        processor_seconds = _processor_seconds(seen.pid)
-        is_idle = processor_seconds is not None and processor_seconds == seen.processor_seconds
+        used = process_fields(seen.pid)[11:13]  # processor time, empty if the system does not say
+        is_idle = bool(used) and used == seen.used
         seen.seconds += elapsed
         seen.idle_seconds = seen.idle_seconds + elapsed if is_idle else 0.0
-        seen.processor_seconds = processor_seconds
+        seen.used = used
         is_late = seen.idle_seconds >= patience.named_after or seen.seconds >= _TIMES_AS_LONG * longest
         if is_late and not seen.is_named and seen.seconds >= patience.named_after:
             seen.is_named = True
@@ -278,12 +278,6 @@ def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
             seen.why_ended = f"hung: no result for {seen.seconds:.0f} seconds"
         if seen.why_ended:
             worker.kill()
-
-
-def _processor_seconds(pid: int) -> float | None:
-    """Return the CPU time that a process has used, or None if the system does not say."""
-    fields = process_fields(pid)
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else None
 
 
 def _main(descriptor: int) -> None:

@@ -164,7 +164,8 @@ class WordTraining:
                     parts = [(self.vectors, self.outputs, range(block, block + 1)) for block in range(first, end)]
                 results = [*threads.map(self._trained, parts)]
                 if meets:
-                    self._meet(threads, copies)
+                    for whole, copied in zip((self.vectors, self.outputs), zip(*copies, strict=True), strict=True):
+                        [*threads.map(partial(_merge, whole, copied), range(0, len(whole), _ROWS_AT_ONCE))]
                 self.blocks_done = end
                 total, num_predictions = map(sum, zip(*results, strict=True))
                 self.loss = total / num_predictions if num_predictions else self.loss
@@ -193,11 +194,6 @@ class WordTraining:
             loss, number = self._train_block(vectors, outputs, tokens, self._tables, options, seed)
             total, num_predictions = total + loss, num_predictions + number
         return total, num_predictions
-
-    def _meet(self, threads: ThreadPoolExecutor, copies: list[tuple[np.ndarray, np.ndarray]]) -> None:
-        for whole, parts in zip((self.vectors, self.outputs), zip(*copies, strict=True), strict=True):
-            starts = range(0, len(whole), _ROWS_AT_ONCE)
-            [*threads.map(partial(_merge, whole, parts), starts)]
 
 
 def _merge(whole: np.ndarray, parts: tuple[np.ndarray, ...], start: int) -> None:

@@ -70,7 +70,7 @@ def test_without_layers_the_head_reads_word_vectors():
 @pytest.mark.parametrize("keys", [{"causal": True}, {"attention_query": "c"}])
 def test_without_layers_there_is_no_state(keys):
     with pytest.raises(DataError, match="num_hidden_layers 0"):
-        LstmConfig.from_published({"model_type": LstmConfig.model_type, "num_hidden_layers": 0, **keys}, "config.json")
+        LstmConfig.from_published({"model_type": "maskloom_lstm", "num_hidden_layers": 0, **keys}, "config.json")
     with pytest.raises(ConfigError, match="num_hidden_layers = 0: a decoder"):
         build_model(LstmConfig(**{**SMALL, "num_hidden_layers": 0}), ("decoder",), 2, seed=1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, mlm_rows, plain_rows
 from maskloom.models.bart_config import BartConfig
@@ -13,42 +14,37 @@ _WORDS = "model.shared.weight"
 _TIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 # Where our decoder is: in a head, or on top of the encoder.
 _DECODERS = ("heads.decoder", "encoder.top")
+# Our parts of a layer, and the published parts that each of them joins.
+_LAYER = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.output": ("self_attn.out_proj",),
+    "attention_layer_norm": ("self_attn_layer_norm",),
+    "feed_forward.up": ("fc1",),
+    "feed_forward.down": ("fc2",),
+    "feed_forward_layer_norm": ("final_layer_norm",),
+}
+_CROSS = {
+    "cross_attention.query": ("encoder_attn.q_proj",),
+    "cross_attention.key_value": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
+    "cross_attention.output": ("encoder_attn.out_proj",),
+    "cross_attention_layer_norm": ("encoder_attn_layer_norm",),
+}
 
 
-def _layer(stack: str, theirs: str) -> tuple[TensorName, ...]:
-    """Return the rows of a layer in either stack."""
-    ours, theirs = f"{stack}.layers.{{}}", f"model.{theirs}.layers.{{}}"
-    return (
-        *(
-            row
-            for part, name in enumerate("qkv")
-            for row in plain_rows(f"{ours}.attention.qkv", f"{theirs}.self_attn.{name}_proj", part)
-        ),
-        *plain_rows(f"{ours}.attention.output", f"{theirs}.self_attn.out_proj"),
-        *plain_rows(f"{ours}.attention_layer_norm", f"{theirs}.self_attn_layer_norm"),
-        *plain_rows(f"{ours}.feed_forward.up", f"{theirs}.fc1"),
-        *plain_rows(f"{ours}.feed_forward.down", f"{theirs}.fc2"),
-        *plain_rows(f"{ours}.feed_forward_layer_norm", f"{theirs}.final_layer_norm"),
-    )
-
-
-def _cross(stack: str) -> tuple[TensorName, ...]:
-    ours, theirs = f"{stack}.layers.{{}}.cross_attention", "model.decoder.layers.{}.encoder_attn"
-    return (
-        *plain_rows(f"{ours}.query", f"{theirs}.q_proj"),
-        *plain_rows(f"{ours}.key_value", f"{theirs}.k_proj", 0, 2),
-        *plain_rows(f"{ours}.key_value", f"{theirs}.v_proj", 1, 2),
-        *plain_rows(f"{ours}.output", f"{theirs}.out_proj"),
-        *plain_rows(f"{ours}_layer_norm", f"{theirs}_layer_norm"),
-    )
+def _stack(ours: str, theirs: str, number: int, parts: Mapping[str, Sequence[str]]) -> list[TensorName]:
+    rows = list[TensorName]()
+    for layer, (part, names) in product(range(number), parts.items()):
+        published = [f"model.{theirs}.layers.{layer}.{name}" for name in names]
+        rows += plain_rows(f"{ours}.layers.{layer}.{part}", *published)
+    return rows
 
 
 def _positions(ours: str, theirs: str) -> tuple[TensorName, ...]:
-    table = TensorName(f"{ours}.positions.table.weight", None, f"model.{theirs}.embed_positions.weight")
+    table = TensorName(f"{ours}.positions.table.weight", f"model.{theirs}.embed_positions.weight")
     return (table, *plain_rows(f"{ours}.layer_norm", f"model.{theirs}.layernorm_embedding"))
 
 
-_BIAS = (TensorName("heads.decoder.bias", None, "final_logits_bias"),)
+_BIAS = (TensorName("heads.decoder.bias", "final_logits_bias"),)
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     "decoder": (*_positions("heads.decoder", "decoder"), *_BIAS),
     "mlm": mlm_rows("mlm"),
@@ -63,18 +59,16 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 }
 
 
-def _rows(config: BartConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    encoder, number = _layer("encoder", "encoder"), config.num_hidden_layers
-    rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS), *_positions("encoder.embeddings", "encoder")]
-    rows += [row.for_layer(layer) for layer in range(number) for row in encoder]
+def _rows(config: BartConfig, heads: Sequence[str]) -> list[TensorName]:
+    number = config.num_hidden_layers
+    rows = [TensorName("encoder.embeddings.word.weight", _WORDS), *_positions("encoder.embeddings", "encoder")]
+    rows += _stack("encoder", "encoder", number, _LAYER)
     if config.num_source_layers:
-        rows += [TensorName("encoder.source.embeddings.word.weight", None, "model.source.embed_tokens.weight")]
+        rows += [TensorName("encoder.source.embeddings.word.weight", "model.source.embed_tokens.weight")]
         rows += _positions("encoder.source.embeddings", "source")
-        block = _layer("encoder.source", "source")
-        rows += [row.for_layer(layer) for layer in range(config.num_source_layers) for row in block]
+        rows += _stack("encoder.source", "source", config.num_source_layers, _LAYER)
     for stack in _DECODERS:
-        block = (*_layer(stack, "decoder"), *_cross(stack))
-        rows += [row.for_layer(layer) for layer in range(config.num_decoder_layers or number) for row in block]
+        rows += _stack(stack, "decoder", config.num_decoder_layers or number, {**_LAYER, **_CROSS})
     return [*rows, *_positions("encoder.top", "decoder"), *(row for head in heads for row in _HEADS[head])]
 
 

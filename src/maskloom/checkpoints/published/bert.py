@@ -10,59 +10,59 @@ from maskloom.models.bert_config import ROFORMER, BertConfig
 
 def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
     return (
-        TensorName(f"{ours}.weight", part, f"{huggingface}.weight", f"{tensorflow}/kernel", is_transposed=True),
-        TensorName(f"{ours}.bias", part, f"{huggingface}.bias", f"{tensorflow}/bias"),
+        TensorName(f"{ours}.weight", f"{huggingface}.weight", f"{tensorflow}/kernel", part, is_transposed=True),
+        TensorName(f"{ours}.bias", f"{huggingface}.bias", f"{tensorflow}/bias", part),
     )
 
 
 def _norm(ours: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
     return (
-        TensorName(f"{ours}.weight", None, f"{huggingface}.weight", f"{tensorflow}/gamma"),
-        TensorName(f"{ours}.bias", None, f"{huggingface}.bias", f"{tensorflow}/beta"),
+        TensorName(f"{ours}.weight", f"{huggingface}.weight", f"{tensorflow}/gamma"),
+        TensorName(f"{ours}.bias", f"{huggingface}.bias", f"{tensorflow}/beta"),
     )
 
 
 _TABLES = {"word": "word_embeddings", "segment": "token_type_embeddings", "position": "position_embeddings"}
 _EMBEDDINGS = (
     *(
-        TensorName(
-            f"encoder.embeddings.{ours}.weight", None, f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}"
-        )
+        TensorName(f"encoder.embeddings.{ours}.weight", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
         for ours, name in _TABLES.items()
     ),
     *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
 )
 
-_OURS, _HF, _TF = "encoder.layers.{}", "bert.encoder.layer.{}", "bert/encoder/layer_{}"
 
-_LAYER = (
-    *(
-        row
-        for part, name in enumerate(("query", "key", "value"))
-        for row in _dense(
-            f"{_OURS}.attention.qkv", f"{_HF}.attention.self.{name}", f"{_TF}/attention/self/{name}", part
-        )
-    ),
-    *_dense(f"{_OURS}.attention.output", f"{_HF}.attention.output.dense", f"{_TF}/attention/output/dense"),
-    *_norm(f"{_OURS}.attention_layer_norm", f"{_HF}.attention.output.LayerNorm", f"{_TF}/attention/output/LayerNorm"),
-    *_dense(f"{_OURS}.feed_forward.up", f"{_HF}.intermediate.dense", f"{_TF}/intermediate/dense"),
-    *_dense(f"{_OURS}.feed_forward.down", f"{_HF}.output.dense", f"{_TF}/output/dense"),
-    *_norm(f"{_OURS}.feed_forward_layer_norm", f"{_HF}.output.LayerNorm", f"{_TF}/output/LayerNorm"),
-)
+def _layer(number: int) -> tuple[TensorName, ...]:
+    ours, hf, tf = f"encoder.layers.{number}", f"bert.encoder.layer.{number}", f"bert/encoder/layer_{number}"
+    return (
+        *(
+            row
+            for part, name in enumerate(("query", "key", "value"))
+            for row in _dense(
+                f"{ours}.attention.qkv", f"{hf}.attention.self.{name}", f"{tf}/attention/self/{name}", part
+            )
+        ),
+        *_dense(f"{ours}.attention.output", f"{hf}.attention.output.dense", f"{tf}/attention/output/dense"),
+        *_norm(f"{ours}.attention_layer_norm", f"{hf}.attention.output.LayerNorm", f"{tf}/attention/output/LayerNorm"),
+        *_dense(f"{ours}.feed_forward.up", f"{hf}.intermediate.dense", f"{tf}/intermediate/dense"),
+        *_dense(f"{ours}.feed_forward.down", f"{hf}.output.dense", f"{tf}/output/dense"),
+        *_norm(f"{ours}.feed_forward_layer_norm", f"{hf}.output.LayerNorm", f"{tf}/output/LayerNorm"),
+    )
+
 
 # What `pre_norm` adds; no other program has a name for it.
 _FINAL_NORM = _norm("encoder.final_norm", "bert.encoder.final_norm", "bert/encoder/final_norm")
 
 _POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
 
-_TOP = tuple(TensorName(f"encoder.top.{name}", None, f"bert.bi{name}", f"bert/bi{name}") for name in lstm_names(1))
+_TOP = tuple(TensorName(f"encoder.top.{name}", f"bert.bi{name}", f"bert/bi{name}") for name in lstm_names(1))
 
 
 def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
     """Return the rows of an output layer; TensorFlow's is (classes, hidden) like ours, so it is not transposed."""
     return (
-        TensorName(f"heads.{head}.dense.weight", None, f"{huggingface}.weight", f"{tensorflow}output_weights"),
-        TensorName(f"heads.{head}.dense.bias", None, f"{huggingface}.bias", f"{tensorflow}output_bias"),
+        TensorName(f"heads.{head}.dense.weight", f"{huggingface}.weight", f"{tensorflow}output_weights"),
+        TensorName(f"heads.{head}.dense.bias", f"{huggingface}.bias", f"{tensorflow}output_bias"),
     )
 
 
@@ -70,7 +70,7 @@ HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
     "mlm": (
         *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
         *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
-        TensorName("heads.mlm.bias", None, "cls.predictions.bias", "cls/predictions/output_bias"),
+        TensorName("heads.mlm.bias", "cls.predictions.bias", "cls/predictions/output_bias"),
     ),
     "nsp": _output("nsp", "cls.seq_relationship", "cls/seq_relationship/"),
     "classifier": _output("classifier", "classifier", ""),
@@ -100,11 +100,10 @@ _IGNORED = (
 )
 
 
-def model_names(num_layers: int, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    """Return the rows of an encoder with `num_layers` layers, a pooler if `has_pooler`, and heads."""
-    layers = (row.for_layer(layer) for layer in range(num_layers) for row in _LAYER)
-    pooler = _POOLER if has_pooler else ()
-    return [*_EMBEDDINGS, *layers, *pooler, *(row for head in heads for row in HEAD_NAMES[head])]
+def model_names(num_layers: int, heads: Sequence[str]) -> list[TensorName]:
+    """Return the rows of an encoder with `num_layers` layers, a pooler, and heads."""
+    layers = (row for layer in range(num_layers) for row in _layer(layer))
+    return [*_EMBEDDINGS, *layers, *_POOLER, *(row for head in heads for row in HEAD_NAMES[head])]
 
 
 def is_ignored(name: str) -> bool:
@@ -150,8 +149,8 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
-def _rows(config: BertConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    rows = model_names(config.num_hidden_layers, heads, has_pooler=has_pooler)
+def _rows(config: BertConfig, heads: Sequence[str]) -> list[TensorName]:
+    rows = model_names(config.num_hidden_layers, heads)
     rows += [*(_FINAL_NORM if config.pre_norm else ()), *(_TOP if config.bilstm else ())]
     return [row for row in rows if not (config.rotary and row.ours == "encoder.embeddings.position.weight")]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from maskloom.checkpoints.hdf5 import open_hdf5
-from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, own_classes, plain_rows
+from maskloom.checkpoints.published.format import lstm_names, own_rows
+from maskloom.checkpoints.published.own import own_format
 from maskloom.errors import DataError, amount
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.elmo_config import SPELLING_SIZE, ElmoConfig
@@ -19,39 +20,13 @@ from maskloom.system.foreign_files import read_json_object
 OPTIONS = "options.json"
 _CHARACTERS = "encoder.embeddings.characters"
 _CELL = "RNN_{way}/RNN/MultiRNNCell/Cell{layer}/LSTMCell/{name}"
-
-
-def _own(*names: str) -> tuple[TensorName, ...]:
-    return tuple(TensorName(name, None, name) for name in names)
-
-
-_HEADS: dict[str, tuple[TensorName, ...]] = {
-    "bilm": _own("heads.bilm.bias"),
-    **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "tagger", "choice", "span")},
-    **OWN_HEADS,
-}
-_WORDS = _own("encoder.embeddings.word.weight")
-_MIX = _own("encoder.mix.weights", "encoder.mix.scale")
-_TOP = _own(*(f"encoder.top.lstm.{kind}_l0{end}" for end in ("", "_reverse") for kind in (
-    "weight_ih", "weight_hh", "bias_ih", "bias_hh")))  # fmt: skip
-
-
-def _rows(config: ElmoConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    cnn = [f"convolutions.{number}" for number in range(len(config.filters))]
-    cnn += [*(f"highways.{number}" for number in range(config.num_highways)), "projection"]
-    rows = [*_WORDS, *_own(f"{_CHARACTERS}.character.weight")]
-    rows += [row for name in cnn for row in plain_rows(f"{_CHARACTERS}.{name}")]
-    for layer in range(config.num_hidden_layers):
-        rows += _own(*(f"encoder.layers.{layer}.{name}" for name in ("weight", "bias", "projection")))
-    return [*rows, *_MIX, *(_TOP if config.bilstm else ()), *(row for head in heads for row in _HEADS[head])]
-
-
-ELMO_FORMAT = PublishedFormat(
-    name="ELMo",
-    prefix="",
-    rows=_rows,
-    heads=_HEADS,
-    class_names=lambda config: own_classes("Elmo", {("bilm",): "BidirectionalLM"}),
+_WORDS = own_rows("encoder.embeddings.word.weight")
+_MIX = own_rows("encoder.mix.weights", "encoder.mix.scale")
+_TOP = own_rows(*(f"encoder.top.{name}" for name in lstm_names(1)))
+ELMO_FORMAT = own_format(
+    "ELMo",
+    {"bilm": own_rows("heads.bilm.bias")},
+    {("bilm",): "BidirectionalLM"},
     top=_TOP,
     optional=(*_WORDS, *_MIX),
 )
@@ -121,9 +96,6 @@ def _config(options: dict[str, Any], path: Path) -> ElmoConfig:
 def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Callable[..., Tensor]]]:
     """Yield each of our parameters, the published tensors it is made of, and the function that makes it."""
 
-    def matrix(values: Tensor) -> Tensor:
-        return values.T
-
     def same(values: Tensor) -> Tensor:
         return values
 
@@ -137,7 +109,7 @@ def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Calla
         names = (f"{theirs}/W_transform", f"{theirs}/W_carry")
         yield f"{ours}.weight", names, lambda new, gate: torch.cat([new.T, gate.T])
         yield f"{ours}.bias", (f"{theirs}/b_transform", f"{theirs}/b_carry"), lambda new, gate: torch.cat([new, gate])
-    yield f"{_CHARACTERS}.projection.weight", ("CNN_proj/W_proj",), matrix
+    yield f"{_CHARACTERS}.projection.weight", ("CNN_proj/W_proj",), lambda values: values.T
     yield f"{_CHARACTERS}.projection.bias", ("CNN_proj/b_proj",), same
     for layer in range(config.num_hidden_layers):
         ours = f"encoder.layers.{layer}"
@@ -145,13 +117,9 @@ def _published(config: ElmoConfig) -> Iterator[tuple[str, tuple[str, ...], Calla
         def of_cell(name: str, layer: int = layer) -> tuple[str, ...]:
             return tuple(_CELL.format(way=way, layer=layer, name=name) for way in (0, 1))
 
-        yield f"{ours}.weight", of_cell("W_0"), lambda *both: _stacked(*(_gates(each).T for each in both))
-        yield f"{ours}.bias", of_cell("B"), lambda *both: _stacked(*(_gates(each[None], 1.0) for each in both))
-        yield f"{ours}.projection", of_cell("W_P_0"), lambda *both: _stacked(*(each.T for each in both))
-
-
-def _stacked(*ways: Tensor) -> Tensor:
-    return torch.stack(ways)
+        yield f"{ours}.weight", of_cell("W_0"), lambda *both: torch.stack([_gates(each).T for each in both])
+        yield f"{ours}.bias", of_cell("B"), lambda *both: torch.stack([_gates(each[None], 1.0) for each in both])
+        yield f"{ours}.projection", of_cell("W_P_0"), lambda *both: torch.stack([each.T for each in both])
 
 
 def _gates(values: Tensor, forget: float = 0.0) -> Tensor:

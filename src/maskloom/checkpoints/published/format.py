@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -12,21 +12,15 @@ class TensorName:
     """One published tensor: our parameter (or some of its rows), its Hugging Face name and its TensorFlow name.
 
     `part` is the index among the `num_parts` parts of a joint projection (query, key and value), or None.
-    `is_transposed` means that the published matrix is transposed: BERT's in TensorFlow, GPT's in the Hugging Face
-    layout. Templates have `{}` for the layer.
+    With `is_transposed` the published matrix is transposed: BERT's in TensorFlow, GPT's in the Hugging Face layout.
     """
 
     ours: str
-    part: int | None
     huggingface: str
     tensorflow: str = ""
-    is_transposed: bool = False
+    part: int | None = None
     num_parts: int = 3
-
-    def for_layer(self, layer: int) -> TensorName:
-        """Return the row with the layer number filled in."""
-        names = {key: getattr(self, key).format(layer) for key in ("ours", "huggingface", "tensorflow")}
-        return replace(self, **names)
+    is_transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +36,7 @@ class OtherType:
 class PublishedFormat:
     """How one architecture is published in the Hugging Face layout.
 
-    `rows` returns the rows of a model with a configuration and heads, with or without its pooler (`has_pooler`).
+    `rows` returns the rows of a model with a configuration and heads.
     `class_names` pairs heads with transformers' class for a model that has them; the first match counts. `tied_copies`
     maps second copies of tied tensors to the tensors they must equal, `defaults` a tensor that a file may lack to its
     substitute. `canonical` returns the Hugging Face name of a name in any dialect, and whether its matrix is
@@ -73,39 +67,34 @@ class PublishedFormat:
     other_type: Callable[[Any, Collection[str]], OtherType | None] = lambda *_: None
 
 
-def own_classes(family: str, pretraining: Mapping[tuple[str, ...], str]) -> list[tuple[tuple[str, ...], str]]:
-    """Return the class names of an architecture unique to this program; `pretraining` has those of its own heads."""
-    names = {
-        ("decoder",): "ForSeq2Seq",
-        ("tagger", "crf"): "CrfForTokenClassification",
-        **pretraining,
-        ("classifier",): "ForSequenceClassification",
-        ("tagger",): "ForTokenClassification",
-        ("choice",): "ForMultipleChoice",
-        ("span",): "ForQuestionAnswering",
-        (): "Model",
-    }
-    return [(heads, f"Maskloom{family}{name}") for heads, name in names.items()]
+def own_rows(*names: str) -> tuple[TensorName, ...]:
+    """Return the rows of tensors whose published names are ours."""
+    return tuple(TensorName(name, name) for name in names)
 
 
-def plain_rows(ours: str, theirs: str = "", part: int | None = None, num_parts: int = 3) -> tuple[TensorName, ...]:
-    """Return the rows of a weight and a bias, or of one part of them; published names default to ours."""
-    ends = ("weight", "bias")
-    return tuple(TensorName(f"{ours}.{end}", part, f"{theirs or ours}.{end}", num_parts=num_parts) for end in ends)
+def plain_rows(ours: str, *theirs: str, ends: Sequence[str] = ("weight", "bias")) -> tuple[TensorName, ...]:
+    """Return the rows of a weight and a bias; ours may join those of several published names, or has its own name."""
+    if len(theirs) < 2:
+        return tuple(TensorName(f"{ours}.{end}", f"{theirs[0] if theirs else ours}.{end}") for end in ends)
+    return tuple(
+        TensorName(f"{ours}.{end}", f"{name}.{end}", "", part, len(theirs))
+        for part, name in enumerate(theirs)
+        for end in ends
+    )
 
 
 def mlm_rows(theirs: str = "heads.mlm") -> tuple[TensorName, ...]:
     """Return the rows of a masked-LM head that only this program has."""
     inner = (row for name in ("dense", "layer_norm") for row in plain_rows(f"heads.mlm.{name}", f"{theirs}.{name}"))
-    return (*inner, TensorName("heads.mlm.bias", None, f"{theirs}.bias"))
+    return (*inner, TensorName("heads.mlm.bias", f"{theirs}.bias"))
 
 
 # The most layers of a bidirectional LSTM; a model uses the rows of the layers that it has.
 MAX_LSTM_LAYERS = 4
 
 
-def _own(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
-    return tuple(TensorName(f"heads.{head}.{inner}{name}", None, f"{head}.{name}", f"{head}/{name}") for name in names)
+def _of_head(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
+    return tuple(TensorName(f"heads.{head}.{inner}{name}", f"{head}.{name}", f"{head}/{name}") for name in names)
 
 
 def lstm_names(num_layers: int) -> list[str]:
@@ -117,14 +106,14 @@ def lstm_names(num_layers: int) -> list[str]:
 
 _GRU = [f"{kind}_l0" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
 OWN_HEADS: dict[str, tuple[TensorName, ...]] = {
-    "crf": _own("crf", ("start", "end", "transitions")),
+    "crf": _of_head("crf", ("start", "end", "transitions")),
     "document": (
-        *_own("document", [f"sentences.{way}.{name}" for way in ("forwards", "backwards") for name in _GRU]),
-        *_own("document", ("key.weight", "key.bias", "query", "dense.weight", "dense.bias")),
+        *_of_head("document", [f"sentences.{way}.{name}" for way in ("forwards", "backwards") for name in _GRU]),
+        *_of_head("document", ("key.weight", "key.bias", "query", "dense.weight", "dense.bias")),
     ),
     "bilstm_tagger": (
-        *_own("bilstm_tagger", lstm_names(MAX_LSTM_LAYERS), inner="bilstm."),
-        *_own("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
+        *_of_head("bilstm_tagger", lstm_names(MAX_LSTM_LAYERS), inner="bilstm."),
+        *_of_head("bilstm_tagger", ("mix.weights", "mix.scale", "dense.weight", "dense.bias")),
     ),
 }
 """Heads unknown to other programs, which would predict other tags if they took the file for a tagger's."""

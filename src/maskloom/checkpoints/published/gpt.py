@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from maskloom.checkpoints.published.format import OWN_HEADS, PublishedFormat, TensorName, plain_rows
 from maskloom.models.gpt_config import GptConfig
 
-_LAYER = "encoder.layers.{}"
 # The second name of the word embeddings, as the output layer.
 _COPY = "lm_head.weight"
 
@@ -19,24 +18,26 @@ def _tables(config: GptConfig) -> tuple[str, str]:
 def _dense(ours: str, theirs: str) -> tuple[TensorName, ...]:
     """Return the rows of a dense layer, whose published matrix is transposed."""
     return (
-        TensorName(f"{ours}.weight", None, f"transformer.{theirs}.weight", is_transposed=True),
-        TensorName(f"{ours}.bias", None, f"transformer.{theirs}.bias"),
+        TensorName(f"{ours}.weight", f"transformer.{theirs}.weight", is_transposed=True),
+        TensorName(f"{ours}.bias", f"transformer.{theirs}.bias"),
     )
 
 
-_BLOCK = (
-    *_dense(f"{_LAYER}.attention.qkv", "h.{}.attn.c_attn"),
-    *_dense(f"{_LAYER}.attention.output", "h.{}.attn.c_proj"),
-    *plain_rows(f"{_LAYER}.attention_layer_norm", "transformer.h.{}.ln_1"),
-    *_dense(f"{_LAYER}.feed_forward.up", "h.{}.mlp.c_fc"),
-    *_dense(f"{_LAYER}.feed_forward.down", "h.{}.mlp.c_proj"),
-    *plain_rows(f"{_LAYER}.feed_forward_layer_norm", "transformer.h.{}.ln_2"),
-)
+def _layer(number: int) -> tuple[TensorName, ...]:
+    ours, theirs = f"encoder.layers.{number}", f"h.{number}"
+    return (
+        *_dense(f"{ours}.attention.qkv", f"{theirs}.attn.c_attn"),
+        *_dense(f"{ours}.attention.output", f"{theirs}.attn.c_proj"),
+        *plain_rows(f"{ours}.attention_layer_norm", f"transformer.{theirs}.ln_1"),
+        *_dense(f"{ours}.feed_forward.up", f"{theirs}.mlp.c_fc"),
+        *_dense(f"{ours}.feed_forward.down", f"{theirs}.mlp.c_proj"),
+        *plain_rows(f"{ours}.feed_forward_layer_norm", f"transformer.{theirs}.ln_2"),
+    )
 
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     "lm": (),
-    "classifier": (TensorName("heads.classifier.dense.weight", None, "score.weight"),),
+    "classifier": (TensorName("heads.classifier.dense.weight", "score.weight"),),
     "tagger": plain_rows("heads.tagger.dense", "classifier"),
     "choice": plain_rows("heads.choice.dense", "multiple_choice_head.summary"),
     "span": plain_rows("heads.span.dense", "qa_outputs"),
@@ -44,12 +45,12 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 }
 
 
-def _rows(config: GptConfig, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
+def _rows(config: GptConfig, heads: Sequence[str]) -> list[TensorName]:
     tables = [
-        TensorName(f"encoder.embeddings.{ours}.weight", None, f"transformer.{theirs}.weight")
+        TensorName(f"encoder.embeddings.{ours}.weight", f"transformer.{theirs}.weight")
         for ours, theirs in zip(("word", "position"), _tables(config), strict=True)
     ]
-    layers = [row.for_layer(layer) for layer in range(config.num_hidden_layers) for row in _BLOCK]
+    layers = [row for layer in range(config.num_hidden_layers) for row in _layer(layer)]
     norm = plain_rows("encoder.final_norm", "transformer.ln_f") if config.pre_norm else ()
     return [*tables, *layers, *norm, *(row for head in heads for row in _HEADS[head])]
 

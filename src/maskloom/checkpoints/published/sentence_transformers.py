@@ -65,8 +65,7 @@ class SentenceModules:
 
 def read_modules(folder: Path) -> SentenceModules:
     """Read modules.json and the files it names, or return the plain mean; raises DataError for invalid files."""
-    path = file_inside(folder, MODULES)
-    if path is None:
+    if (path := file_inside(folder, MODULES)) is None:
         return SentenceModules()
     (_, place), *others = _module_paths(path)
     if not others:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from maskloom.checkpoints.published.format import (
     OWN_HEADS,
@@ -17,56 +18,32 @@ from maskloom.models.t5_config import T5Config
 _WORDS, _OUTPUT, _DECODER = "shared.weight", "lm_head.weight", "heads.decoder"
 # Version 1.0 was published with a table that is never used.
 _UNREAD = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
-
-
-def _parts(ours: str, theirs: str, names: Sequence[str]) -> list[TensorName]:
-    """Return the rows of the published matrices that form one of ours."""
-    number, name = len(names), f"{ours}.weight"
-    if number == 1:
-        return [TensorName(name, None, f"{theirs}.{names[0]}.weight")]
-    return [TensorName(name, part, f"{theirs}.{end}.weight", num_parts=number) for part, end in enumerate(names)]
+_weights = partial(plain_rows, ends=("weight",))
 
 
 def _stack(config: T5Config, ours: str, theirs: str, number: int) -> list[TensorName]:
     """Return the rows of the encoder, or of the decoder, whose layers also have cross-attention."""
-    has_cross = theirs == "decoder"
-    inner = ("wi_0", "wi_1") if config.gated else ("wi",)
-    rows = [
-        TensorName(
-            f"{ours}.relative_bias.weight",
-            None,
-            f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-        ),
-        TensorName(f"{ours}.final_norm.weight", None, f"{theirs}.final_layer_norm.weight"),
-    ]
+    blocks: dict[str, tuple[str, dict[str, Sequence[str]]]] = {
+        "attention": ("SelfAttention", {"qkv": "qkv", "output": "o"}),
+        "cross_attention": ("EncDecAttention", {"query": "q", "key_value": "kv", "output": "o"}),
+        "feed_forward": ("DenseReluDense", {"up": ("wi_0", "wi_1") if config.gated else ("wi",), "down": ("wo",)}),
+    }
+    if theirs == "encoder":
+        del blocks["cross_attention"]
+    bias = f"{theirs}.block.0.layer.0.SelfAttention.relative_attention_bias"
+    rows = [*_weights(f"{ours}.relative_bias", bias), *_weights(f"{ours}.final_norm", f"{theirs}.final_layer_norm")]
     for place in range(number):
-        layer, block = f"{ours}.layers.{place}", f"{theirs}.block.{place}.layer"
-        blocks = ["attention", *(("cross_attention",) if has_cross else ()), "feed_forward"]
-        rows += [
-            TensorName(f"{layer}.{name}_layer_norm.weight", None, f"{block}.{at}.layer_norm.weight")
-            for at, name in enumerate(blocks)
-        ]
-        rows += _parts(f"{layer}.attention.qkv", f"{block}.0.SelfAttention", "qkv")
-        rows += _parts(f"{layer}.attention.output", f"{block}.0.SelfAttention", "o")
-        if has_cross:
-            rows += _parts(f"{layer}.cross_attention.query", f"{block}.1.EncDecAttention", "q")
-            rows += _parts(f"{layer}.cross_attention.key_value", f"{block}.1.EncDecAttention", "kv")
-            rows += _parts(f"{layer}.cross_attention.output", f"{block}.1.EncDecAttention", "o")
-        dense = f"{block}.{len(blocks) - 1}.DenseReluDense"
-        rows += _parts(f"{layer}.feed_forward.up", dense, inner)
-        rows += _parts(f"{layer}.feed_forward.down", dense, ("wo",))
+        for at, (name, (module, matrices)) in enumerate(blocks.items()):
+            layer, block = f"{ours}.layers.{place}.{name}", f"{theirs}.block.{place}.layer.{at}"
+            rows += _weights(f"{layer}_layer_norm", f"{block}.layer_norm")
+            for matrix, parts in matrices.items():
+                rows += _weights(f"{layer}.{matrix}", *(f"{block}.{module}.{part}" for part in parts))
     return rows
 
 
 _HEADS: dict[str, tuple[TensorName, ...]] = {
     # queries of the first layer, whose presence shows that there is a decoder
-    "decoder": (
-        TensorName(
-            f"{_DECODER}.layers.0.cross_attention.query.weight",
-            None,
-            "decoder.block.0.layer.1.EncDecAttention.q.weight",
-        ),
-    ),
+    "decoder": _weights(f"{_DECODER}.layers.0.cross_attention.query", "decoder.block.0.layer.1.EncDecAttention.q"),
     "mlm": mlm_rows(),
     "tagger": plain_rows("heads.tagger.dense", "classifier"),
     **{name: plain_rows(f"heads.{name}.dense") for name in ("classifier", "choice", "span")},
@@ -74,12 +51,12 @@ _HEADS: dict[str, tuple[TensorName, ...]] = {
 }
 
 
-def _rows(config: T5Config, heads: Sequence[str], *, has_pooler: bool = True) -> list[TensorName]:
-    rows = [TensorName("encoder.embeddings.word.weight", None, _WORDS)]
+def _rows(config: T5Config, heads: Sequence[str]) -> list[TensorName]:
+    rows = [TensorName("encoder.embeddings.word.weight", _WORDS)]
     rows += _stack(config, "encoder", "encoder", config.num_hidden_layers)
     if "decoder" in heads:
         rows += _stack(config, _DECODER, "decoder", config.num_decoder_layers or config.num_hidden_layers)
-        rows += [] if config.tie_word_embeddings else [TensorName(f"{_DECODER}.output.weight", None, _OUTPUT)]
+        rows += [] if config.tie_word_embeddings else [TensorName(f"{_DECODER}.output.weight", _OUTPUT)]
     return [*rows, *(row for head in heads if head != "decoder" for row in _HEADS[head])]
 
 
