@@ -154,7 +154,8 @@ class EntityMetric:
         self._true_labels += np.bincount(true, minlength=len(self._true_labels))
         self._predicted_labels += np.bincount(predicted, minlength=len(self._true_labels))
         num_types = len(self.table.types)
-        for sums, strict in ((self._counts, None), (self._strict, self.scheme)):
+        ways: tuple[tuple[np.ndarray, Scheme | None], ...] = ((self._counts, None), (self._strict, self.scheme))
+        for sums, strict in ways:
             found, wanted = (self.table.marks(ids, lengths, strict=strict) for ids in (predicted, true))
             parts = found.in_common(wanted), found.types, wanted.types
             sums += [np.bincount(types, minlength=num_types) for types in parts]

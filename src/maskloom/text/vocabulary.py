@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Container, Sequence
-from dataclasses import KW_ONLY, InitVar, astuple, dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
@@ -82,18 +82,26 @@ class Vocabulary:
     DataError, with the location, for an empty or repeated token, an unpaired surrogate, and missing special tokens.
     """
 
-    tokens: Sequence[str]
-    special: SpecialTokens = BERT_TOKENS
-    _: KW_ONLY
-    prefix: str = CONTINUATION_PREFIX
-    suffix: str = ""
-    source: InitVar[str] = "vocabulary"
+    tokens: tuple[str, ...]
+    special: SpecialTokens
+    prefix: str
+    suffix: str
 
-    def __post_init__(self, source: str) -> None:
-        object.__setattr__(self, "tokens", tuple(self.tokens))
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        special: SpecialTokens = BERT_TOKENS,
+        *,
+        prefix: str = CONTINUATION_PREFIX,
+        suffix: str = "",
+        source: str = "vocabulary",
+    ) -> None:
+        """Check the tokens; `source` is the file named in errors."""
+        for name, value in (("tokens", tuple(tokens)), ("special", special), ("prefix", prefix), ("suffix", suffix)):
+            object.__setattr__(self, name, value)
         first_line: dict[str, int] = {}
         for line, token in enumerate(self.tokens, start=1):
-            if not (token.strip() if self.prefix else token):
+            if not (token.strip() if prefix else token):
                 raise DataError(f"{source}, line {line}: the token is empty; every line must hold one token")
             if token in first_line:
                 raise DataError(f"{source}, line {line}: token {token!r:.80} is already on line {first_line[token]}")
@@ -101,13 +109,16 @@ class Vocabulary:
         if SURROGATE.search("".join(self.tokens)):
             token, line = next(item for item in first_line.items() if SURROGATE.search(item[0]))
             raise DataError(f"{source}, line {line}: token {token!r:.80} contains an unpaired surrogate")
-        missing = [token for token in self.special.tokens if token not in first_line]
+        missing = [token for token in special.tokens if token not in first_line]
         if missing:
-            number = "all five special tokens" if self.special == BERT_TOKENS else "its special tokens"
+            number = "all five special tokens" if special == BERT_TOKENS else "its special tokens"
             raise DataError(f"{source}: no {', '.join(missing)} among {len(self.tokens)} tokens; {number} are needed")
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self.ids
 
     @cached_property
     def ids(self) -> dict[str, int]:

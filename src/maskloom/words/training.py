@@ -165,7 +165,7 @@ class WordTraining:
                 results = [*threads.map(self._trained, parts)]
                 if meets:
                     for whole, copied in zip((self.vectors, self.outputs), zip(*copies, strict=True), strict=True):
-                        [*threads.map(partial(_merge, whole, copied), range(0, len(whole), _ROWS_AT_ONCE))]
+                        list(threads.map(partial(_merge, whole, copied), range(0, len(whole), _ROWS_AT_ONCE)))
                 self.blocks_done = end
                 total, num_predictions = map(sum, zip(*results, strict=True))
                 self.loss = total / num_predictions if num_predictions else self.loss

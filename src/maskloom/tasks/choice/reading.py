@@ -132,12 +132,11 @@ def published_form(fields: dict[str, Any]) -> Form | None:
     return None
 
 
-def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
-    """Yield a row for each question of the articles in RACE's train, dev or test folder, or in one of its levels.
+def race_files(folder: Path) -> list[Path]:
+    """Return the .txt files of RACE's train, dev or test folder, or of one of its levels, sorted by name in each level.
 
-    Files are sorted by name in each level; a row's line is the number of its file, from 1. Answers are ignored unless
-    labels are needed. Raises DataError if there are no .txt files, for one that is not a regular file, too large or not
-    UTF-8, and for links that lead out of the folder.
+    Raises DataError if there are none, for anything that is not a regular file, and for links that lead out of the
+    folder.
     """
     levels = [folder / level for level in _LEVELS if (folder / level).is_dir()] or [folder]
     for level in levels:
@@ -148,7 +147,16 @@ def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
         raise DataError(
             f"{folder}: no .txt file in it or in its high/ or middle/; for RACE, give its train/, dev/ or test/"
         )
-    for number, path in enumerate(found, start=1):
+    return found
+
+
+def race_rows(folder: Path, *, needs_label: bool) -> Iterator[Row]:
+    """Yield a row for each question of the articles in a folder; a row's line is the number of its file, from 1.
+
+    Answers are ignored unless labels are needed. Raises DataError as `race_files` does, and for a file that is too
+    large or not UTF-8.
+    """
+    for number, path in enumerate(race_files(folder), start=1):
         row = tables.read_json_row(path, number)._replace(place=str(path.relative_to(folder)))
         yield from plain_rows(row, _race, needs_label=needs_label)
 

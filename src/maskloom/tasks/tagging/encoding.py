@@ -223,7 +223,7 @@ def plan_windows(
     if room < 1:
         raise ValueError(f"a window has room for {room} pieces; at least 1 is needed")
     if context == "document":
-        bounds = np.unique([0, *(np.flatnonzero(np.diff(documents)) + 1), len(documents)])
+        bounds = np.unique(np.concatenate([[0], np.flatnonzero(np.diff(documents)) + 1, [len(documents)]]))
         parts = [
             _document_windows(word_starts, sentence_starts[first : end + 1], room)
             for first, end in pairwise(bounds.tolist())
