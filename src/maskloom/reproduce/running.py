@@ -205,14 +205,7 @@ def reproduce(
     known = own if corpus is not None else {**documentation_probes(out), **own}
     experiment = _experiment(name, scale, known)
     probes = _probes_of(experiment, known)
-    if corpus is None and own and not own.keys() & {probe.name for probe in probes.values()}:
-        raise ConfigError(
-            f"--tasks {tasks}: without --corpus, {name} uses tasks from the documentation on this machine, and none of "
-            "these; leave it out, or give both"
-        )
-    if not probes and not experiment.measures:
-        wanted = (task for role in experiment.probes for task in _ROLES.get(role, (role,)) if task not in _ROLES)
-        raise ConfigError(f"--tasks {tasks}: {name} needs one of {', '.join(wanted)}, and there is none")
+    _check_tasks(name, experiment, probes, tasks, own if corpus is None else {})
     if not experiment.models and (corpus is not None or "pretrain" in overrides):
         raise ConfigError(f"{name}: nothing is pre-trained; leave out --corpus and --set pretrain.KEY=VALUE")
     settings: dict[str, Any] = {"experiment": name, "scale": str(scale)}
@@ -245,6 +238,24 @@ def reproduce(
     results = {**settings, **asdict(repeats), "text": text, **found}
     results["seconds"] = stages.seconds
     return write_results(plan.experiment, results, out, {role: probe.name for role, probe in probes.items()})
+
+
+def _check_tasks(
+    name: str,
+    experiment: Experiment,
+    probes: Mapping[str, Probe],
+    tasks: str | Path | None,
+    own: Mapping[str, Probe],
+) -> None:
+    """Raise ConfigError if an experiment uses none of the tasks given without a corpus, `own`, or no task at all."""
+    if own and not own.keys() & {probe.name for probe in probes.values()}:
+        raise ConfigError(
+            f"--tasks {tasks}: without --corpus, {name} uses tasks from the documentation on this machine, and none of "
+            "these; leave it out, or give both"
+        )
+    if not probes and not experiment.measures:
+        wanted = (task for role in experiment.probes for task in _ROLES.get(role, (role,)) if task not in _ROLES)
+        raise ConfigError(f"--tasks {tasks}: {name} needs one of {', '.join(wanted)}, and there is none")
 
 
 def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, Probe]:
