@@ -213,15 +213,8 @@ def reproduce(
     if experiment.given:
         settings["beside"] = {other: str(folder) for other, folder in experiment.given.items()}
     where = out / "corpus" if corpus is None else Path(corpus)
-    plan = Plan(
-        experiment,
-        BUDGET if experiment.recipes else str(scale),
-        range(repeats.num_seeds),
-        out,
-        where,
-        probes,
-        overrides,
-    )
+    size = BUDGET if experiment.recipes else str(scale)
+    plan = Plan(experiment, size, range(repeats.num_seeds), out, where, probes, overrides)
     plan.check()
     given = [resolve_model_folder(folder) for folder in experiment.given.values()]
     stages = Stages(out / "stages.json", settings)
