@@ -163,7 +163,7 @@ def test_cut_targets_are_counted_and_told(model, data, tmp_path, run):
     account = json.loads(run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl", "--json").splitlines()[0])
     assert account["data"]["num_truncated_targets"] == 2  # of 18 and 20 tokens, 16 of which are read
     assert account["data"]["num_truncated_target_tokens"] == 2 + 4
-    assert "; 2 targets cut" in run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl")
+    assert "; 2 targets truncated" in run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl")
 
 
 def test_several_targets_are_pairs_to_learn_from_and_references_to_score_against(model, data, tmp_path, run):

@@ -260,9 +260,9 @@ def test_an_earlier_vocabulary_and_anything_else_is_left_alone(texts: Path, tmp_
     assert fingerprints(out) == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts"]
     (out / "model.safetensors").write_bytes(b"weights")
-    with pytest.raises(ConfigError, match=r"holds model\.safetensors.*choose another --out"):
+    with pytest.raises(ConfigError, match=r"contains model\.safetensors.*choose another --out"):
         train([texts], out)
-    with pytest.raises(ConfigError, match="holds"):
+    with pytest.raises(ConfigError, match="contains"):
         train([texts], texts)
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(ConfigError, match="is a file"):

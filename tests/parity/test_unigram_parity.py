@@ -154,7 +154,7 @@ def test_blanks_become_the_sentinels_of_transformers(pair):
     assert source_ids("Thank you <X> me to <Y> week", "text", ours, 64) == expected
     assert source_ids("Thank you <extra_id_0> me to <extra_id_7> week", "text", ours, 64) == expected
     for text, message in (
-        ("none", "text: 0 blanks in 'none'; 1 to 100"),
+        ("none", "text: 0 blanks in 'none'; expected 1 to 100"),
         ("<Z>" + " low" * 80, "but the model reads at most 64"),
     ):
         with pytest.raises(DataError, match=message):

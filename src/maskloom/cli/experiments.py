@@ -165,6 +165,10 @@ def plan(
     sizes = None if "size" in chosen.model.model_fields_set else sizes
     result = plan_pretraining(chosen, corpus=corpus, sizes=sizes, seconds=seconds, progress=terminal_progress())
     given = {"corpus": corpus, "recipe": recipe, **flags}
-    words = [shown_flag(name, shlex.quote(str(value))) for name, value in given.items() if value is not None]
+    words = [
+        shown_flag(name, f"{value:g}" if isinstance(value, float) else shlex.quote(str(value)))
+        for name, value in given.items()
+        if value is not None
+    ]
     words += [f"--set {shlex.quote(setting)}" for setting in overrides or []]
     show(result, as_json, lines=partial(plan_lines, command=" ".join(["maskloom pretrain", *words])))

@@ -7,6 +7,7 @@ from maskloom.checkpoints.huggingface import save_model
 from maskloom.data.batch import SourceTargetBatch
 from maskloom.generation.search import Continuation, Generation, made_by_length
 from maskloom.inference import Predictor
+from maskloom.inference.span_filling import filled
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -56,7 +57,7 @@ def test_ids_beyond_the_vocabulary_have_no_text(tmp_path):
     writer = Predictor.load(generator_folder(tmp_path / "t5", "t5", ["<extra_id_0>", "one"]))
     vocabulary = writer.tokenizer.vocabulary
     written = [vocabulary.ids["<extra_id_0>"], vocabulary.ids["one"], len(vocabulary)]
-    assert writer.span_filler._filled("<X> two", Continuation(written))["fillings"] == ["one"]
+    assert filled("<X> two", Continuation(written), writer.tokenizer)["fillings"] == ["one"]
     reader = Predictor.load(generator_folder(tmp_path / "gpt", "gpt"))
     vocabulary = reader.tokenizer.vocabulary
     assert reader.text_of([vocabulary.ids["one"], len(vocabulary)]) == "one"

@@ -89,7 +89,7 @@ def test_masks_equal_those_of_transformers(folder):
         ("alpha", 5, DataError, r"0 \[MASK\]"),
         ("alpha " * 30 + "[MASK]", 5, DataError, "within the first 20 tokens"),
         ("[MASK]", 0, ConfigError, "at least 1"),
-        ("[MASK]", "3", ConfigError, "top_k '3': a whole number"),
+        ("[MASK]", "3", ConfigError, "top_k '3': expected a whole number"),
         (b"[MASK]", 1, DataError, "expected a string"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_folder_that_is_none(tmp_path, monkeypatch):
         ({"device": "gpu"}, "unknown device 'gpu'; known: auto, cpu, cuda"),
         ({"device": 0}, "unknown device 0"),
         ({"device": "cuda:999"}, "device 'cuda:999': torch .* finds"),
-        ({"batch_size": 0}, "batch_size 0: a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size 0: expected a whole number of at least 1"),
         ({"batch_size": "8"}, "batch_size '8'"),
         ({"precision": "int4"}, "precision 'int4': expected auto, fp32 or bf16, on CUDA also fp16"),
         ({"precision": "fp16", "device": "cpu"}, "precision 'fp16': expected auto, fp32 or bf16"),

@@ -22,9 +22,9 @@ def test_what_is_no_file_is_named(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "device").symlink_to("/dev/zero")
     for name, message in (
-        ("pipe", "is a pipe; a regular file"),
-        ("device", "is a device; a regular file"),
-        (".", "is a folder; a regular file"),
+        ("pipe", "is a pipe; expected a regular file"),
+        ("device", "is a device; expected a regular file"),
+        (".", "is a folder; expected a regular file"),
         ("absent", "cannot be read: No such file"),
         ("a\0b", "its name contains a NUL character"),
     ):
