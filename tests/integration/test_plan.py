@@ -23,7 +23,7 @@ CURVE = {
     "objective": "masked_lm",
     "text": "some text",
     "recipe": "rows of 24",
-    "sizes": {"tiny": [[1, 1, 12.0], [100, 5e3, 4.0]], "mini": [[1, 10, 5.5], [2, 1e9, 5.0]]},
+    "sizes": {"tiny": [[1, 1, 1200.0], [100, 5e3, 4.0]], "mini": [[1, 10, 5.5], [2, 1e9, 5.0]]},
 }
 
 
@@ -80,7 +80,7 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     monkeypatch.setattr(module, "CURVES", tmp_path / "curves.json")
     (tmp_path / "curves.json").write_text(json.dumps(CURVE))
     found = {}
-    for minutes in (0.0001, 1):
+    for minutes in (0.001, 1):
         chosen = recipe(f"training.minutes={minutes}")
         found[minutes] = plan_pretraining(chosen, corpus=corpus, sizes=["tiny", "mini", "small"], seconds=0.1)
     assert [result["favoured"] for result in found.values()] == ["mini", "tiny"]
