@@ -296,6 +296,7 @@ def test_a_task_that_fails_leaves_the_others_alone(model, data, tmp_path):
     assert done.exit_code == 1
     assert "| RTE |  | – | failed: " in done.output
     assert "dev.tsv: line 2: the label 'maybe'" in done.output
+    assert "No average as in the paper: missing " in done.output
     assert "No leaderboard score: missing CoLA, SST-2" in done.output
     (tmp_path / "data" / "RTE" / "dev.tsv").write_text((data / "RTE" / "dev.tsv").read_text())
     again = CliRunner().invoke(app, ["glue", "run", *map(str, arguments), "--resume", "--json"])

@@ -118,7 +118,7 @@ def notes_of(result: dict[str, Any]) -> list[str]:
     if result["tasks"].get("wnli", {}).get("status") == "majority":
         label = result["tasks"]["wnli"]["label"]
         notes.append(f"WNLI: nothing was trained; every answer is {label}, the most common in train, as in the paper.")
-    for name, label in (("paper_average", "the paper's average"), ("leaderboard_score", "leaderboard score")):
+    for name, label in (("paper_average", "average as in the paper"), ("leaderboard_score", "leaderboard score")):
         if result[name]["missing"]:
             notes.append(f"No {label}: missing {', '.join(result[name]['missing'])}.")
     if result["absent"]:
