@@ -79,6 +79,13 @@ def test_the_title_says_which_sentence_counts(data, tmp_path):
     )
     with pytest.raises(DataError, match=message):
         predict(tmp_path / "guided", tmp_path / "new.txt", tmp_path / "out.jsonl")
+    found = []
+    for name, source in (("first.jsonl", data / "dev.jsonl"), ("second.jsonl", tmp_path / "first.jsonl")):
+        predict(tmp_path / "guided", source, tmp_path / name)
+        found.append([json.loads(line) for line in (tmp_path / name).read_text(encoding="utf-8").splitlines()])
+    assert found[0] == found[1]  # the rows of predictions can be predicted again
+    given = json.loads((data / "dev.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert (found[0][0]["title"], found[0][0]["text"]) == (given["title"], given["text"])
 
 
 def test_a_bert_reads_documents_too(data, tmp_path):

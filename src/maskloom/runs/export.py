@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -229,8 +230,12 @@ def write_onnx(folder: str | Path) -> list[str]:
     mask[1, 4:] = 0
     longest = model.config.max_position_embeddings
     sizes = {0: torch.export.Dim("batch", min=1, max=2**20), 1: torch.export.Dim("length", min=1, max=longest)}
+    exporter = logging.getLogger("torch.onnx")
+    level = exporter.level
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # from within torch's exporter
+        # torch warns of its own internals, and that torchvision is absent
+        warnings.simplefilter("ignore")
+        exporter.setLevel(logging.ERROR)
         program = torch.onnx.export(
             graph,
             (ids, mask, torch.zeros_like(ids)),
@@ -240,6 +245,7 @@ def write_onnx(folder: str | Path) -> list[str]:
             output_names=graph.names,
             verbose=False,
         )
+    exporter.setLevel(level)
     assert program is not None
     with replacing(folder / ONNX_FILE) as file:
         file.write(program.model_proto.SerializeToString())

@@ -39,6 +39,14 @@ class Example:
         return {"text": self.text} if self.pair is None else {"text": self.text, "pair": self.pair}
 
 
+class TitledExample(Example):
+    """An example whose first text is the title of the second one."""
+
+    def as_row(self) -> dict[str, str]:
+        """Return the texts as shown in a row of predictions."""
+        return {"text": self.text} if self.pair is None else {"title": self.text, "text": self.pair}
+
+
 @dataclass
 class ReadingReport:
     """Counts of the rows of one file: `num_rows` is always `num_kept` plus the counts in `dropped`.

@@ -15,7 +15,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.system.foreign_files import is_utf8
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
-from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, kept_examples
+from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, TitledExample, kept_examples
 from maskloom.tasks.tables import PAIRS, TITLED, BadRowError, Columns, ReadingOptions, Row, row_text
 
 # float() also accepts "1_000", "infinity" and the digits of other scripts.
@@ -112,7 +112,8 @@ def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) 
         if row is not None and row.no_label is not None and value == row.no_label:
             raise BadRowError(NO_GOLD_LABEL)
         label = parse_label(value, kind, row and row.label_range)
-    return Example(text=text, pair=pair, label=label, line=record.line)
+    make = TitledExample if kind == "document" else Example
+    return make(text=text, pair=pair, label=label, line=record.line)
 
 
 def parse_label(
