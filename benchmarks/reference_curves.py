@@ -13,12 +13,13 @@ from pathlib import Path
 
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.recipe_files import SHIPPED
+from maskloom.reproduce.judging import HELD_OUT_FRACTION
 from maskloom.runs.display import terminal_progress
 from maskloom.runs.plan import CURVES
 from maskloom.runs.pretrain import pretrain
 from maskloom.training.events import read_events
 
-NAME, HELD_OUT = "one-hour", "data.held_out_fraction=0.02"
+NAME, HELD_OUT = "one-hour", f"data.held_out_fraction={HELD_OUT_FRACTION}"
 # Larger first weights and a higher learning rate suit narrower models. The recipe has those of mini.
 OF_SIZE = {
     "tiny": ("model.config.initializer_range=0.05", "training.learning_rate=2e-3"),
@@ -34,18 +35,19 @@ def recipe(size: str, minutes: str) -> PretrainRecipe:
 
 
 def curve(run: Path, trained: PretrainRecipe) -> list[list[float]]:
-    """Return step, tokens and held-out loss of each evaluation of a run, counted through all phases."""
-    found, steps, tokens, per_step = dict[int, list[float]](), 0, 0.0, 0.0
-    sizes = iter([phase.batch_size or trained.training.batch_size for phase in trained.phases])
-    last = 0
+    """Return step, tokens and held-out loss of each evaluation in a run's first phase.
+
+    Losses in the second phase, on longer rows, are not comparable with them.
+    """
+    phase, tokens_per_step, found = trained.phases[0], 0.0, dict[int, list[float]]()
     for event in read_events(run / "events.jsonl"):
+        if event.get("stage") != "phase-1":
+            continue
         if event["event"] == "data":
-            steps, tokens, last = steps + last, tokens + last * per_step, 0
-            per_step = next(sizes) * event["tokens_per_instance"]
-        elif event["event"] in ("evaluation", "finished") and event["step"]:
-            last = event["step"]
-            loss = round(event["metrics"]["mlm_loss"], 4)
-            found[steps + last] = [steps + last, round(tokens + last * per_step), loss]
+            tokens_per_step = (phase.batch_size or trained.training.batch_size) * event["tokens_per_instance"]
+        elif event["event"] == "evaluation":
+            step, loss = event["step"], event["metrics"]["mlm_loss"]
+            found[step] = [step, round(step * tokens_per_step), round(loss, 4)]
     return [found[step] for step in sorted(found)]
 
 
@@ -63,7 +65,7 @@ def main() -> None:
         resumes = (run / "recipe.toml").exists()
         pretrain(chosen, corpus=given.corpus, out=run, resume=resumes, progress=terminal_progress())
         sizes[size] = curve(run, chosen)
-    told = f"with the recipe {NAME}: rows of 64 and at the end of 128, 3 of 10 tokens predicted, a rate that falls to 0"
+    told = f"with the first phase of {NAME}: rows of 64, 3 of 10 tokens predicted, a learning rate that falls to 0"
     found = {"architecture": "bert", "objective": "masked_lm", "text": given.text, "recipe": told, "sizes": sizes}
     lines = json.dumps(found, indent=1).replace("[\n    ", "[").replace(",\n    ", ", ").replace("\n   ]", "]")
     CURVES.write_text(lines + "\n", encoding="utf-8")
