@@ -29,7 +29,7 @@ from maskloom.training.settings import TrainingSection
 _NUM_SEQUENCES, _LENGTH, _NUM_PREDICTIONS = 16, 128, 20
 _STEPS_COMPARED = 3
 # How far the first losses may differ from the processor's in fp32: rounding errors, amplified by the steps.
-_OF_AMX = 'fast on this processor (AMX): training.precision = "fastest", embed --bf16'
+_OF_AMX = 'this processor has AMX; training.precision = "fastest" tries it, embed --bf16 uses it'
 _BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 
 
