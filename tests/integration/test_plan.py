@@ -93,6 +93,9 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "reference: held-out masked-LM loss in nats on some text, rows of 24" in said
     assert "tiny  4.00 at step 100, after 5,000 tokens" in said
     assert "1 minutes favour tiny: maskloom pretrain --corpus DIR --minutes 1 --size tiny --out RUN" in said
+    assert "may do as well" not in said
+    other = {**found[1], "favoured": "mini"}
+    assert "tiny: its reference run ended earlier, so it may do as well" in plan_lines(other)
     assert "epochs, more than the paper's 40: more text would help more than more steps" in said
 
 

@@ -236,16 +236,18 @@ def write_onnx(folder: str | Path) -> list[str]:
         # torch warns of its own internals, and that torchvision is absent
         warnings.simplefilter("ignore")
         exporter.setLevel(logging.ERROR)
-        program = torch.onnx.export(
-            graph,
-            (ids, mask, torch.zeros_like(ids)),
-            dynamo=True,
-            dynamic_shapes=(dict(sizes), dict(sizes), dict(sizes)),
-            input_names=list(_INPUTS),
-            output_names=graph.names,
-            verbose=False,
-        )
-    exporter.setLevel(level)
+        try:
+            program = torch.onnx.export(
+                graph,
+                (ids, mask, torch.zeros_like(ids)),
+                dynamo=True,
+                dynamic_shapes=(dict(sizes), dict(sizes), dict(sizes)),
+                input_names=list(_INPUTS),
+                output_names=graph.names,
+                verbose=False,
+            )
+        finally:
+            exporter.setLevel(level)
     assert program is not None
     with replacing(folder / ONNX_FILE) as file:
         file.write(program.model_proto.SerializeToString())

@@ -242,6 +242,11 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
             "",
             f"{minutes:g} minutes favour {result['favoured']}: {command} --size {result['favoured']} --out RUN",
         ]
+        lines += [
+            f"{row['size']}: its reference run ended earlier, so it may do as well"
+            for row in rows
+            if row["is_beyond"] and row["size"] != result["favoured"]
+        ]
     return lines
 
 
