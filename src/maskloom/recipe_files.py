@@ -197,7 +197,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except DataError as error:
         raise ConfigError(str(error)) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: byte {error.start} is not UTF-8; recipes are UTF-8 text") from None
+        raise ConfigError(f"{path}: byte {error.start + 1} is not UTF-8; recipes are UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         reason = str(error)
     except RecursionError:

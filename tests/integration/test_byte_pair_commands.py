@@ -147,4 +147,4 @@ def test_bad_text_and_damaged_vocabularies_end_with_one_line(folder: Path, tmp_p
     command = ["corpus", "build", str(folder / "a.txt"), "--vocab", str(damaged), "--out", str(tmp_path / "c")]
     result = CliRunner().invoke(app, command)
     assert isinstance(result.exception, DataError)
-    assert "merges.txt: byte 16 is not UTF-8" in str(result.exception)
+    assert "merges.txt: byte 17 is not UTF-8" in str(result.exception)

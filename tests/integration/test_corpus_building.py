@@ -283,7 +283,7 @@ def test_exit_codes(folder: Path, tmp_path: Path) -> None:
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
-    assert "bad.txt, document at line 1: byte 4 (0xff) is not UTF-8" in done.stderr
+    assert "bad.txt, document at line 1: byte 5 (0xff) is not UTF-8" in done.stderr
     skipping = build(folder, tmp_path / "c", "--on-bad-text", "skip", text="bad.txt")
     assert skipping.returncode == 3
     assert "found no documents with any tokens" in skipping.stderr

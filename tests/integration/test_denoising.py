@@ -138,7 +138,10 @@ def restored(corpus, out, noise, **training):
     return [text.token_ids for text in found], [target[len(begin) - 1 : -1].tolist() for target in targets]
 
 
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(
+    "noise",
+    [noise if noise in ("permute", "infill") else pytest.param(noise, marks=pytest.mark.slow) for noise in NOISES],
+)
 def test_a_handful_of_documents_is_restored_exactly(folder, tmp_path, noise):
     """Greedy decoding of the training sources returns the documents."""
     found, targets = restored(folder / "few", tmp_path / "run", noise, steps=100, batch_size=9, learning_rate=5e-3)

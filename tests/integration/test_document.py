@@ -54,6 +54,7 @@ def trained(data, out, recipe, epochs=10.0):
     return maskloom.finetune(*files, task="document", recipe=recipe, **given)
 
 
+@pytest.mark.slow
 def test_the_title_says_which_sentence_counts(data, tmp_path):
     regularised = {"document.similarity": 0.1, "document.implication": 0.1}
     result = trained(data, tmp_path / "guided", {**GRU, **regularised})

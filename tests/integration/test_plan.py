@@ -99,7 +99,7 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "epochs, more than the paper's 40: more text would help more than more steps" in said
 
 
-@pytest.mark.parametrize("precision", ["fastest", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fastest", "bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_steps_are_timed_in_the_precision_of_the_recipe(corpus, precision):
     row = only(plan_pretraining(recipe(f"training.precision={precision}"), corpus=corpus, seconds=0.1))
     assert row["tokens_per_second"] > 0

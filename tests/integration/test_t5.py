@@ -122,7 +122,9 @@ def test_trained_from_nothing_it_begins_and_ends_as_its_folder_says(tokenizer, t
     assert maskloom.load(tmp_path / "run").predict(["the cat"]) == [{"text": "sat on the mat"}]
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "byte-bpe"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("wordpiece", marks=pytest.mark.slow), "bpe", pytest.param("byte-bpe", marks=pytest.mark.slow)]
+)
 def test_pre_trained_on_missing_spans_it_fills_them(tmp_path, run, kind):
     draw = random.Random(0)
     lines = [f"{draw.choice(['anna', 'bob'])} ate the {draw.choice(['cake', 'soup'])} on monday ." for _ in range(900)]

@@ -155,9 +155,9 @@ def test_inspection_counts_the_vocabulary_and_its_cover_of_other_text(tmp_path: 
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        (b"fine\n\nbad \xff here\n", r"bad\.txt, document at line 3: byte 10 \(0xff\) is not UTF-8"),
-        (b"\xef\xbb\xbfcaf\xc3\n", r"bad\.txt, document at line 1: byte 6 \(0xc3\) is not UTF-8"),
-        ("abc".encode("utf-16"), r"bad\.txt, document at line 1: byte 0 \(0xff\).*UTF-16"),
+        (b"fine\n\nbad \xff here\n", r"bad\.txt, document at line 3: byte 11 \(0xff\) is not UTF-8"),
+        (b"\xef\xbb\xbfcaf\xc3\n", r"bad\.txt, document at line 1: byte 7 \(0xc3\) is not UTF-8"),
+        ("abc".encode("utf-16"), r"bad\.txt, document at line 1: byte 1 \(0xff\).*UTF-16"),
     ],
 )
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -176,8 +176,8 @@ def test_bad_utf8_is_skipped_and_counted_when_asked(texts: Path, tmp_path: Path)
     report = train([tmp_path / "bad.txt", texts], tmp_path / "out", on_bad_text="skip")
     assert report["sha256"] == expected["sha256"]
     assert report["reading"]["num_skipped_documents"] == 3
-    assert "bad.txt, document at line 1: byte 4 (0xff)" in report["reading"]["skipped"][0]
-    assert "document at line 5: byte 14 (0x80)" in report["reading"]["skipped"][2]
+    assert "bad.txt, document at line 1: byte 5 (0xff)" in report["reading"]["skipped"][0]
+    assert "document at line 5: byte 15 (0x80)" in report["reading"]["skipped"][2]
     with pytest.raises(DataError, match=r"no text \(documents: 0 empty, 3 skipped\)"):
         train([tmp_path / "bad.txt"], tmp_path / "none", on_bad_text="skip")
 
@@ -280,7 +280,7 @@ def test_the_commands(run: Callable[..., str], texts: Path, tmp_path: Path) -> N
     assert (seen["size"], seen["lowercase"], seen["coverage"]["unknown_rate"]) == (150, False, 0)
     (texts / "bad.txt").write_bytes(b"a\n\xff")
     failed = run("vocab", "train", texts, "--size", 170, "--out", tmp_path / "new", code=3)
-    assert "bad.txt, document at line 1: byte 2 (0xff) is not UTF-8" in failed
+    assert "bad.txt, document at line 1: byte 3 (0xff) is not UTF-8" in failed
     assert "--on-bad-text skip leaves such documents out" in failed
     assert "Traceback" not in failed
     skipping = ("--on-bad-text", "skip", "--json")

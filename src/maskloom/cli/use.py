@@ -333,6 +333,8 @@ def _check_one_or_file(
         raise UsageError(f"pass either {name} or --input FILE")
     if (input_file is None) != (output is None) and not (input_file and page):
         raise UsageError("--input FILE and --output FILE go together")
+    if input_file is None and reading != type(reading)():
+        raise UsageError(f"--text-column and --on-bad-rows are for --input FILE, not for {name}")
     from maskloom.runs.first_look import check_page, check_place, look_at_sources
 
     check_model_name(model)

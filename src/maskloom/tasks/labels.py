@@ -28,9 +28,9 @@ class UnknownLabelError(DataError):
 def read_label_names(path: str | Path) -> tuple[str, ...]:
     """Read label names from a file, one per line in id order; raises DataError for an empty file, blanks or repeats."""
     try:
-        text = read_bytes(path, limit=_MOST_LABEL_BYTES).decode("utf-8-sig")
+        text = read_bytes(path, limit=_MOST_LABEL_BYTES).decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is not UTF-8") from None
+        raise DataError(f"{path}: byte {error.start + 1} is not UTF-8") from None
     names = [line.strip() for line in text.rstrip().splitlines()]
     seen: set[str] = set()
     for number, name in enumerate(names, start=1):

@@ -262,7 +262,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path, limit=MAX_VOCABULARY_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: byte {error.start} is not UTF-8; vocabularies are UTF-8 text") from None
+        raise DataError(f"{path}: byte {error.start + 1} is not UTF-8; vocabularies are UTF-8 text") from None
 
 
 def _tokens_of_json(text: str, path: Path) -> list[str]:

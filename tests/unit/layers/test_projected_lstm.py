@@ -80,9 +80,10 @@ def test_a_reversed_text_on_the_right_is_read_as_it_stands():
     parts = [(part[:, :SIZE], part[:, SIZE:].flip(0)) for part in hidden.split(LENGTHS)]
     turned = torch.cat([torch.cat(part, 1) for part in parts])
     plain, found = layer(hidden, layout), layer(turned, layout, None, True)
+    # a row's product may depend, in its last bits, on the row's place in the matrix
     for one, other in zip(plain.split(LENGTHS), found.split(LENGTHS), strict=True):
-        assert torch.equal(one[:, :SIZE], other[:, :SIZE])
-        assert torch.equal(one[:, SIZE:].flip(0), other[:, SIZE:])
+        torch.testing.assert_close(other[:, :SIZE], one[:, :SIZE], rtol=0, atol=1e-12)
+        torch.testing.assert_close(other[:, SIZE:], one[:, SIZE:].flip(0), rtol=0, atol=1e-12)
 
 
 def test_nothing_is_compiled():

@@ -12,10 +12,24 @@ from maskloom.runs import doctor as module
 from maskloom.runs.doctor import doctor, doctor_lines
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _small():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_NUM_SEQUENCES", 2)  # bf16 is emulated, and slow, on some processors
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASKLOOM_DEVICE", "cpu")
+        return doctor(seconds=0.2)
+
+
 @pytest.fixture
-def found(monkeypatch):
+def found(monkeypatch, whole):
     monkeypatch.setenv("MASKLOOM_DEVICE", "cpu")
-    return doctor(seconds=0.2)
+    return whole
 
 
 def test_every_device_is_checked_in_both_precisions_and_sound(found):

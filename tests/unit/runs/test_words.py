@@ -118,8 +118,8 @@ main()
 @pytest.mark.parametrize(
     ("flags", "is_exact"),
     [
-        ((), True),
         (("--workers", "2", "--deterministic"), True),
+        pytest.param((), True, marks=pytest.mark.slow),
         pytest.param(("--workers", "2"), False, marks=pytest.mark.slow),
     ],
 )

@@ -110,7 +110,7 @@ def test_errors_name_file_line_and_rule(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="0 tokens"):
         Vocabulary.load(path)
     path.write_bytes(b"[PAD]\n\xff\n")
-    with pytest.raises(DataError, match="byte 6 is not UTF-8"):
+    with pytest.raises(DataError, match="byte 7 is not UTF-8"):
         Vocabulary.load(path)
     with pytest.raises(DataError, match="No such file"):
         Vocabulary.load(tmp_path / "absent.txt")

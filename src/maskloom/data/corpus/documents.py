@@ -241,7 +241,7 @@ class _Reader:
         except UnicodeDecodeError as error:
             hint = "; it looks like UTF-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
             value = f"0x{content[error.start]:02x}"
-            self.reject(f"{place}: byte {offset + error.start} ({value}) is not UTF-8 ({error.reason}){hint}")
+            self.reject(f"{place}: byte {offset + error.start + 1} ({value}) is not UTF-8 ({error.reason}){hint}")
             return False
         return True
 

@@ -234,7 +234,7 @@ def _file_problems(archive: zipfile.ZipFile, file: SubmissionFile) -> list[str]:
             return [f"unpacks to more than {_MAX_FILE_BYTES:,} bytes"]
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
-        return [f"byte {error.start} is not UTF-8"]
+        return [f"byte {error.start + 1} is not UTF-8"]
     except (zipfile.BadZipFile, zlib.error, OSError, RuntimeError, NotImplementedError, EOFError, ValueError) as error:
         return [f"cannot be unpacked: {error}"]
     lines = text.split("\n")

@@ -214,13 +214,13 @@ def test_bad_text_is_an_error_with_its_place_or_is_counted_and_reported(tmp_path
     (tmp_path / "empty.txt").write_bytes(b"")
     TOKENIZER.save(tmp_path / "vocab")
     options = {"vocab": tmp_path / "vocab", "out": tmp_path / "out"}
-    with pytest.raises(DataError, match=r"a\.txt, document at line 3: byte 15 \(0xff\) is not UTF-8"):
+    with pytest.raises(DataError, match=r"a\.txt, document at line 3: byte 16 \(0xff\) is not UTF-8"):
         build_corpus_from_files([path], **options)
     shown = build_corpus_from_files(
         [path, tmp_path / "empty.txt"], settings=CorpusSettings(on_bad_text="skip"), **options
     )
     assert shown["num_skipped_documents"] == 1
-    assert "a.txt, document at line 3: byte 15" in shown["skipped_documents"][0]
+    assert "a.txt, document at line 3: byte 16" in shown["skipped_documents"][0]
     assert (shown["num_documents"], shown["num_empty_documents"]) == (2, 1)
     assert shown["empty_files"] == [str(tmp_path / "empty.txt")]
 

@@ -188,13 +188,13 @@ def test_empty_files_are_named_not_fatal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("a.txt", b"fine\n\nbad \xff text\n", "document at line 3: byte 10 (0xff) is not UTF-8"),
-        ("a.txt", b"\xef\xbb\xbffine\n\nbad \xff\n", "byte 13 (0xff)"),
+        ("a.txt", b"fine\n\nbad \xff text\n", "document at line 3: byte 11 (0xff) is not UTF-8"),
+        ("a.txt", b"\xef\xbb\xbffine\n\nbad \xff\n", "byte 14 (0xff)"),
         ("a.txt", b"\xff\xfeh\0i\0", "looks like UTF-16"),
         ("a.txt", b"cut \xe2\x82", "unexpected end of data"),
         ("a.txt", b"ab\0cd", "document at line 1: a NUL character after 2 characters"),
-        ("a.txt.gz", gzip.compress(b"bad \xff"), "byte 4 (0xff)"),
-        ("a.jsonl", b'{"text": "fine"}\n{"text": "\xc3("}\n', "line 2: byte 10 (0xc3)"),
+        ("a.txt.gz", gzip.compress(b"bad \xff"), "byte 5 (0xff)"),
+        ("a.jsonl", b'{"text": "fine"}\n{"text": "\xc3("}\n', "line 2: byte 11 (0xc3)"),
         ("a.jsonl", b'{"text": "a\\u0000b"}\n', "line 1: a NUL character"),
         ("a.jsonl", b'{"text": "a\\ud800b"}\n', "an unpaired surrogate"),
     ],

@@ -213,6 +213,6 @@ def test_what_was_left_out_is_told(linted: Lint) -> None:
     levels = {"skipped_documents": "warning", "duplicate_documents": "warning", "ignored_files": "info"}
     assert {code: finding.level for code, finding in found.items()} == levels
     assert "1 document skipped because of bad text, the first: " in found["skipped_documents"].message
-    assert "3.txt, document at line 1: byte 4" in found["skipped_documents"].message
+    assert "3.txt, document at line 1: byte 5" in found["skipped_documents"].message
     assert found["duplicate_documents"].message.startswith("120 documents were dropped")
     assert "picture.png" in found["ignored_files"].message

@@ -117,5 +117,5 @@ def test_broken_files(tmp_path, contents):
     raw[raw.index(b"0\tentailment")] ^= 1
     (tmp_path / "s.zip").write_bytes(raw)
     found = check_submission(tmp_path / "s.zip", allow_partial=True)
-    assert any("WNLI.tsv: byte 19 is not UTF-8" in line for line in found)
+    assert any("WNLI.tsv: byte 20 is not UTF-8" in line for line in found)
     assert any("RTE.tsv: cannot be unpacked" in line for line in found)

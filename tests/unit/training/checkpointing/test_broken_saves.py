@@ -119,7 +119,7 @@ def _check(folder: Path, save) -> None:
     assert all(verify_checkpoint(path) is None for path in step_folders(folder))
 
 
-@pytest.mark.parametrize("save", [_later, _again, _replaced])
+@pytest.mark.parametrize("save", [_later, pytest.param(_again, marks=pytest.mark.slow), _replaced])
 def test_a_save_killed_anywhere_leaves_the_old_checkpoint_or_the_new_one(tmp_path, save) -> None:
     start = _prepared(tmp_path / "start", save)
     points = _points(Path(shutil.copytree(start, tmp_path / "count")), tmp_path / "log", save)
