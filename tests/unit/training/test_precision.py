@@ -116,10 +116,11 @@ def test_the_fastest_precision_is_the_one_that_takes_clearly_less_time(monkeypat
 
     monkeypatch.setattr("maskloom.training.precision.in_precision", timed)
     monkeypatch.setattr("maskloom.training.precision.time.perf_counter", lambda: clock["now"])
-    for bf16, expected in ((0.5, "bf16"), (0.95, "fp32"), (2.0, "fp32")):
-        clock["bf16"] = bf16
+    for bf16, expected, passes in ((0.5, "bf16", 4), (0.95, "fp32", 4), (2.0, "fp32", 2)):
+        clock |= {"now": 0.0, "bf16": bf16}
         torch.manual_seed(3)
         assert fastest_precision(state.model, objective, batch) == expected
+        assert clock["now"] == pytest.approx(passes * (clock["fp32"] + bf16))
         first = torch.rand(2)
         torch.manual_seed(3)
         assert torch.equal(first, torch.rand(2))
