@@ -323,17 +323,18 @@ def _check_one_or_file(
 ) -> None:
     """Raise UsageError unless given either a text or an input and an output file; check the input's first rows.
 
-    A page may take the place of the output file.
+    Options of reading are for a file only. A page may take the place of the output file.
     """
     from maskloom.errors import UsageError
     from maskloom.system.foreign_files import check_model_name
+    from maskloom.tasks.tables import ReadingOptions
 
     input_file, output = files
     if (text is None) == (input_file is None):
         raise UsageError(f"pass either {name} or --input FILE")
     if (input_file is None) != (output is None) and not (input_file and page):
         raise UsageError("--input FILE and --output FILE go together")
-    if input_file is None and reading != type(reading)():
+    if input_file is None and reading != ReadingOptions():
         raise UsageError(f"--text-column and --on-bad-rows are for --input FILE, not for {name}")
     from maskloom.runs.first_look import check_page, check_place, look_at_sources
 

@@ -56,12 +56,12 @@ def test_outputs_states_and_all_gradients_are_those_of_a_plain_loop(options):
     past = Kept(state.clone())
     found = layer(hidden, SequenceLayout.from_lengths(LENGTHS), past)
     expected, last = plainly(layer, hidden, state)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(past.kept, last, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+    torch.testing.assert_close(past.kept, last, rtol=0, atol=1e-14)
     weights, over = torch.randn_like(found), [hidden, *layer.parameters()]
     gradients = [torch.autograd.grad((values * weights).sum(), over) for values in (found, expected)]
     for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-14)
 
 
 def test_both_clips_cut():
@@ -80,10 +80,10 @@ def test_a_reversed_text_on_the_right_is_read_as_it_stands():
     parts = [(part[:, :SIZE], part[:, SIZE:].flip(0)) for part in hidden.split(LENGTHS)]
     turned = torch.cat([torch.cat(part, 1) for part in parts])
     plain, found = layer(hidden, layout), layer(turned, layout, None, True)
-    # a row's product may depend, in its last bits, on the row's place in the matrix
+    # even x @ w of rows in reverse order differs in the last bits on some processors (AVX2)
     for one, other in zip(plain.split(LENGTHS), found.split(LENGTHS), strict=True):
-        torch.testing.assert_close(other[:, :SIZE], one[:, :SIZE], rtol=0, atol=1e-12)
-        torch.testing.assert_close(other[:, SIZE:], one[:, SIZE:].flip(0), rtol=0, atol=1e-12)
+        torch.testing.assert_close(other[:, :SIZE], one[:, :SIZE], rtol=0, atol=1e-14)
+        torch.testing.assert_close(other[:, SIZE:], one[:, SIZE:].flip(0), rtol=0, atol=1e-14)
 
 
 def test_nothing_is_compiled():
