@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from maskloom.errors import DataError
 from maskloom.system.files import write_text
 from maskloom.system.worker_processes import Work, results
 from maskloom.text.sentences import split_sentences
@@ -75,11 +76,17 @@ def gather_documents(*, num_workers: int = 1, progress: Progress | None = None) 
 def find_sources() -> list[Source]:
     """List the files with documentation, in order: the standard library, then maskloom's required packages.
 
-    Only packages that maskloom needs to run are read, so extras that happen to be installed change nothing.
+    Only packages that maskloom needs to run are read, so extras that happen to be installed change nothing. Raises
+    DataError if maskloom itself is not installed, because its distribution names those packages.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     own = {str(path.relative_to(library)): path for path in sorted(library.rglob("*"))}
     packages = {area: dict(sorted(files.items())) for area, files in sorted(required_packages().items())}
+    if not packages:
+        raise DataError(
+            "maskloom is not installed in this Python, so the packages whose documentation it reads are unknown; "
+            "install it with pip install . and run this again"
+        )
     found = [
         Source(area, _dotted(name), kind, str(path))
         for area, files in {STANDARD_LIBRARY: own, **packages}.items()

@@ -26,15 +26,17 @@ from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.settings import TrainingSection
 
-_NUM_SEQUENCES, _LENGTH, _NUM_PREDICTIONS = 16, 128, 20
+_LENGTH, _NUM_PREDICTIONS = 128, 20
 _STEPS_COMPARED = 3
+# The size and the sequences per batch: small work to compare losses and time processors, large work to time GPUs.
+_SMALL, _LARGE = ("tiny", 16), ("base", 64)
 # How far the first losses may differ from the processor's in fp32: rounding errors, amplified by the steps.
 _OF_AMX = 'this processor has AMX; training.precision = "fastest" tries it, embed --bf16 uses it'
 _BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 
 
 def doctor(*, seconds: float = 10.0, progress: Progress = SILENT) -> dict[str, Any]:
-    """Return versions, hardware, memory, disk and a check of each device by training a small BERT, in all `seconds`.
+    """Return versions, hardware, memory, disk and a check of each device by training BERTs, in all `seconds`.
 
     `device` and `precision` are what commands use by default. A device is sound if its first losses equal those of the
     processor in fp32, up to rounding.
@@ -79,7 +81,8 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
     ]
     for check in result["checks"]:
         verdict = "ok" if check["is_sound"] else f"WRONG: {check['problem']}"
-        speed = "" if check["tokens_per_second"] is None else f"{check['tokens_per_second']:,.0f} tokens a second; "
+        rate = check["tokens_per_second"]
+        speed = "" if rate is None else f"{rate:,.0f} tokens a second with BERT {check['size']}; "
         rows.append((f"{check['device']} {check['precision']}", f"{speed}{verdict}"))
     why = "set by MASKLOOM_DEVICE" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
     rows.append(("would use", f"{result['device']} in {result['precision']} ({why}; --device chooses another)"))
@@ -98,11 +101,13 @@ def _precisions(device: torch.device) -> list[str]:
 
 
 def _checked(device: torch.device, precision: str, expected: list[float], seconds: float) -> dict[str, Any]:
-    """Train a small BERT for some seconds, and compare its first losses with the expected ones."""
-    check = {"device": str(device), "precision": precision, "tokens_per_second": None, "largest_difference": None}
+    """Compare the first losses of a BERT tiny with the expected ones, and time a BERT whose size suits the device."""
+    work = _SMALL if device.type == "cpu" else _LARGE
+    check = {"device": str(device), "precision": precision, "size": work[0]}
+    check |= {"tokens_per_second": None, "largest_difference": None}
     try:
         losses = _losses(device, precision, _STEPS_COMPARED)
-        speed = _speed(device, precision, seconds)
+        speed = _speed(device, precision, work, seconds)
     except (RuntimeError, ValueError) as error:
         return {**check, "is_sound": False, "problem": str(error).splitlines()[0]}
     largest = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
@@ -113,12 +118,12 @@ def _checked(device: torch.device, precision: str, expected: list[float], second
 
 
 def _losses(device: torch.device, precision: str, steps: int) -> list[float]:
-    return [report.loss for report in _reports(device, precision, steps, dropout=0.0)]
+    return [report.loss for report in _reports(device, precision, _SMALL, steps, dropout=0.0)]
 
 
-def _speed(device: torch.device, precision: str, seconds: float) -> float:
+def _speed(device: torch.device, precision: str, work: tuple[str, int], seconds: float) -> float:
     """Return tokens per second, excluding the first step."""
-    reports = _reports(device, precision, 10**9, dropout=0.1)
+    reports = _reports(device, precision, work, 10**9, dropout=0.1)
     next(reports)
     started, num_tokens = time.perf_counter(), 0
     for report in reports:
@@ -128,26 +133,31 @@ def _speed(device: torch.device, precision: str, seconds: float) -> float:
     raise AssertionError("steps do not end")
 
 
-def _reports(device: torch.device, precision: str, steps: int, *, dropout: float) -> Iterator[Any]:
+def _reports(
+    device: torch.device, precision: str, work: tuple[str, int], steps: int, *, dropout: float
+) -> Iterator[Any]:
+    size, num_sequences = work
     config = BertConfig.of_size(
-        "tiny", vocab_size=8000, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
+        size, vocab_size=8000, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout
     )
     settings = TrainingSection(steps=steps, learning_rate=1e-3, precision=precision)  # pyright: ignore
     state = TrainState.fresh(build_model(config, seed=0).to(device), settings)
     objective = in_precision(MaskedLanguageModeling(), precision, device)
     numbers = count()
-    return train_steps(state, objective, lambda at: (_batch(next(numbers)), at), settings=settings, seed=0)
+    return train_steps(
+        state, objective, lambda at: (_batch(next(numbers), num_sequences), at), settings=settings, seed=0
+    )
 
 
-def _batch(number: int) -> PretrainingBatch:
+def _batch(number: int, num_sequences: int) -> PretrainingBatch:
     random = np.random.default_rng(number)
-    lengths = random.integers(_LENGTH // 2, _LENGTH + 1, _NUM_SEQUENCES)
+    lengths = random.integers(_LENGTH // 2, _LENGTH + 1, num_sequences)
     starts = np.cumsum(lengths) - lengths
     return PretrainingBatch(
         token_ids=random.integers(5, 8000, lengths.sum()),
         segment_ids=np.zeros(lengths.sum(), dtype=np.int64),
         lengths=lengths,
         mlm_positions=np.concatenate([start + np.arange(1, 1 + _NUM_PREDICTIONS) for start in starts]),
-        mlm_labels=random.integers(5, 8000, _NUM_SEQUENCES * _NUM_PREDICTIONS),
-        nsp_labels=random.integers(0, 2, _NUM_SEQUENCES),
+        mlm_labels=random.integers(5, 8000, num_sequences * _NUM_PREDICTIONS),
+        nsp_labels=random.integers(0, 2, num_sequences),
     )

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from maskloom.errors import DataError
 from maskloom.quickstart import documentation
 from maskloom.quickstart.documentation import (
     GatheredDocument,
@@ -98,6 +99,12 @@ def test_the_standard_library_and_the_requirements_are_sources_and_extras_are_no
 def test_requirements_of_requirements_are_followed() -> None:
     assert "sympy" in required_packages("torch")
     assert required_packages("no-such-distribution") == {}
+
+
+def test_without_an_installed_maskloom_the_error_says_to_install_it(monkeypatch):
+    monkeypatch.setattr(documentation, "required_packages", dict)
+    with pytest.raises(DataError, match=r"maskloom is not installed in this Python.*pip install \."):
+        find_sources()
 
 
 def test_what_other_systems_or_extras_need_is_not_read_though_it_is_installed(monkeypatch):

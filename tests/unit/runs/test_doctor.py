@@ -15,7 +15,7 @@ from maskloom.runs.doctor import doctor, doctor_lines
 @pytest.fixture(autouse=True, scope="module")
 def _small():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_NUM_SEQUENCES", 2)  # bf16 is emulated, and slow, on some processors
+        patch.setattr(module, "_SMALL", ("tiny", 2))  # bf16 is emulated, and slow, on some processors
         yield
 
 
@@ -41,6 +41,7 @@ def test_every_device_is_checked_in_both_precisions_and_sound(found):
     assert found["checks"][1]["largest_difference"] > 0.0
     assert all(check["tokens_per_second"] > 0 for check in found["checks"])
     said = "\n".join(doctor_lines(found))
+    assert "tokens a second with BERT tiny; ok" in said
     assert "would use  cpu in fp32 (set by MASKLOOM_DEVICE" in said
     assert f"torch {found['versions']['torch']}" in said
 
@@ -50,6 +51,15 @@ def test_a_gpu_is_checked_in_the_precisions_that_it_has(monkeypatch, major, expe
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
     assert module._precisions(torch.device("cuda", 0)) == expected
     assert module._precisions(torch.device("cpu")) == ["fp32", "bf16"]
+
+
+def test_a_gpu_is_timed_with_more_work_than_a_processor(monkeypatch):
+    timed = []
+    monkeypatch.setattr(module, "_losses", lambda device, precision, steps: [7.0])
+    monkeypatch.setattr(module, "_speed", lambda device, precision, work, seconds: timed.append(work) or 1.0)
+    checks = [module._checked(torch.device(name), "fp32", [7.0], 1.0) for name in ("cpu", "cuda")]
+    assert [check["size"] for check in checks] == ["tiny", "base"]
+    assert timed == [module._SMALL, module._LARGE]
 
 
 def test_fp16_is_checked_with_a_loss_scale():
