@@ -51,6 +51,7 @@ CASES = (
     ("large", 32, 512, False),
 )
 CURVE_EVERY = 20
+_WARM_UP = 2
 KINDS_OF_RANKS = ("ddp", "fsdp")
 
 
@@ -147,12 +148,12 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def batches_of(extent: Extent, rows: int, length: int, *, is_mixed: bool) -> list[PretrainingBatch]:
+def batches_of(extent: Extent, rows: int, length: int, number: int, *, is_mixed: bool) -> list[PretrainingBatch]:
     """Return batches of full rows, or of rows of 1/8 to full length; 20 of 128 positions are predicted."""
     if not is_mixed:
-        return [full_rows(rows, length, vocabulary=extent.vocab_size, seed=seed) for seed in range(extent.steps)]
+        return [full_rows(rows, length, vocabulary=extent.vocab_size, seed=seed) for seed in range(number)]
     draw, found = np.random.default_rng(0), []
-    for _ in range(extent.steps):
+    for _ in range(number):
         lengths = draw.integers(length // 8, length + 1, rows)
         starts = np.cumsum(lengths) - lengths
         predicted = np.maximum(1, np.round(0.15625 * lengths)).astype(np.int64)
@@ -176,10 +177,13 @@ def batches_of(extent: Extent, rows: int, length: int, *, is_mixed: bool) -> lis
 def measure_steps(
     device: torch.device, extent: Extent, case: tuple[str, int, int, bool], rounds: int
 ) -> dict[str, Any]:
-    """Time steps of all sides in turn; return tokens per second, peak memory and the first loss of each side."""
+    """Time steps of all sides in turn; return tokens per second, peak memory and the first loss of each side.
+
+    No batch is repeated: a side that prepares for each new number of tokens pays for that in every step, as in a run.
+    """
     size, rows, length, is_mixed = case
     config = BertConfig.of_size(size, vocab_size=extent.vocab_size)
-    batches = batches_of(extent, rows, length, is_mixed=is_mixed)
+    batches = batches_of(extent, rows, length, _WARM_UP + rounds * extent.steps, is_mixed=is_mixed)
     with tempfile.TemporaryDirectory() as folder:
         save_model(build_model(config, seed=0), folder)
         makers: dict[str, Callable[[], Any]] = {
@@ -198,8 +202,7 @@ def measure_steps(
                     torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
                 side = make()
-                first[name] = side.step()
-                side.step()
+                first[name], *_ = [side.step() for _ in range(_WARM_UP)]
                 memory[name] = (torch.cuda.max_memory_allocated() - before) if device.type == "cuda" else 0
                 sides[name] = side
             except Exception as error:  # the page reports a side that cannot run
@@ -207,12 +210,13 @@ def measure_steps(
         worst = max(abs(loss / first["maskloom"] - 1) for loss in first.values())
         if worst > 2e-2:  # dropout is on, with different draws on each side
             raise SystemExit(f"{size}: first losses differ by {worst:.1%}: {first}")
-        num_tokens = sum(batch.num_tokens for batch in batches)
         rates: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(rounds):
+            start = _WARM_UP + number * extent.steps
+            num_tokens = sum(batch.num_tokens for batch in batches[start : start + extent.steps])
             for name in in_turn(list(sides), number):
                 started = now(device)
-                for _ in batches:
+                for _ in range(extent.steps):
                     sides[name].step()
                 rates[name].append(num_tokens / (now(device) - started))
             print(f"  {size} {length}{' mixed' if is_mixed else ''}, round {number + 1}: ", end="")

@@ -15,9 +15,9 @@ from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 GIB = 1 << 30
 SIZE = 60 << 20
 SHAPES = {
-    "short lines": b"a\n" * (SIZE // 2),
-    "one long line": b"word " * (SIZE // 5),
-    "words": b"\n\n".join(b"w%07d" % number for number in range(SIZE // 10)),
+    "short lines": lambda: b"a\n" * (SIZE // 2),
+    "one long line": lambda: b"word " * (SIZE // 5),
+    "words": lambda: b"\n\n".join(b"w%07d" % number for number in range(SIZE // 10)),
 }
 
 
@@ -57,7 +57,7 @@ def _proportional(path: Path) -> int:
 def test_a_corpus_is_built_within_a_gibibyte(tmp_path: Path, shape: str) -> None:
     vocabulary = Vocabulary([*SPECIAL_TOKENS, "a", "word", "w", *(f"##{digit}" for digit in range(10))])
     WordPieceTokenizer(vocabulary).save(tmp_path / "vocabulary")
-    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(SHAPES[shape], 6))
+    (tmp_path / "text.txt.gz").write_bytes(gzip.compress(SHAPES[shape](), 6))
     folders = ["--vocab", str(tmp_path / "vocabulary"), "--out", str(tmp_path / "corpus")]
     peak = _peak(["corpus", "build", str(tmp_path / "text.txt.gz"), *folders, "--workers", "2"])
     print(f"{shape}: {peak / 2**20:.0f} MiB")

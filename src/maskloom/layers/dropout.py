@@ -67,9 +67,8 @@ class RowDraws:
         owners = torch.repeat_interleave(sequences, lengths, output_size=num_tokens)
         tokens = _hashed(owners + positions.to(torch.int32) * GAMMA)
         found = {num_sequences: sequences, num_tokens: tokens}
-        if device.type == "cpu":  # padding rows belong to no sequence
-            num_filled = filled_number(num_tokens)
-            found[num_filled] = F.pad(tokens, (0, num_filled - num_tokens))
+        num_filled = filled_number(num_tokens, device)  # padding rows belong to no sequence
+        found[num_filled] = F.pad(tokens, (0, num_filled - num_tokens))
         return found
 
 

@@ -94,8 +94,9 @@ class SequenceLayout:
     Linear layers, norms and heads see only (tokens, hidden). Attention sees the slots of a `grouping`. If `is_packed`,
     `offsets` define which tokens attend to each other; otherwise, as for padded rows, the masks of the groups do.
 
-    `num_rows` is the number of rows that the layers see. On a CPU, a few padding rows may follow the tokens so that
-    matrix products reuse row counts they have seen before; these rows belong to no sequence and receive no gradient.
+    `num_rows` is the number of rows that the layers see. A few padding rows may follow the tokens so that matrix
+    products reuse row counts they have seen before; these rows belong to no sequence and receive no gradient.
+    `row_offsets` are the offsets with more sequences, of padding rows, for attention that computes all rows.
     `rotation` (rows, 3 hidden / 2, 2) rotates queries and keys by their positions in models that do so, and `biases`,
     one per group, are added to attention scores. `has_gaps` is true if positions were given that differ from the
     tokens' places in their sequences.
@@ -114,6 +115,7 @@ class SequenceLayout:
     has_empty_sequences: bool
     grouper: _Grouper | Grouping
     is_packed: bool = True
+    row_offsets: Tensor | None = None
     rotation: Tensor | None = None
     host_lengths: np.ndarray | None = None
     has_gaps: bool = False
@@ -143,12 +145,17 @@ class SequenceLayout:
             position_ids = places
         elif len(position_ids) != num_tokens:
             raise ValueError(f"{len(position_ids)} position ids for {num_tokens} tokens; one for each token is needed")
-        num_rows = filled_number(num_tokens) if device.type == "cpu" else num_tokens
+        num_rows = filled_number(num_tokens, device)
         grouper = _Grouper(sizes, num_rows, device)
         if device.type == "cpu" and grouper.grouping.slots is None:
             num_rows = num_tokens
         parts = offsets, sizes, np.minimum(starts, starts[sizes > 0].max(initial=0)), np.maximum(offsets[1:] - 1, 0)
+        max_length = int(sizes.max(initial=0))
         at, lengths, firsts, lasts, positions = all_to_device([*parts, position_ids], device)
+        row_offsets = at
+        if num_rows > num_tokens:
+            filling = np.arange(num_tokens, num_rows, max_length)
+            row_offsets = to_device(np.concatenate([starts, filling, [num_rows]]), device)
         return cls(
             offsets=at,
             lengths=lengths,
@@ -158,10 +165,11 @@ class SequenceLayout:
             num_sequences=len(sizes),
             num_tokens=num_tokens,
             num_rows=num_rows,
-            max_length=int(sizes.max(initial=0)),
+            max_length=max_length,
             max_position=int(position_ids.max(initial=-1)),
             has_empty_sequences=bool((sizes == 0).any()),
             grouper=grouper,
+            row_offsets=row_offsets,
             host_lengths=sizes,
             has_gaps=position_ids is not places and not np.array_equal(position_ids, places),
         )
@@ -369,4 +377,5 @@ def _group(sizes: np.ndarray, num_rows: int, device: torch.device) -> Grouping:
         groups.append(replace(group, key_mask=mask))
         first += len(members)
     keeps_order = len(groups) <= 1 and all(group.key_mask is None for group in groups)
+    keeps_order &= device.type == "cpu" or num_rows == sizes.sum()  # a CPU then does without padding rows
     return Grouping(tuple(groups), None if keeps_order else places.slots(num_rows, device))

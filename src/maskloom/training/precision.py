@@ -17,9 +17,8 @@ from maskloom.system.devices import half_type
 FIRST_LOSS_SCALE = 2.0**16
 """Initial factor on losses in fp16, so that small gradients do not underflow; the loop adapts it."""
 
-# Sequences timed to find the faster precision, the speed-up that makes bf16 worth its rounding, and how many times as
-# long as fp32 it takes where it is emulated.
-_NUM_TIMED, _LEAST_GAIN, _EMULATED = 8, 1.1, 1.5
+# Sequences timed to find the faster precision, and the speed-up that makes bf16 worth its rounding.
+_NUM_TIMED, _LEAST_GAIN = 8, 1.1
 
 
 def in_precision(objective: Objective, precision: str, device: torch.device) -> Objective:
@@ -34,9 +33,11 @@ def in_precision(objective: Objective, precision: str, device: torch.device) -> 
 def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any) -> str:
     """Return "bf16" if gradients of a few sequences take clearly less time in it than in fp32, else "fp32".
 
-    The two alternate (A B B A), after a warm-up of each, until one round shows that bf16 is emulated. Gradients and
-    torch's generator are left unchanged.
+    The two alternate (A B B A), after a warm-up of each. A processor without bf16 kernels emulates it, which can take
+    minutes, and is not timed. Gradients and torch's generator are left unchanged.
     """
+    if not _has_bf16_kernels():
+        return "fp32"
     part, device = batch.split(_NUM_TIMED)[0], model_device(model)
     seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -46,9 +47,12 @@ def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any)
             total = torch.stack(list(in_precision(objective, name, device).loss_sums(model, part).values())).sum()
             torch.autograd.grad(total, parameters, allow_unused=True)
             seconds[name].append(time.perf_counter() - started)
-            if len(seconds["bf16"]) == 2 and seconds["bf16"][1] > _EMULATED * seconds["fp32"][1]:
-                return "fp32"
     return "bf16" if _LEAST_GAIN * min(seconds["bf16"][1:]) < min(seconds["fp32"][1:]) else "fp32"
+
+
+def _has_bf16_kernels() -> bool:
+    """Return whether oneDNN has matrix products in bf16 for this processor."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maskloom.layers import sequence_layout
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -15,6 +16,14 @@ def test_offsets_positions_and_first_tokens():
     assert layout.last_positions.tolist() == [2, 3, 5]
     assert layout.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     assert (layout.num_sequences, layout.num_tokens, layout.max_length) == (3, 6, 3)
+
+
+def test_padding_rows_are_sequences_no_longer_than_the_longest(monkeypatch):
+    for num_filled, expected in ((0, [0, 3, 8]), (5, [0, 3, 8, 13]), (11, [0, 3, 8, 13, 18, 19])):
+        monkeypatch.setattr(sequence_layout, "filled_number", lambda number, _, more=num_filled: number + more)
+        layout = SequenceLayout.from_lengths([3, 5])
+        assert layout.row_offsets.tolist() == expected
+        assert (layout.num_rows, layout.offsets.tolist()) == (8 + num_filled, [0, 3, 8])
 
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [7]])

@@ -209,7 +209,7 @@ def test_rows_that_fill_up_change_neither_vectors_nor_draws_nor_gradients(monkey
     found = []
     for num_filled in (0, 11):
         for module in (dropout, sequence_layout):
-            monkeypatch.setattr(module, "filled_number", lambda rows, num_filled=num_filled: rows + num_filled)
+            monkeypatch.setattr(module, "filled_number", lambda rows, _, num_filled=num_filled: rows + num_filled)
         model = build_model(CONFIG, heads=(), seed=1).encoder.double().train()
         layout = SequenceLayout.from_lengths(lengths)
         assert layout.num_rows == layout.num_tokens + num_filled

@@ -15,7 +15,9 @@ from maskloom.runs.doctor import doctor, doctor_lines
 @pytest.fixture(autouse=True, scope="module")
 def _small():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_SMALL", ("tiny", 2))  # bf16 is emulated, and slow, on some processors
+        patch.setattr(module, "_SMALL", ("tiny", 2))
+        patch.setattr(module, "_LENGTH", 16)
+        patch.setattr(module, "_NUM_PREDICTIONS", 2)  # bf16 is emulated, and slow, on some processors
         yield
 
 

@@ -256,6 +256,23 @@ def test_no_process_is_left_when_the_first_one_ends(tmp_path: Path, number: sign
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+def test_a_process_within_a_long_task_ends_when_the_first_one_is_killed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("itertools.repeat(0.05)", "iter([0, 0, 600, 600])"), encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as first:
+        assert first.stdout is not None
+        assert [first.stdout.readline() for _ in range(2)] == ["one\n"] * 2
+        assert len(members_of_session(first.pid)) == 3
+        first.kill()
+        end = time.monotonic() + 30
+        while members_of_session(first.pid) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert members_of_session(first.pid) == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_processes_whose_first_one_is_killed_while_they_start_say_nothing(
     tmp_path: Path, number: signal.Signals
@@ -263,7 +280,7 @@ def test_processes_whose_first_one_is_killed_while_they_start_say_nothing(
     """Before they start working, they import modules and read the first task."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    for milliseconds in range(0, 200, 20):
+    for milliseconds in range(0, 200, 40):
         with subprocess.Popen(
             [sys.executable, str(program)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         ) as first:

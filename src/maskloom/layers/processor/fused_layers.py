@@ -374,7 +374,7 @@ def _short_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of queries, keys and values, and its sums over tokens."""
     d_qkv = torch.empty_like(qkv)
-    parts = qkv.new_empty(settings.layout.num_sequences, qkv.shape[1], dtype=torch.float32)
+    parts = qkv.new_empty(_num_attended(settings.layout), qkv.shape[1], dtype=torch.float32)
     _over_heads("short_attention_gradient", 32, qkv, settings, draws, context, log_sums, d_context, d_qkv, parts)
     return d_qkv, parts.sum(0)
 
@@ -386,10 +386,17 @@ def _over_heads(
     layout, num_heads = settings.layout, settings.num_heads
     size, block = qkv.shape[1] // (3 * num_heads), max(16, _block(layout.max_length))
     _run(
-        name, (num_heads * layout.num_sequences,), qkv, layout.offsets, *more, *draws, 1.0 / math.sqrt(size), num_heads,
+        name, (num_heads * _num_attended(layout),), qkv, layout.row_offsets, *more, *draws, 1.0 / math.sqrt(size),
+        num_heads,
         SIZE=size, BLOCK=block, ROWS=min(rows, block), DROPS=draws is not NO_DRAWS, CAUSAL=settings.causal,
         num_warps=4, num_stages=1,
     )  # fmt: skip
+
+
+def _num_attended(layout: SequenceLayout) -> int:
+    """Return the number of sequences, including those of padding rows."""
+    assert layout.row_offsets is not None
+    return len(layout.row_offsets) - 1
 
 
 def _block(width: int) -> int:

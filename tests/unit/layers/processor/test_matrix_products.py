@@ -23,6 +23,8 @@ from maskloom.layers.processor.matrix_products import (
 from maskloom.models.heads import LanguageModelHead
 from maskloom.training.faults.memory import is_out_of_memory
 
+CPU = torch.device("cpu")
+
 
 def tensors(rows, inputs, outputs, dtype=torch.float32):
     generator = torch.Generator().manual_seed(rows + inputs + outputs)
@@ -91,9 +93,9 @@ def test_few_row_counts_reach_onednn(monkeypatch):
     seen.clear()
     transposed_product(x, torch.ones(511, 2047))  # MKL is faster for smaller gradients
     assert not seen
-    assert [filled_number(n) for n in (0, 5, 511, 513, 1024, 1025, 2000)] == [0, 5, 511, 576, 1024, 1152, 2048]
+    assert [filled_number(n, CPU) for n in (0, 5, 511, 513, 1024, 1025, 2000)] == [0, 5, 511, 576, 1024, 1152, 2048]
     with products_by("mkl"):
-        assert filled_number(2000) == 2000
+        assert filled_number(2000, CPU) == 2000
     assert [row_step(n) for n in (0, 1, 15, 16, 255, 256, 511, 512)] == [1, 1, 1, 2, 16, 32, 32, 64]
 
 
@@ -110,9 +112,20 @@ def test_half_precision_sees_few_numbers_of_rows(monkeypatch):
     torch.testing.assert_close(found.float(), exact, rtol=2e-2, atol=0.1)
     gradient = transposed_product(x[:77], found[:77])
     torch.testing.assert_close(gradient.float(), x[:77].float().t() @ found[:77].float(), rtol=2e-2, atol=2.0)
-    assert filled_number(300) == 300
+    assert filled_number(300, CPU) == 300
     with torch.autocast("cpu", torch.bfloat16):
-        assert [filled_number(n) for n in (0, 5, 300, 513)] == [0, 5, 320, 576]
+        assert [filled_number(n, CPU) for n in (0, 5, 300, 513)] == [0, 5, 320, 576]
+
+
+def test_half_precision_on_cuda_gets_at_most_a_64th_more_rows(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    assert filled_number(18_401, gpu) == 18_401
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    numbers = range(16_384, 32_768)
+    filled = [filled_number(number, gpu) for number in numbers]
+    assert all(0 <= more - number <= number / 64 for number, more in zip(numbers, filled, strict=True))
+    assert len(set(filled)) == 65
+    assert [filled_number(n, gpu) for n in (0, 1, 100, 129)] == [0, 1, 100, 130]
 
 
 def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
