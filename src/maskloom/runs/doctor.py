@@ -18,6 +18,7 @@ from maskloom.layers.processor.matrix_products import library_of_products
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.rows import SizeName
 from maskloom.runs.display import SILENT, Progress, aligned
 from maskloom.runs.run_folder import environment
 from maskloom.system.devices import chosen_device, describe_device, found_devices, half_type, has_bf16
@@ -29,9 +30,10 @@ from maskloom.training.settings import TrainingSection
 _LENGTH, _NUM_PREDICTIONS = 128, 20
 _STEPS_COMPARED = 3
 # The size and the sequences per batch: small work to compare losses and time processors, large work to time GPUs.
-_SMALL, _LARGE = ("tiny", 16), ("base", 64)
-# How far the first losses may differ from the processor's in fp32: rounding errors, amplified by the steps.
+_SMALL: tuple[SizeName, int] = ("tiny", 16)
+_LARGE: tuple[SizeName, int] = ("base", 64)
 _OF_AMX = 'this processor has AMX; training.precision = "fastest" tries it, embed --bf16 uses it'
+# How far the first losses may differ from the processor's in fp32: rounding errors, amplified by the steps.
 _BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 
 
@@ -121,7 +123,7 @@ def _losses(device: torch.device, precision: str, steps: int) -> list[float]:
     return [report.loss for report in _reports(device, precision, _SMALL, steps, dropout=0.0)]
 
 
-def _speed(device: torch.device, precision: str, work: tuple[str, int], seconds: float) -> float:
+def _speed(device: torch.device, precision: str, work: tuple[SizeName, int], seconds: float) -> float:
     """Return tokens per second, excluding the first step."""
     reports = _reports(device, precision, work, 10**9, dropout=0.1)
     next(reports)
@@ -134,7 +136,7 @@ def _speed(device: torch.device, precision: str, work: tuple[str, int], seconds:
 
 
 def _reports(
-    device: torch.device, precision: str, work: tuple[str, int], steps: int, *, dropout: float
+    device: torch.device, precision: str, work: tuple[SizeName, int], steps: int, *, dropout: float
 ) -> Iterator[Any]:
     size, num_sequences = work
     config = BertConfig.of_size(

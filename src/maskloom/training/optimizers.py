@@ -5,6 +5,7 @@ A schedule gives the factor on the peak rate at each step, counted from 0, or by
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import time
@@ -67,7 +68,23 @@ def rate_of(group: dict, settings: TrainingSection) -> float:
     return settings.learning_rate if own is None else own
 
 
-class BertAdam(torch.optim.AdamW):
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW, fused, without the wrappers that import torch's compiler, which takes about a second.
+
+    Those wrappers keep the compiler out of the optimiser; only blocks of layers are compiled here.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+    def __init__(self, params, lr: float, betas: tuple[float, float], eps: float) -> None:
+        super().__init__(params, lr=lr, betas=betas, eps=eps, fused=True)
+
+
+class BertAdam(AdamW):
     """Adam as in the published BERT code: no bias correction, decoupled decay, epsilon outside the correction.
 
     m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2; p = p - lr (m / (sqrt(v) + eps) + decay p).
@@ -75,7 +92,7 @@ class BertAdam(torch.optim.AdamW):
     """
 
     def __init__(self, params, lr: float, betas: tuple[float, float], eps: float) -> None:
-        super().__init__(params, lr=lr, betas=betas, eps=eps, fused=True)
+        super().__init__(params, lr, betas, eps)
         self._counted: dict[int, tuple[torch.Tensor, int]] = {}
 
     @torch.no_grad()
@@ -132,7 +149,7 @@ def _adam(kind: Callable[..., torch.optim.Optimizer], groups: list[dict], settin
 
 OPTIMIZERS: Rows[Callable[[list[dict], TrainingSection], torch.optim.Optimizer]] = Rows(
     "training.optimizer",
-    {"adamw": partial(_adam, partial(torch.optim.AdamW, fused=True)), "bert_adam": partial(_adam, BertAdam)},
+    {"adamw": partial(_adam, AdamW), "bert_adam": partial(_adam, BertAdam)},
 )
 """Optimisers by their names in recipes, each created from parameter groups, with their weight decay, and settings."""
 

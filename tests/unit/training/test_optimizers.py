@@ -1,5 +1,7 @@
 import copy
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -17,6 +19,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.models.gpt_config import GptConfig
 from maskloom.training.optimizers import (
     SCHEDULES,
+    AdamW,
     BertAdam,
     belongs_to_head,
     clock_factor,
@@ -329,3 +332,31 @@ def test_the_clocks_schedule_is_that_of_steps(name) -> None:
     if name in ("linear", "google"):
         assert clock_factor(1.0, name=name, warmup_ratio=1.0) == 0.0
     assert clock_factor(0.0, name=name, warmup_ratio=0.0) == 1.0
+
+
+def test_steps_do_not_import_the_compiler():
+    code = """if True:
+        import sys, torch
+        from maskloom.training.optimizers import AdamW, BertAdam
+        for kind in (AdamW, BertAdam):
+            weight = torch.nn.Parameter(torch.ones(2))
+            optimizer = kind([weight], 0.1, (0.9, 0.999), 1e-6)
+            weight.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            optimizer.load_state_dict(optimizer.state_dict())
+        print(*{"torch._dynamo", "sympy"} & sys.modules.keys())
+        """
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_without_the_wrappers_adamw_takes_the_steps_of_torch():
+    weights = [torch.nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2)]
+    ours = AdamW([weights[0]], 0.1, (0.9, 0.99), 1e-6)
+    theirs = torch.optim.AdamW([weights[1]], 0.1, (0.9, 0.99), 1e-6, fused=True)
+    for number in range(5):
+        for weight, optimizer in zip(weights, (ours, theirs), strict=True):
+            weight.grad = torch.linspace(1, 2, 7) * number
+            optimizer.step()
+    assert torch.equal(*weights)
+    assert weights[0].is_leaf
