@@ -32,7 +32,7 @@ SMALL = {
 @pytest.fixture(autouse=True, scope="module")
 def _timed_shortly():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("maskloom.reproduce.running._TIMED_SECONDS", 0.01)
+        patch.setattr("maskloom.reproduce.planning._TIMED_SECONDS", 0.01)
         yield
 
 

@@ -44,7 +44,13 @@ def _quietly(caplog):
 
 @pytest.mark.parametrize(
     ("heads", "options"),
-    [*((heads, {}) for heads in HEADS), (("classifier",), {"pre_norm": True, "gated": True, "rotary": True})],
+    [
+        (("mlm", "nsp"), {}),
+        (("lm", "classifier"), {}),
+        (("classifier",), {"pre_norm": True, "gated": True, "rotary": True}),
+        pytest.param(("classifier",), {}, marks=pytest.mark.slow),
+        pytest.param(("tagger", "crf"), {}, marks=pytest.mark.slow),
+    ],
 )
 def test_every_head_gives_the_same_for_any_batch_and_length(heads, options, tmp_path):
     model = _model(heads, options)

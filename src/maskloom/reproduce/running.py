@@ -14,15 +14,15 @@ from typing import Any
 import torch
 
 from maskloom.checkpoints.safetensors_format import read_header
-from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe
 from maskloom.data.corpus.manifest import read_manifest
-from maskloom.errors import ConfigError, amount
+from maskloom.errors import ConfigError
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
 from maskloom.quickstart.journey import Stages
-from maskloom.recipe_files import SHIPPED
 from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
-from maskloom.reproduce.judging import HELD_OUT_FRACTION, check_vocabulary, linear_score, masked_losses
+from maskloom.reproduce.judging import check_vocabulary, linear_score, masked_losses
+from maskloom.reproduce.planning import Plan, expected, num_steps, pretraining_stage, scoring_stage, slug
 from maskloom.reproduce.probes import (
     Probe,
     documentation_probes,
@@ -34,26 +34,15 @@ from maskloom.reproduce.results import write_results
 from maskloom.runs.display import Progress
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
-from maskloom.runs.plan import plan_pretraining
 from maskloom.runs.pretrain import pretrain
-from maskloom.runs.pretraining_plan import check_model
 from maskloom.runs.run_folder import RECIPE
-from maskloom.runs.start_summary import in_words
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.worker_processes import Patience, results_of_processes
 
-# Extra settings for masked models at a scale: twice the paper's prediction targets, as in the quick start.
-_MASKED = {"tiny": ("data.masked_lm_prob=0.3",)}
-# Checkpoints to keep where tenths of the steps are compared.
-_MORE_THAN_SAVED = 1000
-# How long to time steps of each model, and the approximate bytes per token in files of examples: four, or eleven
-# where each line has a word and three tags.
-_TIMED_SECONDS, _BYTES_PER_TOKEN, _BYTES_PER_TAGGED = 1.0, 4, 11
 BUDGET = "budget"
 """The name of the experiment that compares recipes at equal training time."""
 
 _SCALES = ("tiny", "one-gpu", "paper")
-_PUBLISHED = {"pretrain": "bert-base-as-published", "finetune": "finetune-glue-as-published"}
 _NEEDED = {
     "conll2003": ("tagged words", "conll2003/train.txt and dev.txt"),
     "multi30k": ("translations", "multi30k/train.de and val.de, and train.en and val.en"),
@@ -75,105 +64,6 @@ class Repeats:
 
     num_seeds: int = 3
     num_jobs: int = 1
-
-
-@dataclass(frozen=True)
-class Plan:
-    """An experiment with everything that it runs on; `probes` are tasks by role."""
-
-    experiment: Experiment
-    scale: str
-    seeds: Sequence[int]
-    out: Path
-    corpus: Path
-    probes: Mapping[str, Probe]
-    overrides: Mapping[str, Sequence[str]]
-
-    def pretraining(self, model: str, seed: int) -> PretrainRecipe:
-        """Return a model's recipe; if an arm needs an intermediate checkpoint, one is kept every tenth of the steps."""
-        if self.experiment.recipes:
-            held_out = f"data.held_out_fraction={HELD_OUT_FRACTION}"
-            changes = [held_out, *self.experiment.models[model], *self.overrides.get("pretrain", ())]
-            return load_recipe(PretrainRecipe, self.experiment.recipes[model], changes)
-        settings = list(self.experiment.models[model])
-        is_masked = "objective=causal_lm" not in settings
-        settings = [*(_MASKED.get(self.scale, ()) if is_masked else ()), *settings]
-        recipe = _recipe(PretrainRecipe, self.scale, "pretrain", [*settings, *self.overrides.get("pretrain", ())], seed)
-        if all(arm.at == 1.0 for arm in self.experiment.arms):
-            return recipe
-        # the extra save of a run that is stopped must not push out a checkpoint that an arm needs
-        kept = {"save_every": max(1, _num_steps(recipe) // 10), "keep_checkpoints": _MORE_THAN_SAVED}
-        return recipe.model_copy(update={"training": recipe.training.model_copy(update=kept)})
-
-    def finetuning(self, arm: Arm, probe: Probe, seed: int) -> FinetuneRecipe:
-        """Return the recipe for fine-tuning an arm on a task."""
-        settings = [f'task="{probe.kind}"'] if probe.kind else []
-        own = () if arm.linear and probe.kind != "tagging" else arm.settings
-        settings += [*probe.settings, *own, *self.overrides.get("finetune", ())]
-        if self.experiment.finetuning:
-            return load_recipe(FinetuneRecipe, self.experiment.finetuning, [f"seed={seed}", *settings])
-        return _recipe(FinetuneRecipe, self.scale, "finetune", settings, seed)
-
-    def check(self) -> None:
-        """Raise ConfigError if any recipe is invalid, or does not give what the experiment compares."""
-        for name, changes in self.overrides.items():
-            if any(change.partition("=")[0].strip() == "seed" for change in changes):
-                raise ConfigError(f"--set {name}.seed: every repetition has a seed of its own; leave it out")
-        folders = [_slug(arm.name) for arm in self.experiment.arms]
-        if taken := [name for name in self.experiment.given if folders.count(_slug(name)) > 1]:
-            raise ConfigError(f"--beside {taken[0]}=FOLDER: another row has this name, or nearly; choose another")
-        for model in self.experiment.models:
-            recipe = self.pretraining(model, 0)
-            check_model(recipe)
-            self._check_checkpoints(recipe)
-            share = recipe.data.held_out_fraction
-            if self.experiment.recipes and share != HELD_OUT_FRACTION:
-                raise ConfigError(
-                    f"pretrain.data.held_out_fraction = {share:g}: losses are compared on the "
-                    f"{HELD_OUT_FRACTION:g} of the documents that no recipe trains on; leave it out"
-                )
-        for arm, role, seed in self.jobs():
-            self.finetuning(arm, self.probes[role], seed)
-
-    def _check_checkpoints(self, recipe: PretrainRecipe) -> None:
-        if all(arm.at == 1.0 for arm in self.experiment.arms):
-            return
-        if (minutes := recipe.training.minutes) is not None:
-            raise ConfigError(
-                f"pretrain.training.minutes = {minutes:g}: tenths of the steps are compared; give "
-                "pretrain.training.steps instead"
-            )
-        if (steps := _num_steps(recipe)) % 10:
-            raise ConfigError(
-                f"pretrain.training.steps = {steps}: tenths of the steps are compared; give a multiple of 10"
-            )
-
-    def jobs(self) -> list[tuple[Arm, str, int]]:
-        """Return the fine-tuning jobs: arm, role of the task, and seed."""
-        return [
-            (arm, role, seed)
-            for seed in self.seeds
-            for arm in self.experiment.arms
-            for role, probe in self.probes.items()
-            if arm.kind in (None, probe.kind) and probe.kind not in arm.not_for
-        ]
-
-    def pretrainings(self) -> list[tuple[str, int]]:
-        """Return the pre-training jobs: model and seed."""
-        seeds = [0] if self.experiment.recipes else self.seeds
-        return [(model, seed) for seed in seeds for model in self.experiment.models]
-
-    def model_folder(self, arm: Arm, seed: int) -> Path:
-        """Return the run folder of an arm's model, its given folder, or the vocabulary if nothing is pre-trained."""
-        if not self.experiment.models:
-            return self.out / "vocabulary"
-        seed = 0 if self.experiment.recipes else seed
-        return self.experiment.given.get(arm.model) or self.out / "pretrained" / _slug(arm.model, seed)
-
-
-def _recipe(kind: Any, scale: str, name: str, settings: Sequence[str], seed: int) -> Any:
-    own, published = Path(__file__).with_name(f"{scale}-{name}.toml"), SHIPPED / f"{_PUBLISHED[name]}.toml"
-    return load_recipe(kind, published if scale == "paper" else own, [f"seed={seed}", *settings])
 
 
 @alone_in_folder()
@@ -226,7 +116,7 @@ def reproduce(
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     for folder in given:
         check_vocabulary(folder, plan.corpus)
-    progress.say(_expected(plan, stages, repeats.num_jobs))
+    progress.say(expected(plan, stages, repeats.num_jobs))
     found = _run(plan, stages, repeats.num_jobs, progress)
     results = {**settings, **asdict(repeats), "text": text, **found}
     results["seconds"] = stages.seconds
@@ -274,85 +164,18 @@ def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> E
     return EXPERIMENTS[name](str(scale))
 
 
-def _expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
-    """Estimate how long the remaining work will take, from timed steps of each model.
-
-    Fine-tuning is assumed to take as long as pre-training on as many tokens in steps of the same size, because small
-    steps, as with short examples, are less efficient.
-    """
-    if not plan.experiment.models:
-        return f"{amount(sum(not stages.has(_stage_of(*job)) for job in plan.jobs()), 'run')} from scratch left"
-    pretraining = finetuning = 0.0
-    threads = torch.get_num_threads()
-    if num_jobs > 1 and not plan.experiment.recipes:
-        torch.set_num_threads(1)  # as in each run
-    rates, left = {}, [job for job in plan.jobs() if not stages.has(_stage_of(*job))]
-    for model in plan.experiment.models:
-        num_left = sum(
-            one == model and not stages.has(_pretraining_stage(one, seed)) for one, seed in plan.pretrainings()
-        )
-        if not num_left and all(arm.model != model for arm, _, _ in left):
-            continue
-        row = _timed(plan, model)
-        rates[model], pretraining = row["tokens_per_second"], pretraining + num_left * row["seconds"]
-    if left and not rates:  # only runs of models made elsewhere are left
-        model = next(iter(plan.experiment.models))
-        rates[model] = _timed(plan, model)["tokens_per_second"]
-    slower: dict[int, float] = {}  # by the number of sequences per step
-    for arm, role, seed in left:
-        probe, recipe = plan.probes[role], plan.finetuning(arm, plan.probes[role], seed)
-        num_tokens, num_rows = _size_of(probe)
-        model = next(iter(rates))
-        whole = plan.pretraining(model, 0)
-        few = max(1, round(num_tokens / num_rows * recipe.training.batch_size / whole.data.max_length))
-        if few not in slower:
-            is_few = few < whole.training.batch_size
-            slower[few] = rates[model] / _timed(plan, model, few)["tokens_per_second"] if is_few else 1.0
-        rate = rates.get(arm.model, min(rates.values())) / slower[few]
-        finetuning += recipe.training.epochs * num_tokens / rate
-    torch.set_num_threads(threads)
-    pretraining, finetuning = pretraining / (1 if plan.experiment.recipes else num_jobs), finetuning / num_jobs
-    told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
-    return f"about {told[0]}: {told[1]} of pre-training and {told[2]} for {amount(len(left), 'run')} of fine-tuning"
-
-
-def _timed(plan: Plan, model: str, batch_size: int | None = None) -> dict[str, Any]:
-    """Time pre-training of a model on this machine, with another batch size if given."""
-    recipe = plan.pretraining(model, 0)
-    if batch_size is not None:
-        few = recipe.training.model_copy(update={"batch_size": batch_size, "micro_batch_size": None})
-        recipe = recipe.model_copy(update={"training": few})
-    return plan_pretraining(recipe, corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"][0]
-
-
-def _size_of(probe: Probe) -> tuple[float, int]:
-    """Return a training file's approximate number of tokens and its number of rows: lines, or sentences if tagged."""
-    path, num_rows = Path(probe.files.train), 1
-    with path.open("rb") as file:
-        num_rows += sum(not line.strip() for line in file) if probe.kind == "tagging" else sum(1 for _ in file)
-    return path.stat().st_size / (_BYTES_PER_TAGGED if probe.kind == "tagging" else _BYTES_PER_TOKEN), num_rows
-
-
-def _pretraining_stage(model: str, seed: int) -> str:
-    return f"pre-training {model}, seed {seed}"
-
-
-def _stage_of(arm: Arm, role: str, seed: int) -> str:
-    return f"{arm.name} on {role}, seed {seed}"
-
-
 def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[str, Any]:
     """Pre-train, fine-tune and return the metrics of models and the scores of arms, each as a list over seeds."""
     jobs, pretrainings = plan.jobs(), plan.pretrainings()
     runner = _Runner(stages, len(pretrainings) + len(jobs), progress)
     works = {
-        _pretraining_stage(model, seed): partial(_pretraining_work, plan, model, seed) for model, seed in pretrainings
+        pretraining_stage(model, seed): partial(_pretraining_work, plan, model, seed) for model, seed in pretrainings
     }
     # recipes with a budget of minutes each get all cores
     found = runner.results(works, 1 if plan.experiment.recipes else num_jobs)
-    models = {(model, seed): found[_pretraining_stage(model, seed)] for model, seed in pretrainings}
-    found = runner.results({_stage_of(*job): partial(_scoring_work, plan, *job) for job in jobs}, num_jobs)
-    of_roles = [(role, found[_stage_of(arm, role, seed)]) for arm, role, seed in jobs]
+    models = {(model, seed): found[pretraining_stage(model, seed)] for model, seed in pretrainings}
+    found = runner.results({scoring_stage(*job): partial(_scoring_work, plan, *job) for job in jobs}, num_jobs)
+    of_roles = [(role, found[scoring_stage(arm, role, seed)]) for arm, role, seed in jobs]
     scores: dict[str, dict[str, list[float]]] = {}
     for (arm, _, _), (role, result) in zip(jobs, of_roles, strict=True):
         scores.setdefault(arm.name, {}).setdefault(role, []).append(result["score"])
@@ -368,7 +191,7 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
         "scores": scores,
         "references": {role: one["reference"] for role, one in of_roles if one["reference"] is not None},
         "metrics": {role: one["metric"] for role, one in of_roles},
-        "parameters": {arm.name: found[_stage_of(arm, role, seed)].get("parameters") for arm, role, seed in jobs},
+        "parameters": {arm.name: found[scoring_stage(arm, role, seed)].get("parameters") for arm, role, seed in jobs},
     }
 
 
@@ -420,7 +243,7 @@ def _name_of(task: tuple[str, Work]) -> str:
 
 
 def _pretraining_work(plan: Plan, model: str, seed: int) -> Work:
-    folder = plan.out / "pretrained" / _slug(model, seed)
+    folder = plan.out / "pretrained" / slug(model, seed)
     return partial(_resumed, pretrain, plan.pretraining(model, seed), folder, corpus=plan.corpus)
 
 
@@ -443,10 +266,10 @@ def _scoring_work(plan: Plan, arm: Arm, role: str, seed: int) -> Work:
     model, recipe = plan.model_folder(arm, seed), plan.finetuning(arm, probe, seed)
     if arm.at < 1.0:
         whole = plan.pretraining(arm.model, seed)
-        model = _checkpoint(model, round(_num_steps(whole) * arm.at), "phase-1" if whole.phases else None)
+        model = _checkpoint(model, round(num_steps(whole) * arm.at), "phase-1" if whole.phases else None)
     if arm.linear and probe.kind != "tagging":
         return partial(_linear, probe, model, arm.linear, recipe.data.max_length)
-    return partial(_finetuned, recipe, plan.out / "finetuned" / _slug(arm.name, seed, probe.name), model, probe)
+    return partial(_finetuned, recipe, plan.out / "finetuned" / slug(arm.name, seed, probe.name), model, probe)
 
 
 def _linear(probe: Probe, model: Path, kind: Any, max_length: int, *, progress: Progress) -> dict[str, Any]:
@@ -474,19 +297,9 @@ def _in_percent(best: Mapping[str, Any], metric: str) -> dict[str, Any]:
     }
 
 
-def _num_steps(recipe: PretrainRecipe) -> int:
-    return sum(phase.steps for phase in recipe.phases) or recipe.training.steps
-
-
 def _checkpoint(run: Path, step: int, stage: str | None) -> Path:
     """Return the model folder of a checkpoint, exporting it if necessary."""
     folder = run / "exported" / f"step-{step}"
     if not (folder / "config.json").exists():
         export(run, folder, step=step, stage=stage)
     return folder
-
-
-def _slug(*parts: object) -> str:
-    """Return a folder name made of letters, digits and single hyphens."""
-    text = "-".join(str(part).lower() for part in parts)
-    return "-".join("".join(sign if sign.isalnum() else " " for sign in text).split())

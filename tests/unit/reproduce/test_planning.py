@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from maskloom.reproduce import running
+from maskloom.reproduce import planning
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.finetune import LabelledFiles
 
@@ -35,10 +35,10 @@ NOTHING_DONE: Any = SimpleNamespace(has=lambda stage: False)
 def test_training_files_are_measured_by_rows_and_bytes(tmp_path):
     columns = tmp_path / "train.conll"
     columns.write_text("Anna B-PER\nsleeps O\n\nBob B-PER\n", encoding="utf-8")
-    assert running._size_of(probe(columns, "tagging")) == (columns.stat().st_size / running._BYTES_PER_TAGGED, 2)
+    assert planning._size_of(probe(columns, "tagging")) == (columns.stat().st_size / planning._BYTES_PER_TAGGED, 2)
     table = tmp_path / "train.csv"
     table.write_text("text,label\none,a\ntwo,b\n", encoding="utf-8")
-    assert running._size_of(probe(table, "single")) == (table.stat().st_size / running._BYTES_PER_TOKEN, 4)
+    assert planning._size_of(probe(table, "single")) == (table.stat().st_size / planning._BYTES_PER_TOKEN, 4)
 
 
 def test_steps_of_short_examples_take_longer_than_their_tokens_say(tmp_path, monkeypatch):
@@ -50,21 +50,37 @@ def test_steps_of_short_examples_take_longer_than_their_tokens_say(tmp_path, mon
         asked.append(batch_size)
         return {"seconds": 60.0, "tokens_per_second": 1000.0 if batch_size is None else 100.0}
 
-    monkeypatch.setattr(running, "_timed", timed)
-    said = running._expected(plan(path, kind="tagging", models={"A": True}, arm_model="A"), NOTHING_DONE, 1)
+    monkeypatch.setattr(planning, "_timed", timed)
+    said = planning.expected(plan(path, kind="tagging", models={"A": True}, arm_model="A"), NOTHING_DONE, 1)
     assert asked == [None, 1]
-    tokens = path.stat().st_size / running._BYTES_PER_TAGGED
+    tokens = path.stat().st_size / planning._BYTES_PER_TAGGED
     assert said == (
-        f"about {running.in_words(60.0 + 2 * tokens / 100.0)}: 60 seconds of pre-training and "
-        f"{running.in_words(2 * tokens / 100.0)} for 1 run of fine-tuning"
+        f"about {planning.in_words(60.0 + 2 * tokens / 100.0)}: 60 seconds of pre-training and "
+        f"{planning.in_words(2 * tokens / 100.0)} for 1 run of fine-tuning"
     )
 
 
 def test_what_is_left_may_be_of_models_made_elsewhere_alone(tmp_path, monkeypatch):
     path = tmp_path / "train.csv"
     path.write_text("text,label\n" + "some words,a\n" * 1000, encoding="utf-8")
-    monkeypatch.setattr(running, "_timed", lambda *_: {"seconds": 9.0, "tokens_per_second": 10_000.0})
-    said = running._expected(
+    monkeypatch.setattr(planning, "_timed", lambda *_: {"seconds": 9.0, "tokens_per_second": 10_000.0})
+    said = planning.expected(
         plan(path, kind="single", models={"A": False}, arm_model="made elsewhere"), NOTHING_DONE, 1
     )
     assert said.endswith("for 1 run of fine-tuning")
+
+
+def test_runs_with_other_seeds_say_how_long_the_next_will_take(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "_timed", None)  # nothing is timed
+    arms = [SimpleNamespace(name=name, model="A") for name in ("first", "second")]
+    given: Any = SimpleNamespace(
+        jobs=lambda: [(arm, "role", seed) for seed in range(4) for arm in arms], pretrainings=lambda: [("A", 0)]
+    )
+    seconds = {"pre-training A, seed 0": 5000.0}
+    for seed in (0, 1):
+        seconds |= {f"first on role, seed {seed}": 100.0 + seed, f"second on role, seed {seed}": 50.0}
+    done: Any = SimpleNamespace(has=seconds.__contains__, seconds=seconds)
+    told = planning.in_words(2 * 100.5 + 2 * 50.0)
+    assert planning.expected(given, done, 1) == f"about {told} of fine-tuning, as long as with the other seeds"
+    del seconds["pre-training A, seed 0"]
+    assert planning._as_other_seeds(given, done) is None
