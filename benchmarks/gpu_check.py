@@ -148,11 +148,13 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def batches_of(extent: Extent, rows: int, length: int, number: int, *, is_mixed: bool) -> list[PretrainingBatch]:
+def batches_of(
+    extent: Extent, rows: int, length: int, number: int, *, is_mixed: bool, seed: int = 0
+) -> list[PretrainingBatch]:
     """Return batches of full rows, or of rows of 1/8 to full length; 20 of 128 positions are predicted."""
     if not is_mixed:
-        return [full_rows(rows, length, vocabulary=extent.vocab_size, seed=seed) for seed in range(number)]
-    draw, found = np.random.default_rng(0), []
+        return [full_rows(rows, length, vocabulary=extent.vocab_size, seed=each) for each in range(number)]
+    draw, found = np.random.default_rng(seed), []
     for _ in range(number):
         lengths = draw.integers(length // 8, length + 1, rows)
         starts = np.cumsum(lengths) - lengths
@@ -179,29 +181,33 @@ def measure_steps(
 ) -> dict[str, Any]:
     """Time steps of all sides in turn; return tokens per second, peak memory and the first loss of each side.
 
-    No batch is repeated: a side that prepares for each new number of tokens pays for that in every step, as in a run.
+    No batch is repeated and, after the first, sides have their own mixed lengths: one that prepares for each new number
+    of tokens does so in nearly every step, as in a run.
     """
     size, rows, length, is_mixed = case
     config = BertConfig.of_size(size, vocab_size=extent.vocab_size)
-    batches = batches_of(extent, rows, length, _WARM_UP + rounds * extent.steps, is_mixed=is_mixed)
+    common = batches_of(extent, rows, length, 1, is_mixed=is_mixed)
+    batches: dict[str, list[PretrainingBatch]] = {}
     with tempfile.TemporaryDirectory() as folder:
         save_model(build_model(config, seed=0), folder)
-        makers: dict[str, Callable[[], Any]] = {
-            "maskloom": lambda: Ours(config, device, batches, "bf16"),
-            "maskloom, compiled blocks": lambda: Ours(config, device, batches, "bf16", compile_=True),
-            "maskloom, recomputed blocks": lambda: Ours(config, device, batches, "bf16", recompute=True),
-            "transformers": lambda: Peer(Path(folder), device, batches, "bf16"),
-            "transformers, compiled": lambda: Peer(Path(folder), device, batches, "bf16", is_compiled=True),
+        makers: dict[str, Callable[[list[PretrainingBatch]], Any]] = {
+            "maskloom": lambda own: Ours(config, device, own, "bf16"),
+            "maskloom, compiled blocks": lambda own: Ours(config, device, own, "bf16", compile_=True),
+            "maskloom, recomputed blocks": lambda own: Ours(config, device, own, "bf16", recompute=True),
+            "transformers": lambda own: Peer(Path(folder), device, own, "bf16"),
+            "transformers, compiled": lambda own: Peer(Path(folder), device, own, "bf16", is_compiled=True),
         }
         if not extent.compiles:
             makers = {name: make for name, make in makers.items() if "compiled" not in name}
         sides, memory, first, problems = {}, {}, {}, {}
-        for name, make in makers.items():
+        for seed, (name, make) in enumerate(makers.items(), start=1):
+            number = _WARM_UP - 1 + rounds * extent.steps
+            batches[name] = common + batches_of(extent, rows, length, number, is_mixed=is_mixed, seed=seed)
             try:
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-                side = make()
+                side = make(batches[name])
                 first[name], *_ = [side.step() for _ in range(_WARM_UP)]
                 memory[name] = (torch.cuda.max_memory_allocated() - before) if device.type == "cuda" else 0
                 sides[name] = side
@@ -213,8 +219,8 @@ def measure_steps(
         rates: dict[str, list[float]] = {name: [] for name in sides}
         for number in range(rounds):
             start = _WARM_UP + number * extent.steps
-            num_tokens = sum(batch.num_tokens for batch in batches[start : start + extent.steps])
             for name in in_turn(list(sides), number):
+                num_tokens = sum(batch.num_tokens for batch in batches[name][start : start + extent.steps])
                 started = now(device)
                 for _ in range(extent.steps):
                     sides[name].step()
@@ -224,7 +230,7 @@ def measure_steps(
     from pretraining_step import useful_flops
 
     about = {"size": size, "rows": rows, "length": length, "is_mixed": is_mixed}
-    flops = useful_flops(config, batches)
+    flops = useful_flops(config, batches["maskloom"])
     return about | {"rates": rates, "memory": memory, "losses": first, "problems": problems, "flops_per_token": flops}
 
 

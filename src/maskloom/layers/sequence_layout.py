@@ -96,7 +96,7 @@ class SequenceLayout:
 
     `num_rows` is the number of rows that the layers see. A few padding rows may follow the tokens so that matrix
     products reuse row counts they have seen before; these rows belong to no sequence and receive no gradient.
-    `row_offsets` are the offsets with more sequences, of padding rows, for attention that computes all rows.
+    `row_offsets` continue `offsets` with sequences made of the padding rows, for attention that computes all rows.
     `rotation` (rows, 3 hidden / 2, 2) rotates queries and keys by their positions in models that do so, and `biases`,
     one per group, are added to attention scores. `has_gaps` is true if positions were given that differ from the
     tokens' places in their sequences.
@@ -145,12 +145,13 @@ class SequenceLayout:
             position_ids = places
         elif len(position_ids) != num_tokens:
             raise ValueError(f"{len(position_ids)} position ids for {num_tokens} tokens; one for each token is needed")
-        num_rows = filled_number(num_tokens, device)
+        max_length = int(sizes.max(initial=0))
+        # a step of decoding gives the layers one row for each sequence
+        num_rows = filled_number(num_tokens, device) if max_length > 1 else num_tokens
         grouper = _Grouper(sizes, num_rows, device)
         if device.type == "cpu" and grouper.grouping.slots is None:
             num_rows = num_tokens
         parts = offsets, sizes, np.minimum(starts, starts[sizes > 0].max(initial=0)), np.maximum(offsets[1:] - 1, 0)
-        max_length = int(sizes.max(initial=0))
         at, lengths, firsts, lasts, positions = all_to_device([*parts, position_ids], device)
         row_offsets = at
         if num_rows > num_tokens:

@@ -79,14 +79,16 @@ def find_sources() -> list[Source]:
     Only packages that maskloom needs to run are read, so extras that happen to be installed change nothing. Raises
     DataError if maskloom itself is not installed, because its distribution names those packages.
     """
+    try:
+        metadata.distribution("maskloom")
+    except metadata.PackageNotFoundError:
+        raise DataError(
+            "maskloom is not installed in this Python, so the packages whose documentation it reads are unknown; "
+            "install it (in its folder: pip install .) and run this again"
+        ) from None
     library = Path(sysconfig.get_paths()["stdlib"])
     own = {str(path.relative_to(library)): path for path in sorted(library.rglob("*"))}
     packages = {area: dict(sorted(files.items())) for area, files in sorted(required_packages().items())}
-    if not packages:
-        raise DataError(
-            "maskloom is not installed in this Python, so the packages whose documentation it reads are unknown; "
-            "install it with pip install . and run this again"
-        )
     found = [
         Source(area, _dotted(name), kind, str(path))
         for area, files in {STANDARD_LIBRARY: own, **packages}.items()

@@ -23,6 +23,7 @@ from maskloom.runs.display import SILENT, Progress, aligned
 from maskloom.runs.run_folder import environment
 from maskloom.system.devices import chosen_device, describe_device, found_devices, half_type, has_bf16
 from maskloom.system.resources import available_memory, system_text, usable_cores
+from maskloom.training.faults.memory import is_out_of_memory
 from maskloom.training.loop import TrainState, train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.settings import TrainingSection
@@ -84,7 +85,8 @@ def doctor_lines(result: dict[str, Any]) -> list[str]:
     for check in result["checks"]:
         verdict = "ok" if check["is_sound"] else f"WRONG: {check['problem']}"
         rate = check["tokens_per_second"]
-        speed = "" if rate is None else f"{rate:,.0f} tokens a second with BERT {check['size']}; "
+        speed = "no memory to time" if rate is None else f"{rate:,.0f} tokens a second with"
+        speed = f"{speed} BERT {check['size']}; " if check["is_sound"] or rate else ""
         rows.append((f"{check['device']} {check['precision']}", f"{speed}{verdict}"))
     why = "set by MASKLOOM_DEVICE" if os.environ.get("MASKLOOM_DEVICE") else "the first GPU that torch finds, else cpu"
     rows.append(("would use", f"{result['device']} in {result['precision']} ({why}; --device chooses another)"))
@@ -103,7 +105,7 @@ def _precisions(device: torch.device) -> list[str]:
 
 
 def _checked(device: torch.device, precision: str, expected: list[float], seconds: float) -> dict[str, Any]:
-    """Compare the first losses of a BERT tiny with the expected ones, and time a BERT whose size suits the device."""
+    """Compare the first losses of a tiny BERT with the expected ones, and time a BERT whose size suits the device."""
     work = _SMALL if device.type == "cpu" else _LARGE
     check = {"device": str(device), "precision": precision, "size": work[0]}
     check |= {"tokens_per_second": None, "largest_difference": None}
@@ -123,16 +125,20 @@ def _losses(device: torch.device, precision: str, steps: int) -> list[float]:
     return [report.loss for report in _reports(device, precision, _SMALL, steps, dropout=0.0)]
 
 
-def _speed(device: torch.device, precision: str, work: tuple[SizeName, int], seconds: float) -> float:
-    """Return tokens per second, excluding the first step."""
-    reports = _reports(device, precision, work, 10**9, dropout=0.1)
-    next(reports)
-    started, num_tokens = time.perf_counter(), 0
-    for report in reports:
-        num_tokens += report.num_tokens
-        if (passed := time.perf_counter() - started) >= seconds:
-            return num_tokens / passed
-    raise AssertionError("steps do not end")
+def _speed(device: torch.device, precision: str, work: tuple[SizeName, int], seconds: float) -> float | None:
+    """Return tokens per second, excluding the first step, or None if the device has no memory for the work."""
+    try:
+        reports = _reports(device, precision, work, 10**9, dropout=0.1)
+        next(reports)
+        started, num_tokens, passed = time.perf_counter(), 0, 0.0
+        while passed < seconds:
+            num_tokens += next(reports).num_tokens
+            passed = time.perf_counter() - started
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            return None
+        raise
+    return num_tokens / passed
 
 
 def _reports(

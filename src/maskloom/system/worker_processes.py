@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -175,8 +176,7 @@ class _Worker(threading.Thread):
     def _start_process(self) -> None:
         self._connection, theirs = Pipe()
         self._unsent = [self._beginning]
-        call = f"_main({theirs.fileno()}, {os.getpid()})"
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; {call}"
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _main; _main({theirs.fileno()})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", program], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
         )
@@ -281,18 +281,19 @@ def _look(workers: list[_Worker], patience: Patience, elapsed: float) -> None:
             worker.kill()
 
 
-def _main(descriptor: int, first_process: int) -> None:
+def _main(descriptor: int) -> None:
     """Do tasks received through a pipe until it closes; this is the whole life of a worker process."""
-    threading.Thread(target=_end_with, args=(first_process,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     # every core already has a process; a library's threads would only queue for cores
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     _work(Connection(descriptor))
 
 
-def _end_with(first_process: int) -> None:
-    """End this process soon after the one that started it, even within a task, when nothing is read from the pipe."""
-    while os.getppid() == first_process:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
+def _end_with(descriptor: int) -> None:
+    """End this process when the other end of its pipe closes, even within a task, when nothing reads from the pipe."""
+    poller = select.poll()
+    poller.register(descriptor, 0)  # data does not wake it
+    poller.poll()
     os._exit(1)
 
 

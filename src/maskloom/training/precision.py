@@ -17,8 +17,9 @@ from maskloom.system.devices import half_type
 FIRST_LOSS_SCALE = 2.0**16
 """Initial factor on losses in fp16, so that small gradients do not underflow; the loop adapts it."""
 
-# Sequences timed to find the faster precision, and the speed-up that makes bf16 worth its rounding.
-_NUM_TIMED, _LEAST_GAIN = 8, 1.1
+# Sequences timed to find the faster precision, the speed-up that makes bf16 worth its rounding, and how many times as
+# long as fp32 it takes where it is emulated.
+_NUM_TIMED, _LEAST_GAIN, _EMULATED = 8, 1.1, 1.5
 
 
 def in_precision(objective: Objective, precision: str, device: torch.device) -> Objective:
@@ -33,8 +34,8 @@ def in_precision(objective: Objective, precision: str, device: torch.device) -> 
 def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any) -> str:
     """Return "bf16" if gradients of a few sequences take clearly less time in it than in fp32, else "fp32".
 
-    The two alternate (A B B A), after a warm-up of each. A processor without bf16 kernels emulates it, which can take
-    minutes, and is not timed. Gradients and torch's generator are left unchanged.
+    The two alternate (A B B A), after a warm-up of each, until one round shows that bf16 is emulated. Where oneDNN has
+    no kernels for it, which can take minutes, it is not timed. Gradients and torch's generator are left unchanged.
     """
     if not _has_bf16_kernels():
         return "fp32"
@@ -47,6 +48,8 @@ def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any)
             total = torch.stack(list(in_precision(objective, name, device).loss_sums(model, part).values())).sum()
             torch.autograd.grad(total, parameters, allow_unused=True)
             seconds[name].append(time.perf_counter() - started)
+            if len(seconds["bf16"]) == 2 and seconds["bf16"][1] > _EMULATED * seconds["fp32"][1]:
+                return "fp32"
     return "bf16" if _LEAST_GAIN * min(seconds["bf16"][1:]) < min(seconds["fp32"][1:]) else "fp32"
 
 

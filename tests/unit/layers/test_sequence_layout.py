@@ -24,6 +24,7 @@ def test_padding_rows_are_sequences_no_longer_than_the_longest(monkeypatch):
         layout = SequenceLayout.from_lengths([3, 5])
         assert layout.row_offsets.tolist() == expected
         assert (layout.num_rows, layout.offsets.tolist()) == (8 + num_filled, [0, 3, 8])
+        assert SequenceLayout.from_lengths([1] * 7).num_rows == 7  # a step of decoding has as many rows as sequences
 
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [7]])

@@ -102,7 +102,10 @@ def test_requirements_of_requirements_are_followed() -> None:
 
 
 def test_without_an_installed_maskloom_the_error_says_to_install_it(monkeypatch):
-    monkeypatch.setattr(documentation, "required_packages", dict)
+    def distribution(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", distribution)
     with pytest.raises(DataError, match=r"maskloom is not installed in this Python.*pip install \."):
         find_sources()
 

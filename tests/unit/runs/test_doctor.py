@@ -64,6 +64,17 @@ def test_a_gpu_is_timed_with_more_work_than_a_processor(monkeypatch):
     assert timed == [module._SMALL, module._LARGE]
 
 
+def test_a_sound_device_without_memory_to_be_timed_is_sound(found, monkeypatch):
+    def reports(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB")
+
+    monkeypatch.setattr(module, "_losses", lambda device, precision, steps: [7.0])
+    monkeypatch.setattr(module, "_reports", reports)
+    check = module._checked(torch.device("cuda"), "bf16", [7.0], 1.0)
+    assert (check["is_sound"], check["tokens_per_second"]) == (True, None)
+    assert any("no memory to time BERT base; ok" in line for line in doctor_lines({**found, "checks": [check]}))
+
+
 def test_fp16_is_checked_with_a_loss_scale():
     """The check runs on a processor here as it does on a GPU."""
     checked = module._checked(torch.device("cpu"), "fp16", module._losses(torch.device("cpu"), "fp32", 3), 0.1)

@@ -114,10 +114,10 @@ def test_the_fastest_precision_is_the_one_that_takes_clearly_less_time(monkeypat
         clock["now"] += clock[precision]
         return in_precision(given, precision, device)
 
-    monkeypatch.setattr("maskloom.training.precision._has_bf16_kernels", lambda: clock["bf16"] < 2.0)
+    monkeypatch.setattr("maskloom.training.precision._has_bf16_kernels", lambda: clock["bf16"] < 9.0)
     monkeypatch.setattr("maskloom.training.precision.in_precision", timed)
     monkeypatch.setattr("maskloom.training.precision.time.perf_counter", lambda: clock["now"])
-    for bf16, expected, passes in ((0.5, "bf16", 4), (0.95, "fp32", 4), (2.0, "fp32", 0)):
+    for bf16, expected, passes in ((0.5, "bf16", 4), (0.95, "fp32", 4), (2.0, "fp32", 2), (9.0, "fp32", 0)):
         clock |= {"now": 0.0, "bf16": bf16}
         torch.manual_seed(3)
         assert fastest_precision(state.model, objective, batch) == expected

@@ -36,6 +36,28 @@ def test_a_gpu_or_a_head_that_the_kernels_do_not_take_has_groups(monkeypatch, ma
 
 
 @pytest.mark.gpu
+def test_padding_rows_change_nothing_on_cuda() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    lengths, results = [150, 3, 17, 200, 1], []
+    layout = SequenceLayout.from_lengths(lengths, "cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        filled = SequenceLayout.from_lengths(lengths, "cuda")
+    assert (layout.num_rows, filled.num_rows) == (371, 372)
+    qkv = torch.randn(372, 3 * 2 * 32, device="cuda", dtype=torch.bfloat16)
+    for each in (layout, filled):
+        rows = qkv[: each.num_rows].clone().requires_grad_()
+        context = attend(rows, each, 2, 0.0)
+        assert context.isfinite().all()
+        (gradient,) = torch.autograd.grad(context[:371].sin().sum(), rows)
+        results.append((context[:371], gradient[:371]))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    single = SequenceLayout.from_lengths([1] * 129, "cuda")
+    assert attend(qkv[:129], single, 2, 0.0).shape == (129, 64)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("causal", [False, True])
 def test_cuda_gives_what_the_processor_gives(dtype: torch.dtype, causal: bool) -> None:
