@@ -61,8 +61,8 @@ def flash_gradients(
 
 def _offsets(qkv: Tensor, layout: SequenceLayout) -> Tensor:
     """Return the offsets of all rows, or those of the tokens if there are no rows after them."""
-    has_padding = layout.row_offsets is not None and len(qkv) == layout.num_rows
-    return (layout.row_offsets if has_padding else layout.offsets).int()
+    offsets = layout.row_offsets if len(qkv) == layout.num_rows else None
+    return (layout.offsets if offsets is None else offsets).int()
 
 
 def _by_part(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...]:
