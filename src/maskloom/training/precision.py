@@ -35,7 +35,8 @@ def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any)
     """Return "bf16" if gradients of a few sequences take clearly less time in it than in fp32, else "fp32".
 
     The two alternate (A B B A), after a warm-up of each, until one round shows that bf16 is emulated. Where oneDNN has
-    no kernels for it, which can take minutes, it is not timed. Gradients and torch's generator are left unchanged.
+    no kernels for it, timing it could take minutes, so the answer is fp32. Gradients and torch's generator are left
+    unchanged.
     """
     if not _has_bf16_kernels():
         return "fp32"
