@@ -7,7 +7,7 @@ TORCH ?= torch==2.13.0
 
 .PHONY: quickstart test test-all soak check install develop bench gpu-check clean format
 
-# What running needs; `develop` adds what tests and checks need, most of which they never import, so it is not compiled.
+# What running needs; `develop` adds what tests and checks need.
 install: $(VENV)/.running
 develop: $(VENV)/.installed
 
@@ -18,17 +18,15 @@ $(VENV)/.running: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed: $(VENV)/.running
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[test,check]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[test,check]'
 	touch $@
 
 quickstart: install
 	$(BIN)/maskloom quickstart
 
 # Two processes, each with one thread: most of the time passes in commands that start anew, faster from compiled files.
-# Files in their order, so that both processes end with short ones.
 test: develop
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	  -m "not slow and not gpu"
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 test-all: develop
 	$(BIN)/python -m pytest
