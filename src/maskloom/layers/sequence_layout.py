@@ -103,6 +103,7 @@ class SequenceLayout:
     """
 
     offsets: Tensor
+    row_offsets: Tensor
     lengths: Tensor
     first_positions: Tensor
     last_positions: Tensor
@@ -115,7 +116,6 @@ class SequenceLayout:
     has_empty_sequences: bool
     grouper: _Grouper | Grouping
     is_packed: bool = True
-    row_offsets: Tensor | None = None
     rotation: Tensor | None = None
     host_lengths: np.ndarray | None = None
     has_gaps: bool = False
@@ -159,6 +159,7 @@ class SequenceLayout:
             row_offsets = to_device(np.concatenate([starts, filling, [num_rows]]), device)
         return cls(
             offsets=at,
+            row_offsets=row_offsets,
             lengths=lengths,
             first_positions=firsts,  # an empty sequence gets the first token of another
             last_positions=lasts,
@@ -170,7 +171,6 @@ class SequenceLayout:
             max_position=int(position_ids.max(initial=-1)),
             has_empty_sequences=bool((sizes == 0).any()),
             grouper=grouper,
-            row_offsets=row_offsets,
             host_lengths=sizes,
             has_gaps=position_ids is not places and not np.array_equal(position_ids, places),
         )
@@ -184,11 +184,13 @@ class SequenceLayout:
         """
         batch, length = is_real.shape
         columns = torch.arange(length, device=is_real.device)
-        starts = torch.arange(batch, device=is_real.device) * length
+        offsets = torch.arange(batch + 1, device=is_real.device) * length
+        starts = offsets[:-1]
         lengths = is_real.sum(1)
         keys = is_real | (lengths == 0).unsqueeze(1)
         return cls(
-            offsets=torch.arange(batch + 1, device=is_real.device) * length,
+            offsets=offsets,
+            row_offsets=offsets,
             lengths=lengths,
             first_positions=starts + is_real.to(torch.int64).argmax(1),
             last_positions=starts + length - 1 - is_real.to(torch.int64).flip(1).argmax(1),

@@ -72,14 +72,14 @@ def test_waiting_for_a_core_is_seen():
         import os, sys, time
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
         from maskloom.system.shared_cores import seconds_waited
-        before, end = seconds_waited(), time.monotonic() + 1
+        before, end = seconds_waited(), time.monotonic() + 2
         while time.monotonic() < end:
             pass
         print(seconds_waited() - before)
         """
     runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     waited = [float(run.communicate()[0]) for run in runs]
-    assert sum(waited) > 0.5
+    assert sum(waited) > 1.0
 
 
 def test_a_process_that_sleeps_waits_for_no_core():

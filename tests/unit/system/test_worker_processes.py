@@ -280,7 +280,7 @@ def test_processes_whose_first_one_is_killed_while_they_start_say_nothing(
     """Before they start working, they import modules and read the first task."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    for milliseconds in range(0, 200, 40):
+    for milliseconds in range(0, 200, 20):
         with subprocess.Popen(
             [sys.executable, str(program)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         ) as first:

@@ -395,7 +395,6 @@ def _over_heads(
 
 def _num_attended(layout: SequenceLayout) -> int:
     """Return the number of sequences, including those of padding rows."""
-    assert layout.row_offsets is not None
     return len(layout.row_offsets) - 1
 
 

@@ -32,7 +32,7 @@ def flash_attention(
     It maps (tokens, 3 hidden) to (tokens, hidden), with the operator beneath `torch.nn.attention.varlen`, whose own
     function does not support dropout.
     """
-    offsets, longest = _offsets(qkv, layout), layout.max_length
+    offsets, longest = layout.row_offsets.int(), layout.max_length
     context_tnd, log_sums, draws, unused, _ = torch.ops.aten._flash_attention_forward(
         *_by_part(qkv, num_heads), offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
     )
@@ -51,18 +51,12 @@ def flash_gradients(
     causal: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries, keys and values, (tokens, heads, head size) each."""
-    offsets, longest, (log_sums, draws, unused) = _offsets(qkv, layout), layout.max_length, more
+    offsets, longest, (log_sums, draws, unused) = layout.row_offsets.int(), layout.max_length, more
     upper, lower = (each.view(len(qkv), num_heads, -1) for each in (d_context, context))
     return torch.ops.aten._flash_attention_backward(
         upper, *_by_part(qkv, num_heads), lower, log_sums, offsets, offsets, longest, longest, dropout, causal,
         draws, unused,
     )  # fmt: skip
-
-
-def _offsets(qkv: Tensor, layout: SequenceLayout) -> Tensor:
-    """Return the offsets of all rows, or those of the tokens if there are no rows after them."""
-    offsets = layout.row_offsets if len(qkv) == layout.num_rows else None
-    return (layout.offsets if offsets is None else offsets).int()
 
 
 def _by_part(qkv: Tensor, num_heads: int) -> tuple[Tensor, ...]:
