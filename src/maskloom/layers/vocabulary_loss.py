@@ -10,6 +10,7 @@ from torch import Tensor
 
 from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient, weight_gradient
 from maskloom.layers.processor.matrix_products import (
+    filled_number,
     filled_up,
     is_half_on_cpu,
     prefers_onednn,
@@ -50,12 +51,30 @@ def vocabulary_loss(
         if weights is None:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
         return (F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights).sum()
+    hidden, labels, weights = with_recurring_rows(hidden, labels, weights)
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else decoder.dtype
     with torch.autocast(kind, enabled=False):
         return _VocabularyLoss.apply(  # pyright: ignore[reportReturnType]
             hidden.to(dtype), decoder, bias, labels, weights, smoothing
         )
+
+
+def with_recurring_rows(hidden: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the arguments of `vocabulary_loss`, on CUDA in half precision with a few rows of weight 0 behind.
+
+    Products then meet row counts again for which they have prepared; see `filled_number`.
+    """
+    missing = filled_number(len(hidden), hidden.device) - len(hidden) if hidden.is_cuda else 0
+    return _with_more_rows(hidden, labels, weights, missing) if missing else (hidden, labels, weights)
+
+
+def _with_more_rows(
+    hidden: Tensor, labels: Tensor, weights: Tensor | None, missing: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    if weights is None:
+        weights = torch.ones_like(labels, dtype=torch.float32)
+    return F.pad(hidden, (0, 0, 0, missing)), F.pad(labels, (0, missing)), F.pad(weights, (0, missing))
 
 
 class _VocabularyLoss(torch.autograd.Function):

@@ -181,7 +181,7 @@ def test_on_a_gpu_it_is_the_same(monkeypatch, dtype):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     monkeypatch.setattr(module, "_NUM_LOGITS", 3000 * 6)
-    parameters, labels = example(300, 64, 3000, scale=0.3)
+    parameters, labels = example(301, 64, 3000, scale=0.3)  # in half precision, three rows are added
     expected = torch.autograd.grad(plain(*parameters, labels), parameters)
     moved = [parameter.detach().cuda().requires_grad_() for parameter in parameters]
     with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
@@ -206,3 +206,17 @@ def test_smoothing_is_least_at_less_confidence_so_perplexity_rises_with_it():
         assert best == pytest.approx(min(target, 0.99), abs=0.006)
         perplexities.append(float(1 / best))
     assert perplexities == sorted(set(perplexities))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_rows_that_are_added_for_a_gpu_change_no_loss_and_no_gradient(weighted):
+    parameters, labels = example(37, 16, 100)
+    weights = torch.rand(37) if weighted else None
+    expected = vocabulary_loss(*parameters, labels, weights)
+    hidden, more_labels, more_weights = module._with_more_rows(parameters[0], labels, weights, 5)
+    assert len(hidden) == len(more_labels) == len(more_weights) == 42
+    found = vocabulary_loss(hidden, *parameters[1:], more_labels, more_weights)
+    torch.testing.assert_close(found, expected)
+    gradients = (torch.autograd.grad(loss, parameters) for loss in (found, expected))
+    for ours, exact in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, exact)

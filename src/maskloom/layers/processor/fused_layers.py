@@ -24,9 +24,15 @@ from maskloom.layers.processor.packed_attention import flash_attention, flash_gr
 from maskloom.layers.sequence_layout import SequenceLayout
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Up to this many tokens, the keys of one sequence and head fit into a program.
-_SHORT = 128
-_SHORT_SIZES = (16, 32, 64, 128)
+# Head sizes that attention's kernels support; other sizes take torch's.
+_HEAD_SIZES = (16, 32, 64, 128)
+# Queries or keys that a program of attention holds, and how each kernel runs: the fastest of many tried on an H200.
+_ATTENTION_ROWS = 64
+_ATTENTION_OPTIONS = {
+    "attention": {"num_stages": 3},
+    "query_gradient": {"num_stages": 3},
+    "key_gradient": {"num_stages": 2, "COLUMNS": 64},
+}
 # Rows and columns that a program sums at a time: the fastest of eight pairs tried on an H100.
 _TILE = (32, 64)
 
@@ -214,8 +220,8 @@ class _AttentionSublayer(torch.autograd.Function):
         w_in, b_in, w_out, b_out = _rounded(parameters[:4], settings.dtype)
         draws = device_draws(len(x), settings.attention_dropout, x.device)
         qkv = torch.addmm(b_in, x, w_in.t())
-        if _is_short(qkv, settings):
-            context, *more = _short_attention(qkv, settings, draws)
+        if _has_kernels(qkv, settings):
+            context, *more = _attention(qkv, settings, draws)
         else:
             context, *more = flash_attention(
                 qkv, settings.layout, settings.num_heads, settings.attention_dropout, causal=settings.causal
@@ -237,11 +243,11 @@ class _AttentionSublayer(torch.autograd.Function):
         )
         d_out = weight_gradient(d_added, context)
         d_context = d_added @ w_out
-        if not _is_short(qkv, settings):
+        if _has_kernels(qkv, settings):
+            d_qkv, d_in_bias = _attention_gradients(d_context, qkv, context, more[0], settings, ctx.draws[0])
+        else:
             how = (settings.layout, settings.num_heads, settings.attention_dropout)
             d_qkv, d_in_bias = _joined(*flash_gradients(d_context, qkv, context, more, *how, causal=settings.causal))
-        else:
-            d_qkv, d_in_bias = _short_gradients(d_context, qkv, context, more[0], settings, ctx.draws[0])
         d_in = weight_gradient(d_qkv, x)
         d_x.addmm_(d_qkv, w_in)
         return None, d_x.to(ctx.dtype), d_in, d_in_bias, d_out, d_out_bias, d_scale, d_shift
@@ -357,45 +363,55 @@ def _by_columns(name: str, x: Tensor, *more: Tensor, num_arrays: int = 1, **cons
     return parts.sum(0)
 
 
-def _is_short(qkv: Tensor, settings: SublayerSettings) -> bool:
-    return settings.layout.max_length <= _SHORT and qkv.shape[1] // (3 * settings.num_heads) in _SHORT_SIZES
+def _has_kernels(qkv: Tensor, settings: SublayerSettings) -> bool:
+    return qkv.shape[1] // (3 * settings.num_heads) in _HEAD_SIZES
 
 
-def _short_attention(qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws) -> tuple[Tensor, Tensor]:
-    """Return the context and the base-2 logarithms of the softmax's sums (t, heads), which its gradient needs."""
+def _attention(qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws) -> tuple[Tensor, Tensor]:
+    """Return the context (t, h) and base-2 logarithms of the softmax's sums (heads, t), which its gradient needs."""
     context = qkv.new_empty(len(qkv), qkv.shape[1] // 3)
-    log_sums = qkv.new_empty(len(qkv), settings.num_heads, dtype=torch.float32)
-    _over_heads("short_attention", 64, qkv, settings, draws, context, log_sums)
+    log_sums = qkv.new_empty(settings.num_heads, len(qkv), dtype=torch.float32)
+    _by_blocks("attention", qkv, settings, draws, (qkv, settings.layout.row_offsets, context, log_sums, *draws))
     return context, log_sums
 
 
-def _short_gradients(
+def _attention_gradients(
     d_context: Tensor, qkv: Tensor, context: Tensor, log_sums: Tensor, settings: SublayerSettings, draws: DeviceDraws
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of queries, keys and values, and its sums over tokens."""
-    d_qkv = torch.empty_like(qkv)
-    parts = qkv.new_empty(_num_attended(settings.layout), qkv.shape[1], dtype=torch.float32)
-    _over_heads("short_attention_gradient", 32, qkv, settings, draws, context, log_sums, d_context, d_qkv, parts)
-    return d_qkv, parts.sum(0)
+    d_qkv, alongs, offsets = torch.empty_like(qkv), torch.empty_like(log_sums), settings.layout.row_offsets
+    row_words = torch.empty_like(log_sums, dtype=torch.int32)
+    num_parts = (len(offsets) - 1) * _num_blocks(qkv, settings)
+    last = (d_context, alongs, row_words, d_qkv, qkv.new_empty(num_parts, qkv.shape[1], dtype=torch.float32))
+    _by_blocks("query_gradient", qkv, settings, draws, (qkv, offsets, context, log_sums, *last, *draws))
+    given = (qkv, offsets, log_sums, *last, draws.threshold, draws.factor)
+    _by_blocks("key_gradient", qkv, settings, draws, given)
+    return d_qkv, last[-1].sum(0)
 
 
-def _over_heads(
-    name: str, rows: int, qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws, *more: Tensor
+def _by_blocks(
+    name: str, qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws, arguments: Sequence[Any]
 ) -> None:
-    """Run a kernel whose programs process one head of one sequence each, `rows` queries at a time."""
-    layout, num_heads = settings.layout, settings.num_heads
-    size, block = qkv.shape[1] // (3 * num_heads), max(16, _block(layout.max_length))
+    """Run a kernel of attention whose programs process one block of rows of one sequence and head."""
+    num_heads, num_blocks = settings.num_heads, _num_blocks(qkv, settings)
+    num_sequences = len(settings.layout.row_offsets) - 1
+    size, rows, options = qkv.shape[1] // (3 * num_heads), _attention_rows(qkv, settings), _ATTENTION_OPTIONS[name]
+    if "COLUMNS" in options:
+        options = options | {"COLUMNS": min(rows, options["COLUMNS"])}
     _run(
-        name, (num_heads * _num_attended(layout),), qkv, layout.row_offsets, *more, *draws, 1.0 / math.sqrt(size),
-        num_heads,
-        SIZE=size, BLOCK=block, ROWS=min(rows, block), DROPS=draws is not NO_DRAWS, CAUSAL=settings.causal,
-        num_warps=4, num_stages=1,
+        name, (num_sequences * num_heads * num_blocks,),
+        *arguments, 1.0 / math.sqrt(size), len(qkv), num_blocks, num_heads,
+        SIZE=size, ROWS=rows, DROPS=draws is not NO_DRAWS, CAUSAL=settings.causal, num_warps=4, **options,
     )  # fmt: skip
 
 
-def _num_attended(layout: SequenceLayout) -> int:
-    """Return the number of sequences, including those of padding rows."""
-    return len(layout.row_offsets) - 1
+def _num_blocks(qkv: Tensor, settings: SublayerSettings) -> int:
+    return -(-settings.layout.max_length // _attention_rows(qkv, settings))
+
+
+def _attention_rows(qkv: Tensor, settings: SublayerSettings) -> int:
+    is_wide = qkv.shape[1] > 3 * 64 * settings.num_heads  # the memory of a processor holds fewer rows then
+    return min(_ATTENTION_ROWS >> is_wide, max(16, _block(settings.layout.max_length)))
 
 
 def _block(width: int) -> int:

@@ -1,4 +1,4 @@
-"""GPU kernels in Triton: norms of sums, activations, short attention and losses, each in one pass over memory.
+"""GPU kernels in Triton: norms of sums, activations, attention and losses.
 
 Dropout uses the words of `layers.dropout`: two values of a row share a 32-bit hash of its key. For sums over rows, each
 program writes a partial sum and torch adds them, so results are deterministic. Letters: t tokens, h hidden.
@@ -16,7 +16,7 @@ _FACTOR_1, _FACTOR_2, _GAMMA = (tl.constexpr(number) for number in (FACTOR_1, FA
 _ROOT_HALF, _INVERSE_ROOT_2_PI = tl.constexpr(0.7071067811865476), tl.constexpr(0.3989422804014327)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 # Numbers that change from call to call, for which Triton shall not compile variants such as "divisible by 16".
-_CHANGING = ["word", "threshold", "num_rows", "rows_each"]
+_CHANGING = ["word", "threshold", "num_rows", "num_blocks", "rows_each"]
 
 
 @triton.jit
@@ -229,103 +229,177 @@ def joined(
     tl.store(parts + chunk * (3 * width) + number * width + columns, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=_CHANGING)
-def short_attention(
-    qkv, offsets, context, log_sums, keys, word, threshold, factor, scale, num_heads,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
-    """dropout(softmax(q k^T / sqrt(d))) v, one sequence and head per program, keys in one block: (t, 3 h) to (t, h).
+@triton.jit
+def _pair_factors(row_keys, pairs, threshold, factor):
+    """Dropout's factors of neighbouring columns, which share a hash, along a new last dimension."""
+    words = _hashed(row_keys + pairs * _GAMMA)
+    return tl.where(tl.join(words << 16, words) >= (threshold - 0x8000) << 16, factor, 0.0)
 
-    SIZE is d, BLOCK is at least the longest length, ROWS is the number of queries processed at a time. `log_sums`
-    (t, heads) gets the base-2 logarithms of the softmax's sums.
-    """
-    sequence, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
+
+@triton.jit
+def _block_of(offsets, num_blocks, num_heads, SIZE: tl.constexpr, ROWS: tl.constexpr):
+    """Return head, first token, length, the program's first row within the sequence, and its place in `parts`."""
+    own, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
+    sequence, head = own // num_heads, own % num_heads
     first = tl.load(offsets + sequence)
     length = (tl.load(offsets + sequence + 1) - first).to(tl.int32)
-    hidden = num_heads * SIZE
-    columns, within = tl.arange(0, BLOCK), tl.arange(0, SIZE)
-    own = qkv + first * (3 * hidden) + head * SIZE
-    place = columns[:, None] * (3 * hidden) + within[None, :]
-    is_key = columns < length
-    k = tl.load(own + hidden + place, mask=is_key[:, None], other=0.0)
-    v = tl.load(own + 2 * hidden + place, mask=is_key[:, None], other=0.0)
-    for start in range(0, length, ROWS):
-        rows = start + tl.arange(0, ROWS)
+    part = (sequence * num_blocks + block) * (3 * num_heads * SIZE) + head * SIZE
+    return head, first, length, block * ROWS, part
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def attention(
+    qkv, offsets, context, log_sums, keys, word, threshold, factor, scale, num_rows, num_blocks, num_heads,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """dropout(softmax(q k^T / sqrt(d))) v: (t, 3 h) to (t, h), ROWS queries of one sequence and head per program.
+
+    Keys are read in blocks, and what was summed is rescaled whenever a score exceeds all before it (Milakov and
+    Gimelshein 2018; Dao et al. 2022). SIZE is d. `log_sums` (heads, t) gets base-2 logarithms of the softmax's sums.
+    """
+    head, first, length, start, _ = _block_of(offsets, num_blocks, num_heads, SIZE, ROWS)
+    if start < length:
+        hidden = num_heads * SIZE
+        within, order = tl.arange(0, SIZE), tl.arange(0, ROWS)
+        own = qkv + first * (3 * hidden) + head * SIZE
+        rows = start + order
         is_query = rows < length
         q = tl.load(own + rows[:, None] * (3 * hidden) + within[None, :], mask=is_query[:, None], other=0.0)
-        scores = tl.dot(q, tl.trans(k)) * (scale * _LOG2_E)
-        seen = is_key[None, :]
-        if CAUSAL:
-            seen = seen & (columns[None, :] <= rows[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
-        most = tl.max(scores, 1)
-        powers = tl.exp2(scores - most[:, None])
-        total = tl.sum(powers, 1)
-        tl.store(log_sums + (first + rows) * num_heads + head, most + tl.log2(total), mask=is_query)
         if DROPS:
             row_keys = _hashed(tl.load(keys + first + rows, mask=is_query, other=0) ^ word) + (head << 16) * _GAMMA
-            powers = tl.where(_kept(row_keys[:, None], columns[None, :], threshold), powers * factor, 0.0)
-        result = tl.dot(powers.to(v.dtype), v) / total[:, None]
+        most = tl.full([ROWS], float("-inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        result = tl.zeros([ROWS, SIZE], tl.float32)
+        end = tl.minimum(start + ROWS, length) if CAUSAL else length
+        for begin in range(0, end, ROWS):
+            columns = begin + order
+            is_key = columns < length
+            place = columns[:, None] * (3 * hidden) + within[None, :]
+            k = tl.load(own + hidden + place, mask=is_key[:, None], other=0.0)
+            scores = tl.where(is_key[None, :], tl.dot(q, tl.trans(k)), float("-inf"))
+            if CAUSAL:
+                scores = tl.where(columns[None, :] <= rows[:, None], scores, float("-inf"))
+            higher = tl.maximum(most, tl.max(scores, 1) * (scale * _LOG2_E))
+            powers = tl.exp2(scores * (scale * _LOG2_E) - higher[:, None])
+            shrunk = tl.exp2(most - higher)
+            total = total * shrunk + tl.sum(powers, 1)
+            most = higher
+            if DROPS:
+                pairs = begin // 2 + tl.arange(0, ROWS // 2)
+                powers *= tl.reshape(_pair_factors(row_keys[:, None], pairs[None, :], threshold, factor), ROWS, ROWS)
+            v = tl.load(own + 2 * hidden + place, mask=is_key[:, None], other=0.0)
+            result = tl.dot(powers.to(v.dtype), v, result * shrunk[:, None])
+        tl.store(log_sums + head * num_rows + first + rows, most + tl.log2(total), mask=is_query)
         out = context + first * hidden + head * SIZE + rows[:, None] * hidden + within[None, :]
-        tl.store(out, result, mask=is_query[:, None])
+        tl.store(out, result / total[:, None], mask=is_query[:, None])
 
 
 @triton.jit(do_not_specialize=_CHANGING)
-def short_attention_gradient(
-    qkv, offsets, context, log_sums, d_context, d_qkv, parts, keys, word, threshold, factor, scale, num_heads,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
+def query_gradient(
+    qkv, offsets, context, log_sums, d_context, alongs, row_words, d_qkv, parts,
+    keys, word, threshold, factor, scale, num_rows, num_blocks, num_heads,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of `short_attention`: dS = P (dP - dC C), dQ = dS K, dK = dS^T Q, dV = P^T dC; keys are rows here.
+    """Gradient of `attention` with respect to q: dQ = dS K / sqrt(d) with dS = P (dP - dC C), ROWS queries per program.
 
-    `parts` (sequences, 3 h) gets the sums over each sequence's tokens.
+    P is computed again; dP = dC V^T, after dropout. `alongs` (heads, t) gets dC C, `row_words` (heads, t) the keys of
+    the draws, for `key_gradient`; `parts` (sequences, blocks, 3 h) gets sums of d_qkv (t, 3 h) over rows.
     """
-    sequence, head = tl.program_id(0) // num_heads, tl.program_id(0) % num_heads
-    first = tl.load(offsets + sequence)
-    length = (tl.load(offsets + sequence + 1) - first).to(tl.int32)
-    hidden = num_heads * SIZE
-    columns, within = tl.arange(0, BLOCK), tl.arange(0, SIZE)
-    own, lower = qkv + first * (3 * hidden) + head * SIZE, d_qkv + first * (3 * hidden) + head * SIZE
-    place = columns[:, None] * (3 * hidden) + within[None, :]
-    is_key = columns < length
-    k = tl.load(own + hidden + place, mask=is_key[:, None], other=0.0)
-    v = tl.load(own + 2 * hidden + place, mask=is_key[:, None], other=0.0)
-    d_k = tl.zeros([BLOCK, SIZE], tl.float32)
-    d_v = tl.zeros([BLOCK, SIZE], tl.float32)
-    sum_q = tl.zeros([SIZE], tl.float32)
-    for start in range(0, length, ROWS):
-        rows = start + tl.arange(0, ROWS)
+    head, first, length, start, part = _block_of(offsets, num_blocks, num_heads, SIZE, ROWS)
+    hidden, within = num_heads * SIZE, tl.arange(0, SIZE)
+    d_q = tl.zeros([ROWS, SIZE], tl.float32)
+    if start < length:
+        order = tl.arange(0, ROWS)
+        own = qkv + first * (3 * hidden) + head * SIZE
+        rows = start + order
         is_query = rows < length
         row_place = rows[:, None] * (3 * hidden) + within[None, :]
         out_place = first * hidden + head * SIZE + rows[:, None] * hidden + within[None, :]
+        of_row = head * num_rows + first + rows
         q = tl.load(own + row_place, mask=is_query[:, None], other=0.0)
         upper = tl.load(d_context + out_place, mask=is_query[:, None], other=0.0)
         found = tl.load(context + out_place, mask=is_query[:, None], other=0.0)
+        log_sum = tl.load(log_sums + of_row, mask=is_query, other=0.0)
         along = tl.sum(found.to(tl.float32) * upper.to(tl.float32), 1)
-        log_sum = tl.load(log_sums + (first + rows) * num_heads + head, mask=is_query, other=0.0)
-        seen = is_key[:, None] & is_query[None, :]
-        if CAUSAL:
-            seen = seen & (columns[:, None] <= rows[None, :])
-        scores = tl.dot(k, tl.trans(q)) * (scale * _LOG2_E)
-        p = tl.where(seen, tl.exp2(scores - log_sum[None, :]), 0.0)
-        d_p = tl.dot(v, tl.trans(upper))
-        used = p
+        tl.store(alongs + of_row, along, mask=is_query)
         if DROPS:
             row_keys = _hashed(tl.load(keys + first + rows, mask=is_query, other=0) ^ word) + (head << 16) * _GAMMA
-            factors = tl.where(_kept(row_keys[None, :], columns[:, None], threshold), factor, 0.0)
-            used = p * factors
-            d_p = d_p * factors
-        d_v += tl.dot(used.to(v.dtype), upper)
-        d_s = (p * (d_p - along[None, :]) * scale).to(k.dtype)
-        d_k += tl.dot(d_s, q)
-        d_q = tl.dot(tl.trans(d_s), k)
-        sum_q += tl.sum(d_q, 0)
-        tl.store(lower + row_place, d_q, mask=is_query[:, None])
-    tl.store(lower + hidden + place, d_k, mask=is_key[:, None])
-    tl.store(lower + 2 * hidden + place, d_v, mask=is_key[:, None])
-    part = parts + sequence * (3 * hidden) + head * SIZE + within
-    tl.store(part, sum_q)
-    tl.store(part + hidden, tl.sum(d_k, 0))
-    tl.store(part + 2 * hidden, tl.sum(d_v, 0))
+            tl.store(row_words + of_row, row_keys, mask=is_query)
+        end = tl.minimum(start + ROWS, length) if CAUSAL else length
+        for begin in range(0, end, ROWS):
+            columns = begin + order
+            is_key = columns < length
+            place = columns[:, None] * (3 * hidden) + within[None, :]
+            k = tl.load(own + hidden + place, mask=is_key[:, None], other=0.0)
+            v = tl.load(own + 2 * hidden + place, mask=is_key[:, None], other=0.0)
+            p = tl.exp2(tl.dot(q, tl.trans(k)) * (scale * _LOG2_E) - log_sum[:, None])
+            p = tl.where(is_key[None, :], p, 0.0)
+            if CAUSAL:
+                p = tl.where(columns[None, :] <= rows[:, None], p, 0.0)
+            d_p = tl.dot(upper, tl.trans(v))
+            if DROPS:
+                pairs = begin // 2 + tl.arange(0, ROWS // 2)
+                d_p *= tl.reshape(_pair_factors(row_keys[:, None], pairs[None, :], threshold, factor), ROWS, ROWS)
+            d_q = tl.dot((p * (d_p - along[:, None])).to(k.dtype), k, d_q)
+        d_q *= scale
+        tl.store(d_qkv + first * (3 * hidden) + head * SIZE + row_place, d_q, mask=is_query[:, None])
+    tl.store(parts + part + within, tl.sum(d_q, 0))
+
+
+@triton.jit(do_not_specialize=_CHANGING)
+def key_gradient(
+    qkv, offsets, log_sums, d_context, alongs, row_words, d_qkv, parts,
+    threshold, factor, scale, num_rows, num_blocks, num_heads,
+    SIZE: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The same with respect to k and v: dK = dS^T Q / sqrt(d), dV = P^T dC with P after dropout, ROWS keys per program.
+
+    Rows are keys here, in an order that gives each thread both keys of a pair, which share a hash: in the layout of
+    matrix products, it holds every eighth row.
+    """
+    head, first, length, begin, part = _block_of(offsets, num_blocks, num_heads, SIZE, ROWS)
+    hidden, within = num_heads * SIZE, tl.arange(0, SIZE)
+    d_k = tl.zeros([ROWS, SIZE], tl.float32)
+    d_v = tl.zeros([ROWS, SIZE], tl.float32)
+    if begin < length:
+        own, lower = qkv + first * (3 * hidden) + head * SIZE, d_qkv + first * (3 * hidden) + head * SIZE
+        order = tl.arange(0, ROWS)
+        rows = begin + order // 16 * 16 + order % 8 * 2 + order // 8 % 2
+        pairs = begin // 2 + tl.arange(0, ROWS // 2)
+        is_key = rows < length
+        place = rows[:, None] * (3 * hidden) + within[None, :]
+        k = tl.load(own + hidden + place, mask=is_key[:, None], other=0.0)
+        v = tl.load(own + 2 * hidden + place, mask=is_key[:, None], other=0.0)
+        for start in range(begin if CAUSAL else 0, length, COLUMNS):
+            columns = start + tl.arange(0, COLUMNS)
+            is_query = columns < length
+            of_row = head * num_rows + first + columns
+            # Queries of 0 with gradients of 0 change neither sum.
+            q = tl.load(own + columns[:, None] * (3 * hidden) + within[None, :], mask=is_query[:, None], other=0.0)
+            out_place = first * hidden + head * SIZE + columns[:, None] * hidden + within[None, :]
+            upper = tl.load(d_context + out_place, mask=is_query[:, None], other=0.0)
+            log_sum = tl.load(log_sums + of_row, mask=is_query, other=0.0)
+            along = tl.load(alongs + of_row, mask=is_query, other=0.0)
+            p = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * _LOG2_E) - log_sum[None, :])
+            if CAUSAL:
+                p = tl.where(rows[:, None] <= columns[None, :], p, 0.0)
+            d_p = tl.dot(v, tl.trans(upper))
+            used = p
+            if DROPS:
+                row_keys = tl.load(row_words + of_row, mask=is_query, other=0)
+                factors = _pair_factors(row_keys[None, :], pairs[:, None], threshold, factor)
+                factors = tl.permute(tl.reshape(factors, ROWS // 16, 8, COLUMNS, 2), 0, 3, 1, 2)
+                factors = tl.reshape(factors, ROWS, COLUMNS)
+                used = p * factors
+                d_p *= factors
+            d_v = tl.dot(used.to(v.dtype), upper, d_v)
+            d_k = tl.dot((p * (d_p - along[None, :])).to(k.dtype), q, d_k)
+        d_k = tl.where(is_key[:, None], d_k * scale, 0.0)
+        d_v = tl.where(is_key[:, None], d_v, 0.0)
+        tl.store(lower + hidden + place, d_k, mask=is_key[:, None])
+        tl.store(lower + 2 * hidden + place, d_v, mask=is_key[:, None])
+    tl.store(parts + part + hidden + within, tl.sum(d_k, 0))
+    tl.store(parts + part + 2 * hidden + within, tl.sum(d_v, 0))
 
 
 @triton.jit(do_not_specialize=_CHANGING)
