@@ -29,9 +29,9 @@ _HEAD_SIZES = (16, 32, 64, 128)
 # Queries or keys that a program of attention holds, and how each kernel runs: the fastest of many tried on an H200.
 _ATTENTION_ROWS = 64
 _ATTENTION_OPTIONS = {
-    "attention": {"num_stages": 3},
-    "query_gradient": {"num_stages": 3},
-    "key_gradient": {"num_stages": 2, "COLUMNS": 64},
+    "attention": {"num_stages": 3, "maxnreg": 104},
+    "query_gradient": {"num_stages": 3, "maxnreg": 168},
+    "key_gradient": {"num_stages": 3, "maxnreg": 168, "COLUMNS": 32},
 }
 # Rows and columns that a program sums at a time: the fastest of eight pairs tried on an H100.
 _TILE = (32, 64)
