@@ -86,7 +86,7 @@ class TrainingSection(Section):
     activation_checkpointing: bool = key(
         False, "Recompute blocks in the backward pass: less memory, about a third more time."
     )
-    compile: bool = key(False, "Compile blocks with torch.compile; requires a C compiler.")
+    compile: bool = key(False, "Compile blocks with torch.compile, which takes minutes; requires a C compiler.")
     parallel: Literal["ddp", "fsdp", "hsdp"] = key(
         "ddp", "What each of several processes holds: the whole model, a shard, or a shard of its machine's copy."
     )
