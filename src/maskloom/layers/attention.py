@@ -217,7 +217,7 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
     length, h heads, d head size.
     """
     if prefers_packed(qkv, layout, num_heads):
-        return flash_attention(qkv, layout, num_heads, dropout, causal=causal)[0]
+        return flash_attention(qkv, layout, num_heads, dropout, causal=causal)
     slots = layout.to_slots(qkv)
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)

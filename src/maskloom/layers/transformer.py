@@ -16,11 +16,11 @@ from maskloom.layers.dropout import Dropout, RowDraws, current_draws, drawing
 from maskloom.layers.feed_forward import FeedForward
 from maskloom.layers.processor.fused_layers import (
     SublayerSettings,
+    attends,
     attention_sublayer,
     feed_forward_sublayer,
     fused_type,
 )
-from maskloom.layers.processor.packed_attention import takes_packed
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -163,7 +163,7 @@ class TransformerLayer(Recomputable):
         own = (each for part in (*projections, norm, self.feed_forward_layer_norm) for each in (part.weight, part.bias))
         learns = all(each is not None and each.requires_grad and each.dtype == torch.float32 for each in own)
         head_size = hidden.shape[1] // attention.num_heads
-        if not (is_plain and learns and takes_packed(dtype, head_size, hidden.device, layout)):
+        if not (is_plain and learns and attends(layout, head_size)):
             return None
         return SublayerSettings(
             layout=layout,

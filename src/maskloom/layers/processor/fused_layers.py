@@ -20,13 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.dropout import NO_DRAWS, DeviceDraws, device_draws
-from maskloom.layers.processor.packed_attention import flash_attention, flash_gradients
 from maskloom.layers.sequence_layout import SequenceLayout
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Head sizes that attention's kernels support; other sizes take torch's.
+# Head sizes that attention's kernels support.
 _HEAD_SIZES = (16, 32, 64, 128)
-# Queries or keys that a program of attention holds, and how each kernel runs: the fastest of many tried on an H200.
+# Queries or keys that a program of attention holds, and how each kernel runs: the fastest of many tried on an H200 for
+# heads of size 64.
 _ATTENTION_ROWS = 64
 _ATTENTION_OPTIONS = {
     "attention": {"num_stages": 3, "maxnreg": 104},
@@ -107,6 +107,11 @@ def fused_type(x: Tensor) -> torch.dtype | None:
     if not (fuses(x) and torch.is_grad_enabled() and torch.is_autocast_enabled("cuda")):
         return None
     return torch.get_autocast_dtype("cuda")
+
+
+def attends(layout: SequenceLayout, head_size: int) -> bool:
+    """Return whether attention's kernels support the sequences and heads of a size."""
+    return layout.is_packed and not layout.has_empty_sequences and head_size in _HEAD_SIZES
 
 
 def thinned(x: Tensor, rate: float) -> Tensor:
@@ -220,34 +225,24 @@ class _AttentionSublayer(torch.autograd.Function):
         w_in, b_in, w_out, b_out = _rounded(parameters[:4], settings.dtype)
         draws = device_draws(len(x), settings.attention_dropout, x.device)
         qkv = torch.addmm(b_in, x, w_in.t())
-        if _has_kernels(qkv, settings):
-            context, *more = _attention(qkv, settings, draws)
-        else:
-            context, *more = flash_attention(
-                qkv, settings.layout, settings.num_heads, settings.attention_dropout, causal=settings.causal
-            )
+        context, log_sums = _attention(qkv, settings, draws)
         added = torch.addmm(b_out, context, w_out.t())
         ctx.draws = draws, device_draws(len(x), settings.dropout, x.device)
         out, means, roots = _normed_sum(x, added, scale, shift, settings.epsilon, ctx.draws[1])
         ctx.settings, ctx.dtype = settings, hidden.dtype
-        ctx.save_for_backward(x, w_in, w_out, qkv, context, added, scale, means, roots, *more)
+        ctx.save_for_backward(x, w_in, w_out, qkv, context, added, scale, means, roots, log_sums)
         return out
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        x, w_in, w_out, qkv, context, added, scale, means, roots, *more = ctx.saved_tensors
-        settings = ctx.settings
+        x, w_in, w_out, qkv, context, added, scale, means, roots, log_sums = ctx.saved_tensors
         d_x, d_added, (d_scale, d_shift, d_out_bias) = _normed_sum_gradients(
             gradient, x, added, scale, means, roots, ctx.draws[1]
         )
         d_out = weight_gradient(d_added, context)
         d_context = d_added @ w_out
-        if _has_kernels(qkv, settings):
-            d_qkv, d_in_bias = _attention_gradients(d_context, qkv, context, more[0], settings, ctx.draws[0])
-        else:
-            how = (settings.layout, settings.num_heads, settings.attention_dropout)
-            d_qkv, d_in_bias = _joined(*flash_gradients(d_context, qkv, context, more, *how, causal=settings.causal))
+        d_qkv, d_in_bias = _attention_gradients(d_context, qkv, context, log_sums, ctx.settings, ctx.draws[0])
         d_in = weight_gradient(d_qkv, x)
         d_x.addmm_(d_qkv, w_in)
         return None, d_x.to(ctx.dtype), d_in, d_in_bias, d_out, d_out_bias, d_scale, d_shift
@@ -335,36 +330,25 @@ def _normed_sum_gradients(
 
 def _gelu_gradient(x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradient of x, which overwrites `gradient`, and its sums over rows."""
-    return gradient, _by_columns("column_sums", x, gradient, gradient, OF_GELU=True)
+    return gradient, _by_columns(x, gradient, gradient, is_gelu=True)
 
 
 def _column_sums(x: Tensor) -> Tensor:
     """Return the sums over rows in fp32, (width,)."""
-    return _by_columns("column_sums", x, x, x, OF_GELU=False)
+    return _by_columns(x, x, x, is_gelu=False)
 
 
-def _joined(*arrays: Tensor) -> tuple[Tensor, Tensor]:
-    """Return three arrays (t, heads, d) concatenated to (t, 3 h), and their sums over rows in fp32."""
-    flat = [array.flatten(1).contiguous() for array in arrays]
-    out = flat[0].new_empty(len(flat[0]), 3 * flat[0].shape[1])
-    return out, _by_columns("joined", *flat, out, num_arrays=3)
-
-
-def _by_columns(name: str, x: Tensor, *more: Tensor, num_arrays: int = 1, **constants: bool) -> Tensor:
+def _by_columns(x: Tensor, *more: Tensor, is_gelu: bool) -> Tensor:
     """Run a kernel whose programs process blocks of columns and chunks of rows, and add their partial sums."""
     (num_rows, width), (rows, columns) = x.shape, _TILE
-    num_blocks = num_arrays * -(-width // columns)
+    num_blocks = -(-width // columns)
     num_chunks = max(1, min(32 * _num_processors(x.device) // num_blocks, -(-num_rows // rows)))
-    parts = x.new_empty(num_chunks, num_arrays * width, dtype=torch.float32)
-    _run(name, (num_blocks, num_chunks),
+    parts = x.new_empty(num_chunks, width, dtype=torch.float32)
+    _run("column_sums", (num_blocks, num_chunks),
         x, *more, parts, num_rows, width, -(-num_rows // num_chunks),
-        ROWS=rows, COLUMNS=columns, **constants, num_warps=4,
+        ROWS=rows, COLUMNS=columns, OF_GELU=is_gelu, num_warps=4,
     )  # fmt: skip
     return parts.sum(0)
-
-
-def _has_kernels(qkv: Tensor, settings: SublayerSettings) -> bool:
-    return qkv.shape[1] // (3 * settings.num_heads) in _HEAD_SIZES
 
 
 def _attention(qkv: Tensor, settings: SublayerSettings, draws: DeviceDraws) -> tuple[Tensor, Tensor]:
@@ -380,9 +364,9 @@ def _attention_gradients(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of queries, keys and values, and its sums over tokens."""
     d_qkv, alongs, offsets = torch.empty_like(qkv), torch.empty_like(log_sums), settings.layout.row_offsets
-    row_words = torch.empty_like(log_sums, dtype=torch.int32)
+    row_keys = torch.empty_like(log_sums, dtype=torch.int32)
     num_parts = (len(offsets) - 1) * _num_blocks(qkv, settings)
-    last = (d_context, alongs, row_words, d_qkv, qkv.new_empty(num_parts, qkv.shape[1], dtype=torch.float32))
+    last = (d_context, alongs, row_keys, d_qkv, qkv.new_empty(num_parts, qkv.shape[1], dtype=torch.float32))
     _by_blocks("query_gradient", qkv, settings, draws, (qkv, offsets, context, log_sums, *last, *draws))
     given = (qkv, offsets, log_sums, *last, draws.threshold, draws.factor)
     _by_blocks("key_gradient", qkv, settings, draws, given)
@@ -410,8 +394,9 @@ def _num_blocks(qkv: Tensor, settings: SublayerSettings) -> int:
 
 
 def _attention_rows(qkv: Tensor, settings: SublayerSettings) -> int:
-    is_wide = qkv.shape[1] > 3 * 64 * settings.num_heads  # the memory of a processor holds fewer rows then
-    return min(_ATTENTION_ROWS >> is_wide, max(16, _block(settings.layout.max_length)))
+    is_wide = qkv.shape[1] > 3 * 64 * settings.num_heads  # a multiprocessor's shared memory holds fewer rows then
+    most = _ATTENTION_ROWS // 2 if is_wide else _ATTENTION_ROWS
+    return min(most, max(16, _block(settings.layout.max_length)))
 
 
 def _block(width: int) -> int:

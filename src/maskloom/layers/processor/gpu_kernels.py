@@ -200,35 +200,6 @@ def column_sums(
     tl.store(parts + chunk * width + columns, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=_CHANGING)
-def joined(
-    first, second, third, out, parts, num_rows, width, rows_each, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):  # fmt: skip
-    """Concatenate three arrays (t, width) in `out` (t, 3 width); `parts` (row chunks, 3 width) gets sums over rows.
-
-    Each program processes columns of one array.
-    """
-    num_blocks = tl.cdiv(width, COLUMNS)
-    number, chunk = tl.program_id(0) // num_blocks, tl.program_id(1)
-    columns = tl.program_id(0) % num_blocks * COLUMNS + tl.arange(0, COLUMNS)
-    inside = columns < width
-    x = first
-    if number == 1:
-        x = second
-    if number == 2:
-        x = third
-    total = tl.zeros([COLUMNS], tl.float32)
-    start_row = chunk * rows_each
-    for start in range(start_row, tl.minimum(start_row + rows_each, num_rows), ROWS):
-        rows = start + tl.arange(0, ROWS)
-        mask = (rows < tl.minimum(start_row + rows_each, num_rows))[:, None] & inside[None, :]
-        places = rows[:, None].to(tl.int64)
-        values = tl.load(x + places * width + columns[None, :], mask=mask, other=0.0)
-        tl.store(out + places * (3 * width) + number * width + columns[None, :], values, mask=mask)
-        total += tl.sum(values.to(tl.float32), 0)
-    tl.store(parts + chunk * (3 * width) + number * width + columns, total, mask=inside)
-
-
 @triton.jit
 def _pair_factors(row_keys, pairs, threshold, factor):
     """Dropout's factors of neighbouring columns, which share a hash, along a new last dimension."""
@@ -238,12 +209,12 @@ def _pair_factors(row_keys, pairs, threshold, factor):
 
 @triton.jit
 def _block_of(offsets, num_blocks, num_heads, SIZE: tl.constexpr, ROWS: tl.constexpr):
-    """Return head, first token, length, the program's first row within the sequence, and its place in `parts`."""
+    """Return head, first token, length, the program's first row within the sequence, and the program's part of sums."""
     own, block = tl.program_id(0) // num_blocks, tl.program_id(0) % num_blocks
     sequence, head = own // num_heads, own % num_heads
     first = tl.load(offsets + sequence)
     length = (tl.load(offsets + sequence + 1) - first).to(tl.int32)
-    part = (sequence * num_blocks + block) * (3 * num_heads * SIZE) + head * SIZE
+    part = (sequence * num_blocks + block).to(tl.int64) * (3 * num_heads * SIZE) + head * SIZE
     return head, first, length, block * ROWS, part
 
 
@@ -296,14 +267,14 @@ def attention(
 
 @triton.jit(do_not_specialize=_CHANGING)
 def query_gradient(
-    qkv, offsets, context, log_sums, d_context, alongs, row_words, d_qkv, parts,
+    qkv, offsets, context, log_sums, d_context, alongs, head_keys, d_qkv, parts,
     keys, word, threshold, factor, scale, num_rows, num_blocks, num_heads,
     SIZE: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Gradient of `attention` with respect to q: dQ = dS K / sqrt(d) with dS = P (dP - dC C), ROWS queries per program.
 
-    P is computed again; dP = dC V^T, after dropout. `alongs` (heads, t) gets dC C, `row_words` (heads, t) the keys of
-    the draws, for `key_gradient`; `parts` (sequences, blocks, 3 h) gets sums of d_qkv (t, 3 h) over rows.
+    P is computed again; dP is dropout's factors times dC V^T. For `key_gradient`, `alongs` (heads, t) gets dC C and,
+    with dropout, `head_keys` (heads, t) the rows' keys. `parts` (sequences, blocks, 3 h) gets sums of d_qkv over rows.
     """
     head, first, length, start, part = _block_of(offsets, num_blocks, num_heads, SIZE, ROWS)
     hidden, within = num_heads * SIZE, tl.arange(0, SIZE)
@@ -324,7 +295,7 @@ def query_gradient(
         tl.store(alongs + of_row, along, mask=is_query)
         if DROPS:
             row_keys = _hashed(tl.load(keys + first + rows, mask=is_query, other=0) ^ word) + (head << 16) * _GAMMA
-            tl.store(row_words + of_row, row_keys, mask=is_query)
+            tl.store(head_keys + of_row, row_keys, mask=is_query)
         end = tl.minimum(start + ROWS, length) if CAUSAL else length
         for begin in range(0, end, ROWS):
             columns = begin + order
@@ -348,14 +319,14 @@ def query_gradient(
 
 @triton.jit(do_not_specialize=_CHANGING)
 def key_gradient(
-    qkv, offsets, log_sums, d_context, alongs, row_words, d_qkv, parts,
+    qkv, offsets, log_sums, d_context, alongs, head_keys, d_qkv, parts,
     threshold, factor, scale, num_rows, num_blocks, num_heads,
     SIZE: tl.constexpr, ROWS: tl.constexpr, DROPS: tl.constexpr, CAUSAL: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The same with respect to k and v: dK = dS^T Q / sqrt(d), dV = P^T dC with P after dropout, ROWS keys per program.
 
-    Rows are keys here, in an order that gives each thread both keys of a pair, which share a hash: in the layout of
-    matrix products, it holds every eighth row.
+    COLUMNS queries are read at a time. Rows are keys here, in an order that gives each thread both keys of a pair,
+    which share a hash: in the layout of matrix products, a thread holds rows that are eight apart.
     """
     head, first, length, begin, part = _block_of(offsets, num_blocks, num_heads, SIZE, ROWS)
     hidden, within = num_heads * SIZE, tl.arange(0, SIZE)
@@ -373,20 +344,20 @@ def key_gradient(
         for start in range(begin if CAUSAL else 0, length, COLUMNS):
             columns = start + tl.arange(0, COLUMNS)
             is_query = columns < length
-            of_row = head * num_rows + first + columns
-            # Queries of 0 with gradients of 0 change neither sum.
+            of_query = head * num_rows + first + columns
+            # Beyond the end, queries and their gradients are 0 and add nothing.
             q = tl.load(own + columns[:, None] * (3 * hidden) + within[None, :], mask=is_query[:, None], other=0.0)
             out_place = first * hidden + head * SIZE + columns[:, None] * hidden + within[None, :]
             upper = tl.load(d_context + out_place, mask=is_query[:, None], other=0.0)
-            log_sum = tl.load(log_sums + of_row, mask=is_query, other=0.0)
-            along = tl.load(alongs + of_row, mask=is_query, other=0.0)
+            log_sum = tl.load(log_sums + of_query, mask=is_query, other=0.0)
+            along = tl.load(alongs + of_query, mask=is_query, other=0.0)
             p = tl.exp2(tl.dot(k, tl.trans(q)) * (scale * _LOG2_E) - log_sum[None, :])
             if CAUSAL:
                 p = tl.where(rows[:, None] <= columns[None, :], p, 0.0)
             d_p = tl.dot(v, tl.trans(upper))
             used = p
             if DROPS:
-                row_keys = tl.load(row_words + of_row, mask=is_query, other=0)
+                row_keys = tl.load(head_keys + of_query, mask=is_query, other=0)
                 factors = _pair_factors(row_keys[None, :], pairs[:, None], threshold, factor)
                 factors = tl.permute(tl.reshape(factors, ROWS // 16, 8, COLUMNS, 2), 0, 3, 1, 2)
                 factors = tl.reshape(factors, ROWS, COLUMNS)

@@ -9,7 +9,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from maskloom.data.batch import PretrainingBatch
-from maskloom.layers.dropout import Dropout, RowDraws, device_draws, drawing, dropout_factors, next_keys
+from maskloom.layers.dropout import (
+    Dropout,
+    RowDraws,
+    _hashed,
+    device_draws,
+    drawing,
+    dropout_factors,
+    head_keys,
+    next_keys,
+)
 from maskloom.layers.processor import fused_layers
 from maskloom.layers.processor.fused_layers import fused_type, fuses
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -149,7 +158,6 @@ def _plain_kernels(monkeypatch):
     for name, function in plain.items():
         monkeypatch.setattr(fused_layers, name, function)
     monkeypatch.setattr("maskloom.layers.transformer.fused_type", lambda x: torch.float32)
-    monkeypatch.setattr("maskloom.layers.transformer.takes_packed", lambda *_: True)
 
 
 @pytest.mark.parametrize(("causal", "num_filled"), [(False, 0), (True, 0), (False, 300)])
@@ -170,6 +178,94 @@ def test_the_gradients_of_sublayers_are_those_of_the_layer(monkeypatch, request,
     assert found == pytest.approx(loss, rel=1e-6)
     for name, gradient in exact.items():
         assert float((gradients[name] - gradient).norm() / gradient.norm()) < 1e-5, name
+
+
+def heads_and_settings(lengths: list[int], size: int, *, num_heads: int = 2, causal: bool = False):
+    """Return queries, keys and values with large scores, those of the first sequence about -100, and settings."""
+    torch.manual_seed(sum(lengths))
+    qkv = 3 * torch.randn(sum(lengths), 3, num_heads, size)
+    root = (100 * size**0.5) ** 0.5
+    qkv[: lengths[0], 0, :, 0], qkv[: lengths[0], 1, :, 0] = root, -root
+    settings = SimpleNamespace(
+        layout=SequenceLayout.from_lengths(lengths), num_heads=num_heads, causal=causal, attention_dropout=0.1
+    )
+    return qkv.flatten(1), settings
+
+
+def plain_attention(qkv: torch.Tensor, settings, draws) -> torch.Tensor:
+    """Softmax over each sequence and head, times the dropout factors of a processor."""
+    num_heads, found, start = settings.num_heads, [], 0
+    keys = None if draws is fused_layers.NO_DRAWS else _hashed(draws.keys.cpu() ^ draws.word)
+    for length in settings.layout.sizes:
+        own = qkv[start : start + length].view(length, 3, num_heads, -1)
+        q, k, v = own.permute(1, 2, 0, 3)
+        scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
+        if settings.causal:
+            scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), -torch.inf)
+        p = scores.softmax(-1)
+        if keys is not None:
+            own_keys = head_keys(keys[None, start : start + length], num_heads)
+            dither = draws.threshold - settings.attention_dropout * 2**16  # so that the threshold is that of `draws`
+            p = p * dropout_factors(p[None], settings.attention_dropout, own_keys, dither + 1e-9)[0]
+        found.append((p @ v).transpose(0, 1).flatten(1))
+        start += length
+    return torch.cat(found)
+
+
+SIZES_AND_LENGTHS = [
+    (16, [1]), (64, [16, 3]), (32, [31, 2, 1]), (64, [65, 64, 1]), (128, [33, 20]), (128, [70, 5]), (64, [200, 1, 130])
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("size", "lengths"), SIZES_AND_LENGTHS)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_attention_and_its_gradients_are_those_of_a_plain_softmax(size, lengths, causal, rate):
+    """Every variant that is compiled: sizes of heads, blocks of 16 rows and more, several blocks."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    assert_attention_is_plain(size, lengths, causal=causal, rate=rate, device=GPU, dtype=torch.float16)
+
+
+def assert_attention_is_plain(size, lengths, *, causal, rate, device, dtype):
+    qkv, settings = heads_and_settings(lengths, size, causal=causal)
+    qkv, gradient = qkv.to(dtype), torch.randn(len(qkv), qkv.shape[1] // 3).to(dtype)
+    with drawing(RowDraws(5, 0, np.array(lengths))):
+        draws = device_draws(len(qkv), rate, device)
+    exact = qkv.double().requires_grad_()
+    expected = plain_attention(exact, settings, draws)
+    (wanted,) = torch.autograd.grad(expected, exact, gradient.double())
+    settings.layout = SequenceLayout.from_lengths(lengths, device)
+    moved = qkv.to(device)
+    context, log_sums = fused_layers._attention(moved, settings, draws)
+    d_qkv, sums = fused_layers._attention_gradients(gradient.to(device), moved, context, log_sums, settings, draws)
+    bound = 1e-4 if dtype == torch.float32 else 2e-2
+    for found, right in ((context, expected.detach()), (d_qkv, wanted), (sums, wanted.sum(0))):
+        assert float((found.cpu().double() - right).norm()) <= bound * float(right.norm())
+
+
+@pytest.mark.parametrize(
+    ("size", "longest", "rows", "num_blocks"),
+    [(64, 1, 16, 1), (64, 20, 32, 1), (32, 64, 64, 1), (64, 65, 64, 2), (128, 65, 32, 3), (16, 512, 64, 8)],
+)
+def test_the_programs_of_attention_cover_every_row(monkeypatch, size, longest, rows, num_blocks):
+    ran = {}
+    monkeypatch.setattr(
+        fused_layers, "_run", lambda name, grid, *given, **more: ran.update({name: (grid, given, more)})
+    )
+    qkv, settings = heads_and_settings([longest, 1, 1], size, causal=True)
+    with drawing(RowDraws(5, 0, np.array([longest, 1, 1]))):
+        draws = device_draws(len(qkv), 0.1, torch.device("cpu"))
+    context, log_sums = fused_layers._attention(qkv, settings, draws)
+    fused_layers._attention_gradients(context, qkv, context, log_sums, settings, draws)
+    assert list(ran) == ["attention", "query_gradient", "key_gradient"]
+    for name, (grid, given, more) in ran.items():
+        assert grid == (3 * 2 * num_blocks,), name
+        assert given[-3:] == (longest + 2, num_blocks, 2)
+        assert (more["SIZE"], more["ROWS"], more["DROPS"], more["CAUSAL"]) == (size, rows, True, True)
+    assert ran["key_gradient"][2]["COLUMNS"] == min(rows, 32)
+    assert rows * num_blocks >= longest
 
 
 @pytest.mark.gpu
