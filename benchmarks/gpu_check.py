@@ -10,6 +10,7 @@ autocast. The losses of all sides must agree before timing.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import subprocess
@@ -204,6 +205,7 @@ def measure_steps(
             number = _WARM_UP - 1 + rounds * extent.steps
             batches[name] = common + batches_of(extent, rows, length, number, is_mixed=is_mixed, seed=seed)
             try:
+                gc.collect()  # or the peak depends on what earlier sides have not yet freed
                 if device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated() if device.type == "cuda" else 0

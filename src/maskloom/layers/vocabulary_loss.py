@@ -11,8 +11,6 @@ from torch import Tensor
 from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient, weight_gradient
 from maskloom.layers.processor.matrix_products import (
     filled_number,
-    filled_up,
-    is_half_on_cpu,
     prefers_onednn,
     product,
     row_step,
@@ -51,7 +49,7 @@ def vocabulary_loss(
         if weights is None:
             return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
         return (F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights).sum()
-    hidden, labels, weights = with_recurring_rows(hidden, labels, weights)
+    hidden, labels, weights = filled_up_predictions(hidden, labels, weights)
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else decoder.dtype
     with torch.autocast(kind, enabled=False):
@@ -60,16 +58,18 @@ def vocabulary_loss(
         )
 
 
-def with_recurring_rows(hidden: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return the arguments of `vocabulary_loss`, on CUDA in half precision with a few rows of weight 0 behind.
+def filled_up_predictions(
+    hidden: Tensor, labels: Tensor, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the arguments of `vocabulary_loss`, on CUDA in half precision with a few rows of weight 0 appended.
 
-    Products then meet row counts again for which they have prepared; see `filled_number`.
+    Products then see row counts for which they are already prepared; see `filled_number`.
     """
     missing = filled_number(len(hidden), hidden.device) - len(hidden) if hidden.is_cuda else 0
-    return _with_more_rows(hidden, labels, weights, missing) if missing else (hidden, labels, weights)
+    return _with_empty_rows(hidden, labels, weights, missing) if missing else (hidden, labels, weights)
 
 
-def _with_more_rows(
+def _with_empty_rows(
     hidden: Tensor, labels: Tensor, weights: Tensor | None, missing: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     if weights is None:
@@ -101,12 +101,11 @@ class _VocabularyLoss(torch.autograd.Function):
         room = full.new_empty(min(num_rows, len(hidden)), len(full)) if on_cpu else None
         for first in range(0, hidden.shape[0], num_rows):
             rows, targets = hidden[first : first + num_rows], labels[first : first + num_rows, None]
-            rows, size = filled_up(rows) if is_half_on_cpu(rows) else rows, len(rows)
             row_weights = None if weights is None else weights[first : first + num_rows]
-            logits = _logits(rows, decoder, bias, full.dtype, room)[:size]
+            logits = _logits(rows, decoder, bias, full.dtype, room)
             leads = None
             if smoothing:  # mean -log p over all words is that of the label plus its lead over the mean logit
-                middle = torch.mv(rows[:size].to(full.dtype), mean_word) + (0.0 if bias is None else bias.mean())
+                middle = torch.mv(rows.to(full.dtype), mean_word) + (0.0 if bias is None else bias.mean())
                 leads = smoothing * (logits.gather(1, targets).squeeze(1) - middle)
             if on_cpu:
                 probabilities = torch.softmax(logits, 1, out=logits)
@@ -124,8 +123,8 @@ class _VocabularyLoss(torch.autograd.Function):
                 d_logits *= row_weights.unsqueeze(1)
             if d_bias is not None:
                 d_bias += d_logits.sum(0)
-            d_logits = _rounded(d_logits, rows)
-            d_hidden[first : first + num_rows] = product(d_logits, decoder.t())[:size]
+            d_logits = d_logits.to(rows.dtype)
+            d_hidden[first : first + num_rows] = product(d_logits, decoder.t())
             total.add(d_logits, rows)
         if smoothing:  # the same for all words of a row, so it need not pass through the logits
             shares = (
@@ -180,15 +179,6 @@ def _logits(rows: Tensor, decoder: Tensor, bias: Tensor | None, dtype: torch.dty
         return product(rows, decoder, bias, out=None if room is None else room[: len(rows)])
     logits = product(rows, decoder).to(dtype)
     return logits if bias is None else logits.add_(bias)
-
-
-def _rounded(d_logits: Tensor, rows: Tensor) -> Tensor:
-    """Return gradients of logits in the type of `rows`, with zeros for the rows that fill these up."""
-    if len(rows) == len(d_logits):
-        return d_logits.to(rows.dtype)
-    filled = rows.new_empty(len(rows), d_logits.shape[1])
-    filled[: len(d_logits)], filled[len(d_logits) :] = d_logits, 0.0
-    return filled
 
 
 def _losses(probabilities: Tensor, rows: Tensor, decoder: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from maskloom.layers.activations import activation
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import Dense, Packable
-from maskloom.layers.vocabulary_loss import vocabulary_loss, with_recurring_rows
+from maskloom.layers.vocabulary_loss import vocabulary_loss, filled_up_predictions
 from maskloom.models.architectures import architecture_of
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.document_head import DocumentHead
@@ -47,7 +47,7 @@ class MaskedLMHead(nn.Module):
 
     def loss_sum(self, hidden: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the summed cross-entropy of the predictions against labels (predictions,), in nats."""
-        hidden, labels, weights = with_recurring_rows(hidden, labels, weights)
+        hidden, labels, weights = filled_up_predictions(hidden, labels, weights)
         return vocabulary_loss(self.transform(hidden), self.decoder, self.bias, labels, weights)
 
     @torch.no_grad()

@@ -179,7 +179,7 @@ def unrounded(x: Tensor) -> Tensor:
 
 
 def filled_number(num_rows: int, device: torch.device) -> int:
-    """Return the number of rows for packed tokens, at least `num_rows`, that lets products reuse what they prepared.
+    """Return the number of rows for tokens or predictions, at least `num_rows`, that lets products reuse preparations.
 
     On a CPU, products then need no padding of their own. For CUDA's, a new number of rows costs a search; those in half
     precision get up to 1/64 more rows.
