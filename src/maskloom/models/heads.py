@@ -15,7 +15,7 @@ from maskloom.layers.activations import activation
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.matrix_products import Dense, Packable
-from maskloom.layers.vocabulary_loss import vocabulary_loss, filled_up_predictions
+from maskloom.layers.vocabulary_loss import filled_up_predictions, vocabulary_loss
 from maskloom.models.architectures import architecture_of
 from maskloom.models.bilstm_tagger import BiLSTMTagger
 from maskloom.models.document_head import DocumentHead
