@@ -132,5 +132,3 @@ def test_weights():
     assert weights_by_name({"b": 3.0}, ("a", "b")) == [1.0, 3.0]
     with pytest.raises(ConfigError, match="no label 'c'"):
         weights_by_name({"c": 1.0}, ("a", "b"))
-    with pytest.raises(ConfigError, match="above 0"):
-        weights_by_name({"a": 0.0}, ("a", "b"))
