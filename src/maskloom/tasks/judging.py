@@ -18,12 +18,6 @@ class Verdict(NamedTuple):
     probability: float | None = None
 
 
-def judge_first_value(example: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
-    """Judge the first value of a prediction: right if it equals the target as a string."""
-    answer = str(next(iter(prediction.values())))
-    return Verdict(str(target), answer, float(answer != str(target)))
-
-
 def judge_text(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:
     """Judge a text: right if it is one of the targets."""
     answer = prediction["text"]

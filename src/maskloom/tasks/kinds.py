@@ -70,6 +70,7 @@ class TaskKind:
     check: Callable[[ReadExamples, ReadExamples], None]
     make: Callable[[tuple[str, ...], str | None, Any], Task]
     example_of: Callable[[Any, int], Any]
+    judge: Callable[[Any, dict[str, Any], Any, tuple[str, ...]], judging.Verdict]
     label_names: Callable[[ReadExamples, ReadingOptions, Any], tuple[str, ...]] = lambda *_: ()
     data_settings: Callable[[ReadExamples], dict[str, Any]] = lambda _: {}
     model_settings: Callable[[Any], dict[str, Any]] = lambda _: {}
@@ -83,7 +84,6 @@ class TaskKind:
     is_windowed: bool = False
     reads_tokens: bool = False
     known_by: str = ""
-    judge: Callable[[Any, dict[str, Any], Any, tuple[str, ...]], judging.Verdict] = judging.judge_first_value
     targets_by_example: Callable[[Any, Any], Any] = lambda _, targets: targets
     label_ids: Callable[[ReadExamples, tuple[str, ...]], Any] | None = None
     first_settings: Mapping[str, Any] = field(default_factory=dict)

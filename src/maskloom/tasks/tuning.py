@@ -44,7 +44,8 @@ def best_thresholds(scores: np.ndarray, targets: np.ndarray, primary: str) -> li
     """
     columns = list(zip(np.asarray(scores).T, np.asarray(targets).T > 0, strict=True))
     if primary == "f1_macro":
-        return [best_threshold(*column) for column in columns]
+        # F1 = 2 TP / (chosen + true), a ratio of whole numbers, so that equal scores compare equal; true[0] counts all
+        return [_best_cut(*each, lambda true, chosen: 2.0 * true / np.maximum(chosen + true[0], 1)) for each in columns]
     thresholds = [THRESHOLD] * len(columns)
     if primary == "f1_micro":
         best = _micro_f1(columns, thresholds)
@@ -74,23 +75,13 @@ def _micro_f1(columns: Sequence[tuple[np.ndarray, np.ndarray]], thresholds: Sequ
     return 2.0 * hits / max(sizes, 1)
 
 
-def best_threshold(scores: np.ndarray, targets: np.ndarray) -> float:
-    """Return the threshold with the best F1 for one label; scores and 0/1 targets (examples,), chosen at or above it.
-
-    Every set of examples that a threshold can choose is tried. If none beats 0.5, the result is 0.5, as for a label
-    without positives. Ties in F1 go to the threshold nearest to 0.5, then to the higher one. A threshold lies halfway
-    between the lowest chosen score and the next lower one, so that rounding elsewhere changes no decision.
-    """
-    is_true = np.asarray(targets) > 0
-    size = int(is_true.sum())
-    # F1 = 2 TP / (chosen + true), a ratio of whole numbers, so that equal scores compare equal
-    return _best_cut(scores, is_true, lambda true, chosen: 2.0 * true / np.maximum(chosen + size, 1))
-
-
 def _best_cut(scores: np.ndarray, is_true: np.ndarray, value: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> float:
     """Return the threshold with the highest `value`, a function of the numbers of true and of all examples chosen.
 
-    Choosing none is also tried, if the highest score is below 1.
+    Examples with scores (examples,) at or above it are chosen. Every set of examples that a threshold can choose is
+    tried; choosing none is too, if the highest score is below 1. If none beats 0.5, the result is 0.5, as for a label
+    without positives. Ties go to the threshold nearest to 0.5, then to the higher one. A threshold lies halfway between
+    the lowest chosen score and the next lower one, so that rounding elsewhere changes no decision.
     """
     distinct, indices = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
     num_true = np.bincount(indices, weights=is_true, minlength=len(distinct))[::-1].cumsum()[::-1]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,12 +23,6 @@ from maskloom.training.settings import TrainingSection
 
 # Marks a group with the parameters of heads, which have a learning rate of their own.
 _OF_HEADS = "of_heads"
-_HEAD = re.compile(r"(^|\.)heads\.")
-
-
-def belongs_to_head(name: str) -> bool:
-    """Tell whether a parameter of that name belongs to a head; prefixes added by wrappers do not matter."""
-    return _HEAD.search(name) is not None
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, *, has_own_head_rate: bool = False) -> list[dict]:
@@ -42,7 +35,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, has_own_head_rate
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = []
     for of_heads in (False, True) if has_own_head_rate else (None,):
-        part = [parameter for name, parameter in named if of_heads in (None, belongs_to_head(name))]
+        # wrappers may add prefixes to names
+        part = [parameter for name, parameter in named if of_heads in (None, "heads" in name.split("."))]
         mark = {_OF_HEADS: True} if of_heads else {}
         for decay, is_exempt in ((weight_decay, False), (0.0, True)):
             parameters = [parameter for parameter in part if (parameter in exempt) is is_exempt]
@@ -224,11 +218,6 @@ def _joined(
     return factor
 
 
-def clock_factor(fraction: float, *, name: str, warmup_ratio: float) -> float:
-    """Return the factor once a fraction of the time is used: the named schedule with time in place of steps."""
-    return make_schedule(name, warmup_steps=_TIME * warmup_ratio, steps=_TIME)(_TIME * fraction)
-
-
 # The whole time, in the units that replace steps in a schedule by the clock.
 _TIME = 1e9
 _DIGITS = 6
@@ -255,7 +244,8 @@ class TimeBudget:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.seconds = seconds
-        self._schedule, self._warmup_ratio, self._ranks, self._now = schedule, warmup_ratio, ranks, now
+        self._schedule = make_schedule(schedule, warmup_steps=_TIME * warmup_ratio, steps=_TIME)
+        self._ranks, self._now = ranks, now
         self._before, self._started = 0.0, None
         self._fractions: list[float] = []
         self.fraction, self._part = 0.0, 0
@@ -276,7 +266,7 @@ class TimeBudget:
         if self._is_paused:
             self._is_paused, self._next_pause = False, self.fraction + _STEPS_PER_PAUSE * (self.fraction - before)
         self._fractions.append(self.fraction)
-        return clock_factor(self.fraction, name=self._schedule, warmup_ratio=self._warmup_ratio)
+        return self._schedule(_TIME * self.fraction)
 
     def is_used_up(self) -> bool:
         """Tell whether no time is left for another step, the same on all ranks."""

@@ -8,7 +8,7 @@ from sklearn.metrics import f1_score
 
 from maskloom.errors import ConfigError
 from maskloom.tasks.kinds import make_task
-from maskloom.tasks.tuning import best_threshold, best_thresholds, checked_thresholds, tune_classes
+from maskloom.tasks.tuning import best_thresholds, checked_thresholds, tune_classes
 
 
 class Encoded:
@@ -24,6 +24,11 @@ def outputs(rows):
 
 def f1_at(scores, targets, threshold):
     return f1_score(targets, np.asarray(scores) >= threshold, zero_division=0)
+
+
+def best_threshold(scores, targets):
+    """Return the threshold with the best F1 for a single label."""
+    return best_thresholds(np.reshape(scores, (-1, 1)), np.reshape(targets, (-1, 1)), "f1_macro")[0]
 
 
 def test_a_threshold_by_hand():

@@ -9,7 +9,7 @@ from tests.unit.training.tiny_sessions import are_equal, run_session, tiny_sessi
 from maskloom.errors import ConfigError
 from maskloom.runs.resuming import verify_resuming
 from maskloom.training.events import read_events
-from maskloom.training.optimizers import TimeBudget, clock_factor
+from maskloom.training.optimizers import TimeBudget, make_schedule
 
 STEPS = 10**12
 
@@ -43,7 +43,7 @@ def test_a_session_ends_with_its_time_and_tells_every_steps_fraction(tmp_path):
     assert fractions[0] < 0.06
     assert 0.9 < fractions[-1] <= 1.0
     for event in steps:
-        factor = clock_factor(event["fractions_of_time"][-1], name="linear", warmup_ratio=0.25)
+        factor = make_schedule("linear", warmup_steps=250, steps=1000)(1000 * event["fractions_of_time"][-1])
         assert event["learning_rate"] == pytest.approx(1e-2 * factor)
     evaluated = [event["step"] for event in events if event["event"] == "evaluation"]
     assert evaluated[-1] == session.state.step
