@@ -136,18 +136,12 @@ class EncodedQuestions:
         """Number of pieces of each question's context, (questions,)."""
         return np.fromiter((len(context.pieces) for context in self.contexts), np.int64)[self.context_of]
 
-    def runs(self, max_windows: int) -> Iterator[tuple[int, int]]:
-        """Yield ranges (first, end) of questions that have at most `max_windows` windows, or a single question."""
+    def parts(self, max_windows: int) -> Iterator[EncodedQuestions]:
+        """Yield the questions in order, in parts with at most `max_windows` windows or a single question."""
         first = 0
         while first < self.num_examples:
             limit = int(self.first_window[first]) + max_windows
             last = max(int(np.searchsorted(self.first_window, limit, side="right")) - 1, first + 1)
-            yield first, last
-            first = last
-
-    def parts(self, max_windows: int) -> Iterator[EncodedQuestions]:
-        """Yield the questions in order, split into the ranges of `runs`."""
-        for first, last in self.runs(max_windows):
             windows = slice(int(self.first_window[first]), int(self.first_window[last]))
             yield replace(
                 self,
@@ -160,6 +154,7 @@ class EncodedQuestions:
                 first_window=self.first_window[first : last + 1] - self.first_window[first],
                 labels=None if self.labels is None else self.labels[windows],
             )
+            first = last
 
     def batch(self, indices: np.ndarray) -> ClassificationBatch:
         """Return the windows at these indices, packed in this order; their ids are assembled here."""

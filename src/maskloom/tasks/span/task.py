@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,9 @@ def decode_answers(
     """
     if len(outputs) != len(encoded):
         raise ValueError(f"{len(outputs)} outputs for {len(encoded)} windows; they must agree")
-    decoder = _Decoder(encoded, outputs, settings or SpanSettings(), only_best, TextFinder(encoded.tokenizer))
-    for first, last in encoded.runs(_WINDOWS_AT_ONCE):
-        yield from decoder.answers(first, last)
+    finder, rows = TextFinder(encoded.tokenizer), iter(outputs)
+    for part in encoded.parts(_WINDOWS_AT_ONCE):
+        yield from _Decoder(part, settings or SpanSettings(), only_best, finder).answers(islice(rows, len(part)))
 
 
 # Start and end logits, and the start and end of the text in the context.
@@ -90,40 +90,38 @@ _Entry = tuple[float, float, int | None, int | None]
 
 @dataclass(frozen=True)
 class _Decoder:
-    """State shared by all decoding steps."""
+    """State shared by all decoding steps; `encoded` are a part of the questions."""
 
     encoded: EncodedQuestions
-    outputs: Sequence[np.ndarray]
     settings: SpanSettings
     only_best: bool
     finder: TextFinder
 
-    def answers(self, first: int, last: int) -> Iterator[DecodedAnswer]:
-        """Yield the answers to the questions from `first` up to `last`."""
+    def answers(self, outputs: Iterable[np.ndarray]) -> Iterator[DecodedAnswer]:
+        """Yield the answers to the questions, given the outputs of their windows."""
         encoded = self.encoded
-        windows = np.arange(encoded.first_window[first], encoded.first_window[last])
-        logits = self._padded(windows)
-        nulls = logits[np.arange(len(windows)), encoded.null_places[windows]]
-        questions, *spans = self._spans(windows, logits)
-        bounds = np.searchsorted(questions, np.arange(first, last + 1)).tolist()
-        for question, bound in zip(range(first, last), pairwise(bounds), strict=True):
+        logits = self._padded(outputs)
+        nulls = logits[np.arange(len(encoded)), encoded.null_places]
+        questions, *spans = self._spans(logits)
+        bounds = np.searchsorted(questions, np.arange(encoded.num_examples + 1)).tolist()
+        for question, bound in enumerate(pairwise(bounds)):
             null = None
             if self.settings.has_unanswerable:
-                own = slice(*(encoded.first_window[question : question + 2] - encoded.first_window[first]).tolist())
+                own = slice(*encoded.first_window[question : question + 2].tolist())
                 null = nulls[own][int(nulls[own].sum(axis=1).argmin())]
             yield self._answer(question, zip(*(column[slice(*bound)] for column in spans), strict=True), null)
 
-    def _padded(self, windows: np.ndarray) -> np.ndarray:
-        """Return the logits of windows, (windows, tokens of the longest, 2), padded with -inf."""
-        lengths = self.encoded.lengths[windows]
-        logits = np.full((len(windows), int(lengths.max()), 2), -np.inf)
-        for row, window, length in zip(logits, windows.tolist(), lengths.tolist(), strict=True):
-            if len(self.outputs[window]) != length:
-                raise ValueError(f"window {window} has {length} tokens but {len(self.outputs[window])} rows of output")
-            row[:length] = self.outputs[window]
+    def _padded(self, outputs: Iterable[np.ndarray]) -> np.ndarray:
+        """Return the logits of all windows, (windows, tokens of the longest, 2), padded with -inf."""
+        lengths = self.encoded.lengths
+        logits = np.full((len(lengths), int(lengths.max()), 2), -np.inf)
+        for row, found, length in zip(logits, outputs, lengths.tolist(), strict=True):
+            if len(found) != length:
+                raise ValueError(f"a window has {length} tokens but {len(found)} rows of output")
+            row[:length] = found
         return logits
 
-    def _spans(self, windows: np.ndarray, logits: np.ndarray) -> list[np.ndarray]:
+    def _spans(self, logits: np.ndarray) -> list[np.ndarray]:
         """Return questions, first and last pieces, start and end logits of the qualifying spans, all (spans,).
 
         They are sorted by question and descending score; ties go to the earlier window, then to the better start and
@@ -132,16 +130,14 @@ class _Decoder:
         encoded = self.encoded
         order = np.argsort(-logits, axis=1, kind="stable")[:, : self.settings.num_best]
         starts, ends = order[:, :, 0], order[:, :, 1]
-        questions = encoded.window_question[windows]
-        offsets = encoded.context_places[windows]
-        shifts = encoded.window_start[windows] - offsets
-        context_ends = offsets + encoded.window_length[windows]
+        questions, offsets = encoded.window_question, encoded.context_places
+        shifts = encoded.window_start - offsets
+        context_ends = offsets + encoded.window_length
         starts_count = (starts >= offsets[:, None]) & (starts < context_ends[:, None])
         row, column = np.nonzero(starts_count)
-        own = windows[row]
         starts_count[row, column] = is_max_context(
             starts[row, column] + shifts[row],
-            own - encoded.first_window[questions[row]],
+            row - encoded.first_window[questions[row]],
             np.diff(encoded.first_window)[questions[row]],
             encoded.context_lengths[questions[row]],
             encoded.max_length - offsets[row] - len(encoded.tokenizer.template.end),

@@ -153,7 +153,7 @@ def test_outputs_that_do_not_fit_are_refused(tokenizer):
     encoded = encode(tokenizer, "x y")
     with pytest.raises(ValueError, match="0 outputs for 1 windows"):
         next(decode_answers(encoded, []))
-    with pytest.raises(ValueError, match="window 0 has 7 tokens but 8 rows"):
+    with pytest.raises(ValueError, match="window has 7 tokens but 8 rows"):
         next(decode_answers(encoded, [np.zeros((8, 2))]))
 
 
