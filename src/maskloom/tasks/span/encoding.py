@@ -20,33 +20,6 @@ from maskloom.text.tokenizer import Tokenizer
 _WORD = re.compile("[^ \t\r\n\u202f]+")
 
 
-@dataclass(frozen=True)
-class ContextWords:
-    """Words of a context: word i is `context[starts[i]:ends[i]]`; both (words,) int64, ascending."""
-
-    starts: np.ndarray
-    ends: np.ndarray
-
-    def word_at(self, place: int) -> int:
-        """Return the word at a character position; for a blank between words, the word before it."""
-        return max(int(np.searchsorted(self.starts, place, side="right")) - 1, 0)
-
-    def place_in_context(self, first_word: int, place: int) -> int:
-        """Map a position in the words from `first_word` on, joined by spaces, to a position in the context."""
-        word = first_word
-        while place >= (length := int(self.ends[word] - self.starts[word])):
-            place -= length + 1
-            word += 1
-        return int(self.starts[word]) + place
-
-
-def split_words(context: str) -> tuple[ContextWords, list[str]]:
-    """Return the positions of the words of a context, and the words."""
-    words = _WORD.findall(context)
-    starts = np.fromiter((match.start() for match in _WORD.finditer(context)), np.int64, len(words))
-    return ContextWords(starts, starts + np.fromiter(map(len, words), np.int64, len(words))), words
-
-
 def answer_pieces(pieces: np.ndarray, first: int, last: int, answer: list[int]) -> tuple[int, int]:
     """Return the first and last piece of an answer: the span within `first` to `last` that has the answer's ids.
 
@@ -66,12 +39,32 @@ _SHOWN_IDS = 5
 
 @dataclass(frozen=True)
 class EncodedContext:
-    """One context: its words, the ids of its pieces (pieces,) int32, and the word of each piece (pieces,) int32."""
+    """One context: its words, the ids of its pieces (pieces,) int32, and the word of each piece (pieces,) int32.
+
+    Word i is `text[starts[i]:ends[i]]`; both are (words,) int64 and ascending.
+    """
 
     text: str
-    words: ContextWords
+    starts: np.ndarray
+    ends: np.ndarray
     pieces: np.ndarray
     piece_words: np.ndarray
+
+    def word_at(self, place: int) -> int:
+        """Return the word at a character position; for a blank between words, the word before it."""
+        return max(int(np.searchsorted(self.starts, place, side="right")) - 1, 0)
+
+    def words(self, first: int, last: int) -> list[str]:
+        """Return the words from `first` to `last`."""
+        return [self.text[self.starts[i] : self.ends[i]] for i in range(first, last + 1)]
+
+    def place_in_context(self, first_word: int, place: int) -> int:
+        """Map a position in the words from `first_word` on, joined by spaces, to a position in the context."""
+        word = first_word
+        while place >= (length := int(self.ends[word] - self.starts[word])):
+            place -= length + 1
+            word += 1
+        return int(self.starts[word]) + place
 
 
 @dataclass(frozen=True)
@@ -265,17 +258,19 @@ def encode_questions(
 
 def _encode_context(text: str, tokenizer: Tokenizer, known: dict[str, np.ndarray]) -> EncodedContext:
     """Encode a context word by word; `known` caches the ids of words, up to a limit."""
-    words, texts = split_words(text)
+    words = _WORD.findall(text)
     if len(known) > _WORDS_AT_ONCE:
         known.clear()
-    new = list(dict.fromkeys(word for word in texts if word not in known))
+    new = list(dict.fromkeys(word for word in words if word not in known))
     for word, ids in zip(new, tokenizer.chunk_ids_batch(new), strict=True):
         known[word] = np.asarray(ids, dtype=np.int32)
-    pieces = [known[word] for word in texts]
+    pieces = [known[word] for word in words]
     counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    starts = np.fromiter((match.start() for match in _WORD.finditer(text)), np.int64, len(words))
     return EncodedContext(
         text=text,
-        words=words,
+        starts=starts,
+        ends=starts + np.fromiter(map(len, words), np.int64, len(words)),
         pieces=np.concatenate(pieces) if pieces else np.empty(0, np.int32),
         piece_words=np.repeat(np.arange(len(pieces), dtype=np.int32), counts),
     )
@@ -290,15 +285,14 @@ def _answer_span(question: Question, context: EncodedContext, tokenizer: Tokeniz
         return None
     if not question.answers:
         return _NO_ANSWER
-    answer, words = question.answers[0], context.words
-    first, last = words.word_at(answer.start), words.word_at(answer.start + len(answer.text) - 1)
-    joined = " ".join(context.text[words.starts[i] : words.ends[i]] for i in range(first, last + 1))
-    if " ".join(answer.text.split()) not in joined:
+    answer = question.answers[0]
+    first, last = context.word_at(answer.start), context.word_at(answer.start + len(answer.text) - 1)
+    if " ".join(answer.text.split()) not in " ".join(context.words(first, last)):
         return _UNALIGNED  # blanks in the answer, such as a no-break space, may not separate words
     bounds = np.searchsorted(context.piece_words, [first, last + 1])
     if bounds[0] == bounds[1]:
         return _UNALIGNED  # words of control characters have no pieces
-    encode = tokenizer.token_ids_batch if answer.start > words.starts[first] else tokenizer.chunk_ids_batch
+    encode = tokenizer.token_ids_batch if answer.start > context.starts[first] else tokenizer.chunk_ids_batch
     return answer_pieces(context.pieces, int(bounds[0]), int(bounds[1]) - 1, encode([answer.text])[0])
 
 

@@ -19,7 +19,7 @@ from maskloom.system.foreign_files import is_utf8, parse_json, read_bytes
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_parts, checked_text, kept_examples
-from maskloom.tasks.tables import BadRowError, ReadingOptions, Row
+from maskloom.tasks.tables import BadRowError, ReadingOptions, Row, row_text
 
 
 @dataclass(frozen=True)
@@ -111,13 +111,7 @@ def _identifier(value: Any) -> str:
 def _text(value: Any, name: str) -> str:
     if value is None:
         raise BadRowError(f"no {name}")
-    if not isinstance(value, str):
-        raise BadRowError(f"the {name} is not a string", f"it is {type(value).__name__}")
-    if not value.strip():
-        raise BadRowError(f"empty {name}")
-    if not is_utf8(value):
-        raise BadRowError(f"the {name} contains an unpaired surrogate", "it is not valid Unicode")
-    return value
+    return row_text(value, f"the {name}", empty=f"empty {name}")
 
 
 def _answers(fields: dict[str, Any], context: str) -> tuple[Answer, ...]:

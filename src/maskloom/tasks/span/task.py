@@ -184,11 +184,10 @@ class _Decoder:
     def _text(self, question: int, start: int, end: int) -> tuple[str, int, int]:
         """Return the text from piece `start` to piece `end`, and its start and end in the context."""
         context = self.encoded.contexts[self.encoded.context_of[question]]
-        words = context.words
         first_word, last_word = int(context.piece_words[start]), int(context.piece_words[end])
-        texts = [context.text[words.starts[i] : words.ends[i]] for i in range(first_word, last_word + 1)]
-        text, first, last = self.finder.find(context.pieces[start : end + 1].tolist(), texts)
-        return text, words.place_in_context(first_word, first), words.place_in_context(first_word, last) + 1
+        words = context.words(first_word, last_word)
+        text, first, last = self.finder.find(context.pieces[start : end + 1].tolist(), words)
+        return text, context.place_in_context(first_word, first), context.place_in_context(first_word, last) + 1
 
 
 class TextFinder:

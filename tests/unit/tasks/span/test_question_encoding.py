@@ -7,7 +7,7 @@ import pytest
 from maskloom.errors import ConfigError
 from maskloom.tasks.kinds import SPAN
 from maskloom.tasks.span import encoding
-from maskloom.tasks.span.encoding import encode_questions, split_words
+from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Answer, Question
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -68,10 +68,11 @@ def test_the_first_equal_span_of_the_answer_s_words_is_taken(tokenizer):
     assert labels_of(encoded) == [[5, 5]]
 
 
-def test_only_the_five_blanks_part_words():
-    _, words = split_words(" a\u00a0b\tc\u202fd\u3000e\u2028f\r\ng\vh ")
-    assert words == ["a\u00a0b", "c", "d\u3000e\u2028f", "g\vh"]
-    where, _ = split_words("ab  cd")
+def test_only_the_five_blanks_part_words(tokenizer):
+    texts = (" a\u00a0b\tc\u202fd\u3000e\u2028f\r\ng\vh ", "ab  cd")
+    questions = [Question(text, QUESTION, text, None, 1) for text in texts]
+    found, where = encode_questions(questions, tokenizer, max_length=40).contexts
+    assert found.words(0, len(found.starts) - 1) == ["a\u00a0b", "c", "d\u3000e\u2028f", "g\vh"]
     assert [where.word_at(place) for place in range(6)] == [0, 0, 0, 0, 1, 1]
     assert where.place_in_context(0, 4) == 5
     assert where.place_in_context(1, 0) == 4

@@ -83,7 +83,7 @@ BAD = [
     (question(id=""), "the id is not a name: ''"),
     (question(id=["q"]), "the id is not a name"),
     (question(question="absent"), "no question"),
-    (question(question=3), "the question is not a string: it is int"),
+    (question(question=3), "text is not a string: the question is int"),
     (question(question=" \n"), "empty question"),
     (question(question="\ud800"), "contains an unpaired surrogate"),
     (question(answers="absent"), "no answers"),
@@ -99,7 +99,7 @@ BAD = [
     (question(answers=[{"text": "cat", "answer_start": 27}]), "outside of the context: 27, the context has 27"),
     (question(answers=[{"text": " ", "answer_start": 3}]), "empty answer text"),
     (question(answers=[{"text": "", "answer_start": 3}]), "empty answer text"),
-    (question(answers=[{"text": 7, "answer_start": 3}]), "answer text is not a string"),
+    (question(answers=[{"text": 7, "answer_start": 3}]), "text is not a string: the answer text is int"),
     (
         question(answers=[{"text": "cat", "answer_start": 5}]),
         "is not at its place in the context: 'cat' at 5, where the context has 'at '; the nearest occurrence is at 4",
