@@ -73,14 +73,14 @@ def pretrain(
     """
     _check_paths(corpus=corpus, out=out, init=init)
     from maskloom.config import PretrainRecipe
-    from maskloom.runs.display import heard
+    from maskloom.runs.display import SILENT, terminal_progress
     from maskloom.runs.pretrain import pretrain as run
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.recipes import recipe_of_run, run_to_resume, with_epochs
 
     flags = {"size": size, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
-    shown, check = heard(progress), (None if init else check_model)
+    shown, check = terminal_progress() if progress else SILENT, (None if init else check_model)
     resumes = run_to_resume(out, resume, shown.say)
     chosen = recipe_of_run(PretrainRecipe, recipe, changes=[], flags=flags, resumes=resumes, check=check)
     chosen = with_epochs(chosen, epochs, steps, corpus)
@@ -130,7 +130,7 @@ def finetune(
     """
     _check_paths(model=model, train=train, dev=dev, out=out, labels=labels, source_vocab=source_vocab)
     from maskloom.config import FinetuneRecipe
-    from maskloom.runs.display import heard
+    from maskloom.runs.display import SILENT, terminal_progress
     from maskloom.runs.finetune import LabelledFiles
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.recipes import recipe_of_run, run_to_resume
@@ -139,7 +139,7 @@ def finetune(
     flags = {"task": task, "epochs": epochs, "steps": steps, "batch_size": batch_size, "learning_rate": learning_rate}
     flags |= {"max_length": max_length, "seed": seed, "minutes": minutes}
     flags |= {"restarts": restarts, "keep_restarts": keep_restarts or None}
-    shown = heard(progress)
+    shown = terminal_progress() if progress else SILENT
     resumes = run_to_resume(out, resume, shown.say)
     chosen = recipe_of_run(FinetuneRecipe, recipe, changes=[], flags=flags, resumes=resumes)
     columns: dict[str, Any] = {"text_column": text_column, "pair_column": pair_column, "label_column": label_column}

@@ -14,7 +14,7 @@ import maskloom
 from maskloom.errors import ConfigError
 from maskloom.quickstart import documentation, journey
 from maskloom.quickstart.journey import quickstart, summary_lines
-from maskloom.quickstart.tasks import TaskSettings, build_tasks
+from maskloom.quickstart.tasks import build_tasks
 from maskloom.runs.display import Progress
 
 OVERRIDES = {
@@ -65,8 +65,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documentation, "find_sources", lambda: part)
         patch.setattr(journey, "VOCABULARY_SIZE", 900)
-        settings = TaskSettings(train_documents=20, dev_documents=20)
-        patch.setattr(journey, "build_tasks", partial(build_tasks, settings=settings))
+        patch.setattr(journey, "build_tasks", partial(build_tasks, sizes=(20, 20)))
         with pytest.raises(StoppedError):
             quickstart(out=out, overrides=OVERRIDES, progress=StoppingProgress())
         before = (out / "pretrained" / "model" / "model.safetensors").stat().st_mtime_ns

@@ -300,13 +300,13 @@ def fill_spans(
     _check_one_or_file("TEXT", text, model, (input_file, output), reading)
     from maskloom.generation.search import Generation  # heavy, so wrong data is rejected first
     from maskloom.inference import Predictor
-    from maskloom.runs.predict import fill_spans as run
+    from maskloom.runs.predict import generate as run
     from maskloom.runs.task_summaries import generated_lines, generation_line
 
     how = Generation(max_tokens, 1.0 if beam is not None and temperature == 0.0 else temperature, beam=beam, seed=seed)
     if input_file is not None and output is not None:
         shown = terminal_progress()
-        result = run(model, input_file, output, how, reading=reading, batch_size=batch_size, progress=shown)
+        result = run(model, input_file, output, {}, fills=how, reading=reading, batch_size=batch_size, progress=shown)
         show(result, as_json, beside=output)
         return
     (found,) = Predictor.load(model, batch_size=batch_size).fill_spans([text or ""], how)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import shutil
 import sys
@@ -27,7 +28,7 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.runs.recipes import KINDS
 from maskloom.runs.report.page import report
 from maskloom.runs.run_folder import RECIPE
-from maskloom.system.files import write_json
+from maskloom.system.files import write_json, write_text
 from maskloom.system.folder_lock import LOCK, alone_in_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.system.worker_processes import Work
@@ -190,8 +191,9 @@ def gather_text(out: Path, seed: int, progress: Progress) -> QuickstartTasks:
     documents = gather_documents(num_workers=_NUM_WORKERS, progress=stage_callback(progress))
     tasks = build_tasks(documents, seed=seed)
     write_documents(tasks.pretraining, out / TEXT)
-    for name, part in tasks.sets.items():
-        part.write(out / "tasks" / f"{name}.jsonl")
+    for name, rows in tasks.sets.items():
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_text(out / "tasks" / f"{name}.jsonl", "".join(lines))
     return tasks
 
 
@@ -218,8 +220,10 @@ def _account(tasks: QuickstartTasks, out: Path) -> dict[str, Any]:
         "num_bytes": (out / TEXT).stat().st_size,
         "documents_of_packages": Counter(document.area for document in tasks.pretraining),
         "areas": list(tasks.areas),
-        "num_examples": {name: len(part.rows) for name, part in tasks.sets.items()},
-        "majority_fraction": {name: part.majority_fraction for name, part in tasks.sets.items()},
+        "num_examples": {name: len(rows) for name, rows in tasks.sets.items()},
+        "majority_fraction": {
+            name: max(Counter(row["label"] for row in rows).values()) / len(rows) for name, rows in tasks.sets.items()
+        },
     }
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from maskloom.data.counter_random import Permutation, integers, uniform
 from maskloom.errors import DataError
 from maskloom.quickstart.documentation import STANDARD_LIBRARY, GatheredDocument
-from maskloom.system.files import write_text
 
 NEXT, OTHER = "next", "other"
 PASSAGE_SENTENCES = 2
@@ -29,54 +26,33 @@ _SPLIT, _PASSAGE, _PARTNER, _LABEL, _ORDER = range(5)
 
 
 @dataclass(frozen=True)
-class TaskSettings:
-    """How many documents to draw for train and dev, over all areas."""
-
-    max_areas: int = 6
-    train_documents: int = 600
-    dev_documents: int = 600
-
-
-@dataclass(frozen=True)
-class LabelledSet:
-    """Examples of one task in train or dev: rows with `text`, or `sentence1` and `sentence2`, and a `label`."""
-
-    rows: tuple[dict[str, str], ...]
-
-    @property
-    def majority_fraction(self) -> float:
-        """The accuracy of always predicting the most common label."""
-        return max(Counter(row["label"] for row in self.rows).values()) / len(self.rows)
-
-    def write(self, path: Path) -> None:
-        """Write the rows as JSON lines."""
-        write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.rows))
-
-
-@dataclass(frozen=True)
 class QuickstartTasks:
-    """The documents left for pre-training, and the train and dev sets of the sentence and pair tasks."""
+    """The documents left for pre-training, and the train and dev sets of the sentence and pair tasks.
+
+    Rows have `text`, or `sentence1` and `sentence2`, and a `label`.
+    """
 
     areas: tuple[str, ...]
     pretraining: tuple[GatheredDocument, ...]
     train_documents: tuple[GatheredDocument, ...]
     dev_documents: tuple[GatheredDocument, ...]
-    sets: dict[str, LabelledSet]
+    sets: dict[str, tuple[dict[str, str], ...]]
 
 
 def build_tasks(
-    documents: Iterable[GatheredDocument], *, seed: int, settings: TaskSettings = TaskSettings()
+    documents: Iterable[GatheredDocument], *, seed: int, max_areas: int = 6, sizes: tuple[int, int] = (600, 600)
 ) -> QuickstartTasks:
     """Draw both tasks from whole documents and return them with the remaining documents.
 
     The sentence task asks which package a sentence documents; each package has the same number of sentences, none of
     which names a package. The pair task asks whether a passage of two sentences is followed by the next two of its
     document or by two of another document, in equal proportions. Each document is used for only one of train, dev and
-    pre-training. Raises DataError if fewer than two packages have enough documents.
+    pre-training; `sizes` are the numbers of documents for train and dev. Raises DataError if fewer than two packages
+    have enough documents.
     """
     documents = list(documents)
-    areas = _areas(documents, settings)
-    num_train, num_dev = (_share(number, len(areas)) for number in (settings.train_documents, settings.dev_documents))
+    areas = _areas(documents, max_areas, sizes)
+    num_train, num_dev = (_share(number, len(areas)) for number in sizes)
     train, dev = list[GatheredDocument](), list[GatheredDocument]()
     for number, area in enumerate(areas):
         own = [document for document in documents if document.area == area and _fits(document)]
@@ -88,8 +64,8 @@ def build_tasks(
     names = mention_pattern(areas)
     sets = {}
     for part, (name, chosen) in enumerate((("train", train), ("dev", dev))):
-        sets[f"sentence-{name}"] = LabelledSet(_sentence_rows(chosen, areas, names, seed, part))
-        sets[f"pair-{name}"] = LabelledSet(_pair_rows(chosen, seed, part))
+        sets[f"sentence-{name}"] = _sentence_rows(chosen, areas, names, seed, part)
+        sets[f"pair-{name}"] = _pair_rows(chosen, seed, part)
     return QuickstartTasks(areas, rest, tuple(train), tuple(dev), sets)
 
 
@@ -99,20 +75,19 @@ def mention_pattern(areas: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(sorted(map(re.escape, names))), re.IGNORECASE)
 
 
-def _areas(documents: list[GatheredDocument], settings: TaskSettings) -> tuple[str, ...]:
+def _areas(documents: list[GatheredDocument], max_areas: int, sizes: tuple[int, int]) -> tuple[str, ...]:
     """Choose the packages with the most documents; each must supply its share and leave most for pre-training."""
     counts = Counter(document.area for document in documents if _fits(document))
     ranked = sorted(counts, key=lambda area: (-counts[area], area))
-    for num_areas in range(min(settings.max_areas, len(ranked)), 1, -1):
+    for num_areas in range(min(max_areas, len(ranked)), 1, -1):
         chosen = ranked[:num_areas]
-        needed = _share(settings.train_documents, num_areas) + _share(settings.dev_documents, num_areas)
+        needed = sum(_share(number, num_areas) for number in sizes)
         if all(counts[area] * _MOST_HELD_OUT >= needed for area in chosen):
             return tuple(sorted(chosen))
     found = ", ".join(f"{area} {counts[area]}" for area in ranked[:5]) or "none"
     raise DataError(
-        f"there is too little documentation on this machine for the tasks: two packages need "
-        f"{settings.train_documents + settings.dev_documents} documents between them, and at most "
-        f"{_MOST_HELD_OUT:.0%} of their own may be used; found: {found}"
+        f"there is too little documentation on this machine for the tasks: two packages need {sum(sizes)} "
+        f"documents between them, and at most {_MOST_HELD_OUT:.0%} of their own may be used; found: {found}"
     )
 
 

@@ -72,7 +72,7 @@ def write_documentation(out: Path, *, seed: int, progress: Progress) -> dict[str
     """
     tasks = gather_text(out, seed, progress)
     parts = (("train", tasks.pretraining, _PER_TRAIN_DOCUMENT), ("dev", tasks.dev_documents, _PER_DEV_DOCUMENT))
-    counts = {name: len(part.rows) for name, part in tasks.sets.items()}
+    counts = {name: len(rows) for name, rows in tasks.sets.items()}
     for number, (part, documents, most) in enumerate(parts):
         questions = list(span_questions(documents, most, seed=seed, part=number))
         write_json(out / "tasks" / f"span-{part}.json", {"version": "1.1", "data": questions})

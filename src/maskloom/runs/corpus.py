@@ -42,19 +42,7 @@ from maskloom.text.word_counting import count_words
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 _DEFAULTS = CorpusSettings()
-_SHOWN = (
-    "num_documents",
-    "num_sentences",
-    "num_tokens",
-    "num_duplicate_documents",
-    "num_empty_documents",
-    "num_empty_sentences",
-    "num_skipped_documents",
-    "skipped_documents",
-    "empty_files",
-    "num_ignored_files",
-    "ignored_files",
-)
+_SHOWN = ("num_", "skipped_", "empty_", "ignored_")  # how names of counts in a manifest begin
 
 
 def build_corpus_from_files(
@@ -93,13 +81,14 @@ def build_corpus_from_files(
         before_reading=lambda files: _look_at(files, Path(out), settings, tokenizer, say),
         progress=progress,
     )
+    num_kept = manifest.pop("num_kept_shards")
     return {
         "folder": str(out),
         "already_built": manifest.get("already_built", False),
-        **{name: manifest[name] for name in _SHOWN},
+        **{name: value for name, value in manifest.items() if name.startswith(_SHOWN)},
         "num_bytes": sum(entry["num_bytes"] for entry in manifest["files"].values()),
         "num_shards": len(manifest["shards"]),
-        "num_kept_shards": manifest["num_kept_shards"],
+        "num_kept_shards": num_kept,
     }
 
 

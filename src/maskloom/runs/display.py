@@ -180,11 +180,6 @@ def terminal_progress() -> Progress:
     return BarProgress() if sys.stderr.isatty() else LineProgress()
 
 
-def heard(wanted: bool) -> Progress:
-    """Return a terminal display of progress if wanted, else a silent one."""
-    return terminal_progress() if wanted else SILENT
-
-
 def stage_callback(progress: Progress) -> Callable[[str, int, int], None]:
     """Return a callback (stage, done, total) that drives a progress display, for vocabularies and corpora."""
     current = [""]

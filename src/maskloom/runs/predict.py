@@ -17,7 +17,6 @@ from maskloom.errors import ConfigError, amount
 from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
-from maskloom.inference.results import FilledText, GeneratedText
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_place, check_questions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_sources, reading_of_texts
@@ -225,81 +224,41 @@ def generate(
     output: str | Path,
     given: Mapping[str, Any],
     *,
+    fills: Generation | None = None,
     reading: ReadingOptions | None = None,
     batch_size: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Write a .jsonl with one row per prompt: `index`, `line`, `prompt` or `source`, and the keys of `GeneratedText`.
+    """Write a .jsonl with one row per text: `index`, `line`, `prompt` or `source`, and the keys of `GeneratedText`.
 
-    `given` holds settings of `Generation` that override the model's own. The output appears under its name once it is
-    complete. Raises ConfigError or DataError for a model that cannot generate, a wrong file, and a prompt, named by its
-    line, that is empty or too long.
+    `given` holds settings of `Generation` that override the model's own. With `fills` the blanks of the texts are
+    filled with these settings, and rows have the keys of `FilledText`. The output appears under its name once it is
+    complete. Raises ConfigError or DataError for a model that cannot do this, a wrong file, and a text, named by its
+    line, that is empty, has no blank to fill, or is too long.
     """
-    num_tokens = 0
-
-    def continued(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[GeneratedText]:
-        nonlocal num_tokens
-        settings = predictor.generation().changed(given)
-        found = predictor.generate_from_ids(predictor.prompt_ids(texts, names, settings), settings, first)
-        num_tokens += sum(text["num_tokens"] for text in found)
-        return found
-
-    written = _write_texts(model, Path(input), Path(output), "generating", continued, reading, batch_size, progress)
-    return {**written, "num_tokens": num_tokens}
-
-
-def fill_spans(
-    model: str | Path,
-    input: str | Path,
-    output: str | Path,
-    settings: Generation,
-    *,
-    reading: ReadingOptions | None = None,
-    batch_size: int | None = None,
-    progress: Progress = SILENT,
-) -> dict[str, Any]:
-    """Write a .jsonl with one row per text with blanks: `index`, `line`, `source`, and the keys of `FilledText`.
-
-    The output appears under its name once it is complete. Raises ConfigError or DataError for a model that cannot fill
-    blanks, a wrong file, and a text, named by its line, that has no blank or is too long.
-    """
-
-    def filled(predictor: Predictor, texts: list[str], names: list[str], first: int) -> list[FilledText]:
-        return predictor.fill_blanks(texts, names, settings, first)
-
-    return _write_texts(model, Path(input), Path(output), "filling", filled, reading, batch_size, progress)
-
-
-def _write_texts(
-    model: str | Path,
-    source: Path,
-    target: Path,
-    doing: str,
-    made_by: Callable[[Predictor, list[str], list[str], int], Sequence[Any]],
-    reading: ReadingOptions | None,
-    batch_size: int | None,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Write one row per text of a file: `index`, `line`, its `source` or `prompt`, and what the model makes of it.
-
-    `made_by` receives the texts, their names for messages, and the index of the first.
-    """
+    source, target = Path(input), Path(output)
     check_place(source, target)
     output_suffix(target, (".jsonl",))
     predictor = Predictor.load(model, batch_size=batch_size)
     progress.say(f"device: {describe_device(predictor.device)}")
     rows = reading_of_sources(source, reading, predictor.settings)
-    progress.begin(doing, rows.count())
-    index = 0
+    progress.begin("filling" if fills else "generating", rows.count())
+    index, num_tokens = 0, 0
     with output_file(target, "w") as file:
         for window in rows.shown_pieces(_PROMPTS_AT_ONCE, progress):
-            names = [f"{source}, line {example.line}" for example in window]
-            made = made_by(predictor, [example.text for example in window], names, index)
+            texts, names = [one.text for one in window], [f"{source}, line {one.line}" for one in window]
+            if fills:
+                made = predictor.fill_blanks(texts, names, fills, index)
+            else:
+                settings = predictor.generation().changed(given)
+                made = predictor.generate_from_ids(predictor.prompt_ids(texts, names, settings), settings, index)
+                num_tokens += sum(text["num_tokens"] for text in made)
             for example, found in zip(window, made, strict=True):
                 row = {"index": index, "line": example.line, predictor.input_name: example.text, **found}
                 print(json.dumps(row, ensure_ascii=False), file=file)
                 index += 1
-    return {"output": str(target), "num_texts": index, "data": rows.report.as_dict()}
+    written = {"output": str(target), "num_texts": index, "data": rows.report.as_dict()}
+    return written if fills else {**written, "num_tokens": num_tokens}
 
 
 # Logits of a window of 384 tokens take 3 KB.

@@ -24,20 +24,10 @@ from maskloom.tasks.kinds import KINDS as TASK_KINDS
 
 RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 
-FLAG_KEYS = {
-    "size": "model.size",
-    "task": "task",
-    "steps": "training.steps",
-    "minutes": "training.minutes",
-    "epochs": "training.epochs",
-    "batch_size": "training.batch_size",
-    "learning_rate": "training.learning_rate",
-    "max_length": "data.max_length",
-    "seed": "seed",
-    "device": "training.device",
-    "restarts": "restarts",
-    "keep_restarts": "keep_restarts",
-}
+_OF_TRAINING = ("steps", "minutes", "epochs", "batch_size", "learning_rate", "device")
+FLAG_KEYS = {name: name for name in ("task", "seed", "restarts", "keep_restarts")}
+FLAG_KEYS |= {name: f"training.{name}" for name in _OF_TRAINING}
+FLAG_KEYS |= {"size": "model.size", "max_length": "data.max_length"}
 """The recipe key that each flag sets, by the flag's name with underscores."""
 
 

@@ -124,12 +124,8 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
 
 def settings_text(settings: Mapping[str, Any]) -> str:
     """Return settings in readable form: `batch_size 16, learning_rate 3e-05`."""
-    return ", ".join(f"{short_key(key)} {value_text(value)}" for key, value in settings.items()) or "recipe settings"
-
-
-def short_key(key: str) -> str:
-    """Return a recipe key without its section."""
-    return key.rpartition(".")[2]
+    texts = (f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in settings.items())
+    return ", ".join(texts) or "recipe settings"
 
 
 def value_text(value: Any) -> str:

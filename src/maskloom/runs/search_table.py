@@ -9,7 +9,7 @@ from typing import Any
 from maskloom.metrics.glue_score import OFFICIAL_METRICS
 from maskloom.runs.display import printable
 from maskloom.runs.glue.files import TASKS
-from maskloom.runs.search_space import settings_text, short_key, value_text
+from maskloom.runs.search_space import settings_text, value_text
 
 
 def ranked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -21,7 +21,7 @@ def ranked(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def search_rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the headers and rows of a finished search; failed trials come last, with the reason."""
     keys = list(dict.fromkeys(key for trial in result["trials"] for key in trial["settings"]))
-    names = [short_key(key) for key in keys]
+    names = [key.rpartition(".")[2] for key in keys]
     names = [key if names.count(name) > 1 else name for key, name in zip(keys, names, strict=True)]
     metric = result["metric"].replace("_", " ")
     headers = ["rank", "trial", *names, f"{metric}, best on dev", "mean ± sd, median", "degenerate", "minutes"]

@@ -10,12 +10,16 @@ from maskloom.metrics.entities import entities_of
 
 
 class Verdict(NamedTuple):
-    """The truth and the model's answer for an example; `error` is 0 if they agree, `probability` is the answer's."""
+    """The truth and the model's answer for an example; `error` is 0 if they agree, `probability` is the answer's.
+
+    `text` is the example, where it is shown.
+    """
 
     truth: str
     answer: str
     error: float
     probability: float | None = None
+    text: str = ""
 
 
 def judge_text(_: Any, prediction: dict[str, Any], target: Any, labels: tuple[str, ...]) -> Verdict:

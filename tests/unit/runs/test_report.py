@@ -9,7 +9,7 @@ import pytest
 from maskloom.config import PretrainRecipe, recipe_toml, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.charts import distinct_names, visible
-from maskloom.runs.report.page import charts_of, evaluations, mean_curve, phase_marks, report, steps
+from maskloom.runs.report.page import charts_of, mean_curve, phase_marks, points, report
 from maskloom.runs.report.record import RunRecord, in_one_count, score_table
 
 ENVIRONMENT = {
@@ -144,9 +144,9 @@ def test_the_default_page_of_other_runs_is_kept(tmp_path, monkeypatch):
 
 def test_curves_leave_out_what_was_not_finite():
     events = [event for event in EVENTS if isinstance(event, dict)]
-    assert steps(events, "losses", "mlm") == [(1, 8.0), (3, 7.0), (1, 6.0)]
-    assert steps(in_one_count(events), "losses", "mlm") == [(1, 8.0), (3, 7.0), (4, 6.0)]
-    assert evaluations(events, "mlm_loss") == [(3, 7.25)]
+    assert points(events, "step", "losses", "mlm") == [(1, 8.0), (3, 7.0), (1, 6.0)]
+    assert points(in_one_count(events), "step", "losses", "mlm") == [(1, 8.0), (3, 7.0), (4, 6.0)]
+    assert points(events, "evaluation", "metrics", "mlm_loss") == [(3, 7.25)]
     assert mean_curve([[(1, 2.0), (2, 4.0)], [(2, 6.0)]]) == [(2, 5.0)]
     assert mean_curve([]) == []
 
@@ -155,7 +155,7 @@ def test_phases_of_a_run_that_was_resumed_or_extended_are_counted_once():
     ended = {"event": "finished", "stage": "phase-1", "step": 3}
     events = [step(1, 8.0), step(3, 7.0), ended, step(1, 6.0, "phase-2"), ended, step(2, 5.0, "phase-2")]
     counted = in_one_count([*events, {**ended, "stage": "phase-2", "step": 2}])
-    assert steps(counted, "losses", "mlm") == [(1, 8.0), (3, 7.0), (4, 6.0), (5, 5.0)]
+    assert points(counted, "step", "losses", "mlm") == [(1, 8.0), (3, 7.0), (4, 6.0), (5, 5.0)]
     assert phase_marks(counted) == [("start of phase 2", 3)]
     assert phase_marks(in_one_count([step(3, 7.0), ended, step(4, 6.0), {**ended, "step": 4}])) == []
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from maskloom.runs.glue.files import (
     glue_task,
     problems_of,
 )
+from maskloom.runs.reading_defaults import FileReading
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
 from maskloom.runs.search import AllTrialsFailedError, Trials, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
@@ -41,7 +41,6 @@ from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
-from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.training.events import check_log_targets
 
@@ -194,14 +193,6 @@ def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
     }
 
 
-def majority_label(folder: Path) -> str:
-    """Return the label that `answer_by_majority` wrote; raises DataError when there is none."""
-    path = folder / MAJORITY
-    if not path.is_file():
-        raise DataError(f"{path} does not exist; run the task wnli first (maskloom glue run)")
-    return str(read_json_object(path)["label"])
-
-
 _WINDOW = 4096
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same answers give the same bytes
 
@@ -286,18 +277,18 @@ def _answers(
     """Return one answer per row, in order, with the numbers of rows and of unreadable rows."""
     folder = run / glue_task(file.task).folder
     if file.task == "wnli":
-        return [majority_label(folder)] * num_rows, {"num_rows": num_rows, "num_unreadable": 0, "path": str(path)}
+        label = str(read_json_object(folder / MAJORITY)["label"])
+        return [label] * num_rows, {"num_rows": num_rows, "num_unreadable": 0, "path": str(path)}
     predictor = Predictor.load(folder)
     _check_labels(file, predictor, folder)
-    report = ReadingReport(path)
+    row, report = catalog_row("ax" if file.column == "AX" else file.task), ReadingReport(path)
+    kind, options = KINDS[row.kind], ReadingOptions(format=row.name, on_bad_rows="skip")
     answers: list[str | None] = [None] * num_rows
     progress.begin(f"answering {file.name}", num_rows)
-    for line, answer in _predictions(file, path, predictor, report):
-        answers[line - 2] = answer  # the header is line 1
-        if line % 512 == 0:
-            progress.advance(line - 1)
-    progress.advance(num_rows)
-    progress.end()
+    for window in FileReading(path, kind, options, kind.settings(), report, False).shown_pieces(_WINDOW, progress):
+        texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]
+        for example, prediction in zip(window, predictor.predict(texts), strict=True):
+            answers[example.line - 2] = _answer(file, prediction)  # the header is line 1
     given = Counter(answer for answer in answers if answer is not None)
     if not given:
         raise DataError(f"{path}: no row can be read: {report.dropped}")
@@ -308,18 +299,6 @@ def _answers(
         progress.say(f"{path}: {amount(num_unreadable, 'unreadable row')} answered with {commonest}: {lines}")
     filled = [commonest if answer is None else answer for answer in answers]
     return filled, {"num_rows": num_rows, "num_unreadable": num_unreadable, "path": str(path)}
-
-
-def _predictions(
-    file: SubmissionFile, path: Path, predictor: Predictor, report: ReadingReport
-) -> Iterator[tuple[int, str]]:
-    name = "ax" if file.column == "AX" else file.task
-    options = ReadingOptions(format=name, on_bad_rows="skip")
-    examples = iterate_examples(path, catalog_row(name).kind, options, needs_label=False, report=report)
-    while window := list(islice(examples, _WINDOW)):
-        texts = [example.text if example.pair is None else (example.text, example.pair) for example in window]
-        for example, prediction in zip(window, predictor.predict(texts), strict=True):
-            yield example.line, _answer(file, prediction)
 
 
 def _answer(file: SubmissionFile, prediction: Prediction) -> str:

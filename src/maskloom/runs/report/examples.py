@@ -27,17 +27,6 @@ _MAX_CONFUSED_LABELS = 12
 
 
 @dataclass(frozen=True)
-class Judged:
-    """An example with the true answer and the model's answer; `error` is 0 where they agree."""
-
-    text: str
-    truth: str
-    answer: str
-    error: float
-    probability: float | None
-
-
-@dataclass(frozen=True)
 class Examples:
     """What a page shows of a model's predictions on dev; `absent` says why there are none.
 
@@ -49,8 +38,8 @@ class Examples:
     num_in_file: int = 0
     num_right: int = 0
     is_graded: bool = False
-    right: list[Judged] = field(default_factory=list)
-    wrong: list[Judged] = field(default_factory=list)
+    right: list[Verdict] = field(default_factory=list)
+    wrong: list[Verdict] = field(default_factory=list)
     labels: tuple[str, ...] = ()
     confusion: list[list[int]] = field(default_factory=list)
     absent: str = ""
@@ -72,7 +61,7 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
     data = kind.read(dev, ReadingOptions(**inputs.get("reading", {})), task.settings)
     sees_document = getattr(task.settings, "context", None) == "document"
     chosen = data.examples[:most] if sees_document else _spread(data.examples, most)
-    judged: list[Judged] = []
+    judged: list[Verdict] = []
     confusion = np.zeros((len(task.labels), len(task.labels)), dtype=np.int64)
     progress.begin(f"{run.name}: examples of {dev.name}", len(chosen))
     for first in range(0, len(chosen), _AT_ONCE):
@@ -105,7 +94,7 @@ def _why_none(run: RunRecord, dev: Path) -> str:
 
 
 def _sorted_out(
-    judged: list[Judged], num_in_file: int, is_graded: bool, labels: tuple[str, ...], confusion: np.ndarray
+    judged: list[Verdict], num_in_file: int, is_graded: bool, labels: tuple[str, ...], confusion: np.ndarray
 ) -> Examples:
     right, wrong = [one for one in judged if not one.error], [one for one in judged if one.error]
     if is_graded:
@@ -130,11 +119,11 @@ def _spread(listed: Sequence[Any], most: int) -> list[Any]:
     return [listed[place * len(listed) // count] for place in range(count)]
 
 
-def _judged(example: Any, verdict: Verdict) -> Judged:
-    """Return an example with its verdict, both formatted for a page."""
+def _judged(example: Any, verdict: Verdict) -> Verdict:
+    """Return the verdict with the example's text, formatted for a page."""
     row = {name: text for name, text in example.as_row().items() if name != "id" and not name.startswith("choice")}
     text, truth, answer = "\n".join(map(_cut, row.values())), _cut(verdict.truth), _cut(verdict.answer)
-    return Judged(text, truth or "none", answer or "none", verdict.error, verdict.probability)
+    return verdict._replace(text=text, truth=truth or "none", answer=answer or "none")
 
 
 def _cut(text: str) -> str:

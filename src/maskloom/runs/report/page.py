@@ -231,8 +231,8 @@ def _chart(
     """Draw a value of the steps thin and a metric of the evaluations bold, one colour per run; None without data."""
     lines: list[Line] = []
     for run in runs:
-        trained = [thinned(steps(events, *path)) for events in run.stages.values()] if path else []
-        measured = [evaluations(events, metric) for events in run.stages.values()] if metric else []
+        trained = [thinned(points(events, "step", *path)) for events in run.stages.values()] if path else []
+        measured = [points(events, "evaluation", "metrics", metric) for events in run.stages.values()] if metric else []
         held_out = "held out" if run.kind == "pretrain" else "dev"
         lines += _lines(run.name if len(runs) > 1 else "", trained, measured, colours[run.name], held_out)
     if not any(line.points for line in lines):
@@ -260,14 +260,16 @@ def phase_marks(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
     return [(f"start of phase {number}", step) for number, step in enumerate([*ends.values()][:-1], start=2)]
 
 
-def steps(events: Iterable[dict[str, Any]], *path: str) -> Points:
-    """Return a value of the training steps, such as ("losses", "mlm"), without non-finite ones."""
-    return _points((event for event in events if event.get("event") == "step"), path)
-
-
-def evaluations(events: Iterable[dict[str, Any]], name: str) -> Points:
-    """Return the values of a metric in the evaluations."""
-    return _points((event for event in events if event.get("event") == "evaluation"), ("metrics", name))
+def points(events: Iterable[dict[str, Any]], kind: str, *path: str) -> Points:
+    """Return a value of the events of a kind by step, such as ("losses", "mlm"), without non-finite ones."""
+    found = []
+    for event in (event for event in events if event.get("event") == kind):
+        value: Any = event
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, (int, float)) and isinstance(event.get("step"), int):
+            found.append((event["step"], value))
+    return found
 
 
 def thinned(points: Points) -> Points:
@@ -282,14 +284,3 @@ def mean_curve(curves: Iterable[Points]) -> Points:
     columns = [dict(points) for points in curves]
     shared = [step for step in columns[0] if all(step in column for column in columns)] if columns else []
     return [(step, sum(column[step] for column in columns) / len(columns)) for step in shared]
-
-
-def _points(events: Iterable[dict[str, Any]], path: tuple[str, ...]) -> Points:
-    found = []
-    for event in events:
-        value: Any = event
-        for key in path:
-            value = value.get(key) if isinstance(value, dict) else None
-        if isinstance(value, (int, float)) and isinstance(event.get("step"), int):
-            found.append((event["step"], value))
-    return found
