@@ -57,10 +57,10 @@ def encode_peer(encode: Callable[..., list[Any]], lines: list[str]) -> int:
 def check(tokenizer: Tokenizer, library: tokenizers.Tokenizer, lines: list[str]) -> int:
     """Compare ids line by line; return how many lines differ, which all hold characters that differ by design."""
     texts = [line for line in lines[:CHECKED_LINES] if line.strip()]
-    encoded = SentenceEncoder(tokenizer, sentences="lines").encode(texts)
-    ends = np.cumsum(encoded.sentence_lengths)[:-1]
+    parts = list(SentenceEncoder(tokenizer, sentences="lines").parts([text.encode("utf-8") for text in texts]))
+    ends = np.cumsum(np.concatenate([part.sentence_lengths for part in parts]))[:-1]
     dtype = np.uint16 if len(tokenizer.vocabulary) <= 1 << 16 else np.uint32
-    ours = np.split(np.frombuffer(encoded.tokens, dtype), ends)
+    ours = np.split(np.frombuffer(b"".join(part.tokens for part in parts), dtype), ends)
     theirs = [each.ids for each in library.encode_batch(texts, add_special_tokens=False)]
     theirs = [ids for ids in theirs if ids]
     assert len(ours) == len(theirs), "not the same sentences"

@@ -1,8 +1,8 @@
 """WordPiece pieces of a word, as strings."""
 
-from maskloom.text.vocabulary import MAX_WORD_LENGTH, Vocabulary, wordpiece_spans
+from maskloom.text.vocabulary import Vocabulary, longest_pieces
 
 
-def wordpiece(word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH) -> list[str]:
-    pieces = wordpiece_spans(word, vocabulary, max_word_length=max_word_length)
-    return ["[UNK]"] if pieces is None else [vocabulary.tokens[index] for index, _, _ in pieces]
+def wordpiece(word: str, vocabulary: Vocabulary) -> list[str]:
+    pieces = longest_pieces(word, vocabulary.ids)
+    return ["[UNK]"] if pieces is None else [piece for piece, _, _ in pieces]

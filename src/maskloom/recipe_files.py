@@ -303,7 +303,12 @@ def _hint(kind: type[BaseModel], path: list[str]) -> str:
             asks_epochs = name == "steps" and "epochs" in OTHER_NAMES.get(path[-1].lower(), ())
             flag = " or the flag --epochs" if asks_epochs else ""
             return f"did you mean {' or '.join(map(repr, found))}{flag}?"
-    here, all_names = _keys_at(kind, path[:-1]), {known.path.rpartition(".")[2] for known in recipe_keys(kind)}
+    all_names, section = {known.path.rpartition(".")[2] for known in recipe_keys(kind)}, kind
+    for part in path[:-1]:
+        if section is not None and not part.isdigit():
+            field = section.model_fields.get(part)
+            section = None if field is None else _section_of(field.annotation)
+    here = [] if section is None else list(section.model_fields)
     near = difflib.get_close_matches(path[-1], here, n=1, cutoff=0.5)
     like = difflib.get_close_matches(path[-1], all_names, n=1, cutoff=0.85)
     if like and like[0] not in here:
@@ -325,17 +330,6 @@ def _shown(value: Any) -> str:
         return f"{value!r:.200}"
     except (ValueError, RecursionError):  # a number with thousands of digits; deeply nested tables
         return f"a {type(value).__name__}"
-
-
-def _keys_at(kind: type[BaseModel], path: list[str]) -> list[str]:
-    for part in path:
-        if not part.isdigit():
-            field = kind.model_fields.get(part)
-            section = None if field is None else _section_of(field.annotation)
-            if section is None:
-                return []
-            kind = section
-    return list(kind.model_fields)
 
 
 def recipe_toml(recipe: BaseModel) -> str:

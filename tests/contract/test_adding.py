@@ -32,7 +32,7 @@ from maskloom.data.settings import PretrainingData
 from maskloom.data.streams.running_text import Contiguous
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS, PairTask, SentencePairs
 from maskloom.errors import ConfigError
-from maskloom.layers.embeddings import WordPositionEmbeddings
+from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.initialization import constants
 from maskloom.layers.pooling import LastToken
 from maskloom.models.architectures import ARCHITECTURES, Architecture
@@ -97,11 +97,8 @@ class Bag(Encoder):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.embeddings = WordPositionEmbeddings(
-            vocab_size=config.vocab_size,
-            num_positions=config.max_position_embeddings,
-            hidden_size=config.hidden_size,
-            dropout=config.hidden_dropout_prob,
+        self.embeddings = WordEmbeddings(
+            config.vocab_size, config.hidden_size, config.hidden_dropout_prob, config.max_position_embeddings
         )
         self.layers = nn.ModuleList(MixingLayer(config.hidden_size) for _ in range(config.num_hidden_layers))
         self.final_norm, self.pooler = RootNorm(config.hidden_size), LastToken()

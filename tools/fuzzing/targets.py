@@ -63,7 +63,6 @@ class Surroundings:
             "corpus": seeds.write_corpus,
             "features": seeds.write_features,
             "sharded": _write_sharded,
-            "numpy": _write_numpy,
         }
     )
 
@@ -81,15 +80,6 @@ def _write_sharded(folder: Path) -> None:
     names = list(_header((folder / "model-00001-of-00001.safetensors").read_bytes()))
     places = dict.fromkeys((name for name in names if name != "__metadata__"), "model-00001-of-00001.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
-
-
-def _write_numpy(folder: Path) -> None:
-    import numpy as np
-    from safetensors.numpy import load_file
-
-    seeds.write_model(folder)
-    np.savez_compressed(folder / "model.npz", **load_file(folder / "model.safetensors"))  # pyright: ignore[reportArgumentType]
-    (folder / "model.safetensors").unlink()
 
 
 def _header(content: bytes) -> dict[str, Any]:
@@ -265,7 +255,6 @@ def _folder_targets(of: Callable[..., Any], values: Callable[..., Make]) -> list
         target("maskloom.json", "model", "maskloom.json", readers.read_predictor),
         target("weights", "model", weights, readers.read_model, _changed_header(lambda: of("model", weights)()[0])),
         target("weights", "sharded", "model.safetensors.index.json", readers.read_model),
-        target("weights", "numpy", "model.npz", readers.read_model),
         target("features", "features", "manifest.json", readers.read_features),
         target("features", "features", "offsets.bin", readers.read_features),
         target("corpus", "corpus", "manifest.json", readers.read_corpus, manifests),

@@ -343,7 +343,8 @@ def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str,
     if other := format_of(model.config).other_type(model.config, tuple(model.heads)):
         content |= {"model_type": other.name, **other.keys}
     if "crf" in model.heads:
-        content["model_type"] = model.config.crf_model_type
+        # no other program opens it
+        content["model_type"] = f"maskloom_{own['model_type'].removeprefix('maskloom_')}_crf"
     labelled = next((name for name in model.heads if HEADS[name].is_labelled), None)
     if labelled is not None:
         num_labels: int = model.heads[labelled].num_labels  # pyright: ignore[reportAssignmentType]

@@ -1,19 +1,16 @@
-"""Weight files without code: safetensors, whole or sharded, and .npz; names and shapes are read before values."""
+"""Weight files without code: safetensors, whole or sharded; names and shapes are read before values."""
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from maskloom.checkpoints.safetensors_format import MAX_TENSORS, read_header
+from maskloom.checkpoints.safetensors_format import read_header
 from maskloom.errors import DataError, amount
 from maskloom.system.foreign_files import file_inside, read_json_object
 
@@ -25,7 +22,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 # Pickles in various forms, programs (.pt2), and formats that this program cannot read.
 _UNSAFE = (
     *("*.bin", "*.pt", "*.pth", "*.pt2", "*.pkl", "*.pickle", "*.joblib", "*.ckpt", "*.ckpt.*", "*.h5", "*.msgpack"),
-    *("*.npy", "*.distcp", ".metadata", "*.pdparams"),
+    *("*.npy", "*.npz", "*.distcp", ".metadata", "*.pdparams"),
 )
 
 # What a folder without weights is, by the first of these files that it holds.
@@ -54,14 +51,9 @@ def open_weights(folder: Path) -> dict[str, StoredTensor]:
         return _safetensors(whole)
     if (index := file_inside(folder, INDEX)) is not None:
         return _sharded(index)
-    arrays = sorted(folder.glob("*.npz"))
-    if len(arrays) == 1 and (path := file_inside(folder, arrays[0].name)) is not None:
-        return _npz(path)
-    if arrays:
-        raise DataError(f"{folder}: several .npz files ({', '.join(path.name for path in arrays)}); keep one")
     refuse_unconverted(folder)
     raise DataError(
-        f"{folder}: no weights; {_held_instead(folder)}; expected {WEIGHTS}, {INDEX} or one .npz file next to "
+        f"{folder}: no weights; {_held_instead(folder)}; expected {WEIGHTS} or {INDEX} next to "
         "config.json and vocab.txt; `maskloom convert` also reads a TensorFlow checkpoint and pytorch_model.bin"
     )
 
@@ -93,7 +85,7 @@ def refuse_unsafe(path: Path) -> None:
     if path.is_file() and any(path.match(pattern) for pattern in _UNSAFE):
         raise DataError(
             f"{path}: files of this kind can run code when opened and are never read; convert it to "
-            f"{WEIGHTS} where you trust it (transformers: from_pretrained, then save_pretrained), or to .npz"
+            f"{WEIGHTS} where you trust it (transformers: from_pretrained, then save_pretrained)"
         )
 
 
@@ -139,40 +131,3 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
             f"{index}: the index names {amount(len(missing), 'tensor')} that no file holds, such as {missing[0]!r:.80}"
         )
     return found
-
-
-def _npz(path: Path) -> dict[str, StoredTensor]:
-    found = {}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            members = archive.namelist()
-            if len(members) > MAX_TENSORS or len(set(members)) != len(members):
-                raise DataError(f"{path}: not a valid .npz file: more than {MAX_TENSORS:,} arrays, or a name twice")
-            for member in members:
-                name = member.removesuffix(".npy")
-                with archive.open(member) as file:
-                    layout = np.lib.format
-                    is_first_version = layout.read_magic(file) == (1, 0)
-                    read = layout.read_array_header_1_0 if is_first_version else layout.read_array_header_2_0
-                    shape, _, dtype = read(file)
-                if dtype.hasobject:
-                    raise DataError(f"{path}: array {name!r:.80} holds Python objects; such arrays are never read")
-                is_float = bool(np.issubdtype(dtype, np.floating))
-                found[name] = StoredTensor(name, tuple(shape), is_float, path, partial(_array, path, name))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except DataError:
-        raise
-    except Exception as error:
-        # The zip layer, the inflater and numpy each raise their own errors for a damaged member.
-        raise DataError(f"{path}: not a valid .npz file: {error!s:.300}") from None
-    return found
-
-
-def _array(path: Path, name: str) -> Tensor:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            array = np.ascontiguousarray(archive[name])
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-    except Exception as error:
-        raise DataError(f"{path}: array {name!r:.80} cannot be read: {error!s:.300}") from None

@@ -49,10 +49,9 @@ def vocab_train(
     size: Annotated[int, typer.Option(min=1, help="Number of pieces, including special tokens.")],
     cased: Annotated[bool, typer.Option("--cased", help="Keep case and accents, as byte-bpe always does.")] = False,
     score: Annotated[
-        Literal["frequency", "likelihood", "pmi"],
+        Literal["frequency", "likelihood"],
         typer.Option(
-            help="Which pair to merge: the most frequent, the one that adds most to the likelihood of the text, or "
-            "the one with the highest mutual information (use a --min-frequency of 100 or more)."
+            help="Which pair to merge: the most frequent, or the one that adds most to the likelihood of the text."
         ),
     ] = "frequency",
     min_frequency: Annotated[

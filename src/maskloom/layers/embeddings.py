@@ -42,31 +42,19 @@ class TokenEmbeddings(nn.Module):
         return self.dropout(self.layer_norm(total))
 
 
-class WordPositionEmbeddings(nn.Module):
-    """Word + learned position embedding, then dropout: (tokens,) ids to (tokens, hidden)."""
-
-    def __init__(self, *, vocab_size: int, num_positions: int, hidden_size: int, dropout: float) -> None:
-        super().__init__()
-        self.word = _table(vocab_size, hidden_size)
-        self.position = _table(num_positions, hidden_size)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, token_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Return the sum for every token."""
-        return self.dropout(self.word(token_ids) + self.position(position_ids))
-
-
 class WordEmbeddings(nn.Module):
-    """Word embeddings, then dropout: (tokens,) ids to (tokens, hidden)."""
+    """Word and, with `num_positions`, learned position embeddings, then dropout: (tokens,) ids to (tokens, hidden)."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, dropout: float = 0.0) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, dropout: float = 0.0, num_positions: int = 0) -> None:
         super().__init__()
         self.word = _table(vocab_size, hidden_size)
+        self.position = _table(num_positions, hidden_size) if num_positions else None
         self.dropout = Dropout(dropout)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """Return the vector of every token."""
-        return self.dropout(self.word(token_ids))
+    def forward(self, token_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Return the vector of every token; `position_ids` (tokens,) are needed if positions have embeddings."""
+        total = self.word(token_ids)
+        return self.dropout(total if self.position is None else total + self.position(position_ids))
 
 
 def _table(num_rows: int, num_columns: int) -> nn.Embedding:

@@ -11,17 +11,6 @@ from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.processor.matrix_products import Dense
 
 
-class NarrowDense(Dense):
-    """Projections in one matrix: `num_narrow` of width `narrow`, then one of the hidden size if `has_values`.
-
-    They are initialised like separate projections of the sizes in `widths`.
-    """
-
-    def __init__(self, hidden_size: int, narrow: int, num_narrow: int, *, has_values: bool) -> None:
-        self.widths = [narrow] * num_narrow + [hidden_size] * has_values
-        super().__init__(hidden_size, sum(self.widths))
-
-
 class NarrowSelfAttention(SelfAttention):
     """Self-attention with queries and keys of size `key_size` per head: (tokens, hidden) to (tokens, hidden)."""
 
@@ -30,7 +19,7 @@ class NarrowSelfAttention(SelfAttention):
     ) -> None:
         super().__init__(hidden_size, num_heads, dropout, causal=causal)
         self.key_size = key_size
-        self.qkv = NarrowDense(hidden_size, num_heads * key_size, 2, has_values=True)
+        self.qkv = Dense.joined(hidden_size, *2 * [num_heads * key_size], hidden_size)
 
     def projected(self, hidden: Tensor) -> Tensor:
         """Return queries, keys and values, (tokens, 3 hidden)."""
@@ -43,8 +32,8 @@ class NarrowCrossAttention(CrossAttention):
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, key_size: int) -> None:
         super().__init__(hidden_size, num_heads, dropout)
         self.key_size = key_size
-        self.query = NarrowDense(hidden_size, num_heads * key_size, 1, has_values=False)
-        self.key_value = NarrowDense(hidden_size, num_heads * key_size, 1, has_values=True)
+        self.query = Dense(hidden_size, num_heads * key_size)
+        self.key_value = Dense.joined(hidden_size, num_heads * key_size, hidden_size)
 
     def queries(self, hidden: Tensor) -> Tensor:
         """Return the query of every token, (tokens, hidden)."""

@@ -13,26 +13,6 @@ from maskloom.layers.sequence_layout import SequenceLayout
 Reads = Literal["first", "last", "ends"]
 
 
-class TokenPooler(nn.Module):
-    """tanh(dense(first token)): (tokens, hidden) to (sequences, hidden), values in (-1, 1).
-
-    Differs from the paper, which uses the raw final [CLS] state; the published code and weights have this layer.
-    `activation` replaces tanh. With `reads` "last", the last token replaces the first, as it must where tokens see only
-    earlier tokens. "ends" is for a BiLSTM, whose vectors have a forward and a backward half: it joins the first half of
-    the last token and the second half of the first token. An empty sequence pools to zeros.
-    """
-
-    def __init__(self, hidden_size: int, *, reads: Reads = "first", activation: Activation = torch.tanh) -> None:
-        super().__init__()
-        self.dense = nn.Linear(hidden_size, hidden_size)
-        self.reads: Reads = reads
-        self._activation = activation
-
-    def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-        """Return one pooled vector per sequence."""
-        return _pooled(hidden, layout, self.reads, lambda read: self._activation(self.dense(read)))
-
-
 class LastToken(nn.Module):
     """The last token's vector, or both "ends" as in `TokenPooler`: (tokens, hidden) to (sequences, hidden).
 
@@ -45,18 +25,35 @@ class LastToken(nn.Module):
 
     def forward(self, hidden: Tensor, layout: SequenceLayout) -> Tensor:
         """Return one vector per sequence."""
-        return _pooled(hidden, layout, self.reads, lambda read: read)
+        if layout.num_tokens == 0:
+            return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
+        read = hidden.index_select(0, layout.first_positions if self.reads == "first" else layout.last_positions)
+        if self.reads == "ends":
+            half = hidden.shape[1] // 2
+            read = torch.cat([read[:, :half], hidden.index_select(0, layout.first_positions)[:, half:]], dim=1)
+        pooled = self._pooled(read)
+        return pooled * (layout.lengths > 0).unsqueeze(1) if layout.has_empty_sequences else pooled
+
+    def _pooled(self, read: Tensor) -> Tensor:
+        return read
 
 
-def _pooled(hidden: Tensor, layout: SequenceLayout, reads: Reads, transform: Activation) -> Tensor:
-    if layout.num_tokens == 0:
-        return hidden.new_zeros(layout.num_sequences, hidden.shape[-1])
-    read = hidden.index_select(0, layout.first_positions if reads == "first" else layout.last_positions)
-    if reads == "ends":
-        half = hidden.shape[1] // 2
-        read = torch.cat([read[:, :half], hidden.index_select(0, layout.first_positions)[:, half:]], dim=1)
-    pooled = transform(read)
-    return pooled * (layout.lengths > 0).unsqueeze(1) if layout.has_empty_sequences else pooled
+class TokenPooler(LastToken):
+    """tanh(dense(first token)): (tokens, hidden) to (sequences, hidden), values in (-1, 1).
+
+    Differs from the paper, which uses the raw final [CLS] state; the published code and weights have this layer.
+    `activation` replaces tanh. With `reads` "last", the last token replaces the first, as it must where tokens see only
+    earlier tokens. "ends" is for a BiLSTM, whose vectors have a forward and a backward half: it joins the first half of
+    the last token and the second half of the first token. An empty sequence pools to zeros.
+    """
+
+    def __init__(self, hidden_size: int, *, reads: Reads = "first", activation: Activation = torch.tanh) -> None:
+        super().__init__(reads)
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self._activation = activation
+
+    def _pooled(self, read: Tensor) -> Tensor:
+        return self._activation(self.dense(read))
 
 
 class OverTokens(nn.Module):

@@ -17,7 +17,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 
 
 class QueryDense(Dense):
-    """A projection whose query rows start smaller: the first rows of a joined projection, otherwise all rows."""
+    """Joined projections of which the first, for queries, starts smaller."""
 
 
 class RelativeBias(nn.Module):
@@ -77,8 +77,7 @@ class RelativeSelfAttention(nn.Module):
     def __init__(self, hidden_size: int, num_heads: int, head_size: int, dropout: float) -> None:
         super().__init__()
         self.num_heads, self.dropout = num_heads, dropout
-        self.qkv = QueryDense(hidden_size, 3 * num_heads * head_size, bias=False)
-        self.qkv.num_joined = 3
+        self.qkv = QueryDense.joined(hidden_size, *3 * [num_heads * head_size], bias=False)
         self.output = Dense(num_heads * head_size, hidden_size, bias=False)
 
     def forward(self, hidden: Tensor, layout: SequenceLayout, past: KeyValues | None = None) -> Tensor:
@@ -103,9 +102,8 @@ class UnscaledCrossAttention(CrossAttention):
     def __init__(self, hidden_size: int, num_heads: int, head_size: int, dropout: float) -> None:
         nn.Module.__init__(self)
         self.num_heads, self.dropout, self.factor = num_heads, dropout, math.sqrt(head_size)
-        self.query = QueryDense(hidden_size, num_heads * head_size, bias=False)
-        self.key_value = Dense(hidden_size, 2 * num_heads * head_size, bias=False)
-        self.key_value.num_joined = 2
+        self.query = QueryDense.joined(hidden_size, num_heads * head_size, bias=False)
+        self.key_value = Dense.joined(hidden_size, *2 * [num_heads * head_size], bias=False)
         self.output = Dense(num_heads * head_size, hidden_size, bias=False)
 
     def queries(self, hidden: Tensor) -> Tensor:

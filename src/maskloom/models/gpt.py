@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from maskloom.layers.embeddings import WordPositionEmbeddings
+from maskloom.layers.embeddings import WordEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -23,11 +23,8 @@ class Gpt(Encoder):
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.config = config
-        self.embeddings = WordPositionEmbeddings(
-            vocab_size=config.vocab_size,
-            num_positions=config.max_position_embeddings,
-            hidden_size=config.hidden_size,
-            dropout=config.embedding_dropout_prob,
+        self.embeddings = WordEmbeddings(
+            config.vocab_size, config.hidden_size, config.embedding_dropout_prob, config.max_position_embeddings
         )
         self.layers, self.final_norm = self.transformer_stack(config)
         self.pooler = LastToken()

@@ -42,6 +42,7 @@ class GptConfig(ModelConfig):
     pad_token_id: Annotated[int, Field(ge=0)] | None = None
     pre_norm: bool = False
 
+    causal: ClassVar[bool] = True
     model_types: ClassVar = ("openai-gpt", "gpt2", "maskloom_openai-gpt_crf", "maskloom_gpt2_crf")
     required_values: ClassVar = {
         "scale_attn_weights": (True, None),
@@ -67,11 +68,6 @@ class GptConfig(ModelConfig):
                 f"{4 * self.hidden_size}"
             )
         return self
-
-    @property
-    def is_causal(self) -> bool:
-        """True: each token attends only to itself and earlier tokens."""
-        return True
 
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -134,11 +134,6 @@ class ModelConfig(BaseModel):
         return getattr(self, "type_vocab_size", 1)
 
     @property
-    def crf_model_type(self) -> str:
-        """The model_type in config.json of a model with a conditional random field: no other program opens it."""
-        return f"maskloom_{self.as_published()['model_type'].removeprefix('maskloom_')}_crf"
-
-    @property
     def head_dropout(self) -> float:
         """Dropout before a classifier: `classifier_dropout`, or the hidden dropout if that is None."""
         return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout

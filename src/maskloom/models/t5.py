@@ -132,7 +132,7 @@ def t5_rules(config: T5Config) -> InitialRules:
 
     def queries(module: nn.Module, name: str, values: Tensor, generator: torch.Generator) -> None:
         dense(module, name, values, generator)
-        values[: len(values) // module.num_joined] *= config.head_size**-0.5  # pyright: ignore[reportOperatorIssue]
+        values[: cast(QueryDense, module).widths[0]] *= config.head_size**-0.5
 
     return {
         nn.RMSNorm: constants(weight=factor),

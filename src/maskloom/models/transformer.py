@@ -15,7 +15,6 @@ from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.initialization import InitialRules, initialize
-from maskloom.layers.narrow_attention import NarrowDense
 from maskloom.layers.pooling import LastToken
 from maskloom.layers.positions import sinusoids
 from maskloom.layers.processor.matrix_products import Dense
@@ -31,9 +30,7 @@ def _uniform(module: nn.Module, name: str, values: Tensor, generator: torch.Gene
     if name == "bias":
         values.zero_()
         return
-    owner = cast(Any, module)
-    widths = owner.widths if isinstance(module, NarrowDense) else len(values) // owner.num_joined
-    for part in values.split(widths):
+    for part in values.split(cast(Dense, module).widths or len(values)):
         bound = math.sqrt(6.0 / sum(part.shape))
         part.uniform_(-bound, bound, generator=generator)
 

@@ -41,7 +41,7 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     """Create a model folder from published BERT weights and return what was mapped, dropped and made up.
 
     `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors
-    (whole or sharded), .npz, a TensorFlow 1 checkpoint, or pytorch_model.bin; if there are several, the first in this
+    (whole or sharded), a TensorFlow 1 checkpoint, or pytorch_model.bin; if there are several, the first in this
     order is used. It may also be the weight file itself, a checkpoint's prefix, or a folder with ELMo's options.json
     and HDF5 file. Heads are kept. Raises ConfigError if `out` holds something, DataError with everything that does not
     fit: tensors, vocabulary and configuration.
@@ -98,7 +98,7 @@ def _found(source: Path) -> _Source:
     if index is None:
         stored = open_weights(folder)
         path = next(iter(stored.values())).path
-        return _Source(folder, path.name, "safetensors" if path.suffix == ".safetensors" else "NumPy arrays", stored)
+        return _Source(folder, path.name, "safetensors", stored)
     if index.name.endswith(INDEX_END):
         return _Source(folder, index.name, "TensorFlow 1 checkpoint", open_bundle(index))
     if index.suffix == ".bin":
@@ -112,7 +112,7 @@ def _found(source: Path) -> _Source:
 
 def _weights_in(folder: Path) -> Path | None:
     """Return a folder's TensorFlow checkpoint or pytorch_model.bin, or None if it has weights of a preferred kind."""
-    if file_inside(folder, WEIGHTS) or file_inside(folder, INDEX) or list(folder.glob("*.npz")):
+    if file_inside(folder, WEIGHTS) or file_inside(folder, INDEX):
         return None
     found = sorted(folder.glob(f"*{INDEX_END}"))
     if len(found) > 1:

@@ -229,8 +229,8 @@ def flat(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of a model folder that affect training: configuration, weights in any format, tokens."""
-    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.npz")
+    """Return the files of a model folder that affect training: configuration, weights, tokens."""
+    patterns = ("config.json", "*.safetensors", "*.safetensors.index.json")
     tokens = ("vocab.txt", "tokenizer.json", "vocab.json", "merges.txt")
     patterns += (*tokens, *(f"{TARGETS}/{name}" for name in tokens))
     return [path for pattern in patterns for path in sorted(folder.glob(pattern))]

@@ -16,7 +16,7 @@ import numpy as np
 from maskloom.text.segmented_words import PAIR_SHIFT, SECOND, SegmentedWords, SymbolTable
 from maskloom.text.vocabulary import CONTINUATION_PREFIX
 
-Score = Literal["frequency", "likelihood", "pmi"]
+Score = Literal["frequency", "likelihood"]
 _BLOCK = 128
 _NO_KEY = np.iinfo(np.int64).max
 _STEPS_A_NAT = 1024
@@ -59,108 +59,7 @@ class FrequencyQueue:
                 self._counts.pop(pair, None)
 
 
-class PmiQueue:
-    """Pairs ordered by freq(pair) / (freq(first) * freq(second)), that is, by pointwise mutual information.
-
-    A merge raises the score of every pair that shares a symbol with it, so most entries of a heap would be stale.
-    Instead, scores are stored in an array of blocks that each record their best pair; only blocks with a changed score
-    are scanned again. A pair occupies a slot as long as it occurs; slots are never reused.
-    """
-
-    def __init__(self, pair_counts: dict[int, int], symbol_counts: Sequence[int], min_frequency: int) -> None:
-        self._min_frequency = min_frequency
-        self._symbol_counts = np.array(symbol_counts, dtype=np.int64)  # of future symbols too, which are 0
-        self._slots: dict[int, int] = {}
-        self._slots_of_symbol: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
-        self._num_slots = 0
-        self._counts, self._keys, self._scores = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
-        self._block_scores, self._block_keys = np.zeros(0), np.zeros(0, np.int64)
-        self._add_blocks(max(1, -(-2 * len(pair_counts) // _BLOCK)))
-        self._change(pair_counts)
-        self._rescore(np.arange(self._num_slots))
-
-    def best(self) -> int | None:
-        """Return the pair with the highest score, or None if none with `min_frequency` occurrences scores above 0."""
-        scores = self._block_scores
-        highest = scores.max()
-        if highest <= 0:
-            return None
-        return int(self._block_keys[np.flatnonzero(scores == highest)].min())
-
-    def update(self, changes: dict[int, int], merged: int, symbol: int, num_merged: int) -> None:
-        """Apply the count changes of a merge."""
-        first, second = merged >> PAIR_SHIFT, merged & SECOND
-        self._recount(first, second, symbol, num_merged)
-        slot = self._slots.pop(merged)
-        self._counts[slot] = 0
-        self._change(changes)
-        touched = [self._live_slots(one) for one in {first, second, symbol} if one in self._slots_of_symbol]
-        self._rescore(np.concatenate([[slot], *touched]))
-
-    def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
-        """Move occurrences from two symbols, which may be the same, to a third."""
-        self._symbol_counts[first] -= num_merged
-        self._symbol_counts[second] -= num_merged
-        self._symbol_counts[new] += num_merged
-
-    def _add_blocks(self, number: int) -> None:
-        """Allocate more slots, with a score of 0."""
-        size = number * _BLOCK
-        self._counts, self._scores = np.pad(self._counts, (0, size)), np.pad(self._scores, (0, size))
-        self._keys = np.pad(self._keys, (0, size), constant_values=_NO_KEY)
-        self._block_scores = np.pad(self._block_scores, (0, number))
-        self._block_keys = np.pad(self._block_keys, (0, number), constant_values=_NO_KEY)
-
-    def _change(self, changes: dict[int, int]) -> None:
-        for pair, change in changes.items():
-            slot = self._slots.get(pair)
-            if slot is None:
-                if change:
-                    self._add(pair, change)
-                continue
-            self._counts[slot] += change
-            if not self._counts[slot]:
-                del self._slots[pair]
-
-    def _add(self, pair: int, count: int) -> None:
-        slot = self._num_slots
-        if slot == len(self._counts):
-            self._add_blocks(len(self._block_keys))
-        first, second = pair >> PAIR_SHIFT, pair & SECOND
-        self._num_slots += 1
-        self._slots[pair] = slot
-        self._counts[slot] = count
-        self._keys[slot] = pair
-        for symbol in {first, second}:
-            self._slots_of_symbol[symbol].append(slot)
-
-    def _live_slots(self, symbol: int) -> np.ndarray:
-        slots = np.array(self._slots_of_symbol[symbol])
-        live = self._counts[slots] > 0
-        if not live.all():
-            # dead slots are returned one last time, so that their scores are cleared
-            self._slots_of_symbol[symbol] = array("q", slots[live].tobytes())
-        return slots
-
-    def _rescore(self, slots: np.ndarray) -> None:
-        if not len(slots):
-            return
-        self._scores[slots] = np.where(self._counts[slots] >= self._min_frequency, self._values(slots), 0.0)
-        blocks = np.unique(slots // _BLOCK)
-        scores = self._scores.reshape(-1, _BLOCK)[blocks]
-        highest = scores.max(axis=1)
-        self._block_scores[blocks] = highest
-        block_keys = self._keys.reshape(-1, _BLOCK)[blocks]
-        self._block_keys[blocks] = np.where(scores == highest[:, None], block_keys, _NO_KEY).min(axis=1)
-
-    def _values(self, slots: np.ndarray) -> np.ndarray:
-        counts, keys = self._counts[slots], self._keys[slots]
-        # float64 products and quotients of the same integers are identical on every machine
-        products = self._symbol_counts[keys >> PAIR_SHIFT].astype(np.float64) * self._symbol_counts[keys & SECOND]
-        return counts / np.maximum(products, 1.0)
-
-
-class LikelihoodQueue(PmiQueue):
+class LikelihoodQueue:
     """Pairs ordered by how much merging them increases the log-likelihood of the words under a unigram symbol model.
 
     With symbol counts c and their sum N, the words as currently split have the log-likelihood sum c log(c / N), which
@@ -169,21 +68,31 @@ class LikelihoodQueue(PmiQueue):
     about n log(n N / (c_first c_second)) if n is small compared with the counts, and rounded to steps of 1/1024 nat so
     that equal gains compare equal despite rounding errors. A pair without a gain is not merged.
 
-    N falls with every merge, which lowers the gain of every pair. Old scores are therefore upper bounds, and only the
-    blocks with the highest bound are recomputed.
+    A merge changes the gain of every pair that shares a symbol with it, so most entries of a heap would be stale.
+    Instead, gains are stored in an array of blocks that each record their best pair. A pair occupies a slot as long as
+    it occurs; slots are never reused. N falls with every merge, which lowers the gain of every pair. Old gains are
+    therefore upper bounds, and only the blocks with a changed count or with the highest bound are recomputed.
     """
 
     def __init__(
         self, words: SegmentedWords, symbol_counts: Sequence[int], min_frequency: int, pairs: SymbolTable
     ) -> None:
-        self._words, self._pairs = words, pairs
+        self._words, self._pairs, self._min_frequency = words, pairs, min_frequency
         self._num_symbols = len(pairs.strings)
+        self._symbol_counts = np.array(symbol_counts, dtype=np.int64)  # of future symbols too, which are 0
         self._total = int(sum(symbol_counts))
         # x log x of each symbol's count and of their sum: terms that the scores of many pairs share
         self._times_logs = _times_log(np.array([*symbol_counts, 0]))
         self._times_log_of_total = _times_log(np.array([self._total]))[0]
+        self._slots: dict[int, int] = {}
+        self._slots_of_symbol: defaultdict[int, array[int]] = defaultdict(lambda: array("q"))
+        self._num_slots = 0
+        self._counts, self._keys, self._scores = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
         self._targets, self._overlaps, self._block_totals = (np.zeros(0, np.int64) for _ in range(3))
-        super().__init__(words.pair_counts, symbol_counts, min_frequency)
+        self._block_scores, self._block_keys = np.zeros(0), np.zeros(0, np.int64)
+        self._add_blocks(max(1, -(-2 * len(words.pair_counts) // _BLOCK)))
+        self._change(words.pair_counts)
+        self._rescore(np.arange(self._num_slots))
 
     def best(self) -> int | None:
         """Return the pair with the highest gain, or None if none with `min_frequency` occurrences has a gain."""
@@ -204,37 +113,85 @@ class LikelihoodQueue(PmiQueue):
             for pair in self._pairs.pairs_of(symbol):
                 if pair in self._slots:
                     self._aim(self._slots[pair], symbol)
-        super().update(changes, merged, symbol, num_merged)
+        first, second = merged >> PAIR_SHIFT, merged & SECOND
+        self._recount(first, second, symbol, num_merged)
+        slot = self._slots.pop(merged)
+        self._counts[slot] = 0
+        self._change(changes)
+        touched = [self._live_slots(one) for one in {first, second, symbol} if one in self._slots_of_symbol]
+        self._rescore(np.concatenate([[slot], *touched]))
 
     def _recount(self, first: int, second: int, new: int, num_merged: int) -> None:
-        super()._recount(first, second, new, num_merged)
+        """Move occurrences from two symbols, which may be the same, to a third."""
+        self._symbol_counts[first] -= num_merged
+        self._symbol_counts[second] -= num_merged
+        self._symbol_counts[new] += num_merged
         self._total -= num_merged
         symbols = [first, second, new]
         *changed, self._times_log_of_total = _times_log(np.array([*self._symbol_counts[symbols], self._total]))
         self._times_logs[symbols] = changed
 
     def _add_blocks(self, number: int) -> None:
-        super()._add_blocks(number)
-        self._targets = np.pad(self._targets, (0, number * _BLOCK), constant_values=-1)
-        self._overlaps = np.pad(self._overlaps, (0, number * _BLOCK))
+        """Allocate more slots, with a score of 0."""
+        size = number * _BLOCK
+        self._counts, self._scores = np.pad(self._counts, (0, size)), np.pad(self._scores, (0, size))
+        self._keys = np.pad(self._keys, (0, size), constant_values=_NO_KEY)
+        self._targets = np.pad(self._targets, (0, size), constant_values=-1)
+        self._overlaps = np.pad(self._overlaps, (0, size))
+        self._block_scores = np.pad(self._block_scores, (0, number))
+        self._block_keys = np.pad(self._block_keys, (0, number), constant_values=_NO_KEY)
         self._block_totals = np.pad(self._block_totals, (0, number))
 
     def _change(self, changes: dict[int, int]) -> None:
-        super()._change(changes)
-        for pair in changes:
+        for pair, change in changes.items():
             slot = self._slots.get(pair)
-            if slot is not None and pair >> PAIR_SHIFT == pair & SECOND:
+            if slot is None:
+                if not change:
+                    continue
+                slot = self._add(pair)
+            self._counts[slot] += change
+            if not self._counts[slot]:
+                del self._slots[pair]
+            elif pair >> PAIR_SHIFT == pair & SECOND:
                 self._overlaps[slot] = self._counts[slot] - self._words.num_replacements(pair)
 
-    def _add(self, pair: int, count: int) -> None:
-        super()._add(pair, count)
+    def _add(self, pair: int) -> int:
+        """Return a new slot for a pair, with a count of 0."""
+        slot = self._num_slots
+        if slot == len(self._counts):
+            self._add_blocks(len(self._block_keys))
+        self._num_slots += 1
+        self._slots[pair] = slot
+        self._keys[slot] = pair
+        for symbol in {pair >> PAIR_SHIFT, pair & SECOND}:
+            self._slots_of_symbol[symbol].append(slot)
         if (target := self._pairs.symbol_of(pair)) >= 0:
-            self._aim(self._num_slots - 1, target)
+            self._aim(slot, target)
+        return slot
 
     def _aim(self, slot: int, target: int) -> None:
         """Record that a pair merges into an existing symbol, whose count then also affects the pair's gain."""
         self._targets[slot] = target
         self._slots_of_symbol[target].append(slot)
+
+    def _live_slots(self, symbol: int) -> np.ndarray:
+        slots = np.array(self._slots_of_symbol[symbol])
+        live = self._counts[slots] > 0
+        if not live.all():
+            # dead slots are returned one last time, so that their scores are cleared
+            self._slots_of_symbol[symbol] = array("q", slots[live].tobytes())
+        return slots
+
+    def _rescore(self, slots: np.ndarray) -> None:
+        if not len(slots):
+            return
+        self._scores[slots] = np.where(self._counts[slots] >= self._min_frequency, self._values(slots), 0.0)
+        blocks = np.unique(slots // _BLOCK)
+        scores = self._scores.reshape(-1, _BLOCK)[blocks]
+        highest = scores.max(axis=1)
+        self._block_scores[blocks] = highest
+        block_keys = self._keys.reshape(-1, _BLOCK)[blocks]
+        self._block_keys[blocks] = np.where(scores == highest[:, None], block_keys, _NO_KEY).min(axis=1)
 
     def _values(self, slots: np.ndarray) -> np.ndarray:
         keys, targets = self._keys[slots], self._targets[slots]
@@ -287,16 +244,13 @@ def merge_pairs(
     end unmarked. Merging continues while a pair occurs at least `min_frequency` times. `score` selects the pair:
     "frequency" the most frequent one; "likelihood" the one whose merge most increases the log-likelihood of the words
     under a unigram model of the symbols, as long as there is an increase (Schuster and Nakajima 2012; paper 3.2 names
-    WordPiece); "pmi" the one with the highest freq(pair) / (freq(first) * freq(second)). All counts refer to the words
-    as currently split. Ties go to the pair with the older first, then second, symbol, so the result depends only on the
-    counts. Merges that give the same string share one symbol.
+    WordPiece). All counts refer to the words as currently split. Ties go to the pair with the older first, then second,
+    symbol, so the result depends only on the counts. Merges that give the same string share one symbol.
     """
     segmented = SegmentedWords(words, counts, *_symbols_of_characters(symbols, suffix), marks_end=bool(suffix))
     table = SymbolTable(symbols, CONTINUATION_PREFIX if suffix is None else "")
     if score == "frequency":
         pairs = FrequencyQueue(segmented.pair_counts, min_frequency)
-    elif score == "pmi":
-        pairs = PmiQueue(segmented.pair_counts, segmented.symbol_counts(num_symbols), min_frequency)
     else:
         pairs = LikelihoodQueue(segmented, segmented.symbol_counts(num_symbols), min_frequency, table)
     segmented.pair_counts.clear()

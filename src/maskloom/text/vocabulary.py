@@ -117,9 +117,6 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __contains__(self, token: object) -> bool:
-        return token in self.ids
-
     @cached_property
     def ids(self) -> dict[str, int]:
         """The id of every token."""
@@ -230,19 +227,8 @@ def vocabulary_sha256(vocabulary: Vocabulary, *more: str) -> str:
     return hashlib.sha256("\n".join([*vocabulary.tokens, *more]).encode()).hexdigest()
 
 
-def wordpiece_spans(
-    word: str, vocabulary: Vocabulary, *, max_word_length: int = MAX_WORD_LENGTH
-) -> list[tuple[int, int, int]] | None:
-    """Split a word into (token id, start, end) triples, by greedy longest match first (paper 3.2).
-
-    Return None for an unknown word: longer than `max_word_length` characters, or not matched to its end.
-    """
-    cut = longest_pieces(word, vocabulary.ids) if len(word) <= max_word_length else None
-    return None if cut is None else [(vocabulary.ids[piece], start, end) for piece, start, end in cut]
-
-
 def longest_pieces(text: str, known: Container[str], *, is_inside: bool = False) -> list[tuple[str, int, int]] | None:
-    """Split a word, longest known piece first, into (piece, start, end) triples; return None if a part is unknown."""
+    """Split a word, longest known piece first (paper 3.2), into (piece, start, end); return None if impossible."""
     pieces: list[tuple[str, int, int]] = []
     start = 0
     while start < len(text):

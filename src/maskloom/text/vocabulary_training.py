@@ -97,8 +97,7 @@ def train_vocabulary(
     characters are bare at the start of a word and have `##` inside; in byte pairs, they are bare inside and have `</w>`
     at the end of a word. In the byte-level alphabet (Radford et al. 2019, 2.2), a word includes the space before it.
     With "words", the most frequent words follow the special tokens. Words with characters outside the alphabet, or with
-    over 200 characters (unlimited for bytes), are ignored. "pmi" merges rare pairs first, because their symbols are
-    rare too: raise `min_frequency` until the report shows few pieces per word.
+    over 200 characters (unlimited for bytes), are ignored.
 
     The report says why there are fewer than `settings.size` tokens, lists the hundred most frequent dropped characters
     and describes the text and its coverage: rates are fractions of the occurrences of kept words, and an unknown word

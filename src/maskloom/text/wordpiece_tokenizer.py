@@ -16,7 +16,7 @@ from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
 from maskloom.text.tokenizer import Pieces, Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_settings
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, Vocabulary, vocabulary_sha256, wordpiece_spans
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, Vocabulary, longest_pieces, vocabulary_sha256
 
 Compatibility = Literal["google", "hf"]
 MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
@@ -108,11 +108,12 @@ class WordPieceTokenizer(Tokenizer):
 
     def _pieces_by_rules(self, text: str) -> Pieces:
         pieces = Pieces([], [], [])
-        limit = MAX_WORD_LENGTHS[self.compatibility]
+        limit, ids = MAX_WORD_LENGTHS[self.compatibility], self.vocabulary.ids
+        unknown = self.vocabulary.tokens[self.vocabulary.unk_id]
         for number, (word, sources) in enumerate(words_with_sources(text, lowercase=self.lowercase)):
-            spans = wordpiece_spans(word, self.vocabulary, max_word_length=limit)
-            for index, start, end in [(self.vocabulary.unk_id, 0, len(word))] if spans is None else spans:
-                pieces.ids.append(index)
+            cut = longest_pieces(word, ids) if len(word) <= limit else None
+            for piece, start, end in [(unknown, 0, len(word))] if cut is None else cut:
+                pieces.ids.append(ids[piece])
                 pieces.words.append(number)
                 pieces.offsets.append((sources[start], sources[end - 1] + 1))
         return pieces

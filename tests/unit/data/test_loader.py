@@ -9,6 +9,7 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.data.corruption import Masking
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
+from maskloom.data.streams import sentence_pairs
 from maskloom.data.streams.sentence_pairs import Instances, SentencePairs
 
 
@@ -151,9 +152,10 @@ def test_epoch_batches_hold_each_instance_once_and_stay_the_same(random_corpus) 
     assert sum(sizes) == len(by_all)
 
 
-def test_batches_run_over_the_ends_of_blocks(random_corpus) -> None:
+def test_batches_run_over_the_ends_of_blocks(random_corpus, monkeypatch) -> None:
+    monkeypatch.setattr(sentence_pairs, "BLOCK_SENTENCES", 40)
     corpus, data = random_corpus(20), PretrainingData(max_length=64)
-    stream = SentencePairs(corpus, None, data, seed=1, block_sentences=40)
+    stream = SentencePairs(corpus, None, data, seed=1)
     assert stream.num_blocks > 3
     corrupt = Masking(corpus.vocabulary, data, 1)
     batches = list(Loader(stream, corrupt, batch_size=7).epoch_batches(0))

@@ -178,7 +178,12 @@ def test_pieces_of_bytes_are_the_same_in_any_order_and_number_of_processes(tmp_p
     ("texts", "options", "error", "message"),
     [
         (TEXTS, {"size": 20}, ConfigError, r"size = 20: 6 special tokens and \d+ symbols for \d+ characters need"),
-        (TEXTS, {"score": "pmi"}, ConfigError, "score = 'pmi': byte-pair encoding merges the most frequent pair"),
+        (
+            TEXTS,
+            {"score": "likelihood"},
+            ConfigError,
+            "score = 'likelihood': byte-pair encoding merges the most frequent pair",
+        ),
         (TEXTS, {"model": "byte-bpe"}, ConfigError, "lowercase = True: byte-level pieces keep the case of the text"),
         (TEXTS, {"model": "byte-bpe", "lowercase": False}, ConfigError, "5 special tokens and 256 symbols .* need 261"),
         ([""], {}, DataError, "no words in 1 text;"),

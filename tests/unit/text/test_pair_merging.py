@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maskloom.text import segmented_words
-from maskloom.text.pair_merging import FrequencyQueue, PmiQueue, Score, _log, merge_pairs
+from maskloom.text.pair_merging import FrequencyQueue, Score, _log, merge_pairs
 
 WORDS = st.dictionaries(
     st.text("abc", min_size=1, max_size=9) | st.text("aé", min_size=1, max_size=6), st.integers(1, 90), min_size=1
@@ -56,8 +56,6 @@ def naive_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_f
                 pairs[pair] += count
         singles = counted(cut, words)
         values: dict[tuple[str, str], float] = {p: count for p, count in pairs.items() if count >= min_frequency}
-        if score == "pmi":
-            values = {(a, b): count / (float(singles[a]) * float(singles[b])) for (a, b), count in values.items()}
         if score == "likelihood":
             # compute the gain by making the merge
             before = log_likelihood(singles)
@@ -90,7 +88,7 @@ def fast_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_fr
 
 
 @pytest.mark.parametrize("few", [0, 3, 1000])
-@pytest.mark.parametrize("score", ["frequency", "likelihood", "pmi"])
+@pytest.mark.parametrize("score", ["frequency", "likelihood"])
 @given(words=WORDS, num_symbols=st.integers(1, 60), min_frequency=st.integers(1, 4))
 @settings(deadline=None, max_examples=100)
 def test_equal_to_recounting(
@@ -102,7 +100,7 @@ def test_equal_to_recounting(
         assert fast_merges(words, num_symbols=size, score=score, min_frequency=min_frequency) == expected
 
 
-@pytest.mark.parametrize("score", ["frequency", "likelihood", "pmi"])
+@pytest.mark.parametrize("score", ["frequency", "likelihood"])
 def test_equal_to_recounting_on_larger_text(score: Score) -> None:
     rng = np.random.default_rng(3)
     letters = np.array(list("etaoinshrdlu"))
@@ -117,7 +115,7 @@ def test_equal_to_recounting_on_larger_text(score: Score) -> None:
 
 def test_two_ways_to_a_string_are_one_symbol() -> None:
     words = {"abc": 10, "abd": 3, "xbc": 12, "xbcabc": 5}
-    for score in ("frequency", "pmi"):
+    for score in ("frequency", "likelihood"):
         found = fast_merges(words, num_symbols=100, score=score, min_frequency=1)
         assert len(found) == len(set(found))
         assert set(words) <= set(found)
@@ -142,8 +140,6 @@ def test_likelihood_stops_where_a_merge_gains_nothing() -> None:
 def test_counts_do_not_overflow_32_bits() -> None:
     words = {"ab": 3_000_000_000, "cd": 2_999_999_999, "ef": 5_000_000_000_000}
     assert fast_merges(words, num_symbols=8, score="frequency", min_frequency=2)[6:] == ["ef", "ab"]
-    # symbols occur only in their own pair, so the rarest pair has the highest PMI
-    assert fast_merges(words, num_symbols=8, score="pmi", min_frequency=2)[6:] == ["cd", "ab"]
     assert fast_merges(words, num_symbols=8, score="likelihood", min_frequency=2)[6:] == ["ef", "ab"]
 
 
@@ -155,7 +151,5 @@ def test_logarithms_of_basic_arithmetic_are_those_of_the_library() -> None:
 def test_queues_are_empty_when_nothing_is_frequent() -> None:
     assert FrequencyQueue({1: 1}, 2).best() is None
     assert FrequencyQueue({}, 1).best() is None
-    assert PmiQueue({1: 1}, [1, 1], 2).best() is None
-    assert PmiQueue({}, [], 1).best() is None
     assert fast_merges({"a": 3}, num_symbols=9, score="likelihood", min_frequency=1) == ["a"]
     assert fast_merges({"ab": 3}, num_symbols=9, score="likelihood", min_frequency=4) == ["a", "##b"]

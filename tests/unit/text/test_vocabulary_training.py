@@ -63,7 +63,7 @@ def test_cased_training_keeps_case_and_accents() -> None:
     assert "Ü" not in train().vocabulary.tokens
 
 
-@pytest.mark.parametrize("score", ["frequency", "likelihood", "pmi"])
+@pytest.mark.parametrize("score", ["frequency", "likelihood"])
 def test_the_same_text_gives_the_same_vocabulary(score: Any) -> None:
     expected = train(score=score).vocabulary
     assert train(TEXTS[::-1], score=score).vocabulary == expected
@@ -85,7 +85,7 @@ def test_the_seed_of_hashes_does_not_matter() -> None:
     program = (
         "from maskloom.text.vocabulary_training import VocabularySettings as V, train_vocabulary as t\n"
         "texts = ['the cat sat on the mat', 'a dog and the cats', 'mats and dogs sat'] * 2\n"
-        "print([t(texts, V(60, score=s))[0].vocabulary.tokens for s in ('frequency', 'likelihood', 'pmi')])"
+        "print([t(texts, V(60, score=s))[0].vocabulary.tokens for s in ('frequency', 'likelihood')])"
     )
     outputs = {
         subprocess.run(
@@ -218,6 +218,6 @@ def test_whole_words_come_by_their_counts_and_rare_ones_are_unknown():
     smaller, report = train_vocabulary(texts, VocabularySettings(size=99, model="words", min_frequency=3))
     assert smaller.vocabulary.tokens[5:] == ("a", "b")
     assert report["why_smaller"] == "no word that occurs at least 3 times is left"
-    for wrong in ({"sentinels": 1}, {"score": "pmi"}):
+    for wrong in ({"sentinels": 1}, {"score": "likelihood"}):
         with pytest.raises(ConfigError, match="model = 'words'"):
             train_vocabulary(texts, VocabularySettings(size=99, model="words", **wrong))

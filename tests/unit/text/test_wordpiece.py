@@ -3,7 +3,8 @@
 import pytest
 from tests.word_pieces import wordpiece
 
-from maskloom.text.vocabulary import Vocabulary, wordpiece_spans
+from maskloom.text.vocabulary import Vocabulary, longest_pieces
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 
 @pytest.mark.parametrize(
@@ -24,11 +25,12 @@ def test_words_of_the_published_test(word: str, expected: list[str], paper_vocab
 def test_longest_match_wins_even_where_it_leads_nowhere() -> None:
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "ab", "##b", "##c", "##bcd"])
     assert wordpiece("abcd", vocabulary) == ["[UNK]"]
-    assert wordpiece_spans("abc", vocabulary) == [(6, 0, 2), (8, 2, 3)]
+    assert longest_pieces("abc", vocabulary.ids) == [("ab", 0, 2), ("##c", 2, 3)]
 
 
 def test_the_limit_counts_characters() -> None:
     vocabulary = Vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "##a"])
-    assert len(wordpiece("a" * 200, vocabulary)) == 200
-    assert wordpiece("a" * 201, vocabulary) == ["[UNK]"]
-    assert wordpiece("a" * 101, vocabulary, max_word_length=100) == ["[UNK]"]
+    for compatibility, limit in (("google", 200), ("hf", 100)):
+        tokenizer = WordPieceTokenizer(vocabulary, compatibility=compatibility)
+        assert len(tokenizer._pieces_by_rules("a" * limit).ids) == limit
+        assert tokenizer._pieces_by_rules("a" * (limit + 1)).ids == [1]

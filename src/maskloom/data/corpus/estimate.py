@@ -52,11 +52,11 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
         text = _text_of_rows(block) if ".jsonl" in path.name.lower() else block
         num_unpacked += len(block)
         num_text += len(text)
-        sample = text[:_SAMPLE_BYTES].decode("utf-8", "ignore")
-        encoded = encoder.encode([sample])
-        num_sampled += len(sample.encode("utf-8"))
-        num_tokens += int(encoded.sentence_lengths.sum())
-        num_sentences += len(encoded.sentence_lengths)
+        sample = text[:_SAMPLE_BYTES].decode("utf-8", "ignore").encode("utf-8")
+        num_sampled += len(sample)
+        for part in encoder.parts([sample]):
+            num_tokens += int(part.sentence_lengths.sum())
+            num_sentences += len(part.sentence_lengths)
     num_text_bytes = sum(sizes.values()) * num_unpacked / num_read * num_text / max(1, num_unpacked)
     fraction = num_text_bytes / max(1, num_sampled)
     return CorpusEstimate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,6 @@ class Corpus:
         manifest = read_manifest(folder)
         check_files(folder, manifest, sums=verify)
         return cls(folder, manifest)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the folder's path only, so that other processes map the files themselves."""
-        return partial(Corpus.open, verify=False), (self.folder,)
-
-    def __repr__(self) -> str:
-        return (
-            f"Corpus({str(self.folder)!r}, {self.num_documents} documents, {self.num_sentences} sentences, "
-            f"{self.num_tokens} tokens)"
-        )
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

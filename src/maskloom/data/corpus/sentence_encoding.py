@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,17 +73,6 @@ class SentenceEncoder:
         self._lowers_first = tokenizer.lowercase and not reads_brackets
         self._known = WordTable(self.type)
         self._num_not_kept = 0
-
-    def encode(self, texts: Iterable[str]) -> EncodedDocuments:
-        """Encode documents, in order."""
-        parts = list(self.parts([text.encode("utf-8", "surrogatepass") for text in texts]))
-        return EncodedDocuments(
-            tokens=b"".join(part.tokens for part in parts),
-            sentence_lengths=np.concatenate([part.sentence_lengths for part in parts]),
-            document_lengths=np.concatenate([part.document_lengths for part in parts]),
-            num_empty_sentences=sum(part.num_empty_sentences for part in parts),
-            num_empty_documents=sum(part.num_empty_documents for part in parts),
-        )
 
     def parts(self, documents: list[bytes]) -> Iterator[EncodedDocuments]:
         """Encode UTF-8 documents in order, several per part or a long one in several parts; yields at least one part.

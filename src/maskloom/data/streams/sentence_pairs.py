@@ -11,7 +11,7 @@ import numpy as np
 from maskloom.data.batch import Texts
 from maskloom.data.counter_random import Permutation, integers, uniform, words
 from maskloom.data.loader import Columns, Extent, position_numbers
-from maskloom.errors import DataError, amount
+from maskloom.errors import DataError
 
 if TYPE_CHECKING:
     from maskloom.data.corpus.opening import Corpus
@@ -61,28 +61,18 @@ class SentencePairs:
     instances of epoch 0, in its own order. Raises DataError if there is no document to sample from.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        documents: np.ndarray | None,
-        data: PretrainingData,
-        *,
-        seed: int,
-        block_sentences: int = BLOCK_SENTENCES,
-    ) -> None:
+    def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:
         """Sample from the documents with these indices, or from all."""
         self._corpus, self._data, self._seed = corpus, data, seed
         self._num_marks = corpus.tokenizer.template.num_marks(2 if data.next_sentence else 1)
         self._room = data.max_length - self._num_marks
         offsets = np.asarray(corpus.document_offsets, dtype=np.int64)
         chosen = np.arange(len(offsets) - 1) if documents is None else np.asarray(documents, dtype=np.int64)
-        first, count = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
-        filled = count > 0
-        self._documents, self._first, self._count = chosen[filled], first[filled], count[filled]
-        if len(self._documents) == 0:
-            raise DataError(f"{amount(len(chosen), 'document')} without any sentences; pre-training needs at least one")
+        if len(chosen) == 0:
+            raise DataError("no documents to sample from; pre-training needs at least one")
+        self._documents, self._first, self._count = chosen, offsets[chosen], offsets[chosen + 1] - offsets[chosen]
         fraction = len(self._documents) / int(self._count.sum())
-        self.documents_per_block = max(1, round(block_sentences * fraction))
+        self.documents_per_block = max(1, round(BLOCK_SENTENCES * fraction))
         self.num_blocks = -(-len(self._documents) // self.documents_per_block)
         self._cache: dict[tuple[int, int], Instances] = {}
 
@@ -164,7 +154,7 @@ class SentencePairs:
         counts = self._count[visited]
         document_ends = np.cumsum(counts)
         sentences = np.repeat(self._first[visited] - (document_ends - counts), counts) + np.arange(document_ends[-1])
-        lengths = _checked_lengths(self._corpus, sentences)
+        lengths = self._corpus.sentence_lengths[sentences].astype(np.int64)
         most, documents = self._room, self._documents[visited]
         is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
         targets = np.where(is_short, 2 + integers(most - 1, self._seed, _TARGET, epoch, documents), most)
@@ -253,7 +243,7 @@ class SentencePairs:
         last, num_tokens = first.copy(), np.zeros(len(first), dtype=np.int64)
         growing = np.arange(len(first))
         while len(growing):
-            num_tokens[growing] += _checked_lengths(self._corpus, last[growing])
+            num_tokens[growing] += self._corpus.sentence_lengths[last[growing]]
             last[growing] += 1
             unfinished = (num_tokens[growing] < goals[growing]) & (last[growing] < document_ends[growing])
             growing = growing[unfinished]
@@ -289,7 +279,8 @@ class Passages(SentencePairs):
         texts, counts = super().gather(rows), rows.a_last - rows.a_first
         owners = np.repeat(np.arange(len(rows)), counts)
         first = np.cumsum(counts) - counts
-        lengths = _checked_lengths(self._corpus, rows.a_first[owners] + np.arange(len(owners)) - first[owners])
+        sentences = rows.a_first[owners] + np.arange(len(owners)) - first[owners]
+        lengths = self._corpus.sentence_lengths[sentences].astype(np.int64)
         ends = np.cumsum(lengths)
         ends -= (ends[first] - lengths[first] + rows.a_skip)[owners]  # a sentence too long for a segment is cut
         begins = np.maximum(ends - lengths, 0)
@@ -366,13 +357,3 @@ def _num_heads(num_tosses: np.ndarray, seed: int, stream: int, epoch: int, sente
     unused = np.maximum(64 * (number + 1) - num_tosses[owner], 0).astype(np.uint64)
     bits = words(seed, stream, epoch, sentences[owner], number) >> unused
     return np.bincount(owner, np.bitwise_count(bits), len(num_tosses)).astype(np.int64)
-
-
-def _checked_lengths(corpus: Corpus, sentences: np.ndarray) -> np.ndarray:
-    lengths = corpus.sentence_lengths[sentences].astype(np.int64)
-    if len(lengths) and int(lengths.min()) < 1:
-        place = int(sentences[int(lengths.argmin())])
-        raise DataError(
-            f"sentence {place} of the corpus has {int(lengths.min())} tokens; every sentence needs at least 1"
-        )
-    return lengths

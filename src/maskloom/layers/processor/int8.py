@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from maskloom.errors import ConfigError
 from maskloom.layers.activations import Activation
 from maskloom.layers.attention import SelfAttention
-from maskloom.layers.narrow_attention import NarrowDense
 from maskloom.layers.processor.matrix_products import Dense
 
 # Rows are processed in blocks whose values stay in the CPU cache, rounded up to a step as each shape costs a kernel.
@@ -101,8 +100,7 @@ def quantize_dense_layers(module: nn.Module) -> None:
         for name, child in list(parent.named_children()):
             if isinstance(child, Dense):
                 is_qkv = isinstance(parent, SelfAttention) and name == "qkv"
-                num_values = child.widths[-1] if type(child) is NarrowDense else child.out_features // 3
-                setattr(parent, name, Int8Dense(child, num_fine=num_values if is_qkv else 0))
+                setattr(parent, name, Int8Dense(child, num_fine=child.widths[-1] if is_qkv else 0))
 
 
 @cache

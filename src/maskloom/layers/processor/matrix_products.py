@@ -3,7 +3,7 @@
 torch uses MKL for fp32 products on x86. On non-Intel processors MKL does not use the full 512-bit width; oneDNN, which
 torch also ships, does. The results differ only by rounding. The choice depends on the vendor, the instruction set and
 the shapes, never on timing, so that runs are bitwise reproducible; MASKLOOM_PRODUCTS=mkl or =onednn overrides the
-vendor's default, and `products_by` does so within a context.
+vendor's default.
 
 oneDNN caches a kernel of more than half a MiB for every shape it sees, and packed batches differ in their number of
 tokens. Its row counts are therefore limited to eight values between consecutive powers of two; the remaining rows are
@@ -14,11 +14,9 @@ tiles of an Intel processor (AMX) four to seven times as fast as fp32, but makin
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -71,17 +69,6 @@ _given = os.environ.get("MASKLOOM_PRODUCTS")
 if _given not in (None, "onednn", "mkl"):
     raise ConfigError(f"MASKLOOM_PRODUCTS={_given!r} is neither 'onednn' nor 'mkl'")
 _library: Literal["onednn", "mkl"] = _given or ("onednn" if _MAKER in _ONEDNN_WINS else "mkl")
-
-
-@contextmanager
-def products_by(library: Literal["onednn", "mkl"]) -> Iterator[None]:
-    """Within the context, send products to oneDNN where the machine and the shapes favour it, or all to MKL."""
-    global _library
-    before, _library = _library, library
-    try:
-        yield
-    finally:
-        _library = before
 
 
 @cache
@@ -247,10 +234,17 @@ class Packable(nn.Module):
 class Dense(nn.Linear, Packable):
     """x W^T + b like `nn.Linear`, computed by the faster library: (rows, inputs) to (rows, outputs).
 
-    `num_joined` is the number of projections in one matrix, each an equal share of its rows.
+    `widths` are the numbers of outputs of the projections that are `joined` in the matrix, none for a single one.
     """
 
-    num_joined = 1
+    widths: tuple[int, ...] = ()
+
+    @classmethod
+    def joined(cls, num_inputs: int, *widths: int, bias: bool = True) -> Self:
+        """Return projections to these numbers of outputs in one matrix; they are initialised as if separate."""
+        made = cls(num_inputs, sum(widths), bias=bias)
+        made.widths = widths
+        return made
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the transformed rows."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.encoded_texts import encode_all
 
 from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.data.corpus.lint import lint_corpus
@@ -152,7 +153,7 @@ def test_sentences_of_bytes_together_are_the_whole_text(of_bytes, sentences, pre
     tokenizer = replace(of_bytes, prefix_space=prefix_space)
     encoder, draw = SentenceEncoder(tokenizer, sentences=sentences), random.Random(0)
     texts = ["".join(draw.choices(ODD, k=draw.randint(1, 60))) for _ in range(300)]
-    encoded = encoder.encode(texts)
+    encoded = encode_all(encoder, texts)
     place = number = 0
     for text in texts:
         lines = [
@@ -170,7 +171,7 @@ def test_sentences_of_bytes_together_are_the_whole_text(of_bytes, sentences, pre
 def test_a_long_document_of_bytes_is_encoded_as_a_whole(of_bytes, sentences) -> None:
     text = "A long one, yes. It's on!\n" * 20_000 + "x" * 300_000 + " end. It's"
     encoder = SentenceEncoder(of_bytes, sentences=sentences)
-    encoded = encoder.encode([text])
+    encoded = encode_all(encoder, [text])
     assert len(encoded.tokens) > 1 << 18
     assert np.frombuffer(encoded.tokens, encoder.type).tolist() == of_bytes.token_ids(" ".join(text.split()))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.encoded_texts import encode_all
 
 from maskloom.data.corpus import sentence_encoding
 from maskloom.data.corpus.sentence_encoding import EncodedDocuments, SentenceEncoder, token_type
@@ -55,7 +56,7 @@ def test_the_ids_are_those_of_the_tokenizer(sentences, lowercase: bool, compatib
     tokenizer = WordPieceTokenizer(VOCABULARY, lowercase=lowercase, compatibility=compatibility)
     encoder = SentenceEncoder(tokenizer, sentences=sentences)
     for _ in range(2):  # with an empty cache, then with a filled one
-        encoded = encoder.encode(TEXTS)
+        encoded = encode_all(encoder, TEXTS)
         assert decoded(encoded) == expected(tokenizer, TEXTS, sentences)
         assert encoded.num_empty_documents == 1
 
@@ -66,7 +67,7 @@ def test_the_ids_are_those_of_the_tokenizer(sentences, lowercase: bool, compatib
 )
 def test_any_text_gives_the_ids_of_the_tokenizer(texts: list[str], lowercase: bool, compatibility) -> None:
     tokenizer = WordPieceTokenizer(VOCABULARY, lowercase=lowercase, compatibility=compatibility)
-    encoded = SentenceEncoder(tokenizer, sentences="lines").encode(texts)
+    encoded = encode_all(SentenceEncoder(tokenizer, sentences="lines"), texts)
     assert decoded(encoded) == expected(tokenizer, texts, "lines")
     num_lines = sum(text.count("\n") + 1 for text in texts)
     assert encoded.num_empty_sentences + len(encoded.sentence_lengths) == num_lines
@@ -79,7 +80,7 @@ def test_a_full_cache_and_small_blocks_change_nothing(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 10)
     monkeypatch.setattr(sentence_encoding, "_MAX_NOT_KEPT", max_not_kept)
     encoder = SentenceEncoder(tokenizer, sentences="split")
-    assert decoded(encoder.encode(TEXTS * 3)) == expected(tokenizer, TEXTS * 3, "split")
+    assert decoded(encode_all(encoder, TEXTS * 3)) == expected(tokenizer, TEXTS * 3, "split")
     assert len(encoder._known) <= 12
 
 
@@ -107,8 +108,8 @@ def test_long_documents_and_lines_are_encoded_piece_by_piece(
     encoder = SentenceEncoder(tokenizer, sentences=sentences)
     parts = list(encoder.parts([text.encode() for text in texts]))
     assert len(parts) > 40
-    assert decoded(encoder.encode(texts)) == expected(tokenizer, texts, sentences)
-    assert encoder.encode(texts).num_empty_documents == 1
+    assert decoded(encode_all(encoder, texts)) == expected(tokenizer, texts, sentences)
+    assert encode_all(encoder, texts).num_empty_documents == 1
 
 
 @pytest.mark.parametrize("unit", ["a\n", "a ", "A b. ", "x", ".", "é ", "😀", "中", "A b.\n\n"])
@@ -121,7 +122,7 @@ def test_memory_does_not_hang_on_the_shape_of_a_text(sentences, unit: str, monke
     monkeypatch.setattr(text_sentences, "_MARGIN", 1 << 6)
     content = (unit * ((1 << 17) // len(unit.encode()))).encode()
     encoder = SentenceEncoder(WordPieceTokenizer(VOCABULARY), sentences=sentences)
-    encoder.encode(["a"])
+    encode_all(encoder, ["a"])
     tracemalloc.start()
     try:
         num_tokens = sum(len(part.tokens) for part in encoder.parts([content]))
@@ -137,14 +138,14 @@ def test_a_run_without_any_end_of_a_word_is_cut(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sentence_encoding, "_BLOCK_BYTES", 20)
     monkeypatch.setattr(sentence_encoding, "_LONGEST_RUN", 400)
     tokenizer = WordPieceTokenizer(VOCABULARY, lowercase=False)
-    encoded = SentenceEncoder(tokenizer, sentences="lines").encode(["é" * 1000 + " the\nthe"])
+    encoded = encode_all(SentenceEncoder(tokenizer, sentences="lines"), ["é" * 1000 + " the\nthe"])
     the = VOCABULARY.ids["the"]
     assert decoded(encoded) == [[[VOCABULARY.unk_id] * 5 + [the], [the]]]
 
 
 def test_long_words_are_not_kept() -> None:
     encoder = SentenceEncoder(WordPieceTokenizer(VOCABULARY), sentences="lines")
-    encoder.encode(["the " + "é" * 80 + " " + "x" * 300 + " a"])
+    encode_all(encoder, ["the " + "é" * 80 + " " + "x" * 300 + " a"])
     assert len(encoder._known) == 2
 
 
@@ -152,5 +153,5 @@ def test_ids_take_two_bytes_while_they_fit() -> None:
     assert token_type(65_536) == np.dtype("<u2")
     assert token_type(65_537) == np.dtype("<u4")
     large = WordPieceTokenizer(Vocabulary([*SPECIALS, *(f"w{index}" for index in range(70_000))]))
-    encoded = SentenceEncoder(large, sentences="lines").encode(["w69999 w1"])
+    encoded = encode_all(SentenceEncoder(large, sentences="lines"), ["w69999 w1"])
     assert decoded(encoded, "<u4") == [[[70_004, 6]]]

@@ -2,6 +2,7 @@ import copy
 import os
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from maskloom.layers.processor.matrix_products import (
     pack_for_inference,
     prefers_onednn,
     product,
-    products_by,
     row_step,
     transposed_product,
 )
@@ -94,7 +94,7 @@ def test_few_row_counts_reach_onednn(monkeypatch):
     transposed_product(x, torch.ones(511, 2047))  # MKL is faster for smaller gradients
     assert not seen
     assert [filled_number(n, CPU) for n in (0, 5, 511, 513, 1024, 1025, 2000)] == [0, 5, 511, 576, 1024, 1152, 2048]
-    with products_by("mkl"):
+    with mock.patch.object(matrix_products, "_library", "mkl"):
         assert filled_number(2000, CPU) == 2000
     assert [row_step(n) for n in (0, 1, 15, 16, 255, 256, 511, 512)] == [1, 1, 1, 2, 16, 32, 32, 64]
 
@@ -187,7 +187,7 @@ def test_a_layer_with_a_packed_weight_can_be_copied(packed):
 
 def test_nothing_is_packed_where_products_are_left_to_mkl():
     layer = Dense(96, 160)
-    with products_by("mkl"):
+    with mock.patch.object(matrix_products, "_library", "mkl"):
         pack_for_inference(layer)
     assert layer._packed is None
 
@@ -199,7 +199,7 @@ def test_a_model_that_decodes_takes_packed_weights_for_some_rows_beside_mkl(rows
     small, large, x = Dense(96, 160), Dense(768, 768), torch.randn(rows, 768)
     torch.nn.init.normal_(large.weight)
     torch.nn.init.zeros_(large.bias)
-    with products_by("mkl"), torch.no_grad():
+    with mock.patch.object(matrix_products, "_library", "mkl"), torch.no_grad():
         head = LanguageModelHead(large.weight)
         pack_for_inference(torch.nn.Sequential(small, large, head), decodes=True)
         assert small._packed is None
@@ -218,7 +218,7 @@ def test_nothing_goes_to_onednn_where_products_are_left_to_mkl():
     x, weight, bias = tensors(700, 160, 200)
     by_default = prefers_onednn(torch.empty(4096, 128), 512)
     expected = dense(x, weight, bias)
-    with products_by("mkl"):
+    with mock.patch.object(matrix_products, "_library", "mkl"):
         assert not prefers_onednn(torch.empty(4096, 128), 512)
         torch.testing.assert_close(dense(x, weight, bias), expected, rtol=1e-4, atol=1e-3)
     assert prefers_onednn(torch.empty(4096, 128), 512) == by_default
