@@ -75,6 +75,8 @@ class LinearChainCRF(nn.Module):
 
     def __init__(self, num_tags: int) -> None:
         super().__init__()
+        if num_tags < 1:
+            raise ValueError(f"num_tags is {num_tags}; at least 1 is needed")
         self.num_tags = num_tags
         self.start = nn.Parameter(torch.zeros(num_tags))
         self.end = nn.Parameter(torch.zeros(num_tags))

@@ -87,11 +87,13 @@ class RecurrentLayer(CarriedLayer):
     Two directions share the hidden size, which must be even. Dropout is applied to the inputs, never to the state
     (Zaremba et al. 2014, 3.1). All tokens are multiplied by the input weights in one product; each step then processes
     the sequences that have not ended, so no padding is ever computed. The state of a sequence is (parts, hidden): h
-    and, for an LSTM, c.
+    and, for an LSTM, c. Raises ValueError if the hidden size of a bidirectional layer is odd.
     """
 
     def __init__(self, cell: str, hidden_size: int, *, bidirectional: bool, dropout: float) -> None:
         super().__init__()
+        if bidirectional and hidden_size % 2:
+            raise ValueError(f"hidden size {hidden_size} must be even: two directions share it")
         self.cell = CELLS[cell]
         self.state_shape = (self.cell.num_parts, hidden_size)
         width = hidden_size // 2 if bidirectional else hidden_size

@@ -20,7 +20,7 @@ class BiLSTMTagger(nn.Module):
     both directions together: the paper's "768-dimensional" is ambiguous, and we take it that the output is as wide as
     BERT-base. `dropout` is applied before the LSTM, between its layers, and before the linear layer. With `word_size`,
     word vectors of that size are concatenated with the mixed vector (Peters et al. 2018, 3.3). Raises ConfigError for
-    unknown layers.
+    unknown layers and for an odd `lstm_size`.
     """
 
     def __init__(
@@ -36,6 +36,8 @@ class BiLSTMTagger(nn.Module):
         word_size: int = 0,
     ) -> None:
         super().__init__()
+        if lstm_size < 2 or lstm_size % 2:
+            raise ConfigError(f"lstm_size = {lstm_size} must be even and at least 2: two directions share it")
         self.num_labels, self.word_size = num_labels, word_size
         self.combination = LayerCombination.of(layers, config.num_hidden_layers)
         is_mixed, num_vectors = self.combination.join == "mix", self.combination.num_vectors

@@ -156,3 +156,5 @@ def test_wrong_input_is_refused():
         crf.log_partition(torch.zeros(3, NUM_TAGS), np.array([2, 2]))
     with pytest.raises(ValueError, match="chain 1 has length 0"):
         crf.log_partition(torch.zeros(3, NUM_TAGS), np.array([3, 0]))
+    with pytest.raises(ValueError, match="num_tags is 0"):
+        LinearChainCRF(0)

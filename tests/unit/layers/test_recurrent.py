@@ -155,3 +155,5 @@ def test_dropout_falls_on_the_inputs_and_in_training_alone():
     assert not torch.equal(run(layer, x, [5]), run(layer, x, [5]))
     layer.eval()
     assert torch.equal(run(layer, x, [5]), run(layer, x, [5]))
+    with pytest.raises(ValueError, match="hidden size 5 must be even: two directions share it"):
+        RecurrentLayer("gru", 5, bidirectional=True, dropout=0.0)

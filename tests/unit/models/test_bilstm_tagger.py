@@ -71,5 +71,7 @@ def test_its_weights_depend_on_the_seed_and_start_as_those_of_torch():
 
 
 def test_wrong_options_are_refused():
+    with pytest.raises(ConfigError, match="lstm_size = 7 must be even"):
+        BiLSTMTagger(CONFIG, 3, lstm_size=7)
     with pytest.raises(ConfigError, match="layer 9"):
         BiLSTMTagger(CONFIG, 3, layers="9")

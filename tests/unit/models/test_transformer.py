@@ -91,6 +91,8 @@ def test_sinusoids():
     near = sinusoids(torch.arange(11), 512, 10)
     cosines = near[0] @ near.T / 256
     assert cosines[[1, 2, 3, 5, 10]].tolist() == pytest.approx([0.973, 0.905, 0.827, 0.741, 0.679], abs=1e-3)
+    with pytest.raises(ValueError, match="even width, not 7"):
+        sinusoids(torch.arange(2), 7, 1)
 
 
 @pytest.mark.parametrize("offset", [1, 7, 100])
