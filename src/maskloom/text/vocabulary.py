@@ -117,6 +117,9 @@ class Vocabulary:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __contains__(self, token: object) -> bool:
+        return token in self.ids
+
     @cached_property
     def ids(self) -> dict[str, int]:
         """The id of every token."""
