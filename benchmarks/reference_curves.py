@@ -20,10 +20,10 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.training.events import read_events
 
 NAME, HELD_OUT = "one-hour", f"data.held_out_fraction={HELD_OUT_FRACTION}"
-# Larger first weights and a higher learning rate suit narrower models. The recipe has those of mini.
+# Larger first weights and a higher learning rate suit narrower models. The recipe has those of tiny.
 OF_SIZE = {
-    "tiny": ("model.config.initializer_range=0.05", "training.learning_rate=2e-3"),
-    "mini": (),
+    "tiny": (),
+    "mini": ("model.config.initializer_range=0.03", "training.learning_rate=1e-3"),
     "small": ("model.config.initializer_range=0.02", "training.learning_rate=5e-4"),
 }
 
