@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from shlex import quote
 from statistics import fmean, stdev
 from typing import Any
 
@@ -153,7 +154,7 @@ def _command(results: Mapping[str, Any]) -> str:
     flags = [f"--minutes {scale.split()[0]}" if scale.endswith(" minutes") else f"--scale {scale}"]
     flags += [f"--seeds {results['num_seeds']}"]
     flags += [f"--jobs {results['num_jobs']}"] if results["num_jobs"] > 1 else []
-    flags += [f"--beside {name}=FOLDER" for name in results.get("beside", {})]
+    flags += [f"--beside {quote(f'{name}=FOLDER')}" for name in results.get("beside", {})]
     flags += [f"--{name} {name.upper()}" for name in ("corpus", "tasks") if results[name]]
     flags += [f"--set {name}.{value}" for name, values in results["overrides"].items() for value in values]
     return f"maskloom reproduce {results['experiment']} {' '.join(flags)} --out DIR"
