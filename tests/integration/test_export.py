@@ -142,7 +142,10 @@ def test_convert_says_what_it_was_given_instead(run_data, pretrained, tmp_path):
     _, run = pretrained
     (tmp_path / "empty").mkdir()
     for place, message in (
-        (tmp_path / "empty", "no weights; the folder is empty; expected model.safetensors or .* `maskloom convert` also"),
+        (
+            tmp_path / "empty",
+            "no weights; the folder is empty; expected model.safetensors or .* `maskloom convert` also",
+        ),
         (run_data / "corpus", "no weights; this is a corpus; expected"),
         (run_data / "vocab", "no weights; this is a vocabulary; expected"),
         (run_data / "first", f"no weights; this is a run; its model is in {run_data / 'first' / 'model'}; expected"),
