@@ -201,6 +201,12 @@ def column_sums(
 
 
 @triton.jit
+def _keys_of_rows(places, mask, word, head):
+    """Return a head's keys of rows, as `layers.dropout.head_keys` does."""
+    return _hashed(tl.load(places, mask=mask, other=0) ^ word) + (head << 16) * _GAMMA
+
+
+@triton.jit
 def _pair_factors(row_keys, pairs, threshold, factor):
     """Dropout's factors of neighbouring columns, which share a hash, along a new last dimension."""
     words = _hashed(row_keys + pairs * _GAMMA)
@@ -237,7 +243,7 @@ def attention(
         is_query = rows < length
         q = tl.load(own + rows[:, None] * (3 * hidden) + within[None, :], mask=is_query[:, None], other=0.0)
         if DROPS:
-            row_keys = _hashed(tl.load(keys + first + rows, mask=is_query, other=0) ^ word) + (head << 16) * _GAMMA
+            row_keys = _keys_of_rows(keys + first + rows, is_query, word, head)
         most = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         result = tl.zeros([ROWS, SIZE], tl.float32)
@@ -294,7 +300,7 @@ def query_gradient(
         along = tl.sum(found.to(tl.float32) * upper.to(tl.float32), 1)
         tl.store(alongs + of_row, along, mask=is_query)
         if DROPS:
-            row_keys = _hashed(tl.load(keys + first + rows, mask=is_query, other=0) ^ word) + (head << 16) * _GAMMA
+            row_keys = _keys_of_rows(keys + first + rows, is_query, word, head)
             tl.store(head_keys + of_row, row_keys, mask=is_query)
         end = tl.minimum(start + ROWS, length) if CAUSAL else length
         for begin in range(0, end, ROWS):
