@@ -115,7 +115,7 @@ def said_after(steps: Sequence[int], settings: TrainingSection, num_units: int |
 
 def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
     clock = iter([10.0, 11.0, 14.0, 16.0, 18.0])
-    monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
     settings = TrainingSection(steps=1000)
     said = said_after((101, 102, 103, 104, 105, 106, 107), settings)
     assert said == ["step 104: 0.5 steps per second, about 30 minutes for the 896 left"]
@@ -123,7 +123,7 @@ def test_the_time_left_is_said_once_after_the_first_seconds(monkeypatch):
 
 def test_where_the_clock_decides_the_steps_and_epochs_are_said_after_the_first_seconds(monkeypatch):
     clock = iter([10.0, 11.0, 14.0, 16.0])
-    monkeypatch.setattr(start_summary.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(start_summary, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # not other threads'
     settings = TrainingSection(steps=MOST_STEPS, minutes=4.0, batch_size=10)
     said = said_after((1, 2, 3, 4), settings, num_units=800)
     assert said == ["step 4: 0.5 steps per second, about 120 steps in 4 minutes, 1.5 epochs"]
