@@ -20,17 +20,11 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.training.events import read_events
 
 NAME, HELD_OUT = "one-hour", f"data.held_out_fraction={HELD_OUT_FRACTION}"
-# Larger first weights and a higher learning rate suit narrower models. The recipe has those of tiny.
-OF_SIZE = {
-    "tiny": (),
-    "mini": ("model.config.initializer_range=0.03", "training.learning_rate=1e-3"),
-    "small": ("model.config.initializer_range=0.02", "training.learning_rate=5e-4"),
-}
 
 
 def recipe(size: str, minutes: str) -> PretrainRecipe:
     """Return the recipe of a size."""
-    changes = [HELD_OUT, f"model.size={size}", f"training.minutes={minutes}", *OF_SIZE[size]]
+    changes = [HELD_OUT, f"model.size={size}", f"training.minutes={minutes}"]
     return load_recipe(PretrainRecipe, SHIPPED / f"{NAME}.toml", changes)
 
 

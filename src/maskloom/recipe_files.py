@@ -141,6 +141,8 @@ def load_recipe(
 
     Raises ConfigError for an unknown, ill-typed or contradictory key, naming the key, its value and its origin: the
     file, the override or, for a key in `flags`, the flag. `check` may raise it for further reasons.
+
+    A table [sizes.NAME] holds the keys that differ at that model size; it applies if the size is chosen.
     """
     values: dict[str, Any] = {}
     if isinstance(path, Mapping):
@@ -154,6 +156,7 @@ def load_recipe(
     source = str(path) if path and not isinstance(path, Mapping) else "recipe"
     said = {override.partition("=")[0].strip(): f"--set {override!r:.200}" for override in overrides or []}
     said |= flags or {}
+    _apply_size(kind, values, source, said)
     recipe = validate_recipe(kind, values, source=source, said=said)
     if check is not None:
         try:
@@ -224,6 +227,29 @@ def validate_recipe(
         ]
         more = [f"{source}: and {len(problems) - _NUM_NAMED} more"] if len(problems) > _NUM_NAMED else []
         raise ConfigError("\n".join(lines + more)) from None
+
+
+def _apply_size(kind: type[BaseModel], values: dict[str, Any], source: str, said: Mapping[str, str]) -> None:
+    """Replace the tables [sizes.NAME], if any, by the keys of the chosen size that `said` does not contain."""
+    sizes = next((key.choices for key in recipe_keys(kind) if key.path == "model.size"), ())
+    if not sizes or not isinstance(values.get("sizes"), dict):
+        return
+    by_size = values.pop("sizes")
+    for name, table in by_size.items():
+        if name not in sizes:
+            raise ConfigError(f"{source}: [sizes]: {not_one_of(name, sizes)}")
+        if not isinstance(table, dict):
+            raise ConfigError(f"{source}: sizes.{name} = {_shown(table)}: it must be a table")
+    model = values.get("model")
+    for key, value in _leaves(by_size.get(model.get("size"), {}) if isinstance(model, dict) else {}):
+        if key not in said:
+            put_value(values, key, value, source)
+
+
+def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested tables with their dotted keys."""
+    for key, value in table.items():
+        yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

@@ -91,6 +91,47 @@ def test_a_key_of_a_phase_can_be_set_by_its_number(tmp_path):
             load_recipe(PretrainRecipe, path, [override])
 
 
+def test_keys_of_the_chosen_size_apply_unless_an_override_gives_them(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text(
+        "training.learning_rate = 4e-3\nmodel.size = 'tiny'\n[[phases]]\nmax_length = 8\nsteps = 3\n[sizes.mini]\n"
+        "training.learning_rate = 2e-3\nmodel.config.rotary = true\nphases.0.steps = 5\n",
+        encoding="utf-8",
+    )
+    tiny, mini = load_recipe(PretrainRecipe, path), load_recipe(PretrainRecipe, path, ["model.size=mini"])
+    assert (tiny.training.learning_rate, tiny.phases[0].steps, tiny.model.config) == (4e-3, 3, {})
+    assert (mini.training.learning_rate, mini.phases[0].steps, mini.model.config) == (2e-3, 5, {"rotary": True})
+    own = load_recipe(PretrainRecipe, path, ["model.size=mini", "training.learning_rate=1e-3"])
+    assert (own.training.learning_rate, own.phases[0].steps) == (1e-3, 5)
+    assert "sizes" not in mini.model_dump()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[sizes.mni]\nseed = 1\n", r"r\.toml: \[sizes\]: 'mni' is not one of .*did you mean mini"),
+        ("[model]\nsize = 'mini'\n[sizes.mini]\ntraining.lr = 1\n", r"unknown key 'training\.lr'"),
+        ("[sizes]\nmini = 3\n", r"sizes\.mini = 3"),
+        ("sizes = 3\n", "unknown key 'sizes'"),
+    ],
+)
+def test_a_wrong_table_of_sizes_is_refused(tmp_path, text, reason):
+    path = tmp_path / "r.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=reason):
+        load_recipe(PretrainRecipe, path)
+
+
+def test_one_hour_has_the_first_weights_and_rate_of_each_size():
+    path = recipe_path("one-hour")
+    rates, weights = [], []
+    for size in ("tiny", "mini", "small"):
+        recipe = load_recipe(PretrainRecipe, path, [f"model.size={size}"])
+        rates.append(recipe.training.learning_rate)
+        weights.append(recipe.model.config["initializer_range"])
+    assert (rates, weights) == ([2e-3, 1e-3, 5e-4], [0.05, 0.03, 0.02])
+
+
 def test_recipes_are_found_by_name_and_files_come_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert recipe_path("squad-v1") == recipe_path("squad-v1.toml") == SHIPPED / "squad-v1.toml"
