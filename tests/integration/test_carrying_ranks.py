@@ -17,7 +17,7 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 import numpy as np
-from tests.unit.training.remembering import Remembering
+from tests.contract.added_carrying import Remembering
 from tests.unit.training.tiny_sessions import run_session, tiny_session
 from maskloom.data.batch import PretrainingBatch
 from maskloom.training.loop import TrainState

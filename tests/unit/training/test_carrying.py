@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.unit.training.remembering import Remembering
+from tests.contract.added_carrying import Remembering
 from tests.unit.training.tiny_sessions import (
     are_equal,
     draw_batch,
