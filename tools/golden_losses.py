@@ -26,10 +26,11 @@ from maskloom.data.corpus.building import CorpusSettings
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.transformer_config import TransformerConfig
-from maskloom.runs.corpus import build_corpus_from_files
+from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary, sentinel
+from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 STORED = Path(__file__).parents[1] / "tests" / "golden" / "losses.json"
@@ -59,6 +60,12 @@ _PRETRAINING: dict[str, dict[str, Any]] = {
         "objective": "causal_lm",
         "data": {"max_length": 32},
         "training": {**_TRAINING, "learning_rate": 1e-3},
+    },
+    "gpt": {
+        "objective": "causal_lm",
+        "model": {"architecture": "gpt", "size": "tiny", "config": {**_CONFIG, "intermediate_size": 128}},
+        "data": {"max_length": 32},
+        "training": {**_TRAINING, "learning_rate": 1e-3, "schedule": "cosine"},
     },
     "denoising": {
         "objective": "denoising",
@@ -134,7 +141,10 @@ def _pretrain(name: str, folder: Path) -> None:
     (folder / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
     sentinels = [sentinel(number) for number in range(2)] if name == "span_corruption" else []
     vocabulary = Vocabulary([*_VOCABULARY.tokens, *sentinels])
-    WordPieceTokenizer(vocabulary, max_length=64).save(folder / "vocab")
+    if name == "gpt":
+        train_vocabulary_from_files([folder / "text.txt"], VocabularySettings(80, model="bpe"), out=folder / "vocab")
+    else:
+        WordPieceTokenizer(vocabulary, max_length=64).save(folder / "vocab")
     build_corpus_from_files(
         folder / "text.txt", vocab=folder / "vocab", out=folder / "corpus", settings=CorpusSettings(sentences="lines")
     )
