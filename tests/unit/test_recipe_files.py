@@ -47,25 +47,27 @@ def test_a_wrong_key_points_to_the_right_one(kind, override, hint):
 
 
 @pytest.mark.parametrize(
-    ("former", "key"),
+    ("kind", "former", "key"),
     [
-        ("training.warmup_share", "training.warmup_ratio"),
-        ("training.clip_norm", "training.max_grad_norm"),
-        ("data.masking_rate", "data.masked_lm_prob"),
-        ("data.mask_share", "data.mask_prob"),
-        ("data.keep_share", "data.keep_prob"),
-        ("data.short_sequence_rate", "data.short_seq_prob"),
-        ("data.max_predictions", "data.max_predictions_per_seq"),
-        ("data.held_out_share", "data.held_out_fraction"),
-        ("data.whole_word", "data.whole_word_masking"),
+        (PretrainRecipe, "training.warmup_share", "training.warmup_ratio"),
+        (FinetuneRecipe, "training.warmup_share", "training.warmup_ratio"),
+        (PretrainRecipe, "training.clip_norm", "training.max_grad_norm"),
+        (FinetuneRecipe, "training.clip_norm", "training.max_grad_norm"),
+        (PretrainRecipe, "data.masking_rate", "data.masked_lm_prob"),
+        (PretrainRecipe, "data.mask_share", "data.mask_prob"),
+        (PretrainRecipe, "data.keep_share", "data.keep_prob"),
+        (PretrainRecipe, "data.short_sequence_rate", "data.short_seq_prob"),
+        (PretrainRecipe, "data.max_predictions", "data.max_predictions_per_seq"),
+        (PretrainRecipe, "data.held_out_share", "data.held_out_fraction"),
+        (PretrainRecipe, "data.whole_word", "data.whole_word_masking"),
     ],
 )
-def test_a_former_key_is_refused_with_its_new_name(tmp_path, former, key):
+def test_a_former_key_is_refused_with_its_new_name(tmp_path, kind, former, key):
     section, _, name = former.partition(".")
     path = tmp_path / "former.toml"
     path.write_text(f"[{section}]\n{name} = 0.5\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        load_recipe(PretrainRecipe, path, [])
+        load_recipe(kind, path, [])
     assert f"former.toml: unknown key '{former}'; did you mean '{key}'" in str(caught.value)
 
 
