@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, OpenAIGPTLMHeadModel
+from transformers import AutoTokenizer, OpenAIGPTForSequenceClassification, OpenAIGPTLMHeadModel
 from typer.testing import CliRunner
 
 import maskloom
@@ -94,13 +94,24 @@ def test_a_resumed_run_has_the_weights_of_one_left_alone(run, corpus, tmp_path):
 
 
 @torch.no_grad()
-def test_transformers_opens_the_folder(run):
-    tokenizer, peer = AutoTokenizer.from_pretrained(run / "model"), OpenAIGPTLMHeadModel.from_pretrained(run / "model")
-    ours, text = maskloom.load(run / "model"), "the red cat sees the blue dog."
-    ids = tokenizer(text)["input_ids"]
-    assert ids == ours.tokenizer.token_ids(text)
+def ids_of_both(folder):
+    """Return the ids of a text by transformers and by the tokenizer here, after checking that the logits are equal."""
+    peer, ours, text = OpenAIGPTLMHeadModel.from_pretrained(folder), maskloom.load(folder), "the red cat sees."
+    ids = AutoTokenizer.from_pretrained(folder)(text)["input_ids"]
     hidden = ours.model.encoder(torch.tensor([ids])).last_hidden_state
     assert (ours.model.heads["lm"](hidden) - peer.eval()(torch.tensor([ids])).logits).abs().max() < 1e-5
+    return ids, ours.tokenizer.token_ids(text)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("step", [None, 145, 150])
+def test_transformers_opens_the_model_of_a_run_and_what_is_exported(run, tmp_path, step):
+    folder = run / "model"
+    if step is not None:
+        folder = tmp_path / "exported"
+        invoke("export", run, "--step", step, "--out", folder)
+    theirs, ours = ids_of_both(folder)
+    assert theirs == ours
 
 
 def test_a_prompt_is_continued_by_what_it_has_read(run):
@@ -246,6 +257,7 @@ def tags(folder):
     [
         ("single", sentences, ["--set", "auxiliary_lm=0.5"]),
         ("regression", pairs, ["--set", "pair.both_orders=true"]),
+        ("regression", pairs, ["--set", "pair.both_orders=true", "--set", "auxiliary_lm=0.5"]),
         ("pair", pairs, ["--set", "pair.both_orders=true", "--set", "auxiliary_lm=0.5"]),
         ("choice", choices, ["--set", "auxiliary_lm=0.5"]),
     ],
@@ -264,6 +276,21 @@ def test_it_is_fine_tuned_with_a_language_model_beside_the_task(run, tmp_path, t
     evaluated = json.loads(invoke("evaluate", "--model", out / "model", "--data", files[3], "--json").splitlines()[-1])
     assert evaluated["loss"] == pytest.approx(best["loss"], rel=1e-5)
     invoke("export", out, "--out", tmp_path / "exported")
+
+
+@pytest.mark.parity
+def test_transformers_opens_an_exported_classifier(run, tmp_path):
+    sentences(tmp_path)
+    files = ("--train", tmp_path / "train.csv", "--dev", tmp_path / "dev.csv", "--epochs", 1, "--max-length", 24)
+    invoke("finetune", "--model", run, *files, "--out", tmp_path / "run")
+    invoke("export", tmp_path / "run", "--out", tmp_path / "exported")
+    ours = maskloom.load(tmp_path / "exported")
+    ids = torch.tensor([ours.tokenizer.encode("the red cat runs").ids])
+    peer = OpenAIGPTForSequenceClassification.from_pretrained(tmp_path / "exported").eval()
+    assert peer.config.id2label == dict(enumerate(ours.task.labels))
+    with torch.no_grad():
+        logits = ours.model.heads["classifier"](ours.model.encoder(ids).pooled)
+        assert (logits - peer(ids).logits).abs().max() < 1e-5
 
 
 def fine_tuned_on_tokens(run, folder, task, write, suffix):
