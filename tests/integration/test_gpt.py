@@ -114,6 +114,24 @@ def test_transformers_opens_the_model_of_a_run_and_what_is_exported(run, tmp_pat
     assert theirs == ours
 
 
+@pytest.mark.parity
+def test_on_word_pieces_it_reads_sentences_and_never_predicts_their_marks(corpus, tmp_path):
+    text = corpus.parent / "text.txt"
+    invoke("vocab", "train", text, "--out", tmp_path / "vocab", "--size", 60)
+    invoke("corpus", "build", text, "--vocab", tmp_path / "vocab", "--out", tmp_path / "corpus")
+    how = (*MODEL, *TRAINING, "--steps", 60, "--learning-rate", "3e-3")
+    out = tmp_path / "gpt"
+    invoke("pretrain", "--corpus", tmp_path / "corpus", "--recipe", "gpt-mini", *how, "--out", out)
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["lm_loss"] < metrics["unigram_cross_entropy"] - 0.5
+    prompt = ("--prompt", "the red cat sees", "--max-tokens", 40, "--json")
+    found = json.loads(invoke("generate", "--model", out, *prompt))
+    assert (found["num_tokens"], found["finish"]) == (40, "length")
+    assert "[" not in found["text"]
+    theirs, ours = ids_of_both(out / "model")
+    assert theirs == [2, *ours, 3]  # [CLS] and [SEP]
+
+
 def test_a_prompt_is_continued_by_what_it_has_read(run):
     output = invoke(
         "generate", "--model", run / "model", "--prompt", "the red cat sees the", "--max-tokens", 8, "--beam", 3
