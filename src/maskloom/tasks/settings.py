@@ -56,7 +56,7 @@ class DocumentSection(Section):
         0.0, "Weight of the penalty on labels predicted without the labels they imply.", ge=0, le=1e6
     )
     implied_from: float = key(
-        0.8, "A label implies a more common one that at least this share of its documents has.", gt=0, le=1
+        0.8, "A label implies a more common one if at least this fraction of its documents has both.", gt=0, le=1
     )
 
 
