@@ -132,9 +132,9 @@ def _page(results: list[Result], text: str, command: str, load: float, num_threa
         f"- Rates are real tokens per second, medians over {order_said(num_rounds)} A ratio is the median of the "
         "rounds' ratios with its range. It counts as reached what the lower end of the range reaches.",
         "- The fraction of GEMM peak counts useful work only: real tokens, predicted positions, backward twice "
-        "forward, against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, whichever is faster here. "
-        "*In products*: the fraction of our step's time that passes inside matrix products, by torch's profiler in one "
-        "step; what they reach of the peak there is the limit of these shapes.",
+        "forward, against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, whichever is "
+        "faster here. *In products*: the fraction of our step's time that passes inside matrix products, by torch's "
+        "profiler in one step; what they reach of the peak there is the limit of these shapes.",
         "- The ratio by processor time is that of the seconds of all threads, which other programs disturb least.",
         "- Memory is what two steps add over the loaded weights, in a process of their own.",
         "",
