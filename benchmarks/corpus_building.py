@@ -216,7 +216,8 @@ def report(result: dict[str, Any]) -> str:
         "",
         f"- Machine: {result['machine']}; {result['versions']}. Load before the start, from other programs: "
         f"{result['load']:.1f}.",
-        f"- Text: {result['text']}; one sentence a line. Smaller texts are made of the same kinds in the same shares. "
+        f"- Text: {result['text']}; one sentence a line. Smaller texts are made of the same kinds in the same "
+        "proportions. "
         "Uncased vocabulary of 30,522; ours and Google's ids are equal (checked on the first "
         f"{CHECKED_BYTES / 1e6:.1f} MB), and ours are the same files in every run.",
         f"- Seconds are medians of {order_said(result['rounds'])} Each run is a process of its own, timed after its "

@@ -55,12 +55,12 @@ def page(figures: dict[str, Any]) -> str:
         "default optimisations on an export by torch.onnx, batches of 32 padded, in the given order and sorted by "
         "length; its int8 is dynamic quantisation with weights by channel.",
         f"- Before timing, every fp32 side gave the vectors of transformers to {max(figures['vectors'].values()):.0e}.",
-        "- Share of GEMM peak counts the work on real tokens against a 2048-cube fp32 product in the same round. "
-        "A ratio is the median of the rounds' ratios, with its range, and what it reaches is what the lower end "
+        "- The fraction of GEMM peak counts the work on real tokens against a 2048-cube fp32 product in the same "
+        "round. A ratio is the median of the rounds' ratios, with its range, and what it reaches is what the lower end "
         "reaches; by processor time it is that of all threads' "
         "seconds.",
         "",
-        "| side | sentences' tokens/s | share of fp32 GEMM peak |",
+        "| side | sentences' tokens/s | fraction of fp32 GEMM peak |",
         "|---|---|---|",
     ]
     for side, name in SIDES.items():

@@ -41,10 +41,10 @@ def _steps(figures: dict[str, Any]) -> list[str]:
     lines = [
         "## Pre-training steps",
         "",
-        "bf16 under autocast, dropout on, optimiser included. The share is useful work (real tokens, the head on "
-        f"predicted positions) over {peak / 1e12:.3g} TFLOP/s; the ratio is to the faster peer of each round.",
+        "bf16 under autocast, dropout on, optimiser included. The fraction of peak is useful work (real tokens, the "
+        f"head on predicted positions) over {peak / 1e12:.3g} TFLOP/s; the ratio is to the faster peer of each round.",
         "",
-        "| size | rows | side | tokens/s | share of peak | reached | ratio | range | reached | GiB |",
+        "| size | rows | side | tokens/s | fraction of peak | reached | ratio | range | reached | GiB |",
         "|---|---|---|---:|---:|---|---:|---|---|---:|",
     ]
     for case in figures["steps"]:

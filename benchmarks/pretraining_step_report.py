@@ -131,10 +131,10 @@ def _page(results: list[Result], text: str, command: str, load: float, num_threa
         "same library.",
         f"- Rates are real tokens per second, medians over {order_said(num_rounds)} A ratio is the median of the "
         "rounds' ratios with its range. It counts as reached what the lower end of the range reaches.",
-        "- Share of GEMM peak counts useful work only: real tokens, predicted positions, backward twice forward, "
-        "against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, whichever is faster here. "
-        "*In products*: the share of our step's time that passes inside matrix products, by torch's profiler in one "
-        "step; what they reach of the peak there is the limit of these shapes.",
+        "- The fraction of GEMM peak counts useful work only: real tokens, predicted positions, backward twice "
+        "forward, against a 2048-cube matrix product measured in the same rounds, by MKL or oneDNN, whichever is "
+        "faster here. *In products*: the fraction of our step's time that passes inside matrix products, by torch's "
+        "profiler in one step; what they reach of the peak there is the limit of these shapes.",
         "- The ratio by processor time is that of the seconds of all threads, which other programs disturb least.",
         "- Memory is what two steps add over the loaded weights, in a process of their own.",
         "",
@@ -178,7 +178,7 @@ def _ratios(results: list[Result]) -> list[str]:
 def _limits(results: list[Result]) -> list[str]:
     lines = ["## Limits, memory, agreement", ""]
     lines += [
-        "| size | lengths | sequences | real share of padded | GEMM peak GFLOP/s | ours of peak | reached "
+        "| size | lengths | sequences | real tokens per padded | GEMM peak GFLOP/s | ours of peak | reached "
         "| in products, at | peer of peak, shipped / predicted | GiB ours / shipped / predicted "
         "| ours of shipped, reached | loss, gradient difference |"
     ]

@@ -165,8 +165,8 @@ def report(result: dict[str, Any]) -> str:
         "",
         f"- Machine: {result['machine']}; {result['versions']}. Load before the start, from other programs: "
         f"{result['load']:.1f}.",
-        f"- Text: {result['text']}. The smaller text is made of the same kinds in the same shares. Uncased, minimum "
-        "frequency 2, at most 1,000 characters.",
+        f"- Text: {result['text']}. The smaller text is made of the same kinds in the same proportions. Uncased, "
+        "minimum frequency 2, at most 1,000 characters.",
         f"- Seconds are medians over {order_said(result['sides'][0]['rounds'])} They count from "
         "the start of the process to its end, reading included. Memory is the peak of all processes together; pages "
         "that they share count for each.",

@@ -113,7 +113,7 @@ class FinetuneRecipe(Section):
         "single", "Kind of task: single, pair, regression, multilabel, document, span, tagging, choice or seq2seq."
     )
     class_weights: Literal["none", "balanced"] | dict[str, Positive] = key(
-        "none", "Class weights in the loss: none, balanced, or one per label."
+        "none", "Class weights in the loss: none, balanced, or a weight per label."
     )
     auxiliary_lm: float = key(
         0.0,

@@ -39,18 +39,18 @@ _NOT_OF_RANDOM_WEIGHTS = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
 
 
 def reproduce(
-    experiment: Annotated[ExperimentName, typer.Argument(help="A table or figure of a paper, or what minutes buy.")],
+    experiment: Annotated[ExperimentName, typer.Argument(help="A table or figure of a paper, or another experiment.")],
     out: Out,
     *,
     scale: Annotated[
         Literal["tiny", "one-gpu", "paper"],
-        _training_option(help="Minutes on two cores, one GPU, or the paper's scale."),
+        _training_option(help="tiny: minutes on two cores; one-gpu: for one GPU; paper: as published."),
     ] = "tiny",
     seeds: Annotated[
         int, _training_option(min=1, max=100, help="Repetitions of every run, each with its own seed.")
     ] = _SEEDS,
     corpus: Annotated[
-        Path | None, _training_option(help="A corpus folder; by default, the documentation on this machine.")
+        Path | None, _training_option(help="A corpus folder; by default, built from the documentation on this machine.")
     ] = None,
     tasks: Annotated[Path | None, _training_option(help="Labelled data: GLUE's folders, squad/, conll2003/.")] = None,
     overrides: Annotated[
@@ -61,18 +61,18 @@ def reproduce(
         float | None, _budget_option(min=0.01, help="Minutes of pre-training per recipe; 60 by default.")
     ] = None,
     beside: Annotated[
-        list[str] | None, _budget_option(help="NAME=FOLDER: a model trained elsewhere, with the same vocabulary.")
+        list[str] | None, _budget_option(help="NAME=FOLDER: a model from elsewhere, same vocabulary. Repeatable.")
     ] = None,
     jobs: Annotated[
         int | None,
-        _training_option(min=1, max=256, help="Parallel runs, one thread each; at tiny one per core, else one."),
+        _training_option(min=1, max=256, help="Parallel runs of one thread; default: one per core at tiny, else one."),
     ] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Reproduce an experiment from the BERT or Transformer paper at a given scale and report which trends hold.
 
-    `budget` compares recipes at equal training time: ours, a smaller version of the paper's, and models from elsewhere.
+    `budget` compares recipes after equal training time: ours, the paper's on a smaller scale, and other programs'.
     `rnn-gradients` and `rnn-attention` show what recurrent networks forget.
     """
     if experiment != "budget" and (minutes is not None or beside):
@@ -141,7 +141,7 @@ def plan(
     corpus: Annotated[Path, typer.Option(help="A corpus folder.")],
     flags: Any,
     recipe: Recipe = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Time to spend on measuring each size.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to spend on measuring each size.")] = 4.0,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:

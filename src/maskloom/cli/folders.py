@@ -23,7 +23,7 @@ def convert(
     out: Out,
     uncased: Annotated[
         bool | None,
-        typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default, as the files say."),
+        typer.Option("--uncased/--cased", help="Whether text is lower-cased; by default, the files decide."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -102,7 +102,7 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page to write; report.html by default.")] = None,
     examples: Annotated[
         int,
-        typer.Option(min=0, help="Dev examples to predict for the lists of correct and wrong predictions; 0: none."),
+        typer.Option(min=0, help="Dev examples to predict for the lists of right and wrong predictions; 0 for none."),
     ] = 500,
     as_json: AsJson = False,
 ) -> None:
@@ -127,7 +127,7 @@ def doctor(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, devices, threads, memory and disk, check each device, and report what would be used."""
+    """Show versions, devices, threads, memory and disk, check each device, and report the defaults."""
     from maskloom.runs.doctor import doctor as run
     from maskloom.runs.doctor import doctor_lines
 

@@ -26,11 +26,11 @@ from maskloom.system.launch import is_first_process
 
 # typer names an option after its parameter. Switches are named explicitly so that they get no --no- form.
 Texts = Annotated[
-    list[Path], typer.Argument(help="Text files or folders: .txt, .jsonl with a `text` field, .gz, .zst, .parquet.")
+    list[Path], typer.Argument(help="Files or folders: .txt, .jsonl with a `text` field (also .gz, .zst), .parquet.")
 ]
 Out = Annotated[Path, typer.Option(help="Folder to write.")]
 Model = Annotated[Path, typer.Option(help="A model folder in Hugging Face layout, or a run folder.")]
-Models = Annotated[list[Path] | None, typer.Option(help="A model or run folder. Repeat it for an ensemble.")]
+Models = Annotated[list[Path] | None, typer.Option(help="A model or run folder. Repeatable, for an ensemble.")]
 EnsembleOf = Annotated[
     Path | None, typer.Option(help="A run made with --keep-restarts, whose restarts form the ensemble.")
 ]
@@ -60,7 +60,7 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Continue the run in --out from its newest complete checkpoint.")
 ]
 Verify = Annotated[
-    bool, typer.Option("--verify", help="With --resume: first check that repeating the last steps is bit-identical.")
+    bool, typer.Option("--verify", help="With --resume: first repeat the last steps and compare them bit for bit.")
 ]
 
 
@@ -289,8 +289,8 @@ Size = Annotated[SizeName | None, typer.Option(help="Published size of the model
 Task = Annotated[
     str | None,
     typer.Option(
-        help="Kind of task: single, pair, regression, multilabel, document, span, tagging, choice or seq2seq; single "
-        "by default, or as in the recipe or --format.",
+        help="Kind of task: single, pair, regression, multilabel, document, span, tagging, choice or seq2seq. By "
+        "default that of the recipe or --format, otherwise single.",
         callback=_known_task,
         autocompletion=lambda: names_of("task"),
     ),
@@ -305,8 +305,8 @@ Metric = Annotated[str | None, typer.Option(help="The dev score that selects the
 Grid = Annotated[
     list[str] | None,
     typer.Option(
-        help="A recipe key with its values, such as training.batch_size=16,32 (repeatable), or a published grid: "
-        "paper (18 trials), small (the paper's for GLUE, 4), minis (20), none."
+        help="A recipe key with its values, such as training.batch_size=16,32 (repeatable); or a named grid: paper "
+        "(18 trials), small (the paper's for GLUE, 4 trials), minis (for models below base, 20 trials), none."
     ),
 ]
 _FLAGS: dict[str, Any] = {
@@ -328,7 +328,7 @@ _FLAGS: dict[str, Any] = {
     "keep_restarts": Annotated[
         bool | None, typer.Option("--keep-restarts", help="Keep the best model of every seed, for an ensemble.")
     ],
-    "restarts": Annotated[int | None, typer.Option(min=1, help="Runs with different seeds; in a search, per trial.")],
+    "restarts": Annotated[int | None, typer.Option(min=1, help="Number of seeds; in a search, per trial.")],
 }
 
 

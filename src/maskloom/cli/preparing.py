@@ -135,7 +135,7 @@ def corpus_build(
     out: Out,
     work: Any,
     sentences: Annotated[
-        Literal["split", "lines"], typer.Option(help="split: find sentences; lines: one per line.")
+        Literal["split", "lines"], typer.Option(help="split: find the sentences; lines: every line is a sentence.")
     ] = "split",
     documents: Annotated[
         Literal["blank-line", "file"],

@@ -121,7 +121,7 @@ def _begin(
 
 StartModel = Annotated[Path | None, typer.Option(help="A model or run folder in Hugging Face layout to start from.")]
 StartVocab = Annotated[
-    Path | None, typer.Option(help="Folder with a vocabulary on which to train a new model, as described by \\[model].")
+    Path | None, typer.Option(help="Folder with a vocabulary, to train a new model as described by \\[model].")
 ]
 SourceVocab = Annotated[
     Path | None, typer.Option(help="Folder with a separate vocabulary for seq2seq sources, with new embeddings.")
@@ -236,7 +236,7 @@ def run_glue(
     out: Out,
     *,
     tasks: Annotated[
-        str | None, typer.Option(help="Comma-separated tasks, such as cola,mrpc; by default, all in --data.")
+        str | None, typer.Option(help="Comma-separated tasks, such as cola,mrpc; by default, all tasks in --data.")
     ] = None,
     flags: Any,
     recipe: Recipe = None,

@@ -91,15 +91,15 @@ def embed(
     pooling: Annotated[
         PoolingMode | None,
         typer.Option(
-            help="How token vectors become one: their mean, the first one (cls) or their maximum. By default, as a "
-            "sentence-transformers folder says, else the mean."
+            help="How token vectors become one: their mean, the first one (cls) or their maximum. By default that of "
+            "a sentence-transformers folder, otherwise the mean."
         ),
     ] = None,
     normalize: Annotated[
         bool | None,
         typer.Option(
             "--normalize/--no-normalize",
-            help="Scale every vector to length 1. By default, as a sentence-transformers folder says, else not.",
+            help="Scale every vector to length 1. By default only if a sentence-transformers folder says so.",
         ),
     ] = None,
     int8: Annotated[
@@ -160,7 +160,7 @@ def score_answers(
     data: Annotated[Path, typer.Option(help="Questions with answers: SQuAD's .json, or .jsonl, .csv, .tsv.")],
     predictions: Annotated[Path, typer.Option(help="A .json file of answers by id, as written by predict.")],
     null_odds: Annotated[
-        Path | None, typer.Option(help="A .json file of null odds by id: the lead of no answer over the best one.")
+        Path | None, typer.Option(help="A .json file of null odds by id: score of no answer minus best score.")
     ] = None,
     null_threshold: Annotated[
         float | None, typer.Option(help="Count an answer as empty if its null odds exceed this.")
@@ -244,7 +244,7 @@ def generate(
     output: Annotated[Path | None, typer.Option(help="File to write: .jsonl.")] = None,
     report: Annotated[
         Path | None,
-        typer.Option(help=".html page to write: how the first texts are made (attention, search, masks, positions)."),
+        typer.Option(help="HTML page to write about the first texts: attention, search steps, masks, positions."),
     ] = None,
     batch_size: Annotated[int | None, typer.Option(help="Texts per batch.")] = None,
     given: Any,

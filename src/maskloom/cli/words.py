@@ -22,22 +22,22 @@ _KEYS: dict[str, tuple[Any, Any, str]] = {
     "loss": (
         Literal["negative", "hierarchical", "softmax"],
         "negative",
-        "Negative sampling, softmax along a Huffman code, or softmax over all words.",
+        "Negative sampling, hierarchical softmax over a Huffman tree, or softmax over all words.",
     ),
     "size": (int, 100, "Dimension of the vectors."),
     "window": (int, 5, "Maximum words on each side; the width of each window is drawn up to this."),
     "negative": (int, 5, "Noise words per prediction."),
     "noise_exponent": (float, 0.75, "Noise words are drawn in proportion to their counts to this power."),
-    "sample": (float, 1e-3, "Subsample words that make up more than this fraction of the text; 0: none."),
+    "sample": (float, 1e-3, "Subsample words that make up more than this fraction of the text; 0 for none."),
     "context": (Literal["mean", "sum"], "mean", "How cbow combines the vectors of a window."),
     "divided_gradient": (
         bool,
         False,
-        "Divide the gradient of a cbow window by its words; word2vec gives each all of it.",
+        "Divide the gradient of a cbow window by its number of words; word2vec does not.",
     ),
     "epochs": (int, 5, "Passes over the text."),
     "learning_rate": (float, None, "Peak learning rate; by default 0.025 for skipgram, 0.05 for cbow."),
-    "min_count": (int, 5, "Leave out words that occur less often."),
+    "min_count": (int, 5, "Drop words that occur less often than this."),
     "tokenize": (
         Literal["words", "spaces"],
         "words",
@@ -164,7 +164,7 @@ def evaluate(
         list[Path] | None,
         typer.Option(help="Questions of four words in word2vec's format (questions-words.txt), or a .csv. Repeatable."),
     ] = None,
-    most: Annotated[int, typer.Option(min=2, help="Analogies: search only this many of the first words.")] = 30_000,
+    most: Annotated[int, typer.Option(min=2, help="Analogies: number of frequent words to search.")] = 30_000,
     as_json: AsJson = False,
 ) -> None:
     """Score vectors on human similarity judgements (Spearman) and analogies (accuracy)."""

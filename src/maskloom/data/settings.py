@@ -21,12 +21,12 @@ class PretrainingData(Section):
     )
     masked_lm_prob: float = key(0.15, "Fraction of a sequence's tokens that are predicted.", gt=0.0, lt=1.0)
     max_predictions_per_seq: Count | None = key(
-        None, "Maximum predictions per sequence, at length max_length; by default, only masked_lm_prob decides."
+        None, "Maximum predictions in a sequence of max_length tokens; by default, masked_lm_prob decides alone."
     )
     mask_prob: Rate = key(0.8, "Fraction of predicted tokens that become [MASK].")
     keep_prob: Rate = key(0.1, "Fraction of predicted tokens that stay unchanged; the rest become random tokens.")
     whole_word_masking: bool = key(False, "Predict all pieces of a word or none.")
-    static_masks: bool = key(False, "Use the same instances and masks in every epoch.")
+    static_masks: bool = key(False, "Use the same sequences and masks in every epoch.")
     held_out_fraction: float = key(
         0.02, "Fraction of documents held out from training to measure the loss.", ge=0.0, lt=1.0
     )
@@ -72,8 +72,8 @@ class DenoisingSection(Section):
     mask_rate: Rate = key(0.0, "Fraction of tokens that become [MASK].")
     delete_rate: Rate = key(0.0, "Fraction of tokens that are deleted.")
     infill_rate: Rate = key(0.3, "Fraction of tokens in spans of random length, each replaced by one [MASK].")
-    span_length: float = key(3.5, "Mean length of these spans (Poisson's lambda); the paper uses 3.", ge=1.0, le=50.0)
-    random_rate: Rate = key(0.1, "Fraction of all [MASK] tokens that become a random token instead.")
+    span_length: float = key(3.5, "Mean length of infilled spans (Poisson's lambda); 3 in the paper.", ge=1.0, le=50.0)
+    random_rate: Rate = key(0.1, "Fraction of [MASK] tokens that are replaced by random tokens.")
     insert_rate: Rate = key(0.0, "Number of [MASK] tokens inserted, as a fraction of the tokens.")
     rotate_rate: Rate = key(0.0, "Probability of rotating a sequence to begin at a random token.")
 

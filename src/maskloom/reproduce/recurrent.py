@@ -148,7 +148,7 @@ def first_token_network(config: RecurrentConfig, length: int, *, num_steps: int)
 
 @torch.no_grad()
 def gate_shares(model: EncoderWithHeads, length: int) -> dict[str, dict[float, float]]:
-    """Return the share of an LSTM's gate values on random texts in each tenth of [0, 1], by the tenth's midpoint."""
+    """Return the fraction of an LSTM's gate values on random texts in each tenth of [0, 1], by its midpoint."""
     ids = torch.randint(2, model.config.vocab_size, (64, length), generator=torch.Generator().manual_seed(1))
     read, h = cast("tuple[Tensor, Tensor]", model.encoder(ids, keep_hidden_states=True).hidden_states)
     weight, recurrent, bias, more = cast(RecurrentLayer, model.encoder.layers[0]).forwards.all_weights[0]
@@ -198,7 +198,7 @@ def rnn_gradients(
     ]
     charts.append(Chart("which networks recall the first token", _lines(accuracies, "tokens", "accuracy", share=True)))
     charts += [
-        Chart(f"{name}: distribution of gate values", _lines(row, "value of a gate", "share", share=True))
+        Chart(f"{name}: distribution of gate values", _lines(row, "value of a gate", "fraction", share=True))
         for name, row in gates.items()
     ]
     clipped, chart, told = _explosion(num_steps)
@@ -290,7 +290,7 @@ def reversal_accuracy(
 
 
 def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
-    """Return the share of the attention (targets + end, sources) within one position of the digit being written."""
+    """Return the fraction of the attention (targets + end, sources) within one position of the digit being written."""
     rows = [row[max(0, len(row) - 2 - at) : len(row) + 1 - at] for at, row in enumerate(weights[:-1])]
     return sum(map(sum, rows)) / len(rows)
 

@@ -376,7 +376,7 @@ def evaluated_at(out: Path, stage: str, step: int) -> dict[str, float]:
 
 
 def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:
-    """Report the held-out share of a corpus; documents are not split, so with few of them it may be large."""
+    """Report the held-out fraction of a corpus; documents are not split, so with few of them it may be large."""
     if len(held_out) == 0:
         return "the corpus has one document, so none is held out and no held-out loss can be shown"
     starts = corpus.sentence_offsets[corpus.document_offsets]

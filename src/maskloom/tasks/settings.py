@@ -37,16 +37,16 @@ class PairSection(Section):
     """Pairs of texts, with one label or a score."""
 
     both_orders: bool = key(
-        False, "Read both A B and B A and add their vectors, as GPT does where the order has no meaning."
+        False, "Read each pair in both orders and add the vectors, as GPT does if the order has no meaning."
     )
 
 
 class DocumentSection(Section):
     """Labels of documents by title-guided attention (Dong et al. 2019): the inputs and the two regularisers."""
 
-    max_sentences: Count = key(10, "Maximum sentences read per document; those left out are counted.")
+    max_sentences: Count = key(10, "Maximum sentences read per document; the others are dropped and counted.")
     language: str = key("en", "Language code for splitting texts into sentences.")
-    title: bool = key(True, "Include the title's vector in the document's.")
+    title: bool = key(True, "Include the title's vector in the vector of the document.")
     guided: bool = key(True, "Include attention over the sentences with the title as the query.")
     own: bool = key(True, "Include attention over the sentences with a learned query.")
     similarity: float = key(
@@ -56,7 +56,7 @@ class DocumentSection(Section):
         0.0, "Weight of the penalty on labels predicted without the labels they imply.", ge=0, le=1e6
     )
     implied_from: float = key(
-        0.8, "A label implies a more common one that at least this share of its documents has.", gt=0, le=1
+        0.8, "A label implies a more common one if at least this fraction of its documents has both.", gt=0, le=1
     )
 
 

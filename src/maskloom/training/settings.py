@@ -49,7 +49,7 @@ class TrainingSection(Section):
         "of the step, or constant.",
     )
     optimizer: Annotated[str, row_of("training.optimizer")] = key(
-        "adamw", "adamw, with bias correction; or bert_adam, as in BERT's published code, without it."
+        "adamw", "adamw (with bias correction), or bert_adam (without it, as in BERT's published code)."
     )
     adam_beta1: float = key(0.9, "Decay rate of the running mean of gradients.", ge=0.0, lt=1.0)
     adam_beta2: float = key(0.999, "Decay rate of the running mean of squared gradients.", ge=0.0, lt=1.0)
@@ -88,7 +88,7 @@ class TrainingSection(Section):
     )
     compile: bool = key(False, "Compile blocks with torch.compile, which takes minutes; requires a C compiler.")
     parallel: Literal["ddp", "fsdp", "hsdp"] = key(
-        "ddp", "What each of several processes holds: the whole model, a shard, or a shard of its machine's copy."
+        "ddp", "What each process holds: the whole model, a shard, or a shard of its machine's copy."
     )
     rank_timeout: float = key(
         30.0, "Seconds that one process may keep the others waiting before the run ends.", ge=3.0, le=86_400.0
@@ -158,7 +158,7 @@ class FinetuneTraining(TrainingSection):
         None, "Stop a seed after this many evaluations without a better dev score; by default, no early stopping."
     )
     average_checkpoints: int = key(
-        0, "Average this many of the last checkpoints into the model; 0 uses the best on dev.", ge=0, le=1000
+        0, "Make the model the mean of this many last checkpoints; 0 uses the best on dev.", ge=0, le=1000
     )
 
     def with_steps(self, num_examples: int) -> TrainingSection:

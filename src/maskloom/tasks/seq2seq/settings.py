@@ -18,7 +18,7 @@ class Seq2SeqSection(Section):
 
     max_target_length: Length = key(128, "Maximum tokens per target; longer ones are truncated and counted.", ge=3)
     label_smoothing: float = key(
-        0.1, "Share of the target distribution spread evenly over the vocabulary.", ge=0.0, lt=1.0
+        0.1, "Fraction of the target distribution spread evenly over the vocabulary.", ge=0.0, lt=1.0
     )
     beam: int = key(4, "Beam size; 1 is greedy search.", ge=1, le=1000)
     length_penalty: float = key(

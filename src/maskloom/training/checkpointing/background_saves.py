@@ -38,7 +38,7 @@ class Saves(AbstractContextManager["Saves", None]):
         """Wait for the save in progress."""
 
 
-# A copy that needs a larger share of the free memory is not made: training waits for the disk instead.
+# A copy that needs a larger fraction of the free memory is not made: training waits for the disk instead.
 _LARGEST_FRACTION = 0.5
 
 

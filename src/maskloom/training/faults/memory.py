@@ -98,7 +98,7 @@ def noted_micro_batch_size(folder: Path) -> int | None:
 _LARGEST_ASKED = 1 << 20
 # Number of sequences to try, the longest of a batch.
 _NUM_TRIED = 4
-# Share of free memory for saved activations; the backward pass needs temporary ones as well.
+# Fraction of free memory for saved activations; the backward pass needs temporary ones as well.
 _SHARE_FOR_ACTIVATIONS = 0.5
 
 

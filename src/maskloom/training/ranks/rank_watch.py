@@ -26,7 +26,7 @@ _SECONDS_TO_END = 20.0
 _SECONDS_TO_EXPLAIN, _SECONDS_TO_MISS, _SECONDS_BETWEEN_LOOKS = 12.0, 4.0, 0.1
 # Multiple of the limit for waiting for a disk, and for a standstill that is no single rank's fault.
 _LONGER = 10
-# A process that uses a larger share of a CPU than this is working, whatever its main thread has called.
+# A process that uses a larger fraction of a CPU than this is working, whatever its main thread has called.
 _BUSY_SHARE = 0.05
 
 Work = Literal["step", "own", "save"]
