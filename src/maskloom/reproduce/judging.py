@@ -22,7 +22,7 @@ from maskloom.inference.model_folder import resolve_model_folder, task_tokenizer
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.pretraining_plan import phase_plans
-from maskloom.runs.run_folder import RECIPE, described, kind_of_run
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE, described, kind_of_run
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.encoding import EncodedExamples
 from maskloom.tasks.kinds import task_kind
@@ -59,12 +59,13 @@ def training_record(folder: Path) -> dict[str, Any]:
     """Return a model's number of layers and width, and the minutes and threads of its pre-training, None if unknown.
 
     The minutes are those of the run's own clock until its last step began, over all resumes. Only a run that was given
-    minutes has such a clock.
+    minutes has such a clock. Raises ConfigError for a run whose files cannot be read.
     """
     model = resolve_model_folder(folder)
     config, run = read_model_config(model), model.parent
     record = {"layers": config.num_hidden_layers, "width": config.hidden_size, "minutes": None, "threads": None}
-    if not (run / RECIPE).exists() or kind_of_run(description := described(run)) != "pretrain":
+    is_run = all((run / file).exists() for file in (RECIPE, DESCRIPTION, "events.jsonl"))
+    if not is_run or kind_of_run(description := described(run)) != "pretrain":
         return record
     recipe, events = load_recipe(PretrainRecipe, run / RECIPE), read_events(run / "events.jsonl")
     record["threads"] = recipe.training.num_threads or description["hardware"]["threads"]

@@ -117,6 +117,7 @@ def reproduce(
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     for folder in given:
         check_vocabulary(folder, plan.corpus)
+        training_record(folder)  # raises now rather than after all runs
     progress.say(expected(plan, stages, repeats.num_jobs))
     found = _run(plan, stages, repeats.num_jobs, progress)
     columns = {role: probe.name for role, probe in probes.items()}

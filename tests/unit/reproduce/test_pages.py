@@ -101,4 +101,5 @@ def test_the_minutes_of_a_run_are_those_of_its_own_clock_over_all_resumes(model)
 
 
 def test_a_model_from_elsewhere_has_a_size_alone(model):
+    (model.parent / RECIPE).write_text('kind = "pretrain"\n')  # of a run of which nothing else is left
     assert training_record(model) == {"layers": 3, "width": 64, "minutes": None, "threads": None}
