@@ -158,7 +158,8 @@ def test_figure_4_reads_checkpoints_of_one_run(tmp_path, corpus, tasks):
     assert exported == ["step-12", "step-16", "step-2", "step-4", "step-8"]
     assert len(result["scores"]) == 12
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<polyline") == 2
+    assert page.count("<polyline") == 2  # one seed has no spread
+    assert "text: corpus (topics.txt), " in page
     assert " --corpus CORPUS --tasks TASKS --" in page  # no paths of this machine
     assert str(tasks) not in page + (tmp_path / "table.md").read_text()
 
@@ -213,6 +214,12 @@ def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, t
     assert 1 <= len(alone["scores"]["one-hour"]["masked_loss"]) <= 5
     assert sorted(alone["scores"]["word vectors"]) == ["conll2003", "rte", "sst-2"]
     assert sorted(alone["scores"]["bag of words"]) == ["rte", "sst-2"]
+    record = alone["trained"]["the paper's, smaller"]
+    assert (record["layers"], record["width"], record["threads"]) == (1, 8, 1)
+    assert 0 <= record["minutes"] <= 0.01
+    assert alone["seconds"]["pre-training the paper's, smaller, seed 0"] == 60 * record["minutes"]
+    assert "| one-hour | 1 × 8 | 0.0 | 1 |" in (tmp_path / "alone" / "table.md").read_text()
+    assert (tmp_path / "alone" / "report.html").read_text().count("<svg") == 5  # the loss and four tasks
 
     scale = Budget(0.01, {"mine": tmp_path / "alone" / "pretrained" / "one-hour-0"})
     with pytest.raises(KeyboardInterrupt):

@@ -13,17 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.checkpoints.huggingface import load_model
+from maskloom.checkpoints.huggingface import load_model, read_model_config
+from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
-from maskloom.inference.model_folder import task_tokenizer
+from maskloom.inference.model_folder import resolve_model_folder, task_tokenizer
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.reproduce.probes import Probe
+from maskloom.runs.pretraining_plan import phase_plans
+from maskloom.runs.run_folder import DESCRIPTION, RECIPE, described, kind_of_run
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.encoding import EncodedExamples
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import ModelOutputs, score_outputs
+from maskloom.training.events import read_events
 from maskloom.training.loop import evaluate
 
 HELD_OUT_FRACTION = 0.02
@@ -49,6 +53,27 @@ def masked_losses(model: Path, corpus: Path) -> list[float]:
     parts = [batches[number::_PARTS] for number in range(min(_PARTS, len(batches)))]
     objective = row.objective(row.part, _JUDGED)
     return [evaluate(loaded, objective, iter(part))["mlm_loss"] for part in parts]
+
+
+def training_record(folder: Path) -> dict[str, Any]:
+    """Return a model's number of layers and width, and the minutes and threads of its pre-training, None if unknown.
+
+    The minutes are those of the run's own clock until its last step began, over all resumes. Only a run that was given
+    minutes has such a clock. Raises ConfigError for a run whose files cannot be read.
+    """
+    model = resolve_model_folder(folder)
+    config, run = read_model_config(model), model.parent
+    record = {"layers": config.num_hidden_layers, "width": config.hidden_size, "minutes": None, "threads": None}
+    is_run = all((run / file).exists() for file in (RECIPE, DESCRIPTION, "events.jsonl"))
+    if not is_run or kind_of_run(description := described(run)) != "pretrain":
+        return record
+    recipe, events = load_recipe(PretrainRecipe, run / RECIPE), read_events(run / "events.jsonl")
+    record["threads"] = recipe.training.num_threads or description["hardware"]["threads"]
+    if recipe.training.minutes is not None:
+        fractions = {event["stage"]: event["fractions_of_time"] for event in events if event.get("fractions_of_time")}
+        spent = ((plan.training.minutes or 0.0) * fractions.get(plan.name, [0.0])[-1] for plan in phase_plans(recipe))
+        record["minutes"] = sum(spent)
+    return record
 
 
 def check_vocabulary(model: Path, corpus: Path) -> None:

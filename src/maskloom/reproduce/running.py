@@ -16,12 +16,12 @@ import torch
 from maskloom.checkpoints.safetensors_format import read_header
 from maskloom.config import FinetuneRecipe
 from maskloom.data.corpus.manifest import read_manifest
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, amount
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.metrics.answers import is_percent
 from maskloom.quickstart.journey import Stages
 from maskloom.reproduce.experiments import BUDGET_TASKS, EXPERIMENTS, LOSS, Arm, Budget, Experiment, what_it_buys
-from maskloom.reproduce.judging import check_vocabulary, linear_score, masked_losses
+from maskloom.reproduce.judging import check_vocabulary, linear_score, masked_losses, training_record
 from maskloom.reproduce.planning import Plan, expected, num_steps, pretraining_stage, scoring_stage, slug
 from maskloom.reproduce.probes import (
     Probe,
@@ -30,7 +30,7 @@ from maskloom.reproduce.probes import (
     own_probes,
     write_documentation,
 )
-from maskloom.reproduce.results import write_results
+from maskloom.reproduce.results import machine_of_runs, write_results
 from maskloom.runs.display import Progress
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
@@ -47,7 +47,8 @@ _NEEDED = {
     "conll2003": ("tagged words", "conll2003/train.txt and dev.txt"),
     "multi30k": ("translations", "multi30k/train.de and val.de, and train.en and val.en"),
 }
-# Candidate tasks by role; the first available one is used.
+_MOST_FILES_NAMED = 3
+# Candidate tasks by role; the first available one is used. Above tiny, so are the other tasks of the paper's table.
 _ROLES = {
     "sentence": ("sentence", "sst-2", "cola"),
     "pair": ("pair", "mnli", "qnli", "rte", "mrpc"),
@@ -94,7 +95,7 @@ def reproduce(
     own = {} if tasks is None else own_probes(Path(tasks))
     known = own if corpus is not None else {**documentation_probes(out), **own}
     experiment = _experiment(name, scale, known)
-    probes = _probes_of(experiment, known)
+    probes = _probes_of(experiment, known, with_all=scale != _SCALES[0])
     _check_tasks(name, experiment, probes, tasks, own if corpus is None else {})
     if not experiment.models and (corpus is not None or "pretrain" in overrides):
         raise ConfigError(f"{name}: nothing is pre-trained; leave out --corpus and --set pretrain.KEY=VALUE")
@@ -108,7 +109,7 @@ def reproduce(
     plan.check()
     given = [resolve_model_folder(folder) for folder in experiment.given.values()]
     stages = Stages(out / "stages.json", settings)
-    text = {"text": str(corpus)}
+    text = {} if corpus is None else _text_of(Path(corpus))
     if not experiment.models:
         text = stages.run("vocabulary", lambda: make_joint_vocabulary(probes[experiment.probes[0]], out))
     elif corpus is None:
@@ -116,11 +117,21 @@ def reproduce(
         text = stages.run("text", lambda: write_documentation(out, seed=0, progress=progress))
     for folder in given:
         check_vocabulary(folder, plan.corpus)
+        training_record(folder)  # raises now rather than after all runs
     progress.say(expected(plan, stages, repeats.num_jobs))
     found = _run(plan, stages, repeats.num_jobs, progress)
-    results = {**settings, **asdict(repeats), "text": text, **found}
-    results["seconds"] = stages.seconds
-    return write_results(plan.experiment, results, out, {role: probe.name for role, probe in probes.items()})
+    columns = {role: probe.name for role, probe in probes.items()}
+    results = {**settings, **asdict(repeats), "text": text, "machine": machine_of_runs(repeats.num_jobs), **found}
+    return write_results({**results, "columns": columns}, out)
+
+
+def _text_of(corpus: Path) -> dict[str, Any]:
+    """Return the name of a corpus with its source files, and its number of tokens."""
+    manifest = read_manifest(corpus)
+    names = [Path(source["name"]).name for source in manifest["sources"]]
+    named, more = ", ".join(names[:_MOST_FILES_NAMED]), len(names) - _MOST_FILES_NAMED
+    files = named + (f" and {amount(more, 'other file')}" if more > 0 else "")
+    return {"text": f"{corpus.resolve().name} ({files})", "num_tokens": manifest["num_tokens"]}
 
 
 def _check_tasks(
@@ -141,8 +152,11 @@ def _check_tasks(
         raise ConfigError(f"--tasks {tasks}: {name} needs one of {', '.join(wanted)}, and there is none")
 
 
-def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, Probe]:
-    """Return the known tasks by role; raises ConfigError if the required one is missing."""
+def _probes_of(experiment: Experiment, known: Mapping[str, Probe], *, with_all: bool) -> dict[str, Probe]:
+    """Return the known tasks by role, and `with_all` the others of the paper's table by their own names.
+
+    Raises ConfigError if the required task is missing.
+    """
     named = {
         role: next((known[task] for task in _ROLES.get(role, (role,)) if task in known), None)
         for role in experiment.probes
@@ -150,7 +164,10 @@ def _probes_of(experiment: Experiment, known: Mapping[str, Probe]) -> dict[str, 
     if experiment.needs and named[experiment.needs] is None:
         what, files = _NEEDED[experiment.needs]
         raise ConfigError(f"{experiment.title}: needs {what}; pass --tasks FOLDER with {files}")
-    return {role: probe for role, probe in named.items() if probe is not None}
+    found = {role: probe for role, probe in named.items() if probe is not None}
+    taken = {probe.name for probe in found.values()}
+    others = (task for task in experiment.tasks if with_all and task in known and task not in taken)
+    return {**found, **{task: known[task] for task in others}}
 
 
 def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> Experiment:
@@ -187,12 +204,27 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
                 else [models[arm.model, seed][measure] for seed in plan.seeds]
             )
     return {
+        **_trained(plan, stages),
         "models": {model: [models[run] for run in pretrainings if run[0] == model] for model in plan.experiment.models},
         "scores": scores,
         "references": {role: one["reference"] for role, one in of_roles if one["reference"] is not None},
         "metrics": {role: one["metric"] for role, one in of_roles},
         "parameters": {arm.name: found[scoring_stage(arm, role, seed)].get("parameters") for arm, role, seed in jobs},
     }
+
+
+def _trained(plan: Plan, stages: Stages) -> dict[str, Any]:
+    """Return the seconds of each stage and, for recipes with a budget, what is recorded of each model's training.
+
+    The record also counts the time before a resume, which a stage does not.
+    """
+    if not plan.experiment.recipes:
+        return {"seconds": stages.seconds}
+    arms = [arm for arm in plan.experiment.arms if arm.linear is None]
+    trained = {arm.name: training_record(plan.model_folder(arm, 0)) for arm in arms}
+    clocks = {pretraining_stage(*run): trained[run[0]]["minutes"] for run in plan.pretrainings()}
+    recorded = {stage: 60.0 * minutes for stage, minutes in clocks.items() if minutes is not None}
+    return {"seconds": {**stages.seconds, **recorded}, "trained": trained}
 
 
 Work = Callable[..., dict[str, Any]]

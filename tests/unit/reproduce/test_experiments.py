@@ -7,9 +7,9 @@ from maskloom.config import PretrainRecipe
 from maskloom.errors import ConfigError
 from maskloom.models.architectures import config_of
 from maskloom.models.assembled import build_model
-from maskloom.reproduce.experiments import EXPERIMENTS, Budget, Trend, above, below, beyond, what_it_buys
+from maskloom.reproduce.experiments import EXPERIMENTS, Budget, Trend, above, below, beyond, what_it_buys, within
 from maskloom.reproduce.probes import Probe
-from maskloom.reproduce.running import Plan
+from maskloom.reproduce.running import Plan, _probes_of
 from maskloom.runs.finetune import LabelledFiles
 
 SCORES = {"a": {"x": [3.0, 4.0, 5.0], "y": [1.0, 1.0, 1.0]}, "b": {"x": [1.0, 1.0, 1.0], "y": [1.0, 2.0, 0.0]}}
@@ -19,6 +19,7 @@ def test_differences_are_taken_seed_by_seed():
     assert above("a", "b", "x")(SCORES) == [2.0, 3.0, 4.0]
     assert below("b", "a", "x")(SCORES) == [2.0, 3.0, 4.0]
     assert beyond(above("a", "b", "x"), above("a", "b", "y"))(SCORES) == [2.0, 4.0, 3.0]
+    assert within(1.5, "a", "b", "y")(SCORES) == [1.5, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -58,10 +59,35 @@ def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale)
         recipe = plan.pretraining(model, 1)
         assert isinstance(recipe, PretrainRecipe)
         assert recipe.seed == 1
-    scored = {role: [1.0, 2.0] for role in (*experiment.probes, *experiment.measures)}
+    scored = {role: [1.0, 2.0] for role in (*experiment.probes, *experiment.tasks, *experiment.measures)}
     for trend in experiment.trends:  # equal scores, and each claim finds its scores
         verdict = trend.verdict({arm.name: scored for arm in experiment.arms})["verdict"]
-        assert verdict == ("shown" if "within one BLEU" in trend.claim else "not shown")
+        assert verdict == ("shown" if " within one " in trend.claim else "not shown")
+
+
+@pytest.mark.parametrize("scale", ["tiny", "one-gpu", "paper"])
+def test_every_row_of_the_papers_table_6_is_there_at_every_scale(scale):
+    experiment = EXPERIMENTS["table6"](scale)
+    rows = {arm.name: arm.paper for arm in experiment.arms if arm.paper} | dict(experiment.published)
+    assert list(rows) == ["3/768/12", "6/768/3", "6/768/12", "12/768/12", "12/1024/16", "24/1024/16"]
+    assert rows["12/768/12"] == {"perplexity": 3.99, "MNLI-m": 84.4, "MRPC": 86.7, "SST-2": 92.9}
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("table5", {"pair": "mnli", "sentence": "sst-2", "span": "squad", "qnli": "qnli", "mrpc": "mrpc"}),
+        ("table6", {"pair": "mnli", "sentence": "sst-2", "mrpc": "mrpc"}),
+        ("figure4", {"sentence": "sst-2", "mnli": "mnli"}),
+    ],
+)
+def test_above_tiny_all_tasks_of_the_papers_table_are_measured(name, columns):
+    names = ("cola", "sst-2", "mrpc", "mnli", "qnli", "rte", "squad")
+    known = {task: Probe(task, "", LabelledFiles("", "")) for task in names}
+    for with_all in (True, False):
+        found = _probes_of(EXPERIMENTS[name]("paper"), known, with_all=with_all)
+        wanted = {role: task for role, task in columns.items() if with_all or role not in known}
+        assert {role: probe.name for role, probe in found.items()} == wanted
 
 
 @pytest.mark.parametrize("scale", ["tiny", "one-gpu", "paper"])
