@@ -300,3 +300,24 @@ def test_masks_of_a_text(tmp_path):
     assert [len(mask) for mask in predictor.fill_mask("alpha [MASK] beta [MASK]", top_k=3)] == [3, 3]
     with pytest.raises(DataError, match=r"0 \[MASK\] in the text"):
         predictor.fill_mask("alpha beta")
+
+
+def test_pages_about_attention(classifier, tmp_path, run):
+    (tmp_path / "in.txt").write_text("alpha beta\nalpha gamma\n", encoding="utf-8")
+    page, file = tmp_path / "page.html", ("embed", "--model", classifier, "--input", tmp_path / "in.txt")
+    assert run(*file, "--report", page).splitlines()[0].split() == ["page", str(page)]
+    assert page.read_text(encoding="utf-8").count('aria-label="layer 2, head 2"') == 2
+    both = json.loads(run(*file, "--report", page, "--output", tmp_path / "v.npy", "--json").splitlines()[0])
+    assert (both["num_vectors"], both["num_shown"], both["num_left_out"]) == (2, 2, 0)
+    assert f"page     {page}" in run(*file, "--report", page, "--output", tmp_path / "v.npy").splitlines()
+    assert "pass --output FILE, --report PAGE or both" in run(*file, code=2)
+    assert "--report names the page" in run(*file, "--report", tmp_path / "v.npy", code=3)
+    html = (tmp_path / "in.txt").rename(tmp_path / "in.html")
+    assert "would replace the input" in run(*file[:-1], html, "--report", html, code=3)
+    model = model_folder(tmp_path / "plain", heads=("mlm",), num_labels=None)
+    asked = ("fill-mask", "--model", model, "alpha [MASK]", "--report")
+    assert run(*asked, page).splitlines()[-1] == f"page: {page}"
+    assert "<title>[MASK], alpha: 0." in page.read_text(encoding="utf-8")
+    said = json.loads(run(*asked, page, "--json"))
+    assert (len(said["masks"]), said["page"], said["num_shown"]) == (1, str(page), 1)
+    assert "does not exist" in run(*asked, tmp_path / "a" / "b.html", code=3)

@@ -9,9 +9,13 @@ import typer
 
 from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, draws, reads, show, takes_models
 from maskloom.rows import PoolingMode
-from maskloom.runs.display import terminal_progress
+from maskloom.runs.display import lines_of, terminal_progress
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
+AttentionPage = Annotated[
+    Path | None,
+    typer.Option(help=".html page to write: the attention of every layer and head (to the first texts of a file)."),
+]
 
 
 @takes_models
@@ -68,6 +72,7 @@ def fill_mask(
     model: Model,
     text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
     top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per [MASK].")] = 5,
+    report: AttentionPage = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
@@ -79,14 +84,22 @@ def fill_mask(
 
     masks = Predictor.load(model).fill_mask(text, top_k=top_k)
     lines = ["  ".join(f"{found['token']} {found['probability']:.3f}" for found in mask) for mask in masks]
-    show({"text": text, "masks": masks}, as_json, lines=lambda _: lines)
+    page = {}
+    if report is not None:
+        from maskloom.runs.report.generation import attention_report
+
+        page = attention_report(model, [text], report)
+        lines.append(f"page: {report}")
+    show({"text": text, "masks": masks, **page}, as_json, lines=lambda _: lines)
 
 
 @reads("text_column", "pair_column", "on_bad_rows")
 def embed(
     model: Model,
     input_file: Input,
-    output: Annotated[Path, typer.Option(help="File to write: .npy or .jsonl.")],
+    *,
+    output: Annotated[Path | None, typer.Option(help="File to write: .npy or .jsonl.")] = None,
+    report: AttentionPage = None,
     reading: Any,
     pooling: Annotated[
         PoolingMode | None,
@@ -112,11 +125,14 @@ def embed(
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one vector per text to a file."""
+    """Write one vector per text to a file, or a page about the attention between the tokens of a text."""
     from maskloom.errors import UsageError
     from maskloom.runs.first_look import check_place, look_at_texts
 
-    check_place(input_file, output)
+    if output is None and report is None:
+        raise UsageError("pass --output FILE, --report PAGE or both")
+    for target in filter(None, (output, report)):
+        check_place(input_file, target)
     look_at_texts(model, input_file, reading)
     from maskloom.runs.predict import VectorForm  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import embed as run
@@ -124,10 +140,15 @@ def embed(
 
     if int8 and bf16:
         raise UsageError("use --int8 or --bf16, not both")
-    how = {"reading": reading, "max_length": max_length, "progress": terminal_progress()}
-    how["precision"] = "int8" if int8 else "bf16" if bf16 else "auto"
-    result = run(model, input_file, output, form=VectorForm(pooling, normalize), **how)
-    show(result, as_json, lines=written_lines, beside=output)
+    how, page, written = {"reading": reading, "max_length": max_length}, {}, {}
+    if report is not None:
+        from maskloom.runs.report.generation import attention_report
+
+        page = attention_report(model, input_file, report, **how)
+    if output is not None:
+        how |= {"precision": "int8" if int8 else "bf16" if bf16 else "auto", "progress": terminal_progress()}
+        written = run(model, input_file, output, form=VectorForm(pooling, normalize), **how)
+    show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
 
 
 @takes_models

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from maskloom.errors import DataError
 from maskloom.generation.search import Continuation, DecodingStep, Generation
 from maskloom.inference.predictor import Predictor
 from maskloom.layers.relative_attention import RelativeBias
@@ -17,7 +18,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
 
-ENCODER, DECODER, CROSS, CAUSAL = "encoder", "decoder", "cross", "self"
+ENCODER, DECODER, CROSS, SELF = "encoder", "decoder", "cross", "self"
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,22 @@ def inspect(predictor: Predictor, ids: Sequence[int], settings: Generation | Non
     """
     settings, steps = predictor.generation(settings), list[DecodingStep]()
     (found,) = predictor.continuations([ids], settings, number, steps)
-    maps = _maps_of_writer if predictor.writer else _maps_of_reader
-    return Inspection([*ids], found, settings, steps, maps(predictor, [*ids], found))
+    is_writer, read = predictor.writer is not None, [*ids, *found.token_ids]
+    maps = _maps_of_writer(predictor, [*ids], found) if is_writer else self_attention(predictor, read)
+    return Inspection([*ids], found, settings, steps, maps)
 
 
-def _maps_of_reader(predictor: Predictor, ids: list[int], found: Continuation) -> dict[str, AttentionMap]:
-    encoder, read = predictor.model.encoder, [*ids, *found.token_ids]
-    with _recorded(_parts_of(encoder.layers, "attention")) as probabilities:
-        _encoded(predictor, read)
-    return {CAUSAL: AttentionMap(torch.stack(probabilities), read, read)} if probabilities else {}
+@torch.inference_mode()
+def self_attention(predictor: Predictor, ids: list[int], segments: Sequence[int] = ()) -> dict[str, AttentionMap]:
+    """Return the self-attention of an encoder that reads a text, in fp32, under "self", or {} if it has none.
+
+    Segments are 0 by default. Raises DataError for probabilities that are not finite.
+    """
+    with _recorded(_parts_of(predictor.model.encoder.layers, "attention")) as probabilities:
+        _encoded(predictor, ids, segments)
+    if not all(bool(layer.isfinite().all()) for layer in probabilities):
+        raise DataError("the model's attention is not made of finite numbers; its weights are corrupt")
+    return {SELF: AttentionMap(torch.stack(probabilities), ids, ids)} if probabilities else {}
 
 
 def _maps_of_writer(predictor: Predictor, ids: list[int], found: Continuation) -> dict[str, AttentionMap]:
@@ -91,10 +99,10 @@ def _parts_of(layers: Iterable[nn.Module], name: str) -> list[Any]:
     return [part for layer in layers if (part := getattr(layer, name, None)) is not None]
 
 
-def _encoded(predictor: Predictor, ids: list[int]) -> tuple[Tensor, SequenceLayout]:
-    device = predictor.device
-    layout, tokens = SequenceLayout.from_lengths([len(ids)], device), torch.tensor(ids, device=device)
-    return predictor.model.encoder.encode_packed(tokens, torch.zeros_like(tokens), layout).last_hidden_state, layout
+def _encoded(predictor: Predictor, ids: list[int], segments: Sequence[int] = ()) -> tuple[Tensor, SequenceLayout]:
+    layout = SequenceLayout.from_lengths([len(ids)], predictor.device)
+    tokens, parts = torch.tensor([ids, segments or [0] * len(ids)], device=predictor.device)
+    return predictor.model.encoder.encode_packed(tokens, parts, layout).last_hidden_state, layout
 
 
 @contextmanager

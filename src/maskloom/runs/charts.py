@@ -144,12 +144,17 @@ def _room(names: Iterable[str]) -> float:
 
 
 def heat_map(
-    values: Sequence[Sequence[float]], *, name: str, rows: Sequence[str] = (), columns: Sequence[str] = ()
+    values: Sequence[Sequence[float]],
+    *,
+    name: str,
+    rows: Sequence[str] = (),
+    columns: Sequence[str] = (),
+    tells: bool = True,
 ) -> str:
     """Return a chart with one cell per value, stronger for larger values, with negative values in another colour.
 
     Values below a fiftieth of the largest stay empty. Names of rows and columns are shown next to the cells, which then
-    have their values as titles if there are at most a thousand.
+    have their values as titles if there are at most a thousand and `tells` is true.
     """
     width, height = max(map(len, values), default=0), len(values)
     largest = max((abs(value) for line in values for value in line), default=0.0) or 1.0
@@ -166,7 +171,8 @@ def heat_map(
         where = f"translate({left + size * (place + 0.5) + 4:.1f} {top - 6}) rotate(-60)"
         parts.append(f'<g transform="{where}">{_text(0, 0, _cut(column), "start")}</g>')
     parts.append(f'<g transform="translate({left} {top}) scale({size})">')
-    parts += _runs(levels) if width * height > _MOST_TOLD else _told(values, levels, rows, columns)
+    tells &= width * height <= _MOST_TOLD
+    parts += _told(values, levels, rows, columns) if tells else _runs(levels)
     parts.append("</g>")
     total = left + size * width + top // 2
     return _svg(parts, top + size * height + 4, name, total, f'style="max-width:{total}px"')

@@ -89,7 +89,9 @@ def written_lines(result: dict[str, Any]) -> list[str]:
     else:
         what = f"{amount(result['num_predictions'], 'prediction')}, in the order of the input"
     account = {key: result[key] for key in ("num_truncated_examples", "max_length")}
-    return aligned([("written", f"{result['output']}: {what}"), ("read", examples_text({**result["data"], **account}))])
+    page = [("page", result["page"])] if "page" in result else []
+    read = examples_text({**result["data"], **account})
+    return aligned([("written", f"{result['output']}: {what}"), ("read", read), *page])
 
 
 def generated_lines(result: dict[str, Any]) -> list[str]:

@@ -21,15 +21,15 @@ def page_of(folder, name, texts=("one two three", "four"), given=SEARCH, words=W
 @pytest.mark.parametrize("name", ["transformer", "bart", "t5"])
 def test_a_writer_is_shown_by_attention_steps_masks_and_positions(name, tmp_path):
     page, found = page_of(tmp_path, name)
-    for title, number in (("Cross-attention", 1), ("Self-attention of the encoder", 2), ("Padding", 1)):
-        assert page.count(f"<h3>{title}</h3>") == number  # for the masks, and for the first text
+    for title, number in (("Cross-attention", 1), ("Self-attention of the encoder", 3), ("Padding", 1)):
+        assert page.count(f"<h3>{title}</h3>") == number  # for the masks, and for both texts
     assert page.count("<h3>Cross-attention: from") == 2
     assert page.count("Every row sees all columns.") == 2
     assert page.count("A token sees itself and those before it.") == 1
     layers = 3 if name != "bart" else 2
     assert [f'aria-label="Cross-attention: from the decoder to the source, layer {number}"' in page
             for number in range(1, 5)] == [number <= layers for number in range(1, 5)]  # fmt: skip
-    assert page.count('aria-label="layer 2, head 4"') == 3
+    assert page.count('aria-label="layer 2, head 4"') == 6
     spelled = {"transformer": "Transformer", "bart": "BART", "t5": "T5"}[name]
     assert re.search(rf"architecture</t[dh]>\s*<td[^>]*>{spelled}</td>", page)
     assert "2 texts at each step; a score is the log-probability divided by ((5 + tokens) / 6)^0.6" in page
@@ -79,9 +79,15 @@ def test_a_file_gives_its_first_texts(tmp_path):
     model, path = generator_folder(tmp_path / "model", "t5"), tmp_path / "a.de"
     path.write_text("".join(f"{word}\n" for word in WORDS), encoding="utf-8")
     about, found = generation_report(model, path, tmp_path / "page.html", SEARCH)
-    assert about == {"page": str(tmp_path / "page.html"), "num_shown": 3}
-    assert len(found) == 3
-    assert "<h2>Text 3</h2>" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert about == {"page": str(tmp_path / "page.html"), "num_shown": 5, "num_left_out": 3}
+    assert len(found) == 5
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.count("<h2>Text ") == 5
+    assert page.count("<h3>Self-attention of the decoder</h3>") == 6  # for the masks, and for every text
+    assert "Only the first 5 texts are shown; 3 more are left out." in page
+    (tmp_path / "a.csv").write_text("source\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.csv: no rows to show"):
+        generation_report(model, tmp_path / "a.csv", tmp_path / "page.html", SEARCH)
     path.write_text("one\n...\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"a\.de, line 1: min_tokens 60: a target has at most 53 tokens, 50 more than"):
         generation_report(model, path, tmp_path / "page.html", {"min_tokens": 60})

@@ -1,4 +1,4 @@
-"""One HTML page about how a model generates: attention, search steps, masks, positions, blocks."""
+"""One HTML page about how a model reads or generates: attention, search steps, masks, positions, blocks."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import torch
 from torch import Tensor
 
 from maskloom.checkpoints.huggingface import format_of
-from maskloom.errors import amount
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.generation.search import DecodingStep, Generation
 from maskloom.inference.inspection import (
-    CAUSAL,
     CROSS,
     DECODER,
     ENCODER,
+    SELF,
     AttentionMap,
     Inspection,
     inspect,
     position_biases,
     position_vectors,
+    self_attention,
 )
 from maskloom.inference.predictor import Predictor
 from maskloom.inference.results import GeneratedText
 from maskloom.models.decoder import TiedDecoder
 from maskloom.runs.charts import Line, heat_map, line_chart, page_template, visible
 from maskloom.runs.first_look import check_page
-from maskloom.runs.reading_defaults import reading_of_sources
+from maskloom.runs.reading_defaults import FileReading, reading_of_sources, reading_of_texts
 from maskloom.runs.report.network import blocks
 from maskloom.runs.report.page import Chart
 from maskloom.system.files import output_file
@@ -38,18 +39,19 @@ from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
 # Most that is shown: texts of a file; tokens, steps and positions; tokens of masks; dimensions; distances each way.
-_TEXTS, _MOST, _MASKED, _DIMENSIONS, _DISTANCE = 3, 48, 24, 256, 16
+_TEXTS, _MOST, _MASKED, _DIMENSIONS, _DISTANCE = 5, 48, 24, 256, 16
+_TOLD = 100_000  # cells of all heads with values as titles, which take 10 MB
 _TITLES = {
     CROSS: "Cross-attention: from the decoder to the source",
     ENCODER: "Self-attention of the encoder",
     DECODER: "Self-attention of the decoder",
-    CAUSAL: "Self-attention",
+    SELF: "Self-attention",
 }
 _AXES = {
     CROSS: "Rows: generated tokens; columns: tokens of the source.",
     ENCODER: "Rows: a token of the source; columns: the tokens that it attends to.",
     DECODER: "Rows: a token that the decoder has read; columns: the tokens that it attends to.",
-    CAUSAL: "Rows: a token; columns: the tokens that it attends to.",
+    SELF: "Rows: a token; columns: the tokens that it attends to.",
 }
 
 
@@ -67,13 +69,10 @@ def generation_report(
     search or of sampling, masks, positions and the blocks of the model, and loads nothing. Raises ConfigError for a
     page that cannot be written, and the errors of `generate`.
     """
-    target = Path(page)
-    check_page(target, "--report")
-    predictor = Predictor.load(model)
+    check_page(Path(page), "--report")
+    predictor, num_left_out = Predictor.load(model), 0
     if isinstance(texts, Path):
-        source = reading_of_sources(texts, reading, predictor.settings)
-        rows = list(islice(source.examples(), _TEXTS))
-        source.report.check_any()
+        rows, num_left_out = _first(reading_of_sources(texts, reading, predictor.settings))
         texts, names = [row.text for row in rows], [f"{texts}, line {row.line}" for row in rows]
     else:
         names = [f"prompt {number}" for number in range(len(texts))]
@@ -83,30 +82,86 @@ def generation_report(
         for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))
     ]
     shown = [predictor.shown(one.found, one.settings) for one in found]
-    config = predictor.model.config
-    decoder = [cast(TiedDecoder, predictor.model.heads["decoder"])] if predictor.writer else []
-    content = page_template("runs/report/generation.html").render(
+    about = _write(
+        Path(page),
+        predictor,
+        found[0].maps,
+        [len(one.ids) for one in found],
         title=visible(model),
+        facts=[("search" if found[0].settings.beam else "sampling", _how(found[0].settings))],
+        num_left_out=num_left_out,
+        texts=[_about(predictor, *one) for one in zip(texts, found, shown, strict=True)],
+    )
+    return about, [{predictor.input_name: text, **result} for text, result in zip(texts, shown, strict=True)]
+
+
+def attention_report(
+    model: str | Path,
+    texts: Sequence[str] | Path,
+    page: str | Path,
+    *,
+    reading: ReadingOptions | None = None,
+    max_length: int | None = None,
+) -> dict[str, Any]:
+    """Write a page about an encoder's self-attention for texts, or the first ones of a file; return a summary.
+
+    The texts are shown side by side. "[MASK]" and the like are tokens in given texts, as for `fill_mask`, but not in a
+    file, as for `encode`. Raises ConfigError for a page that cannot be written and for a model without self-attention,
+    DataError for a wrong file.
+    """
+    check_page(Path(page), "--report")
+    predictor, rows, num_left_out = Predictor.load(model, max_length=max_length), [], 0
+    if is_file := isinstance(texts, Path):
+        rows, num_left_out = _first(reading_of_texts(texts, reading))
+    inputs = [row.inputs() for row in rows] if is_file else [(text, None) for text in texts]
+    how = {"max_length": predictor.max_length, "parse_special_tokens": not is_file}
+    read = predictor.tokenizer.encode_batch(inputs, **how)
+    maps = [self_attention(predictor, one.ids, one.segments) for one in read]
+    if not maps[0]:
+        name = format_of(predictor.model.config).name
+        raise ConfigError(f"{model}: a {name} has no self-attention for --report to show")
+    return _write(
+        Path(page),
+        predictor,
+        maps[0],
+        [len(one.ids) for one in read],
+        title=visible(model),
+        num_left_out=num_left_out,
+        texts=[[visible(part) for part in pair if part is not None] for pair in inputs],
+        map=_map(predictor, SELF, [found[SELF] for found in maps], _TOLD),
+    )
+
+
+def _first(source: FileReading) -> tuple[list[Any], int]:
+    """Return the first texts of a file and the number of the others; raises DataError if there is none."""
+    number = source.count()
+    if not (rows := list(islice(source.examples(), _TEXTS))):
+        raise DataError(f"{source.path}: no rows to show")
+    return rows, number - len(rows)
+
+
+def _write(
+    page: Path, predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequence[int], **more: Any
+) -> dict[str, Any]:
+    """Write a page about a model and texts of these lengths; `maps` are those of the first. Return a summary."""
+    config, heads = predictor.model.config, predictor.model.heads
+    decoder = [cast(TiedDecoder, heads[DECODER])] if DECODER in heads else []
+    content = page_template("runs/report/generation.html").render(
+        {"map": None, **more},
         facts=[
             ("architecture", format_of(config).name),
             ("layers", str(config.num_hidden_layers)),
             *[("layers of the decoder", str(len(part.layers))) for part in decoder],
             ("heads", str(config.num_attention_heads)),
-            ("search" if found[0].settings.beam else "sampling", _how(found[0].settings)),
+            *more.get("facts", []),
         ],
-        texts=[
-            _about(predictor, text, one, result, is_first=not number)
-            for number, (text, one, result) in enumerate(zip(texts, found, shown, strict=True))
-        ],
-        masks=_masks(predictor, found),
+        masks=_masks(predictor, maps, lengths),
         positions=_positions(predictor),
         network=blocks(predictor.model),
-        most_choices=1 + max((len(attention.probabilities) for attention in found[0].maps.values()), default=0),
     )
-    with output_file(target, "w") as file:
+    with output_file(page, "w") as file:
         file.write(content)
-    written = [{predictor.input_name: text, **result} for text, result in zip(texts, shown, strict=True)]
-    return {"page": str(target), "num_shown": len(shown)}, written
+    return {"page": str(page), "num_shown": len(lengths), "num_left_out": more["num_left_out"]}
 
 
 def _how(settings: Generation) -> str:
@@ -120,11 +175,8 @@ def _how(settings: Generation) -> str:
     return f"{texts} at each step; a score is the log-probability divided by {rule}, with the end"
 
 
-def _about(
-    predictor: Predictor, text: str, one: Inspection, result: GeneratedText, *, is_first: bool
-) -> dict[str, Any]:
-    """Return what the page shows of a text; only the first text has all maps and every head."""
-    kinds = [kind for kind in one.maps if is_first or kind in (CROSS, CAUSAL)]
+def _about(predictor: Predictor, text: str, one: Inspection, result: GeneratedText) -> dict[str, Any]:
+    """Return what the page shows of a text."""
     score = f", score {one.settings.score(one.found):.3f}" if one.settings.beam else ""
     ended = "ended by the model" if one.found.finish == "end" else "stopped at the token limit"
     ends = sorted((text for step in one.steps for text in step.ended), key=one.settings.score, reverse=True)
@@ -133,7 +185,7 @@ def _about(
         "text": visible(result["text"]),
         "facts": f"{amount(result['num_tokens'], 'token')}, log-probability "
         f"{result['log_probability']:.3f}{score}; {ended}",
-        "maps": [_map(predictor, kind, one.maps[kind], has_heads=is_first) for kind in kinds],
+        "maps": [_map(predictor, kind, [attention]) for kind, attention in one.maps.items()],
         "steps": [_step(predictor, step) for step in one.steps[:_MOST]],
         "num_steps": len(one.steps),
         "ended": [
@@ -143,40 +195,39 @@ def _about(
     }
 
 
-def _map(predictor: Predictor, kind: str, attention: AttentionMap, *, has_heads: bool) -> dict[str, Any]:
-    layers = attention.probabilities[:, :, :_MOST, :_MOST]
-    rows, columns = _axes(predictor, kind, attention, _MOST)
-    means = {"all layers": layers.mean((0, 1))}
-    means |= {f"layer {number}": heads.mean(0) for number, heads in enumerate(layers, start=1)}
-    cut = ""
-    if max(len(attention.queries), len(attention.keys)) > _MOST:
-        sizes = f"{len(attention.queries)} rows and {len(attention.keys)} columns"
-        cut = f"Only the first {_MOST} tokens of {sizes} are shown."
-    return {
-        "title": _TITLES[kind],
-        "note": f"{_AXES[kind]} Values are means over heads. {cut}",
-        "choices": [
-            (
-                f"The strongest cell is {float(values.max()) if values.numel() else 0.0:.2f}.",
-                name,
-                heat_map(values.tolist(), name=f"{_TITLES[kind]}, {name}", rows=rows, columns=columns),
-            )
-            for name, values in means.items()
-        ],
-        "heads": [
-            [
-                heat_map(head.tolist(), name=f"layer {layer}, head {number}")
-                for number, head in enumerate(heads, start=1)
-            ]
-            for layer, heads in enumerate(layers if has_heads else [], start=1)
-        ],
-    }
+def _map(predictor: Predictor, kind: str, attentions: Sequence[AttentionMap], most_told: int = 0) -> dict[str, Any]:
+    """Return what is drawn of a kind of attention, for texts side by side: means over heads, and every head.
+
+    Cells of heads have their values as titles if there are at most `most_told` in all.
+    """
+    axes = [_axes(predictor, kind, attention, _MOST) for attention in attentions]
+    layers = [attention.probabilities[:, :, :_MOST, :_MOST] for attention in attentions]
+
+    def charts(name: str, values: Sequence[Tensor], *, tells: bool = True) -> list[tuple[str, str]]:
+        found = []
+        for attention, one, (rows, columns) in zip(attentions, values, axes, strict=True):
+            caption = f"The strongest cell is {float(one.max()) if one.numel() else 0.0:.2f}."
+            if max(len(attention.queries), len(attention.keys)) > _MOST:
+                sizes = f"{len(attention.queries)} rows and {len(attention.keys)} columns"
+                caption += f" Only the first {_MOST} tokens of {sizes} are shown."
+            found.append((caption, heat_map(one.tolist(), name=name, rows=rows, columns=columns, tells=tells)))
+        return found
+
+    tells = sum(of.numel() for of in layers) <= most_told
+    drawn = [("all layers", charts(f"{_TITLES[kind]}, all layers", [of.mean((0, 1)) for of in layers]), [])]
+    for number, heads in enumerate(zip(*layers, strict=True), start=1):
+        mean = charts(f"{_TITLES[kind]}, layer {number}", [of.mean(0) for of in heads])
+        each = enumerate(zip(*heads, strict=True), start=1)
+        single = [charts(f"layer {number}, head {head}", values, tells=tells) for head, values in each]
+        drawn.append((f"layer {number}", mean, single))
+    note = f"{_AXES[kind]} Large maps are means over heads. A click on a small one, a single head, enlarges it."
+    return {"title": _TITLES[kind], "note": note, "layers": drawn}
 
 
 def _axes(predictor: Predictor, kind: str, attention: AttentionMap, most: int) -> tuple[list[str], list[str]]:
     """Return the first tokens on both axes of a map; generated text may have a vocabulary of its own."""
     sources, targets = predictor.tokenizer, predictor.tokenizer.of_targets
-    queries = _tokens(sources if kind == ENCODER else targets, attention.queries[:most])
+    queries = _tokens(targets if kind in (CROSS, DECODER) else sources, attention.queries[:most])
     return queries, _tokens(targets if kind == DECODER else sources, attention.keys[:most])
 
 
@@ -200,17 +251,16 @@ def _step(predictor: Predictor, step: DecodingStep) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _masks(predictor: Predictor, found: Sequence[Inspection]) -> list[Chart]:
+def _masks(predictor: Predictor, maps: Mapping[str, AttentionMap], lengths: Sequence[int]) -> list[Chart]:
     """Return which tokens see which in the first text (non-zero attention), and the padding of a batch of all texts."""
     charts = []
-    for kind, attention in found[0].maps.items():
+    for kind, attention in maps.items():
         rows, columns = _axes(predictor, kind, attention, _MASKED)
         sees = attention.probabilities.amax((0, 1)) > 0.0
         title, words = _TITLES[kind].partition(":")[0], _in_words(sees)
         words += f" Only {_MASKED} tokens are shown." if max(sees.shape) > _MASKED else ""
         svg = heat_map(sees[:_MASKED, :_MASKED].float().tolist(), name=title, rows=rows, columns=columns)
         charts.append(Chart(title, svg, words))
-    lengths = [len(one.ids) for one in found]
     width = min(max(lengths), _MOST)
     svg = heat_map(
         [[float(place < length) for place in range(width)] for length in lengths],
