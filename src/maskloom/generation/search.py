@@ -17,7 +17,7 @@ from maskloom.data.counter_random import uniform
 from maskloom.errors import ConfigError, DataError
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
-from maskloom.layers.decoding import Step, next_token_step
+from maskloom.layers.decoding import Step, next_token_step, width_of_runs
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.assembled import EncoderWithHeads
@@ -159,7 +159,7 @@ def continue_texts(
     num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
     numbers = list(range(len(prompts))) if numbers is None else list(numbers)
     choose = Choice(end, tuple(never), settings, numbers, steps)
-    return found_by(Decoder(model, room), prompts, choose, num_steps)
+    return found_by(Decoder(model, room, settings.beam or 1), prompts, choose, num_steps)
 
 
 def made_by_length(
@@ -301,27 +301,30 @@ class Choice:
 class Decoder:
     """A causal model that reads several sequences in parallel, one token at a time, and caches keys and values.
 
-    `room` is the maximum number of tokens of a sequence. Raises ConfigError for a model that is not causal or has no
-    head over the vocabulary.
+    `room` is the maximum number of tokens of a sequence, `width` that of a beam search. Raises ConfigError for a model
+    that is not causal or has no head over the vocabulary.
     """
 
     _single: SequenceLayout | None = None  # with one token per sequence
     _steps: Sequence[Step] = ()  # one per layer, for that many sequences
 
-    def __init__(self, model: EncoderWithHeads, room: int) -> None:
+    def __init__(self, model: EncoderWithHeads, room: int, width: int = 1) -> None:
         if (head := model.vocabulary_head) is None or not model.config.is_causal:
             raise ConfigError("only a left-to-right model with a language-model head can continue a text")
         self._encoder, self._vocabulary_head = model.encoder, head
-        self._read_by(model.encoder.layers, model.encoder.word_embeddings, room)
+        self._read_by(model.encoder.layers, model.encoder.word_embeddings, room, width)
 
-    def _read_by(self, layers: Any, table: Tensor, room: int) -> None:
+    def _read_by(self, layers: Any, table: Tensor, room: int, width: int) -> None:
         """Set the layers that read each next token, and the table of its embedding."""
         self._layers, self._table, self._device, self._room = layers, table, table.device, room
+        self._width = width_of_runs(layers, width)
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Read prompts of at least one token and return the logits of their next tokens: (sequences, vocabulary)."""
         layout, config = SequenceLayout.from_lengths([*map(len, prompts)], self._device), self._encoder.config
-        self._past = PastTokens(config.num_hidden_layers, config.num_attention_heads, self._room, layout)
+        self._past = PastTokens(
+            config.num_hidden_layers, config.num_attention_heads, self._room, layout, width=self._width
+        )
         ids = to_device(np.array([*chain.from_iterable(prompts)]), self._device)
         output = self._encoder.encode_packed(ids, torch.zeros_like(ids), layout, past=self._past.layers)
         return self._vocabulary_head(output.last_hidden_state.index_select(0, layout.last_positions)).float()

@@ -61,19 +61,21 @@ def decode_sources(
     ]
     forces_end = getattr(model.config, "forced_eos_token_id", None) == end
     choose = Choice(end, (), settings, numbers, steps, forces_end)
-    decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps))
+    decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps), settings.beam or 1)
     return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
 
 
 class SourceDecoder(Decoder):
     """A decoder that reads several targets in parallel, one token at a time, with their sources' keys and values.
 
-    `room` is the maximum number of tokens of a target.
+    `room` is the maximum number of tokens of a target, `width` that of a beam search.
     """
 
-    def __init__(self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int) -> None:
+    def __init__(
+        self, model: EncoderWithHeads, hidden: Tensor, layout: SequenceLayout, room: int, width: int = 1
+    ) -> None:
         head = self._head = cast(TransformerDecoder, model.heads["decoder"])
-        self._read_by(head.layers, head.decoder, room)
+        self._read_by(head.layers, head.decoder, room, width)
         self._num_heads = model.config.num_attention_heads
         self._memories = head.memories(hidden, layout)
         self._sources = np.arange(layout.num_sequences)  # the source of each target
@@ -84,7 +86,7 @@ class SourceDecoder(Decoder):
         ids, *more = to_device(np.array(prompts), self._device).unbind(1)
         layout = SequenceLayout.from_lengths([1] * len(ids), self._device)
         head = self._head
-        self._past = PastTokens(len(head.layers), self._num_heads, self._room, layout, head.neighborhood)
+        self._past = PastTokens(len(head.layers), self._num_heads, self._room, layout, head.neighborhood, self._width)
         logits = self._logits(ids, layout)
         for column in more:
             logits = self.step(column)

@@ -69,13 +69,18 @@ class PastTokens:
 
     `lengths` (sequences,) counts the tokens. A sequence has up to `room` positions in each layer and starts at the
     first. The newest token attends to all tokens or, with a `neighborhood`, to itself and that many before it.
+
+    In a beam search of `width`, each run of `width` sequences continues the same prompt. The tokens of a run are kept
+    side by side: `take` copies nothing, and `mask` selects the tokens that a sequence consists of.
     """
 
     def __init__(
-        self, num_layers: int, num_heads: int, room: int, layout: SequenceLayout, neighborhood: int = 0
+        self, num_layers: int, num_heads: int, room: int, layout: SequenceLayout, neighborhood: int = 0, width: int = 1
     ) -> None:
         self.num_heads, self.room, self.lengths, self._sizes = num_heads, room, layout.lengths, layout.sizes
-        self._reach = neighborhood or room
+        self._reach, self._width = neighborhood or room, 1 if neighborhood else width
+        self.run = 1  # sequences whose tokens are kept side by side
+        self._origins = self.lengths.new_empty(0)  # (sequences, room): where in the run each token is kept
         self.layers = [KeyValues(self) for _ in range(num_layers)]
         self._measure()
 
@@ -92,15 +97,52 @@ class PastTokens:
             return
         kept, self._sizes = to_device(rows, self.lengths.device), self._sizes[rows]
         self.lengths = self.lengths.index_select(0, kept)
-        for layer in self.layers:
-            layer.kept = layer.kept.index_select(0, kept)
+        if self.run > 1 and (runs := _sources(rows // self.run, self.run)) is not None:
+            if not np.array_equal(runs, np.arange(len(self._origins) // self.run)):
+                self._select(to_device(runs, kept.device))
+            self._origins = self._origins.index_select(0, kept)
+        else:
+            self._separate()
+            self._select(kept)
+            if self._width > 1 and _sources(rows, self._width) is not None and self._sizes.min() == self._sizes.max():
+                self._join()
         self._measure()
 
+    def _select(self, runs: Tensor) -> None:
+        for layer in self.layers:
+            layer.kept = layer.kept.index_select(0, runs)
+
+    def _join(self) -> None:
+        """Keep the tokens of each run side by side from now on."""
+        self.run = self._width
+        for layer in self.layers:
+            layer.kept = layer.kept.unflatten(0, (-1, self.run)).transpose(1, 2).flatten(2, 3).contiguous()
+        self._origins = torch.arange(len(self._sizes), device=self.lengths.device).remainder_(self.run)
+        self._origins = self._origins.unsqueeze(1).repeat(1, self.room)
+
+    def _separate(self) -> None:
+        """Give each sequence its own copy of its tokens."""
+        if self.run == 1:
+            return
+        for layer in self.layers:
+            origins = self._origins[:, : layer.kept.shape[1]]
+            runs = torch.arange(len(origins), device=origins.device).unsqueeze(1) // self.run
+            positions = torch.arange(origins.shape[1], device=origins.device)
+            layer.kept = layer.kept[runs, positions, origins].unsqueeze(2)
+        self.run = 1
+
     def _measure(self) -> None:
-        """Update what all layers need: the longest length, and a mask unless all tokens are read."""
+        """Update what all layers need: the longest length, and a mask unless all tokens of a run are read."""
         self.longest = int(self._sizes.max())
         self.mask = None
-        if self._sizes.min() < self.longest:
+        if self.run > 1:
+            places = torch.arange(self.run, device=self.lengths.device)
+            self._origins[:, self.longest :] = places.repeat(len(self._origins) // self.run).unsqueeze(1)
+            others = self._origins[:, : self.longest, None] != places
+            mask = others.new_zeros(others.shape, dtype=self.layers[0].kept.dtype).masked_fill_(others, -math.inf)
+            # floats, because attention would convert a boolean mask in every layer
+            self.mask = mask.view(-1, 1, self.run, self.longest * self.run)
+        elif self._sizes.min() < self.longest:
             positions = torch.arange(self.longest, device=self.lengths.device)
             lengths = self.lengths.unsqueeze(1)
             seen = (positions < lengths) & (positions >= lengths - 1 - self._reach)
@@ -110,6 +152,14 @@ class PastTokens:
     def first(self) -> int:
         """The first position that the newest tokens read, 0 where `mask` limits them instead."""
         return max(0, self.longest - 1 - self._reach) if self.mask is None else 0
+
+
+def _sources(rows: np.ndarray, run: int) -> np.ndarray | None:
+    """Return the common row of each run of `run` rows, or None if a run has different ones."""
+    if len(rows) % run:
+        return None
+    runs = rows.reshape(-1, run)
+    return runs[:, 0] if (runs == runs[:, :1]).all() else None
 
 
 class Kept:
@@ -125,7 +175,7 @@ class Kept:
 
 
 class KeyValues(Kept):
-    """The keys and values of one layer, `kept` (sequences, positions, 2 hidden), which grows as tokens are added."""
+    """The keys and values of one layer, `kept` (runs, positions, run, 2 hidden), which grows as tokens are added."""
 
     def __init__(self, past: PastTokens) -> None:
         super().__init__(past.lengths.new_empty(0))
@@ -133,27 +183,29 @@ class KeyValues(Kept):
 
     def begin(self, qkv: Tensor, layout: SequenceLayout) -> None:
         """Store the keys and values of the first tokens, (tokens, 3 hidden)."""
-        self.kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :], layout.max_length)
+        kept = layout.padded(qkv[: layout.num_tokens, qkv.shape[1] // 3 :], layout.max_length)
+        self.kept = kept.unsqueeze(2)
 
     def attend(self, qkv: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
         """Add the newest token of every sequence, and return its context: (sequences, 3 hidden) to (sequences, hidden).
 
         `bias` is added to the scores times `scale`; it must be minus infinity where there is no token.
-        Letters: n sequences, s longest length, h heads, d head size.
+        Letters: n runs of r sequences, s longest length, h heads, d head size.
         """
         past, number, hidden_size = self.past, len(qkv), qkv.shape[1] // 3
         if past.longest > (num_places := self.kept.shape[1]):
             more = min(max(_MORE, num_places // 4), past.room - num_places)
-            self.kept = F.pad(self.kept, (0, 0, 0, more))
-        if past.mask is None:
-            self.kept[:, past.longest - 1] = qkv[:, hidden_size:]
+            self.kept = F.pad(self.kept, (0, 0, 0, 0, 0, more))
+        if past.mask is None or past.run > 1:
+            self.kept[:, past.longest - 1] = qkv[:, hidden_size:].unflatten(0, (-1, past.run))
         else:
-            self.kept[torch.arange(number, device=qkv.device), past.lengths - 1] = qkv[:, hidden_size:]
-        kv_nshd = self.kept[:, past.first : past.longest].unflatten(2, (2 * past.num_heads, -1))
+            self.kept[torch.arange(number, device=qkv.device), past.lengths - 1, 0] = qkv[:, hidden_size:]
+        seen = self.kept[:, past.first : past.longest].flatten(1, 2)
+        kv_nshd = seen.view(len(seen), seen.shape[1], 2 * past.num_heads, -1)
         keys, values = kv_nshd.transpose(1, 2).chunk(2, 1)
-        q_nh1d = qkv[:, :hidden_size].view(number, 1, past.num_heads, -1).transpose(1, 2)
-        mask = past.mask if bias is None else bias.to(q_nh1d.dtype)
-        context = F.scaled_dot_product_attention(q_nh1d, keys, values, attn_mask=mask, scale=scale)
+        q_nhrd = qkv[:, :hidden_size].view(len(seen), past.run, past.num_heads, -1).transpose(1, 2)
+        mask = past.mask if bias is None else bias.to(q_nhrd.dtype)
+        context = F.scaled_dot_product_attention(q_nhrd, keys, values, attn_mask=mask, scale=scale)
         return context.transpose(1, 2).reshape(number, -1)
 
 

@@ -6,7 +6,7 @@ In a small model a token takes a few hundred calls, most of which only decide wh
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import cast
 
@@ -28,6 +28,18 @@ Step = Callable[[Tensor, SequenceLayout, KeyValues, Memory | None], Tensor]
 
 _KNOWN_PARTS = Counter({TransformerLayer: 1, SelfAttention: 1, FeedForward: 1, Dense: 4, nn.LayerNorm: 2, Dropout: 1})
 _WITH_MEMORY = _KNOWN_PARTS + Counter({CrossAttention: 1, Dense: 3, nn.LayerNorm: 1})
+
+
+_WIDEST_RUN = 8  # attention reads this many times the tokens needed; in wider runs, copying them is cheaper
+
+
+def width_of_runs(layers: Iterable[nn.Module], width: int) -> int:
+    """Return how many sequences of a beam search keep their tokens side by side: `width`, or 1 if they cannot.
+
+    They cannot in layers with another attention than `SelfAttention`, such as one with relative positions.
+    """
+    is_plain = all(type(getattr(layer, "attention", None)) is SelfAttention for layer in layers)
+    return width if is_plain and width <= _WIDEST_RUN else 1
 
 
 def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:

@@ -1,13 +1,16 @@
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from maskloom.generation.search import Decoder
-from maskloom.layers.decoding import next_token_step
+from maskloom.layers.attention import PastTokens
+from maskloom.layers.decoding import next_token_step, width_of_runs
 from maskloom.layers.processor import matrix_products
 from maskloom.layers.processor.matrix_products import pack_for_inference
+from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.gpt_config import GptConfig
@@ -76,3 +79,41 @@ def test_a_layer_with_other_parts_or_in_training_is_its_own_step(change):
     layer = gpt().encoder.layers[0]
     change(layer)
     assert next_token_step(layer, torch.empty(1, 128)) is layer
+
+
+@pytest.mark.parametrize("draws", [0, 1, 2])
+def test_runs_that_share_their_tokens_give_what_copies_give(draws):
+    """Beams move within their runs, then a run ends, and finally the rows form no runs."""
+    rng, num_heads, hidden, width = np.random.default_rng(draws), 2, 8, 3
+    torch.manual_seed(draws)
+    layout = SequenceLayout.from_lengths([2] * 4, "cpu")
+    pasts = [PastTokens(1, num_heads, 12, layout, width=width_given) for width_given in (1, width)]
+    first = torch.randn(8, 3 * hidden)
+    for past in pasts:
+        past.layers[0].begin(first, layout)
+    ways = [
+        np.repeat(np.arange(4), width),
+        *(np.sort(rng.integers(0, width, (4, width)), 1) + width * np.arange(4)[:, None] for _ in range(3)),
+        rng.integers(0, width, (3, width)) + width * np.array([[0], [2], [3]]),
+        rng.integers(0, width, (3, width)) + width * np.arange(3)[:, None],
+        np.array([0, 4, 5, 8]),
+        np.array([3, 0, 1, 2]),
+    ]
+    runs = []
+    for rows in ways:
+        newest = torch.randn(rows.size, 3 * hidden)
+        contexts = []
+        for past in pasts:
+            past.take(rows.flatten())
+            past.add_token()
+            contexts.append(past.layers[0].attend(newest))
+        torch.testing.assert_close(contexts[1], contexts[0], atol=1e-6, rtol=1e-5)
+        runs.append(pasts[1].run)
+    assert runs == [width] * 6 + [1, 1]
+    assert pasts[0].run == 1
+
+
+def test_wide_beams_and_other_kinds_of_attention_keep_their_tokens_alone():
+    layers = gpt().encoder.layers
+    assert [width_of_runs(layers, width) for width in (1, 4, 8, 9)] == [1, 4, 8, 1]
+    assert width_of_runs([*layers, nn.Linear(2, 2)], 4) == 1
