@@ -57,7 +57,7 @@ class RelativeBias(nn.Module):
                 allowed = torch.ones(group.length, group.length, dtype=torch.bool, device=place.device).tril()
             bias = self.between(place, place)
             biases.append(bias if allowed is None else bias.masked_fill(~allowed, -math.inf))
-        return replace(layout, biases=tuple(biases))
+        return replace(layout, given=layout.grouping, biases=tuple(biases))
 
     def after(self, layout: SequenceLayout, past: PastTokens) -> SequenceLayout:
         """Return the layout with biases for the newest tokens, which attend to themselves and the tokens in `past`."""

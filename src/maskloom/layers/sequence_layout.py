@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -67,32 +68,14 @@ class Grouping:
     groups: tuple[LengthGroup, ...]
     slots: Slots | None = None
 
-    @property
-    def grouping(self) -> Grouping:
-        """This grouping itself, for the interface of `_Grouper`."""
-        return self
-
-
-class _Grouper:
-    """Groups sequences on first access, which never happens with fused attention on a GPU."""
-
-    def __init__(self, sizes: np.ndarray, num_rows: int, device: torch.device) -> None:
-        self._given = sizes, num_rows, device
-        self._made: Grouping | None = None
-
-    @property
-    def grouping(self) -> Grouping:
-        if self._made is None:
-            self._made = _group(*self._given)
-        return self._made
-
 
 @dataclass(frozen=True)
 class SequenceLayout:
     """Offsets and lengths of the packed sequences of one batch, computed once and shared by all layers.
 
-    Linear layers, norms and heads see only (tokens, hidden). Attention sees the slots of a `grouping`. If `is_packed`,
-    `offsets` define which tokens attend to each other; otherwise, as for padded rows, the masks of the groups do.
+    Linear layers, norms and heads see only (tokens, hidden). Attention sees the slots of a `grouping`, `given` or, on
+    a GPU, made when needed. If `is_packed`, `offsets` define which tokens attend to each other; otherwise, as for
+    padded rows, the masks of the groups do.
 
     `num_rows` is the number of rows that the layers see. A few padding rows may follow the tokens so that matrix
     products reuse row counts they have seen before; these rows belong to no sequence and receive no gradient.
@@ -114,7 +97,7 @@ class SequenceLayout:
     max_length: int
     max_position: int
     has_empty_sequences: bool
-    grouper: _Grouper | Grouping
+    given: Grouping | None
     is_packed: bool = True
     rotation: Tensor | None = None
     host_lengths: np.ndarray | None = None
@@ -148,8 +131,8 @@ class SequenceLayout:
         max_length = int(sizes.max(initial=0))
         # a step of decoding gives the layers one row for each sequence
         num_rows = filled_number(num_tokens, device) if max_length > 1 else num_tokens
-        grouper = _Grouper(sizes, num_rows, device)
-        if device.type == "cpu" and grouper.grouping.slots is None:
+        grouping = _group(sizes, num_rows, device) if device.type == "cpu" else None
+        if grouping is not None and grouping.slots is None:
             num_rows = num_tokens
         parts = offsets, sizes, np.minimum(starts, starts[sizes > 0].max(initial=0)), np.maximum(offsets[1:] - 1, 0)
         at, lengths, firsts, lasts, positions = all_to_device([*parts, position_ids], device)
@@ -170,7 +153,7 @@ class SequenceLayout:
             max_length=max_length,
             max_position=int(position_ids.max(initial=-1)),
             has_empty_sequences=bool((sizes == 0).any()),
-            grouper=grouper,
+            given=grouping,
             host_lengths=sizes,
             has_gaps=position_ids is not places and not np.array_equal(position_ids, places),
         )
@@ -201,7 +184,7 @@ class SequenceLayout:
             max_length=length,
             max_position=length - 1,
             has_empty_sequences=True,
-            grouper=Grouping((LengthGroup(0, batch, length, keys[:, None, None, :], is_padded_behind=False),)),
+            given=Grouping((LengthGroup(0, batch, length, keys[:, None, None, :], is_padded_behind=False),)),
             is_packed=False,
         )
 
@@ -213,7 +196,12 @@ class SequenceLayout:
     @property
     def grouping(self) -> Grouping:
         """The groups of sequences and the order of their slots."""
-        return self.grouper.grouping
+        return self._made if self.given is None else self.given
+
+    @cached_property
+    def _made(self) -> Grouping:
+        """The groups on a GPU, where fused attention needs none."""
+        return _group(self.sizes, self.num_rows, self.lengths.device)
 
     @property
     def groups(self) -> tuple[LengthGroup, ...]:
@@ -246,7 +234,7 @@ class SequenceLayout:
             if group.key_mask is not None:  # padding must attend to something: itself
                 mask = (mask & group.key_mask) | torch.eye(group.length, dtype=torch.bool, device=mask.device)
             groups.append(replace(group, key_mask=mask, is_padded_behind=False))
-        return replace(self, grouper=replace(self.grouping, groups=tuple(groups)), is_packed=False)
+        return replace(self, given=replace(self.grouping, groups=tuple(groups)), is_packed=False)
 
     def filled_up(self, packed: Tensor) -> Tensor:
         """Append rows of zeros: (tokens, features) to (rows, features)."""

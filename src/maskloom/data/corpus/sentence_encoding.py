@@ -16,10 +16,7 @@ from maskloom.text.tokenizer import Tokenizer
 
 SentenceRule = Literal["split", "lines"]
 MAX_CACHED_WORDS = 1 << 17
-"""Maximum number of words whose ids are cached, about 8 MB. Most words first seen after that never recur."""
-
-_MAX_NOT_KEPT = 1 << 19
-"""New words seen with a full cache before it is cleared, for text whose language has changed."""
+"""Words whose ids are cached, about 8 MB, before the cache is cleared at the next block of text."""
 
 _BLOCK_BYTES = 1 << 18
 _LONGEST_RUN = 1 << 18
@@ -72,7 +69,6 @@ class SentenceEncoder:
         self._classes = words.byte_classes(whole)
         self._lowers_first = tokenizer.lowercase and not reads_brackets
         self._known = WordTable(self.type)
-        self._num_not_kept = 0
 
     def parts(self, documents: list[bytes]) -> Iterator[EncodedDocuments]:
         """Encode UTF-8 documents in order, several per part or a long one in several parts; yields at least one part.
@@ -158,9 +154,9 @@ class SentenceEncoder:
         return b"\n" * document.count(b"\n", 0, len(document) - len(text)) + text.replace(b"\n", b"\n ")
 
     def _ids_of_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
-        """Return the ids of each word; words that the table does not keep are encoded here and forgotten."""
-        if self._num_not_kept > _MAX_NOT_KEPT:
-            self._known, self._num_not_kept = WordTable(self.type), 0
+        """Return the ids of each word; words that cannot have a name are encoded here and forgotten."""
+        if len(self._known) > MAX_CACHED_WORDS:
+            self._known = WordTable(self.type)
         is_named = spans.ends - spans.starts <= words.LONGEST_NAMED
         if spans.is_odd.any() and b"\0" in content:
             is_named &= ~spans.is_odd
@@ -168,34 +164,23 @@ class SentenceEncoder:
             is_named &= np.frombuffer(b"\n" + content, np.uint8)[spans.starts] != _LINE_END
         named, others = np.flatnonzero(is_named), np.flatnonzero(~is_named)
         numbers = np.empty(len(spans.starts), dtype=np.int64)
-        numbers[named], not_kept = self._numbers_of_words(content, _some(spans, named))
-        ids = self._known.ids if not_kept is None else self._known.ids.joined(not_kept)
+        numbers[named] = self._numbers_of_words(content, _some(spans, named))
+        ids = self._known.ids
         numbers[others] = len(ids) + np.arange(len(others))
         if len(others):
             ids = ids.joined(self._encode_words(content, _some(spans, others)))
         return ids.take(numbers)
 
-    def _numbers_of_words(self, content: bytes, spans: WordSpans) -> tuple[np.ndarray, RaggedIds | None]:
-        """Return each word's index in the table, (words,); indices past its end refer to the lists returned second."""
+    def _numbers_of_words(self, content: bytes, spans: WordSpans) -> np.ndarray:
+        """Return the number of each word in the table, (words,); words that are not in it yet are added."""
         names = words.word_names(content, spans.starts, spans.ends)
         numbers = self._known.find(names)
-        missing = _first_of_each(names, np.flatnonzero(numbers < 0))
-        if not len(missing):
-            return numbers, None
-        room = max(0, MAX_CACHED_WORDS - len(self._known))
-        kept, others = missing[:room], missing[room:]
-        if len(kept):
-            self._known.add(names[:, kept], self._encode_words(content, _some(spans, kept)))
-            is_new = np.flatnonzero(numbers < 0)
-            numbers[is_new] = self._known.find(names[:, is_new])
-        if not len(others):
-            return numbers, None
-        self._num_not_kept += len(others)
-        of_this_text = WordTable(self.type)
-        of_this_text.add(names[:, others], self._encode_words(content, _some(spans, others)))
         is_new = np.flatnonzero(numbers < 0)
-        numbers[is_new] = len(self._known) + of_this_text.find(names[:, is_new])
-        return numbers, of_this_text.ids
+        if len(is_new):
+            first = _first_of_each(names, is_new)
+            self._known.add(names[:, first], self._encode_words(content, _some(spans, first)))
+            numbers[is_new] = self._known.find(names[:, is_new])
+        return numbers
 
     def _encode_words(self, content: bytes, spans: WordSpans) -> RaggedIds:
         """Encode words one by one: a plain word needs at most lower-casing, an odd one the full tokenizer."""
