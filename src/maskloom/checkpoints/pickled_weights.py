@@ -41,7 +41,7 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
         is_zip = _checked(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about storages that old files name
-            values = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            values = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # may run code: weights only
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except _RefusedError as problem:
