@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.runs.pretrain import pretrain
-from maskloom.system import fault_points
 from maskloom.system.folder_lock import folder_lock
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoint
+from tools.faults.fault_rules import arm
 
 SETTINGS = [
     *("model.size=tiny", "model.config.hidden_size=16", "model.config.num_attention_heads=2"),
@@ -209,9 +209,9 @@ def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_resumes_to_the_bit(
     command, corpus, alone: Path, tmp_path: Path
 ) -> None:
     out, log = tmp_path / "run", tmp_path / "passes"
-    fault_points.arm("enospc@files.write#30+", log=str(log))
+    arm("enospc@files.write#30+", log=str(log))
     code, said = command(*_start(corpus, out))
-    fault_points.arm()
+    arm()
     assert code == 74, said
     assert "WARNING: [Errno 28] No space left on device" in said
     assert "Training continues; if the next save fails too, it stops" in said
@@ -240,9 +240,9 @@ def test_fine_tuning_is_verified_and_repeated_too(command, alone: Path, tmp_path
     (tmp_path / "names.txt").write_text("1\n0\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     start += ["--labels", "names.txt"]
-    fault_points.arm("eio@files.write#120+")
+    arm("eio@files.write#120+")
     assert command(*start)[0] == 74
-    fault_points.arm()
+    arm()
     code, said = command(*start, "--resume", "--verify")
     assert code == 0, said
     assert "verifying: bit-identical" in said

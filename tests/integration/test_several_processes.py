@@ -219,7 +219,7 @@ def test_a_hanging_process_is_named_and_ends_all(fleet: Fleet, command: list[str
     own = {1: {"MASKLOOM_FAULTS": "hang@training.micro_batch#30"}}
     ended = fleet.run(2, [*command, "--set", "training.rank_timeout=9"], tmp_path, own=own)
     for rank in range(2):
-        _ended(ended, rank, r"rank 1 hangs: no progress for \d+ s at fault_points.py")
+        _ended(ended, rank, r"rank 1 hangs: no progress for \d+ s at fault_rules.py")
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from transformers import BertConfig, BertForPreTraining
 
 import maskloom
 from maskloom.checkpoints.huggingface import load_model
+from maskloom.checkpoints.pickled_weights import open_pickled
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import resolve_model_folder
 from maskloom.runs.convert import conversion_lines, convert
@@ -229,52 +230,75 @@ def test_other_commands_point_to_convert(tmp_path, peer):
     assert load_file(f"{converted}/model.safetensors")
 
 
-class _Canary:
-    def __init__(self, path):
-        self.path = path
+class _Call:
+    """Pickled as a call of a function."""
+
+    def __init__(self, *parts):
+        self.parts = parts
 
     def __reduce__(self):
-        return (open, (str(self.path), "w"))
+        return self.parts
 
 
-def test_files_of_torch_save_that_do_more_than_hold_tensors_are_refused(tmp_path, peer):
-    canary = tmp_path / "canary"
-    state = peer.state_dict()
+OLD = {"_use_new_zipfile_serialization": False}
 
-    def stored(name, write):
-        folder = hugging_face(tmp_path / name, peer, lambda folder, _: write(folder / "pytorch_model.bin"))
-        with pytest.raises(DataError) as caught:
-            convert(folder, tmp_path / "out")
-        assert not canary.exists()
-        return str(caught.value)
 
-    def repacked(path, change):
-        torch.save(state, path)
-        with zipfile.ZipFile(path) as archive:
-            parts = {name: archive.read(name) for name in archive.namelist()}
-        with zipfile.ZipFile(path, "w") as archive:
-            change(archive, parts)
+def repacked(path, change=lambda content: content, **options):
+    """Rewrite a zip of torch.save with its pickle changed."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, change(content) if name.endswith(".pkl") else content)
 
-    def bomb(path):
-        def deflate(archive, parts):
-            for name, content in parts.items():
-                archive.writestr(name, content, compress_type=zipfile.ZIP_DEFLATED)
 
-        repacked(path, deflate)
+def refusal(path):
+    with pytest.raises(DataError, match=r"pytorch_model\.bin: ") as caught:
+        open_pickled(path)
+    return str(caught.value)
 
-    def cut(path):
-        torch.save(state, path)
-        path.write_bytes(path.read_bytes()[:-900])
 
-    assert "io open" in stored("zip", lambda path: torch.save({"a": _Canary(canary)}, path))
-    old = {"_use_new_zipfile_serialization": False}
-    assert "io open" in stored("old", lambda path: torch.save({"a": _Canary(canary)}, path, **old))
-    assert "neither of torch.save's two formats" in stored(
-        "plain", lambda path: path.write_bytes(pickle.dumps({"a": _Canary(canary)}))
-    )
-    assert "compressed" in stored("bomb", bomb)
-    assert "pytorch_model.bin" in stored("cut", cut)
-    assert "names to tensors" in stored("list", lambda path: torch.save([torch.ones(2)], path))
-    assert "names to tensors" in stored("nested", lambda path: torch.save({"model": dict(state)}, path))
-    assert "beyond the size of the file" in stored("huge", lambda path: torch.save({"n": 10**15}, path))
-    assert "ConfigError" not in stored("model", lambda path: torch.save(peer, path))
+@pytest.mark.parametrize("options", [{}, OLD], ids=["zip", "old"])
+def test_files_of_torch_save_that_do_more_than_hold_tensors_are_refused(tmp_path, peer, options):
+    canary, path = tmp_path / "canary", tmp_path / "pytorch_model.bin"
+
+    def stored(value):
+        torch.save(value, path, **options)
+        return refusal(path)
+
+    assert "imports 'io open'" in stored({"a": _Call(open, (str(canary), "w"))})
+    assert not canary.exists()
+    assert "imports '__builtin__ bytearray'" in stored({"a": _Call(bytearray, (1 << 40,))})
+    assert "imports 'torch Tensor'" in stored({"a": _Call(torch.Tensor, (1 << 40,))})
+    assert "imports" in stored(peer)
+    assert "names to tensors, got list" in stored([torch.ones(2)])
+    assert "names to tensors, got ['model']" in stored({"model": dict(peer.state_dict())})
+    assert "names to tensors, got ['n']" in stored({"n": 10**15})
+    folder = hugging_face(tmp_path / "source", peer, lambda folder, _: path.rename(folder / path.name))
+    with pytest.raises(DataError, match=r"source/pytorch_model\.bin: expected a dictionary from names to tensors"):
+        convert(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_files_of_torch_save_are_refused_with_little_memory(tmp_path, peer):
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(pickle.dumps({"a": 1}))
+    assert "neither of torch.save's two formats" in refusal(path)
+    torch.save(peer.state_dict(), path, pickle_protocol=4)
+    assert refusal(path).endswith("not a valid torch.save file: Unsupported operand 149")
+    torch.save(peer.state_dict(), path)
+    path.write_bytes(path.read_bytes()[:-900])
+    assert "not a zip file" in refusal(path)
+    torch.save(peer.state_dict(), path)
+    repacked(path, compression=zipfile.ZIP_DEFLATED)
+    assert "compressed" in refusal(path)
+    torch.save(peer.state_dict(), path)
+    repacked(path, lambda content: content[:2] + b"}" * (8 << 20) + b".")
+    assert "longer than any model's" in refusal(path)
+    for number in (b"\x8a\x06" + (10**14).to_bytes(6, "little"), b"J\xff\xff\xff\x7f"):
+        torch.save({"a": torch.ones(4)}, path)
+        repacked(path, lambda content, number=number: content.replace(b"K\x04", number))
+        assert "not a valid torch.save file" in refusal(path)
+        torch.save({"a": torch.ones(4)}, path, **OLD)
+        path.write_bytes(path.read_bytes().replace(b"K\x04", number))
+        assert "not a valid torch.save file" in refusal(path)

@@ -19,9 +19,10 @@ def lying_files() -> Iterator[tuple[str, bytes]]:
     yield "empty file", b""
     yield "no header", b"\0" * 7
     yield "a pickle", b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix\x94."
-    for length in (0, 1, 2**24 + 1, 2**32, 2**62, 2**63, 2**64 - 1):
+    for length in (0, 1, 2**24 + 1, 2**32, 2**60, 2**62, 2**63, 2**64 - 1):
         yield f"header length {length}", _file(good, data, length=length)
-    yield "header of 17 MiB", _raw(b"{" + b" " * (17 << 20) + b"}", b"")
+    for size in (17, 95):
+        yield f"header of {size} MiB", _raw(b"{" + b" " * (size << 20) + b"}", b"")
     for shape in (
         [2**63],
         [2**64],
@@ -66,6 +67,8 @@ def _lying_json(good: dict[str, Any], data: bytes) -> Iterator[tuple[str, bytes]
     yield "depth 10,000 of objects", _raw(b'{"a":' * 10_000 + b"1" + b"}" * 10_000, b"")
     yield "1,000,000 entries", _raw(b"{" + b",".join(b'"%d":{}' % n for n in range(1_000_000)) + b"}", b"")
     yield "100,000 whole entries", _many(100_000)
+    entry = b'"a":%b' % json.dumps(good["a"]).encode()
+    yield "one name 30,000 times", _raw(b"{" + b",".join([entry] * 30_000) + b"}", data[:8])
     yield "a list of millions", _raw(b'{"a":[' + b"999," * 4_000_000 + b"9]}", b"")
     yield "a list", _raw(b"[1, 2]", b"")
     yield "a number", _raw(b"3 ", b"")

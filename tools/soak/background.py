@@ -33,7 +33,7 @@ class _Writer:
 
     def __call__(self, snapshot: Any, *given: Any, **named: Any) -> Path:
         """Write a snapshot, or fail as planned for its step."""
-        from maskloom.system.fault_points import arm
+        from tools.faults.fault_rules import arm
 
         self.inside += 1
         self.most = max(self.most, self.inside)

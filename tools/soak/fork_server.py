@@ -60,7 +60,7 @@ def _become(request: dict[str, Any]) -> None:
     code = 1
     try:
         from maskloom.cli import main as maskloom_main
-        from maskloom.system import fault_points
+        from tools.faults.fault_rules import arm
 
         os.setpgid(0, 0)
         # background jobs and nohup leave these ignored in their children
@@ -71,7 +71,7 @@ def _become(request: dict[str, Any]) -> None:
         for source, target in ((silent, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
         os.environ.update(request["environment"])
-        fault_points.arm(os.environ.get("MASKLOOM_FAULTS", ""), os.environ.get("MASKLOOM_FAULT_LOG"))
+        arm(os.environ.get("MASKLOOM_FAULTS", ""), os.environ.get("MASKLOOM_FAULT_LOG"))
         sys.argv = ["maskloom", *request["arguments"]]
         maskloom_main()
         code = 0

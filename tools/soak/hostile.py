@@ -181,7 +181,7 @@ ROWS = (
         11,
         _long_texts,
     ),
-    Row("H4", "forged safetensors headers", "rejected within 1 s and 100 MB", 71, _headers),
+    Row("H4", "forged safetensors headers", "rejected within 1 s and 100 MB", 74, _headers),
     Row("H5", _PLACES, "none is opened", 159, _pickles),
     Row("H6", _ODD, "rejected within 220 MB", 79, _escapes),
     Row("H7", "bad data sets", _STATED, 54, _data_sets),

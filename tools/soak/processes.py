@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+FAULTS = ROOT / "tools" / "faults"
 LONGEST_SECONDS = 300
 
 
 def environment(**more: str) -> dict[str, str]:
     """Return the environment of command lines under test: one thread, and no faults except those in `more`."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("MASKLOOM_FAULT")}
-    return {**kept, "OMP_NUM_THREADS": "1", **more}
+    path = filter(None, [str(FAULTS), os.environ.get("PYTHONPATH")])
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path), **more}
 
 
 class Running(ABC):
@@ -99,11 +101,11 @@ class ForkServer:
     """
 
     def __init__(self, source: Path | None = None) -> None:
-        path = [str(source)] if source else []
+        path = {"PYTHONPATH": os.pathsep.join([str(source), str(FAULTS)])} if source else {}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tools.soak.fork_server"],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-            env=environment(**({"PYTHONPATH": os.pathsep.join(path)} if path else {})),
+            env=environment(**path),
         )  # fmt: skip
         self._current: _Forked | None = None
         if self.answer() != {"ready": True, "threads": 1}:

@@ -1,38 +1,27 @@
-"""Weights written by torch.save (pytorch_model.bin): a pickle, loaded only after every operation in it is checked."""
+"""Weights written by torch.save (pytorch_model.bin), read by torch's reader of weights, which executes no code."""
 
 from __future__ import annotations
 
 import pickletools
+import re
 import warnings
 import zipfile
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
 import torch
 from torch import Tensor
 
-from maskloom.checkpoints.safetensors_format import MAX_TENSORS
 from maskloom.checkpoints.tensor_files import StoredTensor
 from maskloom.errors import DataError
 from maskloom.system.foreign_files import check_regular
 from maskloom.system.resources import require_memory
 
-_MAX_PICKLE_BYTES, _MAX_OPERATIONS = 64 << 20, 1_000_000
-# Files of torch before 1.6 begin with this number, followed by four pickles and the values.
-_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-_NUM_PICKLES = 5
-# Everything in a dictionary of tensors: names, integers, containers, and the three calls below.
-_OPERATIONS = {
-    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
-    *("BINUNICODE", "SHORT_BINUNICODE", "EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2"),
-    *("TUPLE3", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
-    *("MEMOIZE", "GLOBAL", "BINPERSID", "REDUCE", "BUILD"),
-}
-_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
-_GLOBALS = {
-    *("collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"),
-    *(f"torch {kind}Storage" for kind in _KINDS),
-}
+# Files of torch before 1.6 begin with this number, followed by four pickles and the values; later ones are zips.
+_MAGIC, _ZIP = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"PK\x03\x04"
+_MAX_OPERATIONS = 1_000_000
+_NAMES = re.compile(r"collections OrderedDict|torch\._utils _rebuild_(tensor_v2|parameter)|torch [A-Za-z0-9]+Storage")
 
 
 class _RefusedError(ValueError):
@@ -40,28 +29,26 @@ class _RefusedError(ValueError):
 
 
 def open_pickled(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a torch.save file by name, all loaded into memory.
+    """Return the tensors of a torch.save file by name; a zip is mapped, an older file is loaded into memory.
 
-    First, every operation of its pickles is checked against a short allowlist: they may only build dictionaries of
-    tensors, and no number may exceed the file's size; the members of a zip must be uncompressed. Only then does torch
-    load the same open file, with `weights_only`. Raises DataError that names the file for anything else.
+    torch's reader of weights executes no code, but it would unpack compressed zips and call functions that allocate any
+    amount of memory, such as bytearray. So these are refused first. Raises DataError that names the file for anything
+    but a dictionary from names to tensors.
     """
     check_regular(path)
     require_memory(path.stat().st_size, f"{path}:", DataError)
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            _check(file, size)
-            file.seek(0)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch warns about storages that old files name
-                values = torch.load(file, map_location="cpu", weights_only=True)  # may run code: not after _check
+        is_zip = _checked(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about storages that old files name
+            values = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)  # may run code: weights only
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
     except _RefusedError as problem:
         raise DataError(f"{path}: not read: {problem}") from None
-    except Exception as error:  # a damaged file may raise anything
-        raise DataError(f"{path}: not a valid torch.save file: {error!s:.300}") from None
+    except Exception as error:  # a damaged file may raise anything; torch adds advice to load it unchecked
+        what = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0].strip()
+        raise DataError(f"{path}: not a valid torch.save file: {what:.300}") from None
     pairs = values.items() if isinstance(values, dict) else [(None, values)]
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs):
         held = sorted(map(str, values))[:4] if isinstance(values, dict) else type(values).__name__
@@ -72,38 +59,29 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
     }
 
 
-def _check(file: IO[bytes], size: int) -> None:
-    file.seek(0)
-    if file.read(len(_MAGIC)) == _MAGIC:
-        for _ in range(_NUM_PICKLES - 1):
-            _check_pickle(file, size)
-        return
-    if not zipfile.is_zipfile(file):
+def _checked(path: Path) -> bool:
+    """Tell whether a file is a zip; raises _RefusedError for content that could take any amount of memory."""
+    with path.open("rb") as file:
+        if (start := file.read(len(_MAGIC))) == _MAGIC:
+            _check_pickles(file, 4)
+            return False
+    if not start.startswith(_ZIP):
         raise _RefusedError("in neither of torch.save's two formats")
-    with zipfile.ZipFile(file) as archive:
-        parts = archive.infolist()
-        if len({part.filename for part in parts}) != len(parts) or len(parts) > 2 * MAX_TENSORS:
-            raise _RefusedError("its zip holds a name twice, or too many files")
-        if any(part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size for part in parts):
+    with zipfile.ZipFile(path) as archive:
+        if any(part.compress_type or part.file_size != part.compress_size for part in archive.infolist()):
             raise _RefusedError("its zip is compressed; torch.save compresses nothing")
-        if sum(part.file_size for part in parts) > size:
-            raise _RefusedError("the parts of its zip overlap")
-        pickles = [part for part in parts if part.filename.endswith(".pkl")]
-        if [part.filename.count("/") for part in pickles] != [1] or not pickles[0].filename.endswith("/data.pkl"):
+        pickles = [name for name in archive.namelist() if name.lower().endswith(".pkl")]
+        if len(pickles) != 1:
             raise _RefusedError("its zip holds a pickle other than data.pkl, or none")
         with archive.open(pickles[0]) as part:
-            _check_pickle(part, size)
+            _check_pickles(part, 1)
+    return True
 
 
-def _check_pickle(file: IO[bytes], size: int) -> None:
-    """Raise _RefusedError for a pickle that does more than build dictionaries of tensors; none of it is executed."""
-    start = file.tell()
-    for count, (operation, argument, _place) in enumerate(pickletools.genops(file)):
-        if count > _MAX_OPERATIONS or file.tell() - start > _MAX_PICKLE_BYTES:
+def _check_pickles(file: IO[bytes], number: int) -> None:
+    operations = chain.from_iterable(pickletools.genops(file) for _ in range(number))
+    for count, (operation, argument, _place) in enumerate(operations):
+        if count > _MAX_OPERATIONS:
             raise _RefusedError("its pickle is longer than any model's")
-        if operation.name not in _OPERATIONS:
-            raise _RefusedError(f"its pickle does more than hold tensors ({operation.name}), so it could run code")
-        if operation.name == "GLOBAL" and argument not in _GLOBALS:
-            raise _RefusedError(f"its pickle imports {argument!r:.80}, so it could run code")
-        if isinstance(argument, int) and not -1 <= argument <= max(size, 4096):
-            raise _RefusedError(f"its pickle holds the number {argument!r:.40}, beyond the size of the file")
+        if operation.name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
+            raise _RefusedError(f"its pickle imports {argument!r:.80}, which no dictionary of tensors needs")

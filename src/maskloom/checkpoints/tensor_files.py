@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -10,14 +11,18 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from maskloom.checkpoints.safetensors_format import read_header
 from maskloom.errors import DataError, amount
-from maskloom.system.foreign_files import file_inside, read_json_object
+from maskloom.system.foreign_files import check_regular, file_inside, read_json_object
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = "pytorch_model.bin"
+MAX_TENSORS = 20_000
+"""The largest number of tensors in one safetensors file."""
 
+_MAX_HEADER_BYTES, _MAX_DIMENSIONS = 16 << 20, 16
+# The memory that JSON takes depends more on its number of parts than on its length; a tensor has about twelve.
+_MAX_PARTS = 20 * MAX_TENSORS
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Pickles in various forms, programs (.pt2), and formats that this program cannot read.
 _UNSAFE = (
@@ -90,12 +95,24 @@ def refuse_unsafe(path: Path) -> None:
 
 
 def _safetensors(path: Path) -> dict[str, StoredTensor]:
-    header = read_header(path)
+    check_regular(path)
     try:
+        text = _bounded_header(path)
         file = safe_open(path, framework="pt")
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        shapes = {name: tuple(part.get_shape()) for name, part in slices.items()}
+        fields = [len(entry) for name, entry in json.loads(text, object_pairs_hook=list) if name != "__metadata__"]
+        if fields != [3] * len(slices):  # the library would ignore both
+            raise SafetensorError("its header has a tensor twice, or a field that is not of the format")
+        if len(shapes) > MAX_TENSORS:
+            raise SafetensorError(f"its header names {len(shapes):,} tensors; at most {MAX_TENSORS:,} are read")
+        for name, shape in shapes.items():
+            if 0 in shape or len(shape) > _MAX_DIMENSIONS:
+                what = f"{len(shape):,} dimensions (at most {_MAX_DIMENSIONS} are read)" if all(shape) else "no values"
+                raise SafetensorError(f"tensor {name[:80]!r} has {what}")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except SafetensorError as error:
+    except (SafetensorError, ValueError) as error:
         raise DataError(f"{path}: not a valid safetensors file: {error!s:.300}") from None
 
     def read(name: str) -> Tensor:
@@ -105,9 +122,21 @@ def _safetensors(path: Path) -> dict[str, StoredTensor]:
             raise DataError(f"{path}: tensor {name!r:.80} cannot be read: {error!s:.300}") from None
 
     return {
-        name: StoredTensor(name, entry.shape, entry.dtype in _FLOATS, path, partial(read, name))
-        for name, entry in header.items()
+        name: StoredTensor(name, shapes[name], part.get_dtype() in _FLOATS, path, partial(read, name))
+        for name, part in slices.items()
     }
+
+
+def _bounded_header(path: Path) -> bytes:
+    """Return the text of a header that takes little memory to parse; raises SafetensorError for any other."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MAX_HEADER_BYTES:
+            raise SafetensorError(f"its header takes {length:,} bytes; at most {_MAX_HEADER_BYTES:,} are read")
+        text = file.read(length)
+    if sum(map(text.count, (b"{", b"[", b",", b":"))) > _MAX_PARTS:
+        raise SafetensorError(f"its header has more parts than {MAX_TENSORS:,} tensors need")
+    return text
 
 
 def _sharded(index: Path) -> dict[str, StoredTensor]:

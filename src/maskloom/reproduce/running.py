@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from maskloom.checkpoints.safetensors_format import read_header
+from maskloom.checkpoints.tensor_files import open_weights
 from maskloom.config import FinetuneRecipe
 from maskloom.data.corpus.manifest import read_manifest
 from maskloom.errors import ConfigError, amount
@@ -315,7 +315,7 @@ def _finetuned(
     result = _resumed(finetune, recipe, folder, model=model, data=probe.files, progress=progress)
     for bulky in ("restarts", "features"):
         shutil.rmtree(folder / bulky, ignore_errors=True)
-    weights = read_header(folder / "model" / "model.safetensors").values()
+    weights = open_weights(folder / "model").values()
     return {**_in_percent(result["best"], result["metric"]), "parameters": sum(prod(one.shape) for one in weights)}
 
 

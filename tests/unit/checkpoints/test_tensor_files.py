@@ -1,14 +1,21 @@
+"""Damaged and false weight files are refused before memory is allocated for what they declare."""
+
 import json
 import struct
+import tracemalloc
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 
-from maskloom.checkpoints.tensor_files import open_weights
+from maskloom.checkpoints.tensor_files import MAX_TENSORS, open_weights
 from maskloom.errors import DataError
+from tools.fuzzing.headers import lying_files
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
 
 
 def write_header(path, header, data=b"", length=None):
@@ -32,6 +39,66 @@ LYING_HEADERS = [
 def test_lying_headers_are_refused_with_the_file_named(tmp_path, header):
     write_header(tmp_path / "model.safetensors", header, b"\0" * 8)
     with pytest.raises(DataError, match=r"model.safetensors: not a valid safetensors file"):
+        open_weights(tmp_path)
+
+
+def test_headers_that_lie_are_refused_with_little_memory(tmp_path):
+    """The memory of the library, which tracemalloc does not see, is measured by row H4 of the soak."""
+    wrong = []
+    for name, content in lying_files():
+        (tmp_path / "model.safetensors").write_bytes(content)
+        tracemalloc.start()
+        try:
+            open_weights(tmp_path)
+            wrong.append(f"{name}: accepted")
+        except DataError as error:
+            if "model.safetensors: not a valid safetensors file: " not in str(error) or len(str(error)) > 1000:
+                wrong.append(f"{name}: {error}")
+        finally:
+            if (peak := tracemalloc.get_traced_memory()[1]) > 100e6:
+                wrong.append(f"{name}: {peak:,} bytes")
+            tracemalloc.stop()
+    assert not wrong
+
+
+@given(
+    shapes=st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(1, 4), max_size=4)), min_size=1, max_size=5)
+)
+@settings(max_examples=40, deadline=None)
+def test_what_the_library_writes_is_read_as_the_library_reads_it(tmp_path_factory, shapes):
+    path = tmp_path_factory.mktemp("header") / "model.safetensors"
+    save_file({f"t{n}": torch.zeros(shape, dtype=dtype) for n, (dtype, shape) in enumerate(shapes)}, path, {"a": "{b"})
+    found = open_weights(path.parent)
+    with safe_open(path, framework="pt") as file:
+        expected = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        assert found.keys() == expected.keys()
+        for name, stored in found.items():
+            assert (stored.shape, stored.is_float) == (expected[name].shape, expected[name].is_floating_point())
+            assert torch.equal(stored.read(), expected[name])
+
+
+def test_as_many_tensors_as_allowed_are_read(tmp_path):
+    names = [f"bert.encoder.layer.{number}.attention.self.query.weight" for number in range(MAX_TENSORS)]
+    entries = {name: {"dtype": "U8", "shape": [1, 1], "data_offsets": [n, n + 1]} for n, name in enumerate(names)}
+    write_header(tmp_path / "model.safetensors", {"__metadata__": {"format": "pt"}, **entries}, bytes(MAX_TENSORS))
+    assert open_weights(tmp_path).keys() == set(names)
+    entries["more"] = {"dtype": "U8", "shape": [1], "data_offsets": [MAX_TENSORS, MAX_TENSORS + 1]}
+    write_header(tmp_path / "model.safetensors", entries, bytes(MAX_TENSORS + 1))
+    with pytest.raises(DataError, match=r"model\.safetensors: .*its header names 20,001 tensors; at most 20,000"):
+        open_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"a": {"dtype": "F32", "shape": [0, 2**40], "data_offsets": [0, 0]}}, "tensor 'a' has no values"),
+        ({"a": {"dtype": "U8", "shape": [1] * 17, "data_offsets": [0, 1]}}, r"'a' has 17 dimensions \(at most 16"),
+        ({"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1], "x": 1}}, "a field that is not of the format"),
+    ],
+)
+def test_what_the_library_would_accept_is_refused(tmp_path, header, message):
+    write_header(tmp_path / "model.safetensors", header, bytes(header["a"]["data_offsets"][1]))
+    with pytest.raises(DataError, match=message):
         open_weights(tmp_path)
 
 

@@ -20,10 +20,11 @@ from maskloom.runs.info import describe_folder
 from maskloom.runs.report.record import read_run
 from maskloom.runs.rerun import rerun
 from maskloom.runs.words import evaluate_words, neighbours, open_vectors, plot_words, train_words
-from maskloom.system.fault_points import arm
 from maskloom.training.events import read_events
 from maskloom.words import training
 from maskloom.words.settings import WordsRecipe
+from tools.faults.fault_rules import arm
+from tools.soak.processes import environment
 
 RECIPE = WordsRecipe(size=6, epochs=4, min_count=1)
 
@@ -130,7 +131,7 @@ def test_a_killed_run_goes_on_from_its_last_save(
         command = [sys.executable, "-c", KILLED, "words", "train", str(text), "--out", str(tmp_path / out)]
         command += ["--size", "6", "--epochs", "4", "--min-count", "1", *flags, *more]
         return subprocess.run(
-            command, capture_output=True, check=False, env={**os.environ, "MASKLOOM_FAULTS": fault}
+            command, capture_output=True, check=False, env=environment(MASKLOOM_FAULTS=fault)
         ).returncode
 
     assert trained("out", fault="kill@words.save#2") == -signal.SIGKILL

@@ -1,11 +1,12 @@
 import errno
-import os
 import subprocess
 import sys
 
 import pytest
 
-from maskloom.system.fault_points import arm, fault_point
+from maskloom.system.fault_points import fault_point
+from tools.faults.fault_rules import arm
+from tools.soak.processes import environment
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +58,7 @@ def test_the_environment_arms_a_process_and_kill_is_a_real_one():
     )
     ended = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "MASKLOOM_FAULTS": "kill@x#3"},
+        env=environment(MASKLOOM_FAULTS="kill@x#3"),
         capture_output=True,
         check=False,
     )

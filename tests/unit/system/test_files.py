@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-from maskloom.system import fault_points
 from maskloom.system.files import (
     copy_files,
     is_stream,
@@ -18,6 +17,8 @@ from maskloom.system.files import (
     write_json,
     write_text,
 )
+from tools.faults.fault_rules import arm
+from tools.soak.processes import environment
 
 
 def test_a_file_is_replaced_whole(tmp_path) -> None:
@@ -47,9 +48,7 @@ def test_what_a_killed_write_left_goes_with_the_next_write(tmp_path) -> None:
     code = "from maskloom.system.files import write_text"
     code += "".join(f"; write_text({str(written)!r}, 'half')" for written in (path, other))
     for faults in ("kill@files.sync#1", "kill@files.sync#3"):  # before the first file is complete, then the second
-        killed = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "MASKLOOM_FAULTS": faults}, check=False
-        )
+        killed = subprocess.run([sys.executable, "-c", code], env=environment(MASKLOOM_FAULTS=faults), check=False)
         assert killed.returncode == -9
     living = tmp_path / f".a[1].txt.{os.getpid()}.x.tmp"
     living.touch()
@@ -65,9 +64,7 @@ def test_the_longest_names_can_be_written(tmp_path) -> None:
         write_text(tmp_path / name, "new")
         assert (tmp_path / name).read_text() == "new"
         code = f"from maskloom.system.files import write_text; write_text({str(tmp_path / name)!r}, 'half')"
-        killed = subprocess.run(
-            [sys.executable, "-c", code], env={**os.environ, "MASKLOOM_FAULTS": "kill@files.sync#1"}
-        )
+        killed = subprocess.run([sys.executable, "-c", code], env=environment(MASKLOOM_FAULTS="kill@files.sync#1"))
         assert killed.returncode == -9
         assert len(list(tmp_path.glob(".*.tmp"))) == 1
         write_text(tmp_path / name, "whole")
@@ -121,7 +118,7 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path) -> None:
     write_text(final / "a.txt", "old")
     write_text(source / "a.txt", "new")
     write_text(source / "b.txt", "new")
-    fault_points.arm("enospc@files.copy#2")
+    arm("enospc@files.copy#2")
     try:
         with (
             pytest.raises(OSError, match=r"No space left on device; the file was not written: .*b\.txt"),
@@ -129,7 +126,7 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path) -> None:
         ):
             copy_files(source, new)
     finally:
-        fault_points.arm()
+        arm()
     assert {path.name: path.read_text() for path in final.iterdir()} == {"a.txt": "old"}
     with replacing_folder(final) as new:
         copy_files(source, new)

@@ -9,13 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from maskloom.checkpoints.hdf5 import open_hdf5
 from maskloom.checkpoints.published.format import lstm_names, own_rows
 from maskloom.checkpoints.published.own import own_format
-from maskloom.errors import DataError, amount
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.elmo_config import SPELLING_SIZE, ElmoConfig
-from maskloom.system.foreign_files import read_json_object
+from maskloom.system.foreign_files import check_regular, read_json_object
 
 OPTIONS = "options.json"
 _CHARACTERS = "encoder.embeddings.characters"
@@ -37,13 +36,13 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
 
     Such a folder has an options.json and one HDF5 file of weights, which does not hold the words that the model
     predicted. Raises DataError for missing and damaged files, and for tensors that are missing or contradict the
-    options in shape.
+    options in shape, and ConfigError without h5py.
     """
     options, weights = folder / OPTIONS, sorted(folder.glob("*weights*.hdf5"))
     if len(weights) != 1:
         raise DataError(f"{folder}: {len(weights)} files *weights*.hdf5 next to {OPTIONS}; expected one")
     config = _config(read_json_object(options), options)
-    stored = open_hdf5(weights[0])
+    stored = read_arrays(weights[0])
     with torch.device("meta"):
         planned = dict(build_model(config, ()).named_parameters())
     found, problems = dict[str, Tensor](), list[str]()
@@ -52,7 +51,7 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
         problems += [f"{name}: missing" for name in missing]
         if missing:
             continue
-        values, shape = made(*(stored[name].read().float() for name in names)), tuple(planned[ours].shape)
+        values, shape = made(*(stored.pop(name) for name in names)), tuple(planned[ours].shape)
         if values.shape != shape:
             problems.append(f"{', '.join(names)}: gives {tuple(values.shape)}, but {OPTIONS} needs {shape}")
         found[ours] = values
@@ -63,6 +62,31 @@ def published_elmo(folder: Path) -> tuple[EncoderWithHeads, Path]:
         for name, values in found.items():
             model.get_parameter(name).copy_(values)
     return model, weights[0]
+
+
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """Return the arrays of an HDF5 file by path, such as "CNN/W_cnn_0", in fp32.
+
+    Raises ConfigError without h5py, and DataError, with the file, for a damaged one and for anything but floats that
+    are uncompressed in the file itself.
+    """
+    try:
+        import h5py
+    except ImportError:
+        raise ConfigError(f"{path}: reading HDF5 needs h5py; install it with: pip install 'maskloom[elmo]'") from None
+    check_regular(path)
+    arrays = dict[str, Any]()
+    try:
+        with h5py.File(path) as file:
+            file.visititems(lambda name, item: arrays.update({name: item} if isinstance(item, h5py.Dataset) else {}))
+            for name, array in arrays.items():
+                if array.dtype.kind != "f" or array.external or array.is_virtual:
+                    raise ValueError(f"{name!r} is not an array of floats in the file itself")
+            if sum(array.nbytes for array in arrays.values()) > path.stat().st_size:
+                raise ValueError("its arrays take more bytes than the file has")
+            return {name: torch.from_numpy(array[...]).float() for name, array in arrays.items()}
+    except Exception as error:  # a damaged file may raise anything
+        raise DataError(f"{path}: damaged, or not an HDF5 file of plain float arrays: {error!s:.300}") from None
 
 
 def published_names(model: EncoderWithHeads) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.unit.training.tiny_sessions import are_equal, weights_of
 
-from maskloom.system import fault_points
 from maskloom.system.files import DISK_ERRORS
 from maskloom.training.checkpointing.checkpoints import (
     Snapshot,
@@ -21,6 +20,7 @@ from maskloom.training.checkpointing.checkpoints import (
 )
 from maskloom.training.loop import TrainState
 from tools.checking import verify_checkpoint
+from tools.faults.fault_rules import arm
 
 
 def _fresh() -> TrainState:
@@ -73,11 +73,11 @@ def _prepared(folder: Path, save) -> Path:
 
 def _points(folder: Path, log: Path, save) -> list[str]:
     """Return the names of all fault points that one save passes, in order."""
-    fault_points.arm(log=str(log))
+    arm(log=str(log))
     try:
         save(folder)
     finally:
-        fault_points.arm()
+        arm()
     return log.read_text(encoding="utf-8").split()
 
 
@@ -95,7 +95,7 @@ def _killed(save, folder: Path, number: int) -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # the child saves and exits; it waits for no thread
         process = os.fork()
     if process == 0:
-        fault_points.arm(f"kill@*#{number}")
+        arm(f"kill@*#{number}")
         save(folder)
         os._exit(0)
     _, status = os.waitpid(process, 0)
@@ -139,9 +139,9 @@ def test_a_save_whose_disk_fails_anywhere_leaves_the_old_checkpoint_or_the_new_o
     for number in range(1, len(points) + 1):
         for stays in ("", "+"):  # once, or from there on, so that the cleanup fails as well
             folder = Path(shutil.copytree(start, tmp_path / f"error-{number}{stays}"))
-            fault_points.arm(f"{'eio' if number % 2 else 'enospc'}@*#{number}{stays}")
+            arm(f"{'eio' if number % 2 else 'enospc'}@*#{number}{stays}")
             error_of_save = _error_of(save, folder)
-            fault_points.arm()
+            arm()
             if error_of_save is not None:
                 failed += 1
                 assert error_of_save.errno in DISK_ERRORS

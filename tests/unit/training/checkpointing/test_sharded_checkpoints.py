@@ -211,13 +211,13 @@ def test_shares_of_another_model_are_refused(saved: Path) -> None:
 def test_a_failed_write_leaves_the_older_checkpoint_and_is_forgiven_once(
     ranks: DistributedRanks, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from maskloom.system import fault_points
+    from tools.faults.fault_rules import arm
 
     state, said = _shared(ranks, 1), []
     for _ in range(3):
         _step(state)
     with ShardedSaves(saved.parent, ranks, keep=2, on_whole=lambda step, path: None, say=said.append) as saves:
-        fault_points.arm("enospc@files.write#1+")
+        arm("enospc@files.write#1+")
         try:
             saves.start(state, {})
             saves.start(state, {})
@@ -228,7 +228,7 @@ def test_a_failed_write_leaves_the_older_checkpoint_and_is_forgiven_once(
             with pytest.raises(OSError, match="No space left"):
                 saves.save(state, {})
         finally:
-            fault_points.arm()
+            arm()
     assert restore_checkpoint(_plain(0), saved.parent) is not None
 
 

@@ -1,0 +1,1 @@
+"""Faults that tests and soak trials inject into runs."""
