@@ -18,10 +18,8 @@ from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import row_of
 from maskloom.sections import Positive, Section, key
 from maskloom.tasks.kinds import KINDS
-from maskloom.tasks.seq2seq.settings import Seq2SeqSection
-from maskloom.tasks.settings import DocumentSection, FinetuningData, KindSettings, MixSection, PairSection
-from maskloom.tasks.span.settings import SpanSection
-from maskloom.tasks.tagging.settings import FeaturesSection, TaggingSection
+from maskloom.tasks.settings import FinetuningData, KindSettings, MixSection, PairSection
+from maskloom.tasks.tagging.settings import FeaturesSection
 from maskloom.training.settings import FinetuneTraining, Phase, TrainingSection
 
 _RATE_OF_NEW = 1e-3
@@ -109,9 +107,7 @@ class FinetuneRecipe(Section):
     restarts: int = key(1, "Number of runs, with seeds seed, seed + 1, ...; the best on dev is kept.", ge=1, le=10_000)
     keep_restarts: bool = key(False, "Keep the best model of every seed, for an ensemble.")
     tune_on_dev: bool = key(False, "Fit temperature and thresholds on the dev set at the end.")
-    task: Annotated[str, row_of("task")] = key(
-        "single", "Kind of task: single, pair, regression, multilabel, document, span, tagging, choice or seq2seq."
-    )
+    task: Annotated[str, row_of("task")] = key("single", f"Kind of task: {', '.join(KINDS)}.")
     class_weights: Literal["none", "balanced"] | dict[str, Positive] = key(
         "none", "Class weights in the loss: none, balanced, or a weight per label."
     )
@@ -131,10 +127,6 @@ class FinetuneRecipe(Section):
     training: FinetuneTraining = FinetuneTraining()
     pair: PairSection = PairSection()
     mix: MixSection = MixSection()
-    document: DocumentSection = DocumentSection()
-    span: SpanSection = SpanSection()
-    tagging: TaggingSection = TaggingSection()
-    seq2seq: Seq2SeqSection = Seq2SeqSection()
     features: FeaturesSection | None = None
     card: CardSection | None = None
 
@@ -144,14 +136,15 @@ class FinetuneRecipe(Section):
         """Use a higher learning rate by default for a new model, and the Transformer if it generates text."""
         if not isinstance(values, dict) or not isinstance(model := values.get("model"), dict):
             return values
-        usual = {"architecture": "transformer"} if values.get("task") == "seq2seq" else {}
+        row = KINDS.get(str(values.get("task")))
+        usual = {"architecture": "transformer"} if row and row.has_decoder else {}
         training = values.get("training", {})
         more = {"training": {"learning_rate": _RATE_OF_NEW, **training}} if isinstance(training, dict) else {}
         return {**values, **more, "model": {**usual, **model}}
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        kind = KINDS[self.task]
+        kind, settings = KINDS[self.task], self.task_settings(KINDS[self.task].settings)
         if self.features is not None and ("features" not in kind.settings.model_fields or self.from_scratch):
             raise ValueError("[features] needs task = 'tagging' and the weights of a trained model")
         if self.model is not None and (self.features is not None or self.bilstm or self.from_scratch):
@@ -168,31 +161,30 @@ class FinetuneRecipe(Section):
             )
         if self.class_weights != "none" and not kind.names_labels:
             raise ValueError(f"class_weights: task = {self.task!r} has no labels to weight; leave it at 'none'")
-        if self.class_weights != "none" and self.task == "tagging" and self.tagging.crf:
+        if self.class_weights != "none" and getattr(settings, "crf", False):
             raise ValueError(
-                "class_weights: tagging.crf = true scores whole sentences, not single tags; use one of them"
+                f"class_weights: {self.task}.crf = true scores whole sentences, not single tags; use one of them"
             )
         if self.training.average_checkpoints and self.training.minutes is not None:
             raise ValueError("training.average_checkpoints counts steps: leave out training.minutes")
-        if self.keep_restarts and not kind.has_averages:
+        if self.keep_restarts and kind.has_decoder:
             raise ValueError(
                 f"keep_restarts = true: models of task = {self.task!r} cannot form an ensemble; leave it out"
             )
-        if self.tune_on_dev and kind.is_scale:
+        if self.tune_on_dev and (kind.is_scale or kind.has_decoder):
             raise ValueError(
                 f"tune_on_dev = true: task = {self.task!r} has neither a temperature nor thresholds to fit"
             )
         is_named = "task" in self.model_fields_set  # otherwise --format determines it
         if is_named and self.pair.both_orders and not kind.has_both_orders:
             raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
-        if self.auxiliary_lm and kind.reads_tokens:
-            raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} reads tokens, not sequences")
-        if self.auxiliary_lm and self.task == "seq2seq":
+        if self.auxiliary_lm and (kind.reads_tokens or kind.has_decoder):
+            why = "already predicts every token of its targets" if kind.has_decoder else "reads tokens, not sequences"
+            raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} {why}")
+        if self.frozen and getattr(settings, "source_first", False):
             raise ValueError(
-                f"auxiliary_lm = {self.auxiliary_lm:g}: task = 'seq2seq' already predicts every token of its targets"
+                f"frozen = true: {self.task}.source_first = true trains parts of the encoder; use one of them"
             )
-        if self.frozen and self.task == "seq2seq" and self.seq2seq.source_first:
-            raise ValueError("frozen = true: seq2seq.source_first = true trains parts of the encoder; use one of them")
         self.training.refuse_contradictions()
         return self
 
@@ -207,20 +199,15 @@ class FinetuneRecipe(Section):
         return settings.model_construct(**given)
 
 
-_OWN_KEYS: dict[type[Section], frozenset[str]] = {
-    recipe: frozenset(recipe.model_fields) for recipe in (PretrainRecipe, FinetuneRecipe)
-}
-
-
-def _take_sections(recipe: type[Section], rows: Mapping[str, Any]) -> None:
-    """Replace a recipe's externally defined sections by those of `rows`, each under the name of its row."""
+def _take_sections(recipe: type[Section], own: set[str], rows: Mapping[str, Any]) -> None:
+    """Replace a recipe's sections, all keys but its `own`, by those of `rows`, each under the name of its row."""
     fields, sections = recipe.__pydantic_fields__, {name: row.section for name, row in rows.items()}
-    for name in [name for name in dict.fromkeys([*fields, *sections]) if name not in _OWN_KEYS[recipe]]:
+    for name in [name for name in dict.fromkeys([*fields, *sections]) if name not in own]:
         fields.pop(name, None)
         if (section := sections.get(name)) is not None:
             fields[name] = FieldInfo(annotation=section, default=section())
     recipe.model_rebuild(force=True)
 
 
-PRETRAINING.on_change(partial(_take_sections, PretrainRecipe))
-KINDS.on_change(partial(_take_sections, FinetuneRecipe))
+PRETRAINING.on_change(partial(_take_sections, PretrainRecipe, {*PretrainRecipe.model_fields}))
+KINDS.on_change(partial(_take_sections, FinetuneRecipe, {*FinetuneRecipe.model_fields}))

@@ -1,4 +1,5 @@
 import tomllib
+from dataclasses import replace
 
 import pytest
 
@@ -7,6 +8,7 @@ from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
 from maskloom.layers.layer_mix import LAYER_CHOICES
 from maskloom.recipe_files import reason_of, recipe_keys
+from maskloom.tasks.kinds import KINDS
 from maskloom.words.settings import WordsRecipe
 
 
@@ -221,6 +223,25 @@ def test_the_clock_for_a_run_that_was_extended_is_refused_in_the_flags_of_the_co
 def test_settings_that_a_task_with_targets_would_not_follow_are_refused(changes: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_recipe(FinetuneRecipe, None, ["task=seq2seq", *changes])
+
+
+@pytest.mark.parametrize(
+    ("made_from", "changes", "message"),
+    [
+        ("seq2seq", ["auxiliary_lm=0.5"], "task = 'ours' already predicts every token"),
+        ("seq2seq", ["frozen=true", "ours.source_first=true"], "ours.source_first = true trains parts of the encoder"),
+        ("seq2seq", ["keep_restarts=true"], "models of task = 'ours' cannot form an ensemble"),
+        ("tagging", ['class_weights="balanced"', "ours.crf=true"], "ours.crf = true scores whole sentences"),
+    ],
+)
+def test_the_rules_for_a_kind_of_task_follow_from_its_row(made_from, changes, message, monkeypatch):
+    monkeypatch.setitem(KINDS, "ours", replace(KINDS[made_from], name="ours"))
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(FinetuneRecipe, None, ["task=ours", *changes])
+    if made_from == "seq2seq":
+        recipe = load_recipe(FinetuneRecipe, None, ["task=ours", 'model.size="tiny"'])
+        assert recipe.model is not None
+        assert recipe.model.architecture == "transformer"
 
 
 def test_a_causal_objective_has_single_segments_and_no_masks():

@@ -67,7 +67,7 @@ class Ensemble(TaskModel):
         members = []
         for folder in folders:
             member = Predictor.load(folder, max_length=max_length)
-            if not KINDS[(kind := member.required_task().kind)].has_averages:
+            if KINDS[(kind := member.required_task().kind)].has_decoder:
                 raise ConfigError(f"{folder}: a {kind} model; the outputs of such models cannot be averaged")
             members.append(member)
             try:

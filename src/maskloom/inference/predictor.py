@@ -37,7 +37,7 @@ from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.system.devices import chosen_device, half_type, inference_in
 from maskloom.tasks.classification import kind_of_problem
 from maskloom.tasks.encoding import EncodedData, batches_by_length, encode_examples
-from maskloom.tasks.examples import ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
+from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checked_inputs, checked_text, text_example
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.seq2seq.task import readable, target_marks
@@ -92,11 +92,10 @@ class TaskModel(ABC):
         task = self.required_task()
         data = _examples_of(inputs, task.example_of or KINDS[task.kind].example_of)
         takes_pairs = self.settings.get("takes_pairs")
-        if takes_pairs is not None and task.heads[0] in ("classifier", "document", "decoder"):
-            for number, example in enumerate(data.examples):
-                if takes_pairs == (example.pair is None):
-                    wanted, got = ("pairs of texts", "one text") if takes_pairs else ("single texts", "a pair of texts")
-                    raise ConfigError(f"input {number}: this model was fine-tuned on {wanted}, but this is {got}")
+        for number, example in enumerate(data.examples):
+            if isinstance(example, Example) and takes_pairs == (example.pair is None):
+                wanted, got = ("pairs of texts", "one text") if takes_pairs else ("single texts", "a pair of texts")
+                raise ConfigError(f"input {number}: this model was fine-tuned on {wanted}, but this is {got}")
         return cast(list[Prediction], self.predict_examples(data))
 
     def predict_examples(self, data: ReadExamples) -> list[dict[str, Any]]:
@@ -435,7 +434,7 @@ def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> T
     kind = settings.get("kind")
     if not kind and "classifier" in model.heads:
         kind = kind_of_problem(config.get("problem_type"), len(names))
-    kind = kind or next((name for name, row in KINDS.items() if row.known_by in model.heads), None)
+    kind = kind or next((name for name, row in KINDS.items() if (row.known_by or name) in model.heads), None)
     if kind is None:
         return None
     if kind not in KINDS:

@@ -55,7 +55,6 @@ from maskloom.tasks.labels import (
     with_hint,
 )
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log
@@ -246,10 +245,10 @@ def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, toke
     limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
     if max_length > limit:
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
-    most_written = recipe.seq2seq.max_target_length
-    if recipe.task == "seq2seq" and most_written > config.max_position_embeddings:
+    most_written = getattr(recipe.task_settings(task_kind(recipe.task).settings), "max_target_length", 0)
+    if most_written > config.max_position_embeddings:
         raise ConfigError(
-            f"seq2seq.max_target_length {most_written} exceeds the {config.max_position_embeddings} "
+            f"{recipe.task}.max_target_length {most_written} exceeds the {config.max_position_embeddings} "
             f"positions of the decoder in {source}"
         )
 
@@ -262,7 +261,7 @@ def _prepare(
     tokenizer, config = start_of(recipe, source, paths.get("source_vocab"))
     _check_model(recipe, source, config, tokenizer)
     settings = recipe.task_settings(kind.settings)
-    if isinstance(settings, TaggingSettings) and (features := settings.features) and features.word_vectors is not None:
+    if (features := recipe.features) and features.word_vectors is not None:
         place = str(vectors_file(features.word_vectors).resolve())
         features = features.model_copy(update={"word_vectors": place})
         settings = settings.model_copy(update={"features": features})

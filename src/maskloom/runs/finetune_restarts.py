@@ -32,6 +32,7 @@ from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.system.files import copy_files, replacing_folder, write_json
 from maskloom.system.foreign_files import read_json_object, read_json_value
 from maskloom.tasks.encoding import EncodedData, ShuffledBatches
+from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.task import Task, evaluate_task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints, fill_with_mean, step_folders, step_of
@@ -189,7 +190,7 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
     With `source_vocab`, they read sources in that vocabulary, and the folder's own vocabulary is for targets only.
     Raises ConfigError where that does not suit the task or the model.
     """
-    section = recipe.model
+    section, kind = recipe.model, KINDS[recipe.task]
     if section is not None:
         own = Tokenizer.load(source).with_task_tokens()
         template, ids, pad = own.template, own.vocabulary.ids, own.vocabulary.special.pad
@@ -200,17 +201,19 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
         # a frozen encoder learns no new marks
         own, config = (load_tokenizer if recipe.features else task_tokenizer)(source), read_model_config(source)
         config = config.model_copy(update={key: value for key, value in _added(recipe).items() if hasattr(config, key)})
+    settings = recipe.task_settings(kind.settings)
+    num_layers = getattr(settings, "source_layers", None)
     if source_vocab is not None:
-        if recipe.task != "seq2seq" or getattr(config, "source_vocab_size", None) is not None:
-            why = f"task = {recipe.task!r}" if recipe.task != "seq2seq" else f"{source} already has one"
+        if not kind.has_decoder or getattr(config, "source_vocab_size", None) is not None:
+            why = f"{source} already has one" if kind.has_decoder else f"task = {recipe.task!r}"
             raise ConfigError(f"a source vocabulary ({source_vocab}) is only for seq2seq with a new encoder: {why}")
         sources = Tokenizer.load(source_vocab).with_task_tokens()
-        config = config.with_sources(len(sources.vocabulary), recipe.seq2seq.source_layers)
+        config = config.with_sources(len(sources.vocabulary), num_layers)
         own = replace(sources, targets=own, max_length=own.max_length)
-    elif recipe.task == "seq2seq" and recipe.seq2seq.source_layers is not None:
-        raise ConfigError("seq2seq.source_layers needs a new encoder of sources (--source-vocab)")
-    if recipe.task == "seq2seq" and recipe.seq2seq.source_first and not getattr(config, "num_source_layers", None):
-        raise ConfigError("seq2seq.source_first needs a BART with an encoder of sources (--source-vocab)")
+    elif num_layers is not None:
+        raise ConfigError(f"{recipe.task}.source_layers needs a new encoder of sources (--source-vocab)")
+    if getattr(settings, "source_first", False) and not getattr(config, "num_source_layers", None):
+        raise ConfigError(f"{recipe.task}.source_first needs a BART with an encoder of sources (--source-vocab)")
     return own, config
 
 
@@ -262,7 +265,7 @@ def _learning(plan: FinetunePlan, model: EncoderWithHeads) -> EncoderWithHeads:
         model.encoder.requires_grad_(False)
     if plan.recipe.frozen:
         model.encoder.freeze()
-    if plan.recipe.task == "seq2seq" and plan.recipe.seq2seq.source_first:
+    if getattr(plan.task.settings, "source_first", False):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name.startswith(LEARNED_FIRST))
     return model

@@ -11,7 +11,6 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.runs.display import Progress
 from maskloom.tasks.examples import ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
-from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 
@@ -82,14 +81,16 @@ def reading_for(
     """Return how to read a file for a model: as given, else as in fine-tuning, else by the default names."""
     task, known = predictor.required_task(), predictor.settings
     kind = KINDS[task.kind]
-    if kind.with_pairs and _takes_pairs(path, given, known, needs_label=needs_label):
-        kind = KINDS[kind.with_pairs]
+    if kind.with_pairs:
+        as_pairs = replace(given or ReadingOptions(), on_bad_rows="skip")
+        pairs = FileReading(path, KINDS[kind.with_pairs], as_pairs, task.settings, ReadingReport(path), needs_label)
+        kind = pairs.kind if _takes_pairs(pairs, known) else kind
     options = options_for(path, kind, task.settings, given, known, needs_label=needs_label)
     reading = FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
     if known.get("takes_pairs"):
         first = next(replace(reading, report=ReadingReport(path)).examples(), None)
         if first is not None and first.pair is None:
-            two = "titles with their texts" if task.kind == "document" else "pairs of texts"
+            two = "titles with their texts" if kind.is_titled else "pairs of texts"
             raise DataError(
                 f"{path}: line {first.line}: only one text; the model was fine-tuned on {two}: give columns with both"
             )
@@ -129,13 +130,12 @@ def options_for(
     return default
 
 
-def _takes_pairs(path: Path, given: ReadingOptions | None, known: dict[str, Any], *, needs_label: bool) -> bool:
+def _takes_pairs(pairs: FileReading, known: dict[str, Any]) -> bool:
     """Return whether a classifier reads pairs: as stored with the model, else if the file contains them."""
     takes_pairs = known.get("takes_pairs")
     if takes_pairs is not None:
         return takes_pairs
-    options = replace(given or ReadingOptions(), on_bad_rows="skip")
     try:
-        return next(iterate_examples(path, "pair", options, needs_label=needs_label), None) is not None
+        return next(pairs.examples(), None) is not None
     except DataError:
         return False

@@ -56,7 +56,7 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     rows += [("train", examples_text(data["train"])), ("dev", examples_text(data["dev"]))]
     if "tuned" in result:
         rows += _tuned_rows(result["tuned"])
-    reads_pairs = result.get("takes_pairs") and result["task"] != "document"
+    reads_pairs = result.get("takes_pairs") and not KINDS[result["task"]].is_titled
     takes = KINDS["pair" if reads_pairs else result["task"]].takes
     model = shlex.quote(result["model"])
     rows += [

@@ -49,8 +49,8 @@ class TaskKind:
     outputs of its models have names. The probabilities of a unit add up to 1 over `softmax_over`: the labels of each
     row, or the rows; None for scores and for independent labels. With `is_windowed`, the units of one example compete
     by their logits. A kind that `reads_tokens` predicts lists of items found in a text, which neither a .csv file of
-    predictions nor `auxiliary_lm` supports. A model without stored settings is of the kind whose `known_by` names one
-    of its heads.
+    predictions nor `auxiliary_lm` supports. A model without stored settings is of the kind whose `known_by`, or else
+    `name`, is one of its heads.
 
     `judge(example, prediction, target, labels)` compares a prediction with the truth for display;
     `targets_by_example(encoded, targets)` converts the targets of a task to one per example. `label_ids(data, names)`
@@ -61,8 +61,8 @@ class TaskKind:
 
     A kind that `has_both_orders` reads pairs of texts that may be swapped; `with_pairs` names a kind for pairs, on
     whose files models of this kind may also have been trained. A kind that `reads_folders` accepts a folder as a file,
-    and one that `predicts_on_text` accepts raw text whatever the format of its labelled files. With `has_averages`, the
-    outputs of several models can be averaged.
+    and one that `predicts_on_text` accepts raw text whatever the format of its labelled files. With `is_titled`, the
+    first of two texts is the title of the second. A kind that `has_decoder` generates texts, which cannot be averaged.
     """
 
     name: Kind
@@ -92,12 +92,13 @@ class TaskKind:
     with_pairs: Kind | None = None
     reads_folders: bool = False
     predicts_on_text: bool = False
-    has_averages: bool = True
+    is_titled: bool = False
+    has_decoder: bool = False
 
     @property
     def is_scale(self) -> bool:
         """Whether outputs are values on a scale, without probabilities."""
-        return not (self.softmax_over or self.names_labels)
+        return not (self.softmax_over or self.names_labels or self.has_decoder)
 
     def read(
         self,
@@ -140,7 +141,7 @@ DOCUMENT = replace(
     takes="texts, or titles with their texts",
     section=DocumentSection,
     settings=DocumentSettings,
-    known_by="document",
+    is_titled=True,
 )
 
 SPAN = TaskKind(
@@ -160,7 +161,6 @@ SPAN = TaskKind(
     is_windowed=True,
     judge=judging.judge_answer,
     reads_tokens=True,
-    known_by="span",
 )
 
 TAGGING = TaskKind(
@@ -195,7 +195,6 @@ CHOICE = TaskKind(
     softmax_over="rows",
     judge=judging.judge_choice,
     reads_folders=True,
-    known_by="choice",
 )
 
 
@@ -215,7 +214,7 @@ SEQ2SEQ = TaskKind(
     softmax_over=None,
     judge=judging.judge_text,
     predicts_on_text=True,
-    has_averages=False,
+    has_decoder=True,
     known_by="decoder",
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -98,18 +97,14 @@ def _reads_as_number(name: str) -> bool:
 
 def check_alike(kind: Kind, train: ReadExamples, dev: ReadExamples) -> None:
     """Raise DataError if nothing can be learned from the training data, or if only one file has a second text."""
-    path, counts = train.report.path, Counter(name for example in train.examples for name in _names(example))
-    if kind in ("single", "pair") and len(counts) == 1:
-        raise DataError(
-            f"{path}: all {len(train.examples)} rows have the label {next(iter(counts))!r:.80}; "
-            "a classifier needs at least two"
-        )
-    if kind == "multilabel" and not counts:
+    path, found = train.report.path, {example.label for example in train.examples}
+    if found == {()}:
         raise DataError(f"{path}: no row has any label")
-    if kind == "regression" and len({example.label for example in train.examples}) == 1:
-        raise DataError(
-            f"{path}: all {len(train.examples)} rows have the score {train.examples[0].label}; there is nothing to fit"
-        )
+    if len(found) == 1 and kind != "multilabel":
+        (label,) = found
+        why = f"label {label!r:.80}; a classifier needs at least two"
+        why = f"score {label}; there is nothing to fit" if isinstance(label, float) else why
+        raise DataError(f"{path}: all {len(train.examples)} rows have the {why}")
     takes_pairs = train.examples[0].pair is not None
     if takes_pairs != (dev.examples[0].pair is not None):
         has, lacks = (train, dev) if takes_pairs else (dev, train)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.foreign_files import is_utf8
@@ -22,46 +22,53 @@ from maskloom.tasks.tables import PAIRS, TITLED, BadRowError, Columns, ReadingOp
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 # Keeps squared errors and their sum over a batch within fp32 (at most 3.4e38).
 _LARGEST_TARGET = 1e16
-_TAKES_PAIR: dict[Kind, bool | None] = {
-    "single": False,
-    "pair": True,
-    **dict.fromkeys(("regression", "multilabel", "document")),
-}
+
+
+class Form(NamedTuple):
+    """How the rows of a kind of task are read: as which `example`, and with which parsers of the label and the text.
+
+    A second text is required if `takes_pair`, optional if that is None; `pairs` are the usual column names of two.
+    The parsers raise BadRowError, with the rule, for a wrong value.
+    """
+
+    label: Callable[[Any], Any]
+    takes_pair: bool | None = None
+    example: type[Example] = Example
+    pairs: Sequence[tuple[str, str]] = PAIRS
+    text: Callable[[Any, str], str] = row_text
 
 
 def iterate_examples(
-    path: str | Path, kind: Kind, options: ReadingOptions, *, needs_label: bool, report: ReadingReport | None = None
+    path: str | Path, kind: Kind | Form, options: ReadingOptions, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Example]:
-    """Yield the examples of a data file for a kind of task, in file order and constant memory.
+    """Yield the examples of a data file for a kind of task in FORMS or in a form, in file order and constant memory.
 
     Raises DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which
     counts it) and for missing columns.
     """
-    path = Path(path)
-    report = report or ReadingReport(path)
-    row = None if options.format is None else catalog_row(options.format, kinds=tuple(_TAKES_PAIR))
-    # seq2seq: a source is a text, its target the label
-    if _TAKES_PAIR.get(kind, False) is False and options.pair_column is not None:
-        hint = "use the task pair" if kind == "single" else "name the target column with --label-column"
-        raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; {hint}")
+    path, form = Path(path), kind if isinstance(kind, Form) else FORMS[kind]
+    row = None if options.format is None else catalog_row(options.format, kinds=FORMS)
+    if form.takes_pair is False and options.pair_column is not None:
+        hint = "use the task pair, or name a seq2seq target with --label-column"
+        raise ConfigError(f"pair column {options.pair_column!r:.80}: the task takes one text; {hint}")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else tables.layout_of(path)
     if layout == "text":
         if needs_label:
             raise DataError(f"{path}: a .txt file holds one text per line and no labels; use .csv, .tsv or .jsonl")
-        rows, make = tables.read_rows(path, layout), partial(_plain_text, kind, report)
+        rows, make = tables.read_rows(path, layout), partial(_plain_text, bool(form.takes_pair), report)
     else:
-        columns, rows = _find_columns(path, layout, kind, options, row, needs_label=needs_label)
-        make = partial(_example, columns if needs_label else columns._replace(label=None), kind, row)
+        columns, rows = _find_columns(path, layout, form, options, row, needs_label=needs_label)
+        make = partial(_example, columns if needs_label else columns._replace(label=None), form, row)
     skips = options.on_bad_rows == "skip" or bool(row and row.drops_bad_rows)
     yield from kept_examples(rows, make, report, skips=skips)
 
 
-def _plain_text(kind: Kind, report: ReadingReport, record: Row) -> Example:
+def _plain_text(takes_pair: bool, report: ReadingReport, record: Row) -> Example:
     """Convert a line of a .txt file to an example; a tab separates a pair, and a blank line is an empty text."""
     line = str(next(iter(record.fields)))
     is_blank = not line.strip()
-    parts = ([line, ""] if is_blank else line.split("\t")) if kind == "pair" else [line]
-    if len(parts) != (2 if kind == "pair" else 1):
+    parts = ([line, ""] if is_blank else line.split("\t")) if takes_pair else [line]
+    if takes_pair and len(parts) != 2:
         raise BadRowError("a pair is two texts with one tab between them")
     if is_blank:
         report.blank(record.line)
@@ -71,7 +78,7 @@ def _plain_text(kind: Kind, report: ReadingReport, record: Row) -> Example:
 
 
 def _find_columns(
-    path: Path, layout: str, kind: Kind, options: ReadingOptions, row: CatalogRow | None, *, needs_label: bool
+    path: Path, layout: str, form: Form, options: ReadingOptions, row: CatalogRow | None, *, needs_label: bool
 ) -> tuple[Columns, Iterator[Row]]:
     """Find the columns from the first rows; return them with the data rows, keyed by column name."""
     rows = tables.read_rows(path, layout)
@@ -95,61 +102,33 @@ def _find_columns(
             pair_column=options.pair_column or row.pair,
             label_column=options.label_column or (row.label if row.label in names else None),
         )
-    pairs = TITLED if kind == "document" else PAIRS
-    how = {"takes_pair": _TAKES_PAIR.get(kind, False), "needs_label": needs_label, "pairs": pairs}
+    how = {"takes_pair": form.takes_pair, "needs_label": needs_label, "pairs": form.pairs}
     return tables.choose_names(names, options, place=f"{path}: line {line}", **how), rows
 
 
-def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) -> Example:
-    value, what = record.value(columns.text), f"{columns.text!r:.80}"
-    if kind == "seq2seq" and isinstance(value, list):  # a list of sentences
-        value = " ".join(row_text(part, f"a part of {what}", empty=None).strip() for part in value)
-    text = row_text(value, what)
+def _example(columns: Columns, form: Form, row: CatalogRow | None, record: Row) -> Example:
+    text = form.text(record.value(columns.text), f"{columns.text!r:.80}")
     pair = None if columns.pair is None else row_text(record.value(columns.pair), f"{columns.pair!r:.80}")
     label = None
     if columns.label is not None:
         value = record.value(columns.label)
         if row is not None and row.no_label is not None and value == row.no_label:
             raise BadRowError(NO_GOLD_LABEL)
-        label = parse_label(value, kind, row and row.label_range)
-    make = TitledExample if kind == "document" else Example
-    return make(text=text, pair=pair, label=label, line=record.line)
+        label = form.label(value)
+        limits = row and row.label_range
+        if limits and isinstance(label, float) and not limits[0] <= label <= limits[1]:
+            raise BadRowError("label out of range", f"{label}, expected {limits[0]} to {limits[1]}")
+    return form.example(text=text, pair=pair, label=label, line=record.line)
 
 
-def parse_label(
-    value: Any, kind: Kind, label_range: tuple[float, float] | None = None
-) -> str | float | tuple[str, ...]:
-    """Parse a field as a label of a kind of task: a name, a finite number, a tuple of names, or targets.
-
-    Names are stripped of white space. Raises ValueError (with the rule) for anything else.
-    """
-    if kind == "regression":
-        return _number(value, label_range)
-    if kind in ("multilabel", "document"):
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, list):
-            raise BadRowError("labels are not a list", f"{value!r:.80}; expected comma-separated names or a JSON list")
-        names = [_name(item) for item in items] if items != [""] else []
-        if len(set(names)) != len(names):
-            raise BadRowError("a label appears twice", repr(value))
-        return tuple(names)
-    if kind == "seq2seq":
-        items = value if value and isinstance(value, list) else [value]
-        empty = [number for number, item in enumerate(items, start=1) if item is None or not str(item).strip()]
-        if empty and len(items) > 1:
-            raise BadRowError("missing target", f"reference {empty[0]} is empty")
-        targets = [_name(item, "target", "text") for item in items]
-        return tuple(targets) if len(targets) > 1 else targets[0]
-    return _name(value)
-
-
-def _name(value: Any, what: str = "label", form: str = "name") -> str:
+def label_name(value: Any, what: str = "label", noun: str = "name") -> str:
+    """Return a field as a name without surrounding white space; raises BadRowError, naming `what`, for any other."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if value is None or value == "":
         raise BadRowError(f"missing {what}")
     if not isinstance(value, (str, int, float)):
-        raise BadRowError(f"{what} is not a {form}", repr(value))
+        raise BadRowError(f"{what} is not a {noun}", repr(value))
     name = str(value).strip()
     if not name:
         raise BadRowError(f"missing {what}")
@@ -158,7 +137,17 @@ def _name(value: Any, what: str = "label", form: str = "name") -> str:
     return name
 
 
-def _number(value: Any, label_range: tuple[float, float] | None) -> float:
+def _names(value: Any) -> tuple[str, ...]:
+    items = value.split(",") if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise BadRowError("labels are not a list", f"{value!r:.80}; expected comma-separated names or a JSON list")
+    names = [label_name(item) for item in items] if items != [""] else []
+    if len(set(names)) != len(names):
+        raise BadRowError("a label appears twice", repr(value))
+    return tuple(names)
+
+
+def _number(value: Any) -> float:
     if value is None or value == "":
         raise BadRowError("missing label")
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -174,6 +163,14 @@ def _number(value: Any, label_range: tuple[float, float] | None) -> float:
         raise BadRowError(
             "label is too large for fp32", f"{value!r}; squared errors stay finite up to {_LARGEST_TARGET:g}"
         )
-    if label_range and not label_range[0] <= number <= label_range[1]:
-        raise BadRowError("label out of range", f"{number}, expected {label_range[0]} to {label_range[1]}")
     return number
+
+
+FORMS: dict[Kind, Form] = {
+    "single": Form(label_name, takes_pair=False),
+    "pair": Form(label_name, takes_pair=True),
+    "regression": Form(_number),
+    "multilabel": Form(_names),
+    "document": Form(_names, example=TitledExample, pairs=TITLED),
+}
+"""How the kinds with one vector per text or pair read their rows."""

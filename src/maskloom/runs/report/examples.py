@@ -16,7 +16,7 @@ from maskloom.runs.display import Progress
 from maskloom.runs.report.record import RunRecord
 from maskloom.runs.run_folder import fingerprint
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.judging import Verdict, judge_text
+from maskloom.tasks.judging import Verdict
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
 
@@ -75,8 +75,7 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
                 confusion[int(target), task.labels.index(prediction["label"])] += 1
         progress.advance(first + len(piece.examples))
     progress.end()
-    is_graded = kind.is_scale and kind.judge is not judge_text
-    return _sorted_out(judged, len(data.examples), is_graded, task.labels, confusion)
+    return _sorted_out(judged, len(data.examples), kind.is_scale, task.labels, confusion)
 
 
 def _why_none(run: RunRecord, dev: Path) -> str:

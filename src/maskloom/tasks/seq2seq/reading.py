@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.tasks import tables
 from maskloom.tasks.examples import Example, ReadingReport, kept_examples
-from maskloom.tasks.reading import iterate_examples
+from maskloom.tasks.reading import Form, iterate_examples, label_name
 from maskloom.tasks.seq2seq.settings import SUFFIX, Seq2SeqSettings
-from maskloom.tasks.tables import ReadingOptions, Row, row_text
+from maskloom.tasks.tables import BadRowError, ReadingOptions, Row, row_text
 
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
 # The usual column names; the first one present is used.
@@ -31,7 +32,7 @@ class Source(Example):
 
 def iterate_sources(
     path: str | Path, options: ReadingOptions, settings: Seq2SeqSettings, *, needs_label: bool, report: ReadingReport
-) -> Iterator[Source]:
+) -> Iterator[Example]:
     """Yield the sources, with targets as labels, in file order.
 
     CSV, TSV and JSONL have a column for each, named by the options or by the usual names. In JSONL, a source may be a
@@ -48,8 +49,10 @@ def iterate_sources(
         if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
         named = _with_usual_names(path, options, needs_label=needs_label)
-        examples = iterate_examples(path, "seq2seq", named, needs_label=needs_label, report=report)
-        yield from (Source(**vars(example)) for example in examples)
+        if options.pair_column is not None:
+            rule = "a seq2seq task takes one text; name the target column with --label-column"
+            raise ConfigError(f"pair column {options.pair_column!r:.80}: {rule}")
+        yield from iterate_examples(path, _FORM, named, needs_label=needs_label, report=report)
         return
     suffix = settings.target_suffix if options.target_suffix is None else options.target_suffix
     if needs_label and suffix is None:
@@ -122,3 +125,22 @@ def _example(row: Row) -> Source:
     for what, text in (("source", source), *(("target", text) for text in target)):
         row_text(text, f"the {what}", empty=f"empty {what}")
     return Source(text=source, pair=None, label=target[0].strip() if target else None, line=row.line)
+
+
+def _text(value: Any, what: str) -> str:
+    """Return a source: a text, or a list of sentences joined by spaces."""
+    if isinstance(value, list):
+        value = " ".join(row_text(part, f"a part of {what}", empty=None).strip() for part in value)
+    return row_text(value, what)
+
+
+def _targets(value: Any) -> str | tuple[str, ...]:
+    items = value if value and isinstance(value, list) else [value]
+    empty = [number for number, item in enumerate(items, start=1) if item is None or not str(item).strip()]
+    if empty and len(items) > 1:
+        raise BadRowError("missing target", f"reference {empty[0]} is empty")
+    targets = [label_name(item, "target", "text") for item in items]
+    return tuple(targets) if len(targets) > 1 else targets[0]
+
+
+_FORM = Form(_targets, takes_pair=False, example=Source, text=_text)
