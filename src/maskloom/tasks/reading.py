@@ -102,8 +102,10 @@ def _find_columns(
 
 def _example(columns: Columns, kind: Kind, row: CatalogRow | None, record: Row) -> Example:
     value, what = record.value(columns.text), f"{columns.text!r:.80}"
-    if kind == "seq2seq" and isinstance(value, list):  # a list of sentences
-        value = " ".join(row_text(part, f"a part of {what}", empty=None).strip() for part in value)
+    if kind == "seq2seq" and isinstance(value, list):  # sentences, or triples
+        triples = value if all(isinstance(part, list) for part in value) else [[part] for part in value]
+        texts = [[row_text(one, f"a part of {what}", empty=None).strip() for one in triple] for triple in triples]
+        value = ("; " if triples is value else " ").join(map(" | ".join, texts))
     text = row_text(value, what)
     pair = None if columns.pair is None else row_text(record.value(columns.pair), f"{columns.pair!r:.80}")
     label = None

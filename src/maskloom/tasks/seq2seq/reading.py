@@ -17,8 +17,8 @@ from maskloom.tasks.tables import ReadingOptions, Row, row_text
 
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
 # The usual column names; the first one present is used.
-_SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue", "prompt")
-_TARGETS = ("target", "tgt", "summary", "translation", "output")
+_SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue", "prompt", "mr", "triples")
+_TARGETS = ("target", "tgt", "summary", "translation", "output", "ref", "texts")
 
 
 class Source(Example):
@@ -35,9 +35,10 @@ def iterate_sources(
     """Yield the sources, with targets as labels, in file order.
 
     CSV, TSV and JSONL have a column for each, named by the options or by the usual names. In JSONL, a source may be a
-    list of sentences, which are joined by spaces, and several targets form a list. Any other file has one source per
-    line, and its targets in the file next to it with the target suffix. Raises DataError, with file and line, for a row
-    that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for files of different lengths.
+    list of sentences, which are joined by spaces, or of triples ("a | b | c; d | e | f"), and several targets form a
+    list. Any other file has one source per line, and its targets in the file next to it with the target suffix. Raises
+    DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which counts
+    it), and for files of different lengths.
     """
     path = Path(path)
     if options.format is not None:
