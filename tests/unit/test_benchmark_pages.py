@@ -116,6 +116,17 @@ def test_options_that_are_off_say_what_they_reach():
     assert "+2.0 % operations: below floor (1 / 0 / 0); +0.5 % processor time: floor (1 / 0 / 0)." in text
 
 
+def test_the_page_of_translation_is_what_its_script_writes(tmp_path):
+    import json
+
+    from translation import write_page
+
+    page = ROOT / "results" / "translation.md"
+    write_page(tmp_path / "page", json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))["runs"])
+    expected, found = (path.read_text(encoding="utf-8").splitlines() for path in (page, tmp_path / "page.md"))
+    assert found[:-1] == expected[:-1]  # the last line names the machine
+
+
 def test_scripts_whose_pages_tell_the_load_wait_until_it_is_low():
     folder = ROOT / "benchmarks"
     pages = [page for page in folder.glob("*.md") if "before the start" in page.read_text(encoding="utf-8")]

@@ -113,6 +113,15 @@ def test_the_score_of_the_translation_recipe_is_the_measured_one() -> None:
     assert f"the recipe reaches {bleu:.1f} BLEU on test2016 in {minutes:.0f} minutes" in told
 
 
+def test_layers_of_a_published_model_compare_as_measured() -> None:
+    rows = json.loads((REPOSITORY / "results" / "feature_based.json").read_text(encoding="utf-8"))["rows"]
+    last, before = (rows[name]["scores"] for name in ("last", "second_to_last"))
+    told = " ".join((REPOSITORY / "docs" / "paper.md").read_text(encoding="utf-8").split())
+    first, second = (100 * (before[seed] - last[seed]) for seed in ("0", "1"))
+    assert f"better than the last, by {first:.1f} and {second:.1f} F1 with two seeds" in told
+    assert rows["last"]["mean"] < rows["embeddings"]["mean"]
+
+
 def test_the_loop_of_word_vectors_is_as_fast_as_measured() -> None:
     rates = json.loads((REPOSITORY / "benchmarks" / "words_loop.json").read_text(encoding="utf-8"))["rates"]
     beside = {

@@ -146,7 +146,7 @@ def test_recipes_are_found_by_name_and_files_come_first(tmp_path, monkeypatch):
         recipe_path("squad-v22")
     with pytest.raises(ConfigError, match="did you mean the shipped recipe squad-v2"):
         recipe_path("recipes/squad-v2.toml")
-    with pytest.raises(ConfigError, match=r"the shipped recipes are bert-base-as-published, "):
+    with pytest.raises(ConfigError, match=r"the shipped recipes are bart-mini, "):
         recipe_path("zzz")
 
 

@@ -61,6 +61,22 @@ def test_bert_is_pre_trained_as_in_the_paper():
     assert (training.adam_beta1, training.adam_beta2, training.weight_decay) == (0.9, 0.999, 0.01)
 
 
+def test_a_day_is_spent_as_by_izsak_et_al():
+    recipe = load_recipe(PretrainRecipe, next(path for path in RECIPES if path.stem == "one-day"))
+    training, config = recipe.training, config_of(recipe.model, vocab_size=30_522)
+    assert (training.minutes, training.schedule, training.warmup_ratio) == (24 * 60, "linear", 0.06)
+    assert (training.batch_size, training.learning_rate, training.adam_beta2) == (4096, 1e-3, 0.98)
+    assert (recipe.data.max_length, recipe.data.next_sentence, config.pre_norm) == (128, False, True)
+
+
+@pytest.mark.parametrize(("architecture", "objective"), [("bart", "denoising"), ("t5", "span_corruption")])
+def test_small_models_that_restore_texts_have_recipes(architecture, objective):
+    recipe = load_recipe(PretrainRecipe, next(path for path in RECIPES if path.stem == f"{architecture}-mini"))
+    config = config_of(recipe.model, vocab_size=8_000)
+    assert (recipe.objective, recipe.model.architecture) == (objective, architecture)
+    assert (config.num_hidden_layers, config.hidden_size, config.hidden_dropout_prob) == (4, 256, 0.0)
+
+
 @pytest.mark.parametrize(("size", "steps", "dropout", "number"), [("base", 100_000, 0.1, 5), ("big", 300_000, 0.3, 20)])
 def test_the_transformer_is_trained_as_in_the_paper(size, steps, dropout, number):
     recipe = load_recipe(

@@ -68,6 +68,16 @@ def test_queries_attend_to_keys_of_another_text():
     assert_equal_with_gradients(found, naive(*inputs, QUERIES, KEYS), inputs)
 
 
+def test_the_order_of_keys_with_their_values_changes_nothing():
+    queries, keys, values = inputs_of(QUERIES, KEYS)
+    starts = np.cumsum(KEYS) - KEYS
+    order = np.concatenate([start + np.arange(number - 1, -1, -1) for start, number in zip(starts, KEYS, strict=True)])
+    layout, expected = laid_out(QUERIES, KEYS), attend_between(queries, keys, values, laid_out(QUERIES, KEYS), HEADS)
+    found = attend_between(queries, keys[order], values[order], layout, HEADS)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert (attend_between(queries, keys[order], values, layout, HEADS) - expected).abs().max() > 0.1
+
+
 def test_a_query_without_keys_gets_zeros_and_finite_gradients():
     inputs = inputs_of(QUERIES, KEYS)
     found = attend_between(*inputs, laid_out(QUERIES, KEYS), HEADS)

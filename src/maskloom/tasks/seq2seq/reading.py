@@ -18,8 +18,8 @@ from maskloom.tasks.tables import BadRowError, ReadingOptions, Row, row_text
 
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
 # The usual column names; the first one present is used.
-_SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue", "prompt")
-_TARGETS = ("target", "tgt", "summary", "translation", "output")
+_SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue", "prompt", "mr", "triples")
+_TARGETS = ("target", "tgt", "summary", "translation", "output", "ref", "texts")
 
 
 class Source(Example):
@@ -36,9 +36,10 @@ def iterate_sources(
     """Yield the sources, with targets as labels, in file order.
 
     CSV, TSV and JSONL have a column for each, named by the options or by the usual names. In JSONL, a source may be a
-    list of sentences, which are joined by spaces, and several targets form a list. Any other file has one source per
-    line, and its targets in the file next to it with the target suffix. Raises DataError, with file and line, for a row
-    that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for files of different lengths.
+    list of sentences, which are joined by spaces, or of triples ("a | b | c; d | e | f"), and several targets form a
+    list. Any other file has one source per line, and its targets in the file next to it with the target suffix. Raises
+    DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which counts
+    it), and for files of different lengths.
     """
     path = Path(path)
     if options.format is not None:
@@ -128,9 +129,12 @@ def _example(row: Row) -> Source:
 
 
 def _text(value: Any, what: str) -> str:
-    """Return a source: a text, or a list of sentences joined by spaces."""
+    """Return a source: a text, a list of sentences joined by spaces, or one of triples, "a | b | c; d | e | f"."""
     if isinstance(value, list):
-        value = " ".join(row_text(part, f"a part of {what}", empty=None).strip() for part in value)
+        are_triples = all(isinstance(part, list) for part in value)
+        parts = value if are_triples else [[part] for part in value]
+        texts = [[row_text(one, f"a part of {what}", empty=None).strip() for one in part] for part in parts]
+        value = ("; " if are_triples else " ").join(map(" | ".join, texts))
     return row_text(value, what)
 
 

@@ -52,6 +52,14 @@ def test_a_list_of_targets_is_several_and_one_of_sentences_a_source(write):
     assert (one.text, one.label) == ("Ein Mann. Er geht.", None)
 
 
+def test_triples_are_a_source(write):
+    rows = '{"triples": [["Aarhus", "leader", "Jacob B."], ["Aarhus", "in", "DK"]], "texts": ["He leads.", "Led."]}\n'
+    (one,) = read(write("a.jsonl", rows)).examples
+    assert (one.text, one.label) == ("Aarhus | leader | Jacob B.; Aarhus | in | DK", ("He leads.", "Led."))
+    with pytest.raises(DataError, match="line 1: text is not a string: a part of 'triples' is list"):
+        read(write("b.jsonl", '{"triples": [["a", ["b"]]], "texts": "c"}\n'))
+
+
 @pytest.mark.realdata
 def test_published_files_have_several_targets(data_folder):
     family = data_folder / "family" / "generation"
@@ -59,11 +67,19 @@ def test_published_files_have_several_targets(data_folder):
     assert first.text.startswith("Mixed precision training (MPT) is becoming a practical technique")
     assert "half-precision floating point that is available in existing GPUs. MPT is typically" in first.text
     webnlg = family / "webnlg_v1.4_en" / "test.jsonl"
-    data = read(webnlg, text_column="category", label_column="texts")
+    data = read(webnlg)
+    assert data.examples[0].text == "Abilene_Regional_Airport | cityServed | Abilene,_Texas"
     assert data.examples[0].label[1] == "Abilene Regional Airport serves the city of Abilene in Texas."
     assert sum(isinstance(one.label, tuple) for one in data.examples) > len(data.examples) / 2
-    with pytest.raises(DataError, match="line 1: text is not a string: a part of 'triples' is list"):
-        read(webnlg, text_column="triples", label_column="texts")
+
+
+@pytest.mark.realdata
+def test_files_of_e2e_have_a_row_per_reference(data_folder):
+    folder = data_folder / "family" / "e2e"
+    data = read(folder / "testset_w_refs.csv")
+    assert (len(data.examples), len({one.text for one in data.examples})) == (4_693, 630)
+    assert data.examples[0].label == "A coffee shop in the city centre area called Blue Spice."
+    assert len(read(folder / "testset.csv", needs_label=False).examples) == 630
 
 
 def test_columns_may_be_named(write):
