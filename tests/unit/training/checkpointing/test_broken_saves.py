@@ -19,7 +19,7 @@ from maskloom.training.checkpointing.checkpoints import (
     step_folders,
     write_checkpoint,
 )
-from maskloom.training.loop import TrainState
+from maskloom.training.state import TrainState
 from tools.checking import verify_checkpoint
 
 
