@@ -72,8 +72,8 @@ def train_steps(
         for group in state.optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
         carried = with_carry(batch, objective, model, state.carry)
-        losses, gradient_norm, is_finite = take(carried)
         sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
+        losses, gradient_norm, is_finite = take(carried)  # accumulate, clip, update
         report = StepReport(
             step=state.step + 1,
             loss=sum(losses.values()),
