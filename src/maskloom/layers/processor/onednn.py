@@ -90,8 +90,8 @@ def prefers_onednn(x: Tensor, num_outputs: int) -> bool:
         x.numel() * num_outputs >= _SMALLEST_PRODUCT
         and _library != "mkl"
         and _are_plain(x)
-        and _has_wide_kernels()
         and torch.backends.mkldnn.enabled
+        and _has_wide_kernels()
     )
 
 

@@ -57,8 +57,9 @@ def kept_memory() -> Iterator[None]:
 
 
 def _set_thresholds(sizes: Mapping[int, int]) -> None:
-    for threshold, size in sizes.items() if _MALLOPT is not None else ():
-        _MALLOPT(threshold, size)
+    for threshold, size in sizes.items():
+        if _MALLOPT is not None:
+            _MALLOPT(threshold, size)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
