@@ -65,8 +65,9 @@ def _measured(size: str, mode: str, ranks: Any) -> dict[str, Any]:
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
-    from maskloom.training.loop import TrainState, accumulate_gradients
+    from maskloom.training.loop import accumulate_gradients
     from maskloom.training.settings import TrainingSection
+    from maskloom.training.state import TrainState
 
     model = build_model(BertConfig.of_size(size, vocab_size=VOCABULARY), seed=0)
     ranks.spread(model)

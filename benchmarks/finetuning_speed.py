@@ -39,7 +39,7 @@ from pretraining_step import gemm_peak, memory_kib
 from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder
 
-from maskloom.layers.processor import matrix_products
+from maskloom.layers.processor import onednn
 from maskloom.training.faults.memory import release_free_memory
 
 MEMORY_STEPS = 60
@@ -122,7 +122,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> tuple[list[
 
 def by_library(side: str, work: Callable[[Any], object], given: Any) -> None:
     """Run our code with the library that a run chooses for matrix products on this processor, or with MKL only."""
-    with mock.patch.object(matrix_products, "_library", "mkl") if side == MKL else nullcontext():
+    with mock.patch.object(onednn, "_library", "mkl") if side == MKL else nullcontext():
         work(given)
 
 

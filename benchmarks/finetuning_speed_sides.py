@@ -21,8 +21,9 @@ from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.faults.memory import kept_memory
-from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.loop import train_steps
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 TASKS = {**PARITY_TASKS, finetuning_mixture.NAME: finetuning_mixture.TASK}
 LEARNING_RATE, SEED = 5e-5, 0

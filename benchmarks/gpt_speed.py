@@ -35,7 +35,7 @@ from maskloom.data.corpus.opening import Corpus
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
 from maskloom.generation.search import Generation, continue_texts
-from maskloom.layers.processor.matrix_products import pack_for_inference
+from maskloom.layers.processor.onednn import pack_for_inference
 from maskloom.models.assembled import build_model
 from maskloom.models.gpt_config import GptConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -44,9 +44,10 @@ from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_
 from maskloom.system.devices import chosen_device
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.faults.memory import kept_memory
-from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
+from maskloom.training.loop import accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 NUM_THREADS, VOCABULARY, NUM_TOKENS, PROMPT = 2, 8000, 128, 32
 BATCHES = {128: {"tiny": 64, "mini": 32, "small": 16, "base": 8}, 512: {"tiny": 16, "mini": 8, "small": 4, "base": 2}}

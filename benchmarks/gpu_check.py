@@ -37,10 +37,11 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.system.devices import chosen_device, describe_device
-from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.loop import train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("tests", "embedding", "curve", "ranks", "steps")  # the longest last

@@ -22,9 +22,10 @@ from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.events import EventLog
-from maskloom.training.loop import TrainState, accumulate_gradients
+from maskloom.training.loop import accumulate_gradients
 from maskloom.training.session import TrainingSession
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 NEVER = 10**9
 OFF: dict[str, Any] = {"max_grad_norm": None, "log_every": NEVER, "warmup_steps": 0, "batch_size": 8}

@@ -18,8 +18,9 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
-from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.loop import train_steps
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 
 def measure(size: str, batch_size: int, rounds: int, folder: Path) -> dict[str, Any]:

@@ -43,17 +43,19 @@ from maskloom.data.corpus.building import build_corpus
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
-from maskloom.layers.processor import matrix_products
-from maskloom.layers.processor.matrix_products import Dense, library_of_products, product
+from maskloom.layers.processor import onednn
+from maskloom.layers.processor.matrix_products import Dense, product
+from maskloom.layers.processor.onednn import library_of_products
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.faults.memory import kept_memory
-from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
+from maskloom.training.loop import accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 SEED, NUM_THREADS = 0, 2
 TEXT_BYTES = 6_000_000
@@ -106,7 +108,7 @@ class Ours:
 
     def step(self, batch: PretrainingBatch) -> None:
         """Run the loop's next step; `batch` is the batch that it must read, as a check."""
-        with kept_memory(), mock.patch.object(matrix_products, "_library", self._library):  # as in a run
+        with kept_memory(), mock.patch.object(onednn, "_library", self._library):  # as in a run
             report = next(self._steps)
         assert report.num_tokens == batch.num_tokens, "the two sides do not see the same batches"
 

@@ -44,9 +44,10 @@ from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.faults.memory import kept_memory
-from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
+from maskloom.training.loop import accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 BATCH, STEPS, AIM, NOT_SCORED = 32, 30, 1.3, -100
 KINDS = {"classifier": "single", "tagger": "tagging"}

@@ -34,7 +34,7 @@ from torch import nn
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.data.batch import SourceTargetBatch
 from maskloom.generation.search import Generation
-from maskloom.layers.processor.matrix_products import pack_for_inference
+from maskloom.layers.processor.onednn import pack_for_inference
 from maskloom.models.assembled import build_model
 from maskloom.models.bart_config import BartConfig
 from maskloom.models.transformer_config import TransformerConfig
@@ -48,9 +48,10 @@ from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.faults.memory import kept_memory
-from maskloom.training.loop import TrainState, accumulate_gradients, train_steps
+from maskloom.training.loop import accumulate_gradients, train_steps
 from maskloom.training.optimizers import parameter_groups
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 LAYERS, BATCH = {128: 2, 256: 4, 512: 6}, {128: 64, 256: 64, 512: 32}
 STEPS = {128: 8, 256: 3, 512: 2}

@@ -80,9 +80,10 @@ def train(side: str, size: str) -> dict[str, Any]:
     from maskloom.models.assembled import build_model
     from maskloom.models.bert import BertConfig
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
-    from maskloom.training.loop import TrainState, train_steps
+    from maskloom.training.loop import train_steps
     from maskloom.training.ranks.ranks import joined_ranks
     from maskloom.training.settings import TrainingSection
+    from maskloom.training.state import TrainState
 
     settings = TrainingSection(steps=WARM_UP + STEPS, micro_batch_size=NUM_SEQUENCES // 2)
     with joined_ranks("ddp" if side == ONE else side, limit=600.0) as ranks:

@@ -17,7 +17,7 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.carrying import CarriedBatch
 from maskloom.objectives.objective import Objective
 from maskloom.system.foreign_files import check_regular, read_json_object
-from maskloom.training.faults.step_dumps import BATCH, CARRY, REPORT, WEIGHTS
+from maskloom.training.faults.nonfinite import BATCH, CARRY, REPORT, WEIGHTS
 from maskloom.training.loop import StepDraws, accumulate_gradients
 from maskloom.training.ranks.ranks import Ranks
 

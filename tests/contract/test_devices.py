@@ -15,9 +15,10 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.system.devices import found_devices
 from maskloom.training.checkpointing.checkpoints import Snapshot, restore_checkpoint, write_checkpoint
-from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.loop import train_steps
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 SETTINGS = TrainingSection(steps=6, learning_rate=1e-3, optimizer="bert_adam", precision="fp32")
 

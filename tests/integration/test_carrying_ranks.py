@@ -20,7 +20,7 @@ import numpy as np
 from tests.contract.added_carrying import Remembering
 from tests.unit.training.tiny_sessions import run_session, tiny_session
 from maskloom.data.batch import PretrainingBatch
-from maskloom.training.loop import TrainState
+from maskloom.training.state import TrainState
 from maskloom.training.ranks.ranks import joined_ranks
 
 def train(folder, steps, parallel):

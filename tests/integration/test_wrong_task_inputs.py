@@ -19,7 +19,7 @@ from maskloom.system.files import write_json
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.training.loop import NumericalError
+from maskloom.training.faults.nonfinite import NumericalError
 
 FINE = b"text,label\na,x\nb,y\n"
 LATIN = "text,label\na,x\nb caf\u00e9,y\n".encode("latin-1")

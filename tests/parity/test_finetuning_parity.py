@@ -10,8 +10,9 @@ from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.kinds import make_task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.loop import train_steps
 from maskloom.training.settings import FinetuneTraining
+from maskloom.training.state import TrainState
 
 pytestmark = pytest.mark.parity
 

@@ -72,43 +72,25 @@ MUTANTS = (
     Mutant(
         "check for NaN after the step",
         "training/loop.py",
-        """        if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
-            if gradients.steps_unread:
-                recount(optimizer)
-                gradients.recompute(carried)
-            raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
-        if not gradients.steps_unread:
-            fault_point("training.step")
-            optimizer.step()
-""",
-        """        if not gradients.steps_unread:
-            fault_point("training.step")
-            optimizer.step()
-        if ranks.any_(not (math.isfinite(report.loss) and math.isfinite(gradient_norm))):
-            if gradients.steps_unread:
-                recount(optimizer)
-                gradients.recompute(carried)
-            raise NonFiniteStepError(_not_finite(report, settings), batch, report, position_after=position)
-""",
+        "        if is_finite:\n            if limit",
+        "        if state.step >= 0:\n            if limit",
         (f"{_TRAINING}/test_loop.py::test_a_loss_that_is_not_finite_is_never_stepped",),
     ),
     Mutant(
         "manifest first",
         "training/checkpointing/checkpoints.py",
-        """        files = {
-            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk) for name, pieces in contents.items()
-        }
+        """        files = {name: write_hashed(temporary / name, pieces) for name, pieces in contents.items()}
         facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
-        write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
+        write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
 """,
         """        import hashlib
 
         whole = {name: b"".join(map(bytes, pieces)) for name, pieces in contents.items()}
         files = {n: {"bytes": len(c), "sha256": hashlib.sha256(c).hexdigest()} for n, c in whole.items()}
         facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
-        write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
+        write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
         for name, content in whole.items():
-            write_hashed(temporary / name, [content], before_chunk=before_chunk)
+            write_hashed(temporary / name, [content])
 """,
         (f"{_TRAINING}/checkpointing/test_write_order.py",),
     ),

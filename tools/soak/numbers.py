@@ -85,7 +85,7 @@ def _stream(left_out: frozenset[int] = frozenset()) -> Any:
 def try_bad_number(folder: Path, place: str, value: str, rule: str, precision: str) -> Trial:
     """Train over a bad batch and check weights, log and dump."""
     from maskloom.training.events import read_events
-    from maskloom.training.loop import NumericalError
+    from maskloom.training.faults.nonfinite import NumericalError
 
     shutil.rmtree(folder, ignore_errors=True)
     title, problems = f"{value} in the {place}, {rule}, {precision}", []
@@ -133,7 +133,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _replay_problems(folder: Path, place: str, value: str, precision: str) -> list[str]:
-    from maskloom.training.faults.step_dumps import REPORT
+    from maskloom.training.faults.nonfinite import REPORT
     from tools.replaying import replay_dump
 
     (dump,) = (folder / "dumps" / "train").iterdir()
@@ -245,8 +245,8 @@ def hungry_run(folder: Path, *, most: int | None, from_step: int = 1) -> tuple[l
     from maskloom.models.bert import BertConfig
     from maskloom.objectives.masked_lm import MaskedLanguageModeling
     from maskloom.training.events import read_events
-    from maskloom.training.loop import TrainState
     from maskloom.training.settings import TrainingSection
+    from maskloom.training.state import TrainState
 
     class Hungry(MaskedLanguageModeling):
         def loss_sums(self, model: Any, batch: Any) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def hungry_run(folder: Path, *, most: int | None, from_step: int = 1) -> tuple[l
 
 def memory_runs_out(budget: Budget) -> Iterator[Trial]:
     """Let memory run out at ten steps in turn, permanently, and under a real system limit."""
-    from maskloom.training.loop import MemoryExhaustedError
+    from maskloom.training.faults.memory import MemoryExhaustedError
 
     alone, _, _ = hungry_run(budget.work / "alone", most=None)
     for step in range(1, 11):
@@ -298,7 +298,8 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.loop import train_steps
+from maskloom.training.state import TrainState
 torch.set_num_threads(1)
 def batch(position):
     number = position.get("number", 0)

@@ -48,7 +48,7 @@ def wide_runs(budget: Budget) -> Iterator[Trial]:
 
 def _other_library(subject: Subject, expected: dict[str, str], folder: Path) -> Trial:
     """Run with products by MKL: different bits show that the undisturbed run used oneDNN."""
-    from maskloom.layers.processor.matrix_products import library_of_products
+    from maskloom.layers.processor.onednn import library_of_products
 
     folder.mkdir()
     running = CommandLine(subject.arguments, folder, folder / "output.txt", MASKLOOM_PRODUCTS="mkl")

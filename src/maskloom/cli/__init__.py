@@ -173,7 +173,8 @@ def _expected_failure(error: Exception) -> int | None:
         return EXIT_FAILED
     if "torch" not in sys.modules:
         return None
-    from maskloom.training.loop import MemoryExhaustedError, NumericalError
+    from maskloom.training.faults.memory import MemoryExhaustedError
+    from maskloom.training.faults.nonfinite import NumericalError
     from maskloom.training.ranks.ranks import RankLostError
 
     return EXIT_FAILED if isinstance(error, (NumericalError, MemoryExhaustedError, RankLostError)) else None

@@ -30,7 +30,7 @@ from maskloom.inference.results import FilledText, GeneratedText, MaskCandidate,
 from maskloom.inference.span_filling import check_fills, filled, source_ids
 from maskloom.layers.copies import to_device, to_host
 from maskloom.layers.processor.int8 import quantize_dense_layers
-from maskloom.layers.processor.matrix_products import pack_for_inference
+from maskloom.layers.processor.onednn import pack_for_inference
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import encode_batch, model_device
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence

@@ -45,11 +45,11 @@ class HostCopy:
         self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)
         self._event = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
-    def array(self) -> np.ndarray:
-        """Wait for the copy and return the values."""
+    def tensor(self) -> Tensor:
+        """Wait for the copy and return it."""
         if self._event is not None:
             self._event.synchronize()
-        return self._copy.numpy()
+        return self._copy
 
 
 def to_host(launched: Iterable[tuple[Any, Tensor]]) -> Iterator[tuple[Any, np.ndarray]]:
@@ -59,6 +59,6 @@ def to_host(launched: Iterable[tuple[Any, Tensor]]) -> Iterator[tuple[Any, np.nd
         waiting.append((label, HostCopy(tensor)))
         if len(waiting) > (_AHEAD if tensor.is_cuda else 0):
             label, copy = waiting.popleft()
-            yield label, copy.array()
+            yield label, copy.tensor().numpy()
     for label, copy in waiting:
-        yield label, copy.array()
+        yield label, copy.tensor().numpy()

@@ -19,7 +19,8 @@ from maskloom.layers.attention import KeyValues, SelfAttention
 from maskloom.layers.cross_attention import CrossAttention, Memory
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward
-from maskloom.layers.processor.matrix_products import Dense, prefers_onednn
+from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.processor.onednn import prefers_onednn
 from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer

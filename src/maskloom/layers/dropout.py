@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.copies import to_device
-from maskloom.layers.processor.matrix_products import filled_number
+from maskloom.layers.processor.onednn import filled_number
 
 # A 32-bit hash with two multiplications, using the factors of Chris Wellons's "lowbias32".
 FACTOR_1, FACTOR_2 = 0x7FEB352D, 0x846CA68B - 2**32

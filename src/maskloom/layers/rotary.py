@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.layers.processor.matrix_products import unrounded
+from maskloom.layers.processor.onednn import unrounded
 from maskloom.layers.sequence_layout import SequenceLayout
 
 _BASE = 10_000.0

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.copies import all_to_device, to_device
-from maskloom.layers.processor.matrix_products import filled_number
+from maskloom.layers.processor.onednn import filled_number
 
 # Sequences share an attention call if the shorter ones waste at most 1 / 8 of its length (or a few positions).
 _GROUP_TOLERANCE = 8

@@ -9,13 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.processor.fused_layers import fuses, loss_and_gradient, weight_gradient
-from maskloom.layers.processor.matrix_products import (
-    filled_number,
-    prefers_onednn,
-    product,
-    row_step,
-    transposed_product,
-)
+from maskloom.layers.processor.matrix_products import product, transposed_product
+from maskloom.layers.processor.onednn import filled_number, prefers_onednn, row_step
 
 # Logits computed at a time: 32 MiB in fp32, which the C library's allocator reuses instead of mapping fresh pages.
 _NUM_LOGITS = (1 << 23) - (1 << 12)

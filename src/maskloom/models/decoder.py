@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.dropout import current_draws, drawing
-from maskloom.layers.processor.matrix_products import Packable, product
+from maskloom.layers.processor.matrix_products import product
+from maskloom.layers.processor.onednn import Packable
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.vocabulary_loss import vocabulary_loss
 from maskloom.models.encoder import Encoder

@@ -14,7 +14,8 @@ from maskloom.errors import ConfigError
 from maskloom.layers.activations import activation
 from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.dropout import Dropout
-from maskloom.layers.processor.matrix_products import Dense, Packable
+from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.processor.onednn import Packable
 from maskloom.layers.vocabulary_loss import filled_up_predictions, vocabulary_loss
 from maskloom.models.architectures import architecture_of
 from maskloom.models.bilstm_tagger import BiLSTMTagger

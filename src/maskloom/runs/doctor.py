@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from maskloom.data.batch import PretrainingBatch
-from maskloom.layers.processor.matrix_products import library_of_products
+from maskloom.layers.processor.onednn import library_of_products
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
@@ -24,9 +24,10 @@ from maskloom.runs.run_folder import environment
 from maskloom.system.devices import chosen_device, describe_device, found_devices, half_type, has_bf16
 from maskloom.system.resources import available_memory, system_text, usable_cores
 from maskloom.training.faults.memory import is_out_of_memory
-from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.loop import train_steps
 from maskloom.training.precision import in_precision
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 _LENGTH, _NUM_PREDICTIONS = 128, 20
 _STEPS_COMPARED = 3

@@ -58,7 +58,7 @@ from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import Task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log
-from maskloom.training.loop import NumericalError
+from maskloom.training.faults.nonfinite import NumericalError
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 
 _SHOWN_LABELS, _SHOWN_DOUBTS = 12, 5

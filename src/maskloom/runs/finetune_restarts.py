@@ -37,9 +37,10 @@ from maskloom.tasks.task import Task, evaluate_task
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints, fill_with_mean, step_folders, step_of
 from maskloom.training.events import EventLog
-from maskloom.training.loop import NumericalError, TrainState
+from maskloom.training.faults.nonfinite import NumericalError
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.session import TrainingSession
+from maskloom.training.state import TrainState
 
 _RESULT = "result.json"
 

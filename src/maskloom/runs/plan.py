@@ -26,8 +26,9 @@ from maskloom.runs.start_summary import in_words, shown_count
 from maskloom.system.devices import chosen_device, describe_device
 from maskloom.system.resources import available_memory
 from maskloom.training.faults.memory import kept_bytes, kept_memory
-from maskloom.training.loop import TrainState, train_steps
+from maskloom.training.loop import train_steps
 from maskloom.training.precision import fastest_precision, in_precision
+from maskloom.training.state import TrainState
 
 # The most work of a timed step, in FLOPs: a second or two on a processor, less on a GPU.
 _TIMED_ON_CPU, _TIMED_ELSEWHERE = 5e11, 5e13

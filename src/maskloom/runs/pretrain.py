@@ -50,9 +50,10 @@ from maskloom.system.launch import claim, is_restarted
 from maskloom.system.resources import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
-from maskloom.training.loop import StepReport, TrainState, evaluate
+from maskloom.training.loop import evaluate
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
 from maskloom.training.session import TrainingSession
+from maskloom.training.state import StepReport, TrainState
 
 _EVALUATION_BATCH = 64
 _BELOW_UNIGRAM = 0.1  # nats; a smaller advantage over word frequencies is no use of context

@@ -31,9 +31,9 @@ from maskloom.training.checkpointing.checkpoints import (
     step_of,
 )
 from maskloom.training.events import NoLog
-from maskloom.training.loop import StepReport
 from maskloom.training.session import TrainingSession
 from maskloom.training.settings import Extension, TrainingSection
+from maskloom.training.state import StepReport
 
 BEST_STEP = "best.json"
 """Step and checksum of the best weights of a fine-tuning seed; stored next to its checkpoints."""

@@ -12,7 +12,7 @@ from maskloom.models.assembled import EncoderWithHeads
 from maskloom.runs.display import Progress
 from maskloom.runs.pretraining_plan import PhasePlan
 from maskloom.tasks.encoding import EncodedData
-from maskloom.training.loop import StepReport
+from maskloom.training.state import StepReport
 
 # Seconds and steps from which the remaining time is estimated; the first step is a warm-up and left out.
 _SECONDS, _STEPS = 5.0, 3

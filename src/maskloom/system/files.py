@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -196,21 +196,16 @@ def write_json(path: str | Path, value: Any) -> None:
     write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
 
 
-def write_hashed(
-    path: str | Path, pieces: Iterable[bytes | memoryview], *, before_chunk: Callable[[], None] | None = None
-) -> dict[str, Any]:
+def write_hashed(path: str | Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
     """Write a new file and hash it in the same pass, fsync it, and return its `bytes` and `sha256`.
 
-    `before_chunk` is called every few megabytes, and any exception that it raises ends the writing. Writing, hashing
-    and syncing release the GIL, so other threads run meanwhile.
+    Writing, hashing and syncing release the GIL, so other threads run meanwhile.
     """
     digest, size = hashlib.sha256(), 0
     with open(path, "xb", buffering=0) as file:
         for piece in pieces:
             view = memoryview(piece)
             for start in range(0, len(view), _CHUNK):
-                if before_chunk is not None:
-                    before_chunk()
                 chunk = view[start : start + _CHUNK]
                 digest.update(chunk)
                 size += len(chunk)

@@ -62,6 +62,11 @@ def rate_of(group: dict, settings: TrainingSection) -> float:
     return settings.learning_rate if own is None else own
 
 
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters that an optimiser updates."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 class AdamW(torch.optim.AdamW):
     """torch's AdamW, fused, without the wrappers that import torch's compiler, which takes about a second.
 

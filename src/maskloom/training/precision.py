@@ -15,7 +15,10 @@ from maskloom.objectives.objective import Objective, model_device
 from maskloom.system.devices import half_type
 
 FIRST_LOSS_SCALE = 2.0**16
-"""Initial factor on losses in fp16, so that small gradients do not underflow; the loop adapts it."""
+"""Initial factor on losses in fp16, so that small gradients do not underflow."""
+
+# As in torch's GradScaler, the loss scale is doubled after this many steps without an overflow.
+_STEPS_OF_A_SCALE = 2000
 
 # Sequences timed to find the faster precision, the speed-up that makes bf16 worth its rounding, and how many times as
 # long as fp32 it takes where it is emulated.
@@ -29,6 +32,19 @@ def in_precision(objective: Objective, precision: str, device: torch.device) -> 
         return objective
     kind = CarryingHalfPrecision if isinstance(objective, Carrying) else HalfPrecision
     return kind(objective, dtype)
+
+
+def adapted_scale(loss_scale: tuple[float, int] | None, *, is_finite: bool) -> tuple[float, int] | None:
+    """Return the loss scale and the number of steps that it has held for, after a step that was finite or overflowed.
+
+    It is halved, down to 1, after an overflow, and doubled after 2,000 steps without one.
+    """
+    if loss_scale is None:
+        return None
+    scale, num_held = loss_scale
+    if not is_finite:
+        return (scale / 2, 0) if scale > 1.0 else loss_scale
+    return (2 * scale, 0) if num_held + 1 == _STEPS_OF_A_SCALE else (scale, num_held + 1)
 
 
 def fastest_precision(model: EncoderWithHeads, objective: Objective, batch: Any) -> str:

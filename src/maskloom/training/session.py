@@ -15,30 +15,25 @@ from maskloom.errors import ConfigError
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective
 from maskloom.training.checkpointing.background_saves import BackgroundSaves, Saves
-from maskloom.training.checkpointing.checkpoints import drop_old_checkpoints, restore_checkpoint
+from maskloom.training.checkpointing.checkpoints import Restored, drop_old_checkpoints, restore_checkpoint
 from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
+from maskloom.training.faults.loss_watch import LossWatch
 from maskloom.training.faults.memory import (
+    MemoryExhaustedError,
     fitting_micro_batch_size,
     kept_memory,
     note_micro_batch_size,
     noted_micro_batch_size,
     release_free_memory,
 )
-from maskloom.training.faults.step_dumps import LossWatch, write_dump
-from maskloom.training.loop import (
-    MemoryExhaustedError,
-    NextBatch,
-    NonFiniteStepError,
-    NumericalError,
-    StepReport,
-    TrainState,
-    train_steps,
-)
+from maskloom.training.faults.nonfinite import BadSteps, NonFiniteStepError, NumericalError
+from maskloom.training.loop import train_steps
 from maskloom.training.optimizers import TimeBudget
 from maskloom.training.precision import fastest_precision, in_precision
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import NextBatch, StepReport, TrainState
 
 # Released memory has to be requested again page by page. At this interval, releasing costs a few hundredths of the time
 # and bounds what batches of different sizes leave behind.
@@ -46,8 +41,6 @@ _SECONDS_BETWEEN_RELEASES = 10.0
 
 # Key in a checkpoint for the session's own memory, next to the caller's `memory`.
 _OWN = "session"
-
-OnStep = Callable[[StepReport], None]
 
 
 @dataclass
@@ -71,7 +64,7 @@ class TrainingSession:
     checkpoints: Path
     log: EventLog
     evaluate: Callable[[], dict[str, float]] | None = None
-    on_step: OnStep | None = None
+    on_step: Callable[[StepReport], None] | None = None
     on_metrics: Callable[[int, dict[str, float]], None] | None = None
     say: Callable[[str], None] = print
     memory: dict[str, Any] = field(default_factory=dict)
@@ -83,10 +76,9 @@ class TrainingSession:
     num_averaged: int = 0
 
     def __post_init__(self) -> None:
-        """Initialise the counters of bad steps, the warnings and the time budget."""
+        """Initialise the answers to bad steps, the warnings and the time budget."""
         settings = self.settings
-        self._watch = LossWatch()
-        self._rewinds, self._skips, self._skipped_at = 0, 0, 0
+        self._watch, self._bad_steps = LossWatch(), BadSteps()
         self._told_size: int | None = None
         self._found_precision: str | None = None
         self._evaluation_is_due = self._has_ended = self._begins_part = False
@@ -99,12 +91,10 @@ class TrainingSession:
 
     def resume(self) -> int:
         """Load the newest valid checkpoint, if any, and return the step to continue from; warn of refused ones."""
-        restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
+        restored = self.restored()
         if restored is None:
             self._take_noted_size()
             return 0
-        for problem in restored.refused:
-            self._tell(f"warning: checkpoint skipped: {problem}")
         self.memory.clear()
         self.memory.update(restored.extra)
         own = self.memory.pop(_OWN, {})
@@ -117,10 +107,17 @@ class TrainingSession:
         self._found_precision = own.get("precision")
         if "loss_scale" in own:
             self.state.loss_scale = tuple(own["loss_scale"])
-        self._rewinds = own.get("rewinds", 0)
+        self._bad_steps.num_taken["rewind"] = own.get("rewinds", 0)
         if self.ranks.is_first:  # a kill between a save and this cleanup leaves one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
         return restored.step
+
+    def restored(self) -> Restored | None:
+        """Load the newest valid checkpoint, if any, and warn of refused ones."""
+        restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
+        for problem in restored.refused if restored is not None else ():
+            self.tell(f"warning: checkpoint skipped: {problem}")
+        return restored
 
     def run(self) -> None:
         """Train to the last step, and return when its checkpoint is on disk.
@@ -138,7 +135,7 @@ class TrainingSession:
             self._require_whole_weights('micro_batch_size = "auto"')
             size = fitting_micro_batch_size(self.state.model, self.objective, self._coming_batch(), self.ranks)
             self.state.micro_batch_size = self._told_size = size
-            self._tell(f"micro-batches of {size} sequences fit into memory")
+            self.tell(f"micro-batches of {size} sequences fit into memory")
         with (
             stop_requests() as stop, stop.deferred(), self._saves() as saves, self.ranks.at("step"), kept_memory()
         ):  # fmt: skip
@@ -150,7 +147,7 @@ class TrainingSession:
                 try:
                     self._train(stop, saves)
                 except NonFiniteStepError as bad:
-                    self._answer(bad, saves)
+                    self._bad_steps.answer(bad, self, saves)
                 except MemoryExhaustedError as error:
                     note_micro_batch_size(self.log.path.parent, error.micro_batch_size)
                     raise
@@ -160,9 +157,7 @@ class TrainingSession:
 
     def _take_noted_size(self) -> None:
         """Adopt the micro-batch size that a rank noted when it ran out of memory and ended the run."""
-        noted = noted_micro_batch_size(self.log.path.parent) if self.ranks.is_first else None
-        size = int(self.ranks.sum_({"size": float(noted or 0)})["size"])
-        if size:
+        if size := noted_micro_batch_size(self.log.path.parent, self.ranks):
             self.state.micro_batch_size = min(size, self.state.micro_batch_size or size)
 
     def _chosen_precision(self) -> str:
@@ -176,7 +171,7 @@ class TrainingSession:
             batch = self._coming_batch()
             is_half = self.ranks.is_first and fastest_precision(self.state.model, self.objective, batch) == "bf16"
             self._found_precision = "bf16" if self.ranks.any_(is_half) else "fp32"
-            self._tell(f"precision: {self._found_precision} is faster here")
+            self.tell(f"precision: {self._found_precision} is faster here")
         return self._found_precision
 
     def _coming_batch(self) -> Any:
@@ -191,16 +186,10 @@ class TrainingSession:
             )
 
     def _train(self, stop: StopRequests, saves: Saves) -> None:
-        steps = train_steps(
-            self.state,
-            self.objective,
-            self.next_batch,
-            settings=self.settings,
-            seed=self.seed,
-            ranks=self.ranks,
-            factor=None if self.budget is None else self.budget.factor,
-        )
-        for report in steps:
+        state, settings, factor = self.state, self.settings, None if self.budget is None else self.budget.factor
+        for report in train_steps(
+            state, self.objective, self.next_batch, settings=settings, seed=self.seed, ranks=self.ranks, factor=factor
+        ):
             saves.check()
             if time.monotonic() - self._released >= _SECONDS_BETWEEN_RELEASES:
                 release_free_memory()
@@ -208,63 +197,6 @@ class TrainingSession:
             self._after_step(report, stop, saves)
             if self._has_ended:
                 return
-
-    def _answer(self, bad: NonFiniteStepError, saves: Saves) -> None:
-        """Dump a step whose numbers are not finite, then skip its batch or rewind; raises NumericalError to stop."""
-        step, action, place = bad.report.step, self._action_after(bad.report.step), self._dumped(bad)
-        self._write(
-            "nonfinite",
-            step=step,
-            action=action,
-            loss=bad.report.loss,
-            losses=bad.report.losses,
-            gradient_norm=bad.report.gradient_norm,
-            position=self.state.position,
-            dump=place,
-        )
-        if action == "stop":
-            raise NumericalError(f"{bad} Batch and weights: {place}.") from None
-        self._tell(f"WARNING: {bad} Batch and weights: {place}.")
-        if action == "rewind":
-            self._rewind(saves)
-        self.state.position = bad.position_after
-        self._tell(f"WARNING: continuing after step {self.state.step} with the batches after the bad one")
-
-    def _action_after(self, step: int) -> str:
-        """Return the action after a bad step; skips in a row share a step number, which a skip does not advance."""
-        rule = self.settings.on_nonfinite
-        if rule == "skip":
-            self._skips = self._skips + 1 if step == self._skipped_at else 1
-            self._skipped_at = step
-        elif rule == "rewind":
-            self._rewinds += 1
-        num_taken = {"skip": self._skips, "rewind": self._rewinds}.get(rule, 0)
-        return rule if num_taken <= self.settings.max_skips else "stop"
-
-    def _dumped(self, bad: NonFiniteStepError) -> str:
-        """Dump the bad step in the run's folder and return the path, or why it could not be written."""
-        folder, size = self.log.path.parent / "dumps" / self.name, self.settings.micro_batch_size
-        size = None if size == "auto" else size
-        try:
-            place = write_dump(
-                folder, self.state, self.objective, bad, seed=self.seed, micro_batch_size=size, ranks=self.ranks
-            )
-        except OSError as error:
-            return f"not written, {error}"
-        return str(place)
-
-    def _rewind(self, saves: Saves) -> None:
-        """Restore weights and moments from the newest valid checkpoint, but not the caller's memory."""
-        saves.wait()
-        self.ranks.barrier()
-        self.state.optimizer.state.clear()
-        restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
-        if restored is None:
-            raise NumericalError(f"{self.checkpoints} contains no checkpoint to go back to")
-        for problem in restored.refused:
-            self._tell(f"warning: checkpoint skipped: {problem}")
-        if self.ranks.is_first:
-            self.log.forget_after(self.name, restored.step)
 
     def _after_step(self, report: StepReport, stop: StopRequests, saves: Saves) -> None:
         """Log, evaluate and save as the settings say; raises Interrupted, with all on disk, on a request to stop."""
@@ -291,7 +223,7 @@ class TrainingSession:
             if self.is_enough is not None and not self._evaluation_is_due:
                 self._has_ended = self.ranks.any_(self.ranks.is_first and self.is_enough())
         if number := self._asked(stop):
-            self._tell(f"{signal.Signals(number).name} received: saving step {step}")
+            self.tell(f"{signal.Signals(number).name} received: saving step {step}")
             self._save(saves)
             raise Interrupted(number)
         every = settings.save_every
@@ -321,7 +253,7 @@ class TrainingSession:
 
     def _note(self, step: int, metrics: dict[str, float]) -> bool:
         """Log metrics, and tell whether their score, which decides what is kept, is the best so far."""
-        self._write("evaluation", step=step, metrics=metrics)
+        self.write("evaluation", step=step, metrics=metrics)
         if self.on_metrics is not None and metrics:
             self.on_metrics(step, metrics)
         score = self.score(metrics) if self.settings.keep_best and self.score is not None else None
@@ -354,7 +286,7 @@ class TrainingSession:
             "micro_batch_size": self.state.micro_batch_size,
             "precision": self._found_precision,
             "loss_scale": self.state.loss_scale,
-            "rewinds": self._rewinds or None,
+            "rewinds": self._bad_steps.num_taken["rewind"] or None,
             "has_ended": self._has_ended or None,
             "budget": None if self.budget is None else self.budget.as_dict(),
         }
@@ -378,34 +310,34 @@ class TrainingSession:
         """Return what saves this rank's shard or, on the first rank only, the state that all ranks share."""
 
         def on_whole(step: int, path: Path) -> None:
-            self._write("checkpoint", step=step, folder=path.name)
+            self.write("checkpoint", step=step, folder=path.name)
 
         keep, folder = self.settings.keep_checkpoints, self.checkpoints
         if self.ranks.is_sharded:
             from maskloom.training.checkpointing.sharded_checkpoints import ShardedSaves  # heavy, and needed only here
 
-            return ShardedSaves(folder, self.ranks, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
+            return ShardedSaves(folder, self.ranks, keep=keep, on_whole=on_whole, say=self.tell, run=self.run_id)
         if not self.ranks.is_first:
             return Saves()
-        return BackgroundSaves(folder, keep=keep, on_whole=on_whole, say=self._tell, run=self.run_id)
+        return BackgroundSaves(folder, keep=keep, on_whole=on_whole, say=self.tell, run=self.run_id)
 
     def _warn(self, report: StepReport) -> None:
         """Warn, once per problem, about a step that was nevertheless taken."""
         for kind, text in self._watch.look(report.step, report.loss).items():
-            self._write("warning", step=report.step, kind=kind, text=text)
-            self._tell(f"WARNING: {text}")
+            self.write("warning", step=report.step, kind=kind, text=text)
+            self.tell(f"WARNING: {text}")
         size = self.state.micro_batch_size
         if size != self._told_size:
             self._told_size = size
-            self._write("out_of_memory", step=report.step, micro_batch_size=size)
-            self._tell(
+            self.write("out_of_memory", step=report.step, micro_batch_size=size)
+            self.tell(
                 f"WARNING: step {report.step}: memory ran out; from now on batches are computed in "
                 f"micro-batches of {size}; the batch size stays the same"
             )
 
     def _log_step(self, report: StepReport) -> None:
         by_clock = {} if self.budget is None else {"fractions_of_time": self.budget.taken()}
-        self._write(
+        self.write(
             "step",
             **by_clock,
             step=report.step,
@@ -416,10 +348,12 @@ class TrainingSession:
             tokens_per_second=report.num_tokens / report.seconds,
         )
 
-    def _write(self, event: str, **values: Any) -> None:
+    def write(self, event: str, **values: Any) -> None:
+        """Log an event of this session, on the first rank."""
         if self.ranks.is_first:
             self.log.write(event, stage=self.name, **values)
 
-    def _tell(self, message: str) -> None:
+    def tell(self, message: str) -> None:
+        """Print a message, on the first rank."""
         if self.ranks.is_first:
             self.say(message)

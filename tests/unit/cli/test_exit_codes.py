@@ -11,7 +11,8 @@ import pytest
 from maskloom import cli
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.training.faults.interruption import Interrupted, StopRequests
-from maskloom.training.loop import MemoryExhaustedError, NumericalError
+from maskloom.training.faults.memory import MemoryExhaustedError
+from maskloom.training.faults.nonfinite import NumericalError
 
 
 def _ended(monkeypatch: pytest.MonkeyPatch, error: BaseException | Callable[[], None], *arguments: str) -> int:

@@ -43,7 +43,7 @@ def test_a_copy_is_waited_for_on_the_device_of_its_tensor(monkeypatch):
     on_second = SimpleNamespace(
         is_cuda=True, device=torch.device("cuda", 1), to=lambda place, *, non_blocking: torch.arange(3)
     )
-    assert HostCopy(on_second).array().tolist() == [0, 1, 2]
+    assert HostCopy(on_second).tensor().tolist() == [0, 1, 2]
     assert asked == ["stream of cuda:1", "waited"]
 
 
@@ -54,6 +54,6 @@ def test_copies_to_and_from_a_gpu():
     gpu, arrays = torch.device("cuda", 0), [np.arange(5), np.arange(70_000), np.array([3])]
     moved = all_to_device(arrays, gpu)
     assert all(np.array_equal(part.cpu().numpy(), array) for part, array in zip(moved, arrays, strict=True))
-    assert np.array_equal(HostCopy(moved[1] * 2).array(), arrays[1] * 2)
+    assert np.array_equal(HostCopy(moved[1] * 2).tensor().numpy(), arrays[1] * 2)
     found = dict(to_host((number, moved[0] + number) for number in range(40)))
     assert all(np.array_equal(found[number], arrays[0] + number) for number in range(40))

@@ -8,8 +8,8 @@ from torch import nn
 from maskloom.generation.search import Decoder
 from maskloom.layers.attention import PastTokens
 from maskloom.layers.decoding import next_token_step, width_of_runs
-from maskloom.layers.processor import matrix_products
-from maskloom.layers.processor.matrix_products import pack_for_inference
+from maskloom.layers.processor import onednn
+from maskloom.layers.processor.onednn import pack_for_inference
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
@@ -31,9 +31,9 @@ def gpt(*, pre_norm=False, **more):
 @torch.no_grad()
 def test_a_step_is_what_the_layer_computes(monkeypatch, pre_norm, number, library, is_packed):
     model = gpt(pre_norm=pre_norm, hidden_act="gelu_new")
-    with mock.patch.object(matrix_products, "_library", library):
+    with mock.patch.object(onednn, "_library", library):
         if is_packed:
-            monkeypatch.setattr("maskloom.layers.processor.matrix_products._SMALLEST_DECODING", 0)
+            monkeypatch.setattr("maskloom.layers.processor.onednn._SMALLEST_DECODING", 0)
             pack_for_inference(model, decodes=True)
         found = []
         for uses_steps in (True, False):

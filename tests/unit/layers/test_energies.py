@@ -6,7 +6,7 @@ import torch
 
 from maskloom.layers.energies import EnergyAttention
 from maskloom.layers.general_attention import AttentionLayout, attend_between
-from maskloom.layers.processor import matrix_products
+from maskloom.layers.processor import onednn
 from maskloom.layers.sequence_layout import SequenceLayout
 
 QUERIES, KEYS = [2, 0, 1, 1], [5, 3, 0, 12]
@@ -99,7 +99,7 @@ def test_gradients_are_those_of_differences():
 
 def test_a_batch_whose_rows_would_be_filled_up_gets_a_context_for_every_query():
     lengths = [301, 302]
-    with mock.patch.object(matrix_products, "_library", "onednn"):
+    with mock.patch.object(onednn, "_library", "onednn"):
         queries, keys = SequenceLayout.from_lengths(lengths), SequenceLayout.from_lengths([3, 40])
         rows, sources = torch.randn(sum(lengths), 4).double(), torch.randn(43, 4).double()
         found = attention("dot", 4)(rows, sources, AttentionLayout(queries, keys))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from maskloom.layers.feed_forward import GatedFeedForward
-from maskloom.layers.processor import matrix_products
+from maskloom.layers.processor import onednn
 
 
 def as_written(block, x):
@@ -19,7 +19,7 @@ def as_written(block, x):
 @pytest.mark.parametrize("library", ["mkl", "onednn"])
 def test_a_gated_block_is_geglu_with_its_gradients(library):
     torch.manual_seed(0)
-    with mock.patch.object(matrix_products, "_library", library):
+    with mock.patch.object(onednn, "_library", library):
         block, x = GatedFeedForward(64, 96, "gelu"), torch.randn(1500, 64, requires_grad=True)
         weights, found = torch.randn(1500, 64), []
         for output in (block(x), as_written(block, x)):

@@ -14,8 +14,9 @@ from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
 from maskloom.models.transformer_config import TransformerConfig
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
-from maskloom.training.loop import StepDraws, TrainState, accumulate_gradients, train_steps
+from maskloom.training.loop import StepDraws, accumulate_gradients, train_steps
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 
 def make_batch(sources, targets):

@@ -25,7 +25,7 @@ from maskloom.runs.search_space import (
 from maskloom.runs.search_table import markdown_of, print_table, search_rows
 from maskloom.system.files import write_json, write_text
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.training.loop import NumericalError
+from maskloom.training.faults.nonfinite import NumericalError
 
 RATES = {"training.learning_rate": (1e-5, 3e-5, 2e-5)}
 

@@ -16,8 +16,8 @@ from maskloom.runs.pretraining_plan import phase_plans
 from maskloom.runs.start_summary import default_lines, finetuning_lines, model_line, phase_lines, step_display
 from maskloom.sections import MOST_STEPS
 from maskloom.tasks.encoding import EncodedData
-from maskloom.training.loop import StepReport
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import StepReport
 
 _CONFIG = BertConfig(vocab_size=70, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
 

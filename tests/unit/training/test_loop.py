@@ -9,9 +9,11 @@ from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training.loop import NumericalError, StepDraws, TrainState, accumulate_gradients, evaluate, train_steps
+from maskloom.training.faults.nonfinite import NumericalError
+from maskloom.training.loop import StepDraws, accumulate_gradients, evaluate, train_steps
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 VOCABULARY = 41
 
@@ -268,7 +270,7 @@ def test_steps_launched_before_their_loss_is_read_are_the_same(monkeypatch, opti
     """As on a GPU, bit for bit; a step whose loss is not finite changes nothing, and later steps count as before."""
     settings = TrainingSection(steps=4, learning_rate=1e-2, optimizer=optimizer, max_grad_norm=limit)
     expected, reports = _run(settings)
-    monkeypatch.setattr("maskloom.training.loop._Gradients.steps_unread", True)
+    monkeypatch.setattr("maskloom.training.loop.can_run_ahead", lambda *_: True)
     state = TrainState.fresh(_model(dropout=0.1), settings)
     bad, computed = _batches({"instance": 2})[0].token_ids, []
 

@@ -12,9 +12,11 @@ from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
-from maskloom.training.loop import NonFiniteStepError, TrainState, train_steps
+from maskloom.training.faults.nonfinite import NonFiniteStepError
+from maskloom.training.loop import train_steps
 from maskloom.training.precision import HalfPrecision, fastest_precision, in_precision
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 CPU = torch.device("cpu")
 # Bounds on the effect of rounding to 8 and 11 bits on the losses of twenty steps, with a margin.
@@ -76,7 +78,7 @@ def test_a_loss_scale_that_overflows_is_halved_until_it_fits_and_changes_no_step
 
 
 def test_a_loss_scale_that_holds_is_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("maskloom.training.loop._STEPS_OF_A_SCALE", 8)
+    monkeypatch.setattr("maskloom.training.precision._STEPS_OF_A_SCALE", 8)
     state = _state(_settings("fp16"))
     state.loss_scale = (2.0, 0)
     _losses("fp16", state)

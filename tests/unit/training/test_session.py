@@ -18,9 +18,11 @@ from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.checkpointing.checkpoints import restore_checkpoint
 from maskloom.training.events import EventLog, read_events
 from maskloom.training.faults.interruption import Interrupted
-from maskloom.training.loop import MemoryExhaustedError, NumericalError, TrainState
+from maskloom.training.faults.memory import MemoryExhaustedError
+from maskloom.training.faults.nonfinite import NumericalError
 from maskloom.training.session import TrainingSession
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 NO_MEMORY = (
     MemoryError("no room"),

@@ -12,9 +12,9 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.events import EventLog, read_events
-from maskloom.training.loop import TrainState
 from maskloom.training.session import TrainingSession
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 from tools.checking import verify_checkpoint
 
 VOCABULARY = 23

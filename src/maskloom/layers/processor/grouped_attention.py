@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
 from maskloom.layers.general_attention import AttentionLayout
-from maskloom.layers.processor.matrix_products import unrounded
+from maskloom.layers.processor.onednn import unrounded
 from maskloom.layers.sequence_layout import LengthGroup, SequenceLayout
 
 _Group = tuple[tuple[LengthGroup, ...], Tensor | None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -15,8 +14,8 @@ import torch
 from maskloom.system.files import DISK_ERRORS
 from maskloom.system.resources import available_memory
 from maskloom.training.checkpointing.checkpoints import Snapshot, write_checkpoint
-from maskloom.training.loop import TrainState
 from maskloom.training.ranks.ranks import own_shard
+from maskloom.training.state import TrainState
 
 
 class Saves(AbstractContextManager["Saves", None]):
@@ -42,10 +41,6 @@ class Saves(AbstractContextManager["Saves", None]):
 _LARGEST_FRACTION = 0.5
 
 
-class _Abandoned(Exception):  # noqa: N818 - the person asked for it
-    """The write was abandoned."""
-
-
 class BackgroundSaves(Saves):
     """Context that saves a state's checkpoints in a folder, one at a time; leaving it waits for the one in progress.
 
@@ -69,7 +64,6 @@ class BackgroundSaves(Saves):
         self._has_failed = False
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
-        self._abandoned = threading.Event()
         self._buffers: dict[str, torch.Tensor] = {}
         self._copies = True
 
@@ -118,16 +112,9 @@ class BackgroundSaves(Saves):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Wait for the write in progress; Ctrl-C abandons it, and its error does not replace another one."""
-        if kind is not None and issubclass(kind, KeyboardInterrupt):
-            self._abandoned.set()
+        """Wait for the write in progress; its error does not replace another one."""
         try:
             self.wait()
-        except _Abandoned:
-            pass
-        except KeyboardInterrupt:
-            self._abandoned.set()
-            raise
         except Exception as error:
             if kind is None:
                 raise
@@ -143,11 +130,7 @@ class BackgroundSaves(Saves):
         return path
 
     def _put(self, snapshot: Snapshot, **settings: Any) -> Path:
-        return write_checkpoint(snapshot, self._folder, before_chunk=self._raise_if_abandoned, **settings)
-
-    def _raise_if_abandoned(self) -> None:
-        if self._abandoned.is_set():
-            raise _Abandoned
+        return write_checkpoint(snapshot, self._folder, **settings)
 
     def _copied(self, snapshot: Snapshot) -> Snapshot:
         model = {name: self._copy(f"model.{name}", tensor) for name, tensor in snapshot.model.items()}

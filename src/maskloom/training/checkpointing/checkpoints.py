@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +24,8 @@ from maskloom.errors import DataError, amount
 from maskloom.system.files import DISK_ERRORS, is_running, remove_tree, rename, taking_the_place, write_hashed
 from maskloom.system.foreign_files import MAX_JSON_BYTES, parse_json, read_bytes, why_changed
 from maskloom.system.launch import num_processes
-from maskloom.training.loop import TrainState
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
+from maskloom.training.state import TrainState
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
@@ -39,17 +39,10 @@ _ROOM = 1.2
 _NAME = re.compile(r"step-[0-9]+(\.old-[0-9]+)?")
 
 
-def write_manifest(
-    folder: Path,
-    *,
-    step: int,
-    files: dict[str, dict[str, Any]],
-    facts: dict[str, Any],
-    before_chunk: Callable[[], None] | None = None,
-) -> None:
+def write_manifest(folder: Path, *, step: int, files: dict[str, dict[str, Any]], facts: dict[str, Any]) -> None:
     """Write the manifest of a folder whose `files`, by name with `bytes` and `sha256`, are all written and synced."""
     content = {"format_version": FORMAT_VERSION, "step": step, **facts, "files": files}
-    write_hashed(folder / MANIFEST, [_as_bytes({**content, "sha256": _sum_of(content)})], before_chunk=before_chunk)
+    write_hashed(folder / MANIFEST, [_as_bytes({**content, "sha256": _sum_of(content)})])
 
 
 def check_checkpoint(folder: Path, *, run: str | None = None) -> None:
@@ -158,13 +151,7 @@ class Snapshot:
 
 
 def write_checkpoint(
-    snapshot: Snapshot,
-    folder: Path,
-    *,
-    keep: int = 2,
-    pinned: Collection[int] = (),
-    run: str | None = None,
-    before_chunk: Callable[[], None] | None = None,
+    snapshot: Snapshot, folder: Path, *, keep: int = 2, pinned: Collection[int] = (), run: str | None = None
 ) -> Path:
     """Write a snapshot to `folder/step-N`, then drop all checkpoints up to it but the newest `keep` and `pinned`.
 
@@ -179,11 +166,9 @@ def write_checkpoint(
             OPTIMIZER: safetensors_pieces(snapshot.optimizer),
             **snapshot.small_files(),
         }
-        files = {
-            name: write_hashed(temporary / name, pieces, before_chunk=before_chunk) for name, pieces in contents.items()
-        }
+        files = {name: write_hashed(temporary / name, pieces) for name, pieces in contents.items()}
         facts = {"world_size": num_processes(), "run": run, "torch": torch.__version__}
-        write_manifest(temporary, step=snapshot.step, files=files, facts=facts, before_chunk=before_chunk)
+        write_manifest(temporary, step=snapshot.step, files=files, facts=facts)
     return _step_folder(folder, snapshot.step)
 
 
@@ -301,15 +286,15 @@ def drop_old_checkpoints(folder: Path, step: int, keep: int, pinned: Collection[
 
 
 def _load_into(state: TrainState, folder: Path, ranks: Ranks) -> dict[str, Any]:
-    content = json.loads((folder / REST).read_text(encoding="utf-8"))
+    content, kept = json.loads((folder / REST).read_text(encoding="utf-8")), state.optimizer.state
+    kept.clear()
     if (folder / ".metadata").exists():
         from maskloom.training.checkpointing.sharded_checkpoints import read_sharded  # heavy, and rarely needed
 
         moments = read_sharded(state.model, folder)
     else:
         moments = _read_whole(state.model, folder)
-    parameters, kept = dict(state.model.named_parameters()), state.optimizer.state
-    kept.clear()
+    parameters = dict(state.model.named_parameters())
     for name in content["optimizer_steps"].keys() & parameters.keys():
         step, device = content["optimizer_steps"][name], parameters[name].device
         is_tensor = isinstance(step, float)  # as torch's optimisers store it; others may use an int

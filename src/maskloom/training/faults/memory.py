@@ -1,4 +1,4 @@
-"""Memory of this machine: how much is free, and how to return what the C library retains."""
+"""Memory: how much is free, how to return what the C library retains, and micro-batches that fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from maskloom.system.files import write_json
 from maskloom.system.foreign_files import read_json_object
 from maskloom.system.resources import available_memory
 from maskloom.training.ranks.ranks import Ranks
+from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 # oneDNN's error when it has no room for its code and buffers.
 _NO_ROOM_FOR_KERNEL = "could not create a primitive"
@@ -29,6 +31,7 @@ _RAN_OUT = (
     *("can't allocate memory", "cannot allocate memory", "not enough memory", "out of memory", "bad_alloc"),
     _NO_ROOM_FOR_KERNEL,
 )
+Losses = dict[str, list[Tensor]]
 _NOTE = "micro_batch_size.json"
 _LIBRARY = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 _TRIM, _MALLOPT = (getattr(_LIBRARY, name, None) for name in ("malloc_trim", "mallopt"))  # of glibc
@@ -66,20 +69,66 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _RAN_OUT)
 
 
-def release_cached_memory() -> None:
-    """Release all freed memory, on the CPU and on the accelerator, before a retry."""
-    gc.collect()
-    release_free_memory()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+class MemoryExhaustedError(RuntimeError):
+    """Memory ran out, for a single sequence or on one of several ranks; the weights were not updated.
+
+    `micro_batch_size` is a size to restart several ranks with, as they cannot halve it in the middle of a step.
+    """
+
+    def __init__(self, message: str, *, micro_batch_size: int | None = None) -> None:
+        super().__init__(message)
+        self.micro_batch_size = micro_batch_size
 
 
-def give_up_kernels(why: str) -> bool:
-    """Disable oneDNN if `why` reports no room for its kernels; return False if not, or if it was disabled."""
-    if _NO_ROOM_FOR_KERNEL not in why or not torch.backends.mkldnn.enabled:
-        return False
-    torch.backends.mkldnn.set_flags(False)
-    return True
+def in_micro_batches_that_fit(
+    accumulate: Callable[[int | None], Losses], batch: Any, state: TrainState, settings: TrainingSection, ranks: Ranks
+) -> Losses:
+    """Return `accumulate(size)`, which adds the gradients of a batch in micro-batches of a size (None: all at once).
+
+    If memory runs out, the size is halved for good and the batch repeated; the failed attempt has no effect. Raises
+    MemoryExhaustedError if not even one sequence fits, or if other ranks wait in collectives that this one cannot join.
+    """
+    wanted = settings.micro_batch_size
+    while True:
+        state.optimizer.zero_grad(set_to_none=True)
+        size = state.micro_batch_size or (wanted if isinstance(wanted, int) else None)
+        try:
+            return accumulate(size)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            why = str(error) or type(error).__name__
+        # outside the handler, as the exception kept the activations of the attempt alive
+        state.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        release_free_memory()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        state.micro_batch_size = _halved(size, batch, why, state.step + 1, ranks)
+
+
+def _halved(size: int | None, batch: Any, why: str, step: int, ranks: Ranks) -> int:
+    """Return half the micro-batch size, or 1 again after disabling oneDNN if that had no room for a kernel."""
+    whole, here = len(batch.split(1)), f"rank {ranks.rank} of {ranks.world_size}"
+    size = min(size or whole, whole)
+    can_do_without = _NO_ROOM_FOR_KERNEL in why and torch.backends.mkldnn.enabled
+    if size == 1 and not can_do_without:
+        why = f"{why} ({here})" if ranks.world_size > 1 else why
+        raise MemoryExhaustedError(
+            f"step {step}: memory ran out on a micro-batch of one sequence (the longest of the batch has "
+            f"{int(max(batch.lengths))} tokens): {why}. The weights were not changed. Use shorter sequences "
+            "(data.max_length), a smaller model or more memory."
+        )
+    if size == 1:
+        torch.backends.mkldnn.set_flags(False)
+    half = (size + 1) // 2
+    if ranks.world_size > 1:
+        raise MemoryExhaustedError(
+            f"step {step}: memory ran out on {here} and the weights were not changed; when restarted by torchrun's "
+            f"--max-restarts or with --resume, all ranks continue from the last checkpoint in micro-batches of {half}",
+            micro_batch_size=half,
+        )
+    return half
 
 
 def note_micro_batch_size(folder: Path, size: int | None) -> None:
@@ -88,10 +137,11 @@ def note_micro_batch_size(folder: Path, size: int | None) -> None:
         write_json(folder / _NOTE, {"micro_batch_size": size})
 
 
-def noted_micro_batch_size(folder: Path) -> int | None:
-    """Return the size noted in a run's folder, or None."""
+def noted_micro_batch_size(folder: Path, ranks: Ranks) -> int:
+    """Return the size noted in a run's folder, the same on all ranks, or 0."""
     path = folder / _NOTE
-    return read_json_object(path)["micro_batch_size"] if path.exists() else None
+    noted = read_json_object(path)["micro_batch_size"] if ranks.is_first and path.exists() else 0
+    return int(ranks.sum_({"size": float(noted)})["size"])
 
 
 # The first size that ranks ask each other about, the same on all of them, however many sequences a batch has.

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +109,6 @@ class RankWatch:
     rank: int
     world_size: int
     limit: float
-    end: Callable[[str], None] | None = None
     calls: int = 0
     activity: int = 0
     _work: Work = "own"
@@ -238,9 +237,6 @@ class RankWatch:
         )
 
     def _end(self, problem: str) -> None:
-        if self.end is not None:
-            self.end(problem)
-            return
         with suppress(Exception):  # the store may be gone
             self.leave(problem)
         sys.stderr.write(f"error: rank {self.rank} ends: {problem}\n")

@@ -83,6 +83,14 @@ class Ranks:
         """Return once every rank has made this call."""
         self.any_(False)
 
+    def counts_and_first_row(self, objective: Objective, batch: Any) -> tuple[dict[str, float], int]:
+        """Return the target counts of the whole batch, and the number of its sequences on earlier ranks."""
+        names = [f"sequences of rank {rank}" for rank in range(self.world_size)]
+        own = dict.fromkeys(names, 0.0) | {names[self.rank]: float(len(batch.lengths))}
+        counts = self.sum_(objective.target_counts(batch) | own)
+        before = [counts.pop(name) for name in names]
+        return counts, int(sum(before[: self.rank]))
+
     def at(self, work: Work) -> AbstractContextManager[None]:
         """Declare what this rank does within, which decides how long the others wait for it."""
         return nullcontext()

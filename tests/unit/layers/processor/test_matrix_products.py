@@ -9,17 +9,9 @@ import torch
 import torch.nn.functional as F
 
 from maskloom.layers.activations import ACTIVATIONS
-from maskloom.layers.processor import matrix_products
-from maskloom.layers.processor.matrix_products import (
-    Dense,
-    dense,
-    filled_number,
-    pack_for_inference,
-    prefers_onednn,
-    product,
-    row_step,
-    transposed_product,
-)
+from maskloom.layers.processor import matrix_products, onednn
+from maskloom.layers.processor.matrix_products import Dense, dense, product, transposed_product
+from maskloom.layers.processor.onednn import filled_number, pack_for_inference, prefers_onednn, row_step
 from maskloom.models.heads import LanguageModelHead
 from maskloom.training.faults.memory import is_out_of_memory
 
@@ -72,10 +64,10 @@ def test_transposed_product(shape):
 
 
 def test_few_row_counts_reach_onednn(monkeypatch):
-    if not matrix_products._has_wide_kernels():
+    if not onednn._has_wide_kernels():
         pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
-    monkeypatch.setattr(matrix_products, "_library", "onednn")
-    monkeypatch.setattr(matrix_products, "_SMALLEST_GRADIENT", 1 << 20)
+    monkeypatch.setattr(onednn, "_library", "onednn")
+    monkeypatch.setattr(matrix_products, "SMALLEST_GRADIENT", 1 << 20)
     seen = set()
     multiply = torch.ops.mkldnn._linear_pointwise
 
@@ -94,7 +86,7 @@ def test_few_row_counts_reach_onednn(monkeypatch):
     transposed_product(x, torch.ones(511, 2047))  # MKL is faster for smaller gradients
     assert not seen
     assert [filled_number(n, CPU) for n in (0, 5, 511, 513, 1024, 1025, 2000)] == [0, 5, 511, 576, 1024, 1152, 2048]
-    with mock.patch.object(matrix_products, "_library", "mkl"):
+    with mock.patch.object(onednn, "_library", "mkl"):
         assert filled_number(2000, CPU) == 2000
     assert [row_step(n) for n in (0, 1, 15, 16, 255, 256, 511, 512)] == [1, 1, 1, 2, 16, 32, 32, 64]
 
@@ -129,11 +121,11 @@ def test_half_precision_on_cuda_gets_at_most_a_64th_more_rows(monkeypatch):
 
 
 def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
-    if not matrix_products._has_wide_kernels():
+    if not onednn._has_wide_kernels():
         pytest.skip("no AVX-512 here, so nothing goes to oneDNN")
-    monkeypatch.setattr(matrix_products, "_library", "onednn")
-    monkeypatch.setattr(matrix_products, "_ROOM_OF_KERNEL", 1 << 60)
-    matrix_products._find_room.cache_clear()
+    monkeypatch.setattr(onednn, "_library", "onednn")
+    monkeypatch.setattr(onednn, "_ROOM_OF_KERNEL", 1 << 60)
+    onednn._find_room.cache_clear()
     x, weight, _ = tensors(700, 160, 200)
     for multiply in (lambda: product(x, weight), lambda: transposed_product(torch.ones(9, 1024), torch.ones(9, 2048))):
         with pytest.raises(RuntimeError) as caught:
@@ -143,9 +135,9 @@ def test_lack_of_room_is_found_before_onednn_meets_it(monkeypatch):
 
 @pytest.fixture
 def packed(monkeypatch):
-    if not matrix_products._has_wide_kernels():
+    if not onednn._has_wide_kernels():
         pytest.skip("no AVX-512 here, so no weight is packed")
-    monkeypatch.setattr(matrix_products, "_library", "onednn")
+    monkeypatch.setattr(onednn, "_library", "onednn")
     layer = Dense(96, 160)
     torch.nn.init.normal_(layer.weight)
     torch.nn.init.normal_(layer.bias)
@@ -187,19 +179,19 @@ def test_a_layer_with_a_packed_weight_can_be_copied(packed):
 
 def test_nothing_is_packed_where_products_are_left_to_mkl():
     layer = Dense(96, 160)
-    with mock.patch.object(matrix_products, "_library", "mkl"):
+    with mock.patch.object(onednn, "_library", "mkl"):
         pack_for_inference(layer)
     assert layer._packed is None
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 8, 32, 33])
 def test_a_model_that_decodes_takes_packed_weights_for_some_rows_beside_mkl(rows):
-    if not matrix_products._has_wide_kernels():
+    if not onednn._has_wide_kernels():
         pytest.skip("no AVX-512 here, so no weight is packed")
     small, large, x = Dense(96, 160), Dense(768, 768), torch.randn(rows, 768)
     torch.nn.init.normal_(large.weight)
     torch.nn.init.zeros_(large.bias)
-    with mock.patch.object(matrix_products, "_library", "mkl"), torch.no_grad():
+    with mock.patch.object(onednn, "_library", "mkl"), torch.no_grad():
         head = LanguageModelHead(large.weight)
         pack_for_inference(torch.nn.Sequential(small, large, head), decodes=True)
         assert small._packed is None
@@ -218,7 +210,7 @@ def test_nothing_goes_to_onednn_where_products_are_left_to_mkl():
     x, weight, bias = tensors(700, 160, 200)
     by_default = prefers_onednn(torch.empty(4096, 128), 512)
     expected = dense(x, weight, bias)
-    with mock.patch.object(matrix_products, "_library", "mkl"):
+    with mock.patch.object(onednn, "_library", "mkl"):
         assert not prefers_onednn(torch.empty(4096, 128), 512)
         torch.testing.assert_close(dense(x, weight, bias), expected, rtol=1e-4, atol=1e-3)
     assert prefers_onednn(torch.empty(4096, 128), 512) == by_default
@@ -237,16 +229,16 @@ def test_the_processor_is_read_from_the_system(tmp_path, text, expected):
     path = tmp_path / "cpuinfo"
     if text is not None:
         path.write_text(text)
-    assert matrix_products._processor(path) == expected
+    assert onednn._processor(path) == expected
 
 
 def test_smaller_gradients_are_onednns_where_it_was_measured_to_be_faster():
-    smallest = matrix_products._smallest_gradient
+    smallest = onednn._smallest_gradient
     assert smallest("AuthenticAMD", 26) < smallest("AuthenticAMD", 25) == smallest("GenuineIntel", 26)
 
 
 def test_by_default_the_maker_decides():
-    program = "from maskloom.layers.processor import matrix_products as m; print(m._library, m._MAKER)"
+    program = "from maskloom.layers.processor import onednn as m; print(m._library, m._MAKER)"
     environment = {name: value for name, value in os.environ.items() if name != "MASKLOOM_PRODUCTS"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     library, _, maker = done.stdout.strip().partition(" ")
@@ -255,7 +247,7 @@ def test_by_default_the_maker_decides():
 
 @pytest.mark.parametrize(("library", "code"), [("mkl", 0), ("MKL", 1)])
 def test_the_environment_says_which_library(library, code):
-    program = "from maskloom.layers.processor import matrix_products as m; assert m._library == 'mkl'"
+    program = "from maskloom.layers.processor import onednn as m; assert m._library == 'mkl'"
     environment = {**os.environ, "MASKLOOM_PRODUCTS": library}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == code

@@ -176,30 +176,6 @@ def test_an_error_of_training_waits_for_the_write_and_is_not_replaced(tmp_path, 
     assert verify_checkpoint(tmp_path / "checkpoints" / "step-00000002") is None
 
 
-def test_a_second_ctrl_c_gives_the_write_up_and_leaves_no_half(tmp_path, monkeypatch) -> None:
-    state, started, given_up = tiny_state(), threading.Event(), threading.Event()
-    pieces = checkpoints.safetensors_pieces
-
-    def slow(tensors):
-        for piece in pieces(tensors):
-            yield piece
-            started.set()
-            assert given_up.wait(60)
-
-    monkeypatch.setattr(checkpoints, "safetensors_pieces", slow)
-
-    def train() -> None:
-        with BackgroundSaves(tmp_path, keep=2, on_whole=lambda *_: None) as saves:
-            saves.start(state, {})
-            assert started.wait(60)
-            threading.Timer(0.2, given_up.set).start()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_room_for_a_copy_training_waits_for_the_disk(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(background_saves, "available_memory", lambda: 1000)
     state, said = tiny_state(), []

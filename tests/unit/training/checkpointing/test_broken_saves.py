@@ -18,7 +18,7 @@ from maskloom.training.checkpointing.checkpoints import (
     step_folders,
     write_checkpoint,
 )
-from maskloom.training.loop import TrainState
+from maskloom.training.state import TrainState
 from tools.checking import verify_checkpoint
 from tools.faults.fault_rules import arm
 

@@ -10,8 +10,8 @@ from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.training.checkpointing.checkpoints import Snapshot, restore_checkpoint, write_checkpoint
-from maskloom.training.loop import TrainState
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 from tools.checking import verify_checkpoint
 
 

@@ -23,10 +23,10 @@ from maskloom.training.checkpointing.checkpoints import (
     write_manifest,
 )
 from maskloom.training.checkpointing.sharded_checkpoints import ShardedSaves
-from maskloom.training.loop import TrainState
 from maskloom.training.ranks.distributed import DistributedRanks
 from maskloom.training.ranks.rank_watch import RankWatch
 from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
 
 SETTINGS = TrainingSection()
 

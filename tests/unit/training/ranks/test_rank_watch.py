@@ -117,12 +117,13 @@ def test_a_rank_that_falls_silent_ends_the_others(monkeypatch) -> None:
     monkeypatch.setattr("maskloom.training.ranks.rank_watch._SECONDS_BETWEEN_SIGNS", 0.01)
     store, problems, ended = _Store(), [], threading.Event()
 
-    def end(problem: str) -> None:
-        problems.append(problem)
-        ended.set()
+    def end(watch: RankWatch, problem: str) -> None:
+        if watch.rank == 0:
+            problems.append(problem)
+            ended.set()
 
-    first = RankWatch(store, 0, 2, 0.6, end=end)
-    second = RankWatch(store, 1, 2, 0.6, end=lambda problem: None)
+    monkeypatch.setattr(RankWatch, "_end", end)
+    first, second = (RankWatch(store, rank, 2, 0.6) for rank in range(2))
     first.start()
     second.start()
     second.stop()

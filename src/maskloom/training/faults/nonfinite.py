@@ -1,0 +1,181 @@
+"""Steps whose loss or gradient is not finite: their error, their dumps, and what a run does next."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.objectives.objective import Objective
+from maskloom.system.files import replacing_folder, write_hashed, write_json
+from maskloom.training.ranks.ranks import ONE_RANK, Ranks, own_shard
+from maskloom.training.settings import TrainingSection
+from maskloom.training.state import StepReport, TrainState
+
+if TYPE_CHECKING:
+    from maskloom.training.checkpointing.background_saves import Saves
+    from maskloom.training.session import TrainingSession
+
+FORMAT_VERSION = 1
+REPORT, BATCH, WEIGHTS, CARRY = "report.json", "batch.safetensors", "model.safetensors", "carry.safetensors"
+# Weights are the large part of a dump, so older dumps lose theirs.
+_DUMPS_WITH_WEIGHTS = 3
+
+
+class NumericalError(ValueError):
+    """A loss or a gradient is not finite; the weights were not updated."""
+
+
+class NonFiniteStepError(NumericalError):
+    """A step whose loss or gradient norm is not finite, with its batch and its report.
+
+    The state is as it was before the step, with the gradients of the batch in place. The batch starts at the state's
+    `position`, the next one at `position_after`.
+    """
+
+    def __init__(
+        self, batch: Any, report: StepReport, settings: TrainingSection, *, position_after: dict[str, int]
+    ) -> None:
+        own = settings.head_learning_rate
+        now = f"{settings.learning_rate}{'' if own is None else f', for heads {own}'}"
+        super().__init__(
+            f"step {report.step}: loss {report.loss} with gradient norm {report.gradient_norm}; the weights were not "
+            f"changed. Losses by name: {report.losses}. A smaller training.learning_rate (now {now}) may help."
+        )
+        self.batch, self.report, self.position_after = batch, report, position_after
+
+
+class BadSteps:
+    """Answers a session's steps that are not finite, as `training.on_nonfinite` says.
+
+    More than `training.max_skips` batches skipped in a row, or rewinds in total, stop the run.
+    """
+
+    def __init__(self) -> None:
+        # rewinds in total, and skips by step: those in a row share one, as a skip does not advance it
+        self.num_taken = Counter[str | int]()
+
+    def answer(self, bad: NonFiniteStepError, session: TrainingSession, saves: Saves) -> None:
+        """Log and dump a step, then skip its batch or rewind; raises NumericalError to stop."""
+        state, settings, ranks, report = session.state, session.settings, session.ranks, bad.report
+        action, folder = self._action_after(report.step, settings), session.log.path.parent / "dumps" / session.name
+        try:
+            place = write_dump(folder, state, session.objective, bad, settings=settings, seed=session.seed, ranks=ranks)
+        except OSError as error:
+            place = f"not written, {error}"
+        session.write(
+            "nonfinite",
+            step=report.step,
+            action=action,
+            loss=report.loss,
+            losses=report.losses,
+            gradient_norm=report.gradient_norm,
+            position=state.position,
+            dump=str(place),
+        )
+        problem = f"{bad} Batch and weights: {place}."
+        if action == "stop":
+            raise NumericalError(problem) from None
+        session.tell(f"WARNING: {problem}")
+        if action == "rewind":
+            _rewind(session, saves)
+        state.position = bad.position_after
+        session.tell(f"WARNING: continuing after step {state.step} with the batches after the bad one")
+
+    def _action_after(self, step: int, settings: TrainingSection) -> str:
+        rule = settings.on_nonfinite
+        counted = step if rule == "skip" else rule
+        self.num_taken[counted] += 1
+        return rule if self.num_taken[counted] <= settings.max_skips else "stop"
+
+
+def _rewind(session: TrainingSession, saves: Saves) -> None:
+    """Restore weights and moments from the newest valid checkpoint, but not the caller's memory."""
+    saves.wait()
+    session.ranks.barrier()
+    restored = session.restored()
+    if restored is None:
+        raise NumericalError(f"{session.checkpoints} contains no checkpoint to go back to")
+    if session.ranks.is_first:
+        session.log.forget_after(session.name, restored.step)
+
+
+def write_dump(
+    folder: Path,
+    state: TrainState,
+    objective: Objective,
+    bad: NonFiniteStepError,
+    *,
+    settings: TrainingSection,
+    seed: int,
+    ranks: Ranks = ONE_RANK,
+) -> Path:
+    """Write a step that was not taken under `folder/step-N-PLACE` and return that folder; `state` is not changed.
+
+    `batch.safetensors` and `report.json` hold the batch, its place in the data and the names of parameters whose
+    gradients are not finite; `carry.safetensors` holds what its rows carried, if anything. `model.safetensors` holds
+    the weights, in the newest three dumps, unless they are sharded. PLACE is the batch's place in the data; a batch met
+    again at the same step is not written twice. Raises OSError when the disk fails.
+    """
+    rank = f"-rank-{ranks.rank}" if ranks.world_size > 1 else ""
+    final = folder / "-".join(map(str, (f"step-{bad.report.step:08d}{rank}", *state.position.values())))
+    if final.exists():
+        return final
+    counts, first_row = ranks.counts_and_first_row(objective, bad.batch)
+    weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
+    gradients = {name: weight.grad for name, weight in state.model.named_parameters() if weight.grad is not None}
+    report: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "seed": seed,
+        "position": state.position,
+        "position_after": bad.position_after,
+        "micro_batch_size": state.micro_batch_size or settings.micro_batch_size,
+        "rank": ranks.rank,
+        "world_size": ranks.world_size,
+        "objective": repr(objective),
+        "first_row": first_row,
+        "target_counts": counts,
+        **_plain(dataclasses.asdict(bad.report)),
+        "weights_not_finite": _not_finite(weights),
+        "gradients_not_finite": _not_finite(gradients),
+    }
+    arrays, report["batch"] = _batch_as_data(bad.batch)
+    with replacing_folder(final) as temporary:
+        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        write_hashed(temporary / BATCH, safetensors_pieces(tensors))
+        if not ranks.is_sharded and ranks.is_first:
+            write_hashed(temporary / WEIGHTS, safetensors_pieces(weights))
+        if state.carry:
+            carried = {str(number): tensor for number, tensor in enumerate(state.carry)}
+            write_hashed(temporary / CARRY, safetensors_pieces(carried))
+        write_json(temporary / REPORT, report)
+    for path in sorted(folder.glob(f"*/{WEIGHTS}"), key=lambda path: path.stat().st_mtime)[:-_DUMPS_WITH_WEIGHTS]:
+        path.unlink(missing_ok=True)
+    return final
+
+
+def _not_finite(tensors: dict[str, Tensor]) -> list[str]:
+    """Return the names of the tensors of which this rank holds numbers that are not finite."""
+    return [name for name, tensor in tensors.items() if not torch.isfinite(own_shard(tensor)).all()]
+
+
+def _batch_as_data(batch: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return a batch's arrays by field, and the name of its class with the remaining plain values."""
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    plain = {name: value for name, value in values.items() if name not in arrays}
+    return arrays, {"class": type(batch).__name__, "values": plain}
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers, also by name, in a form that JSON can hold: those that are not finite as text."""
+    if isinstance(value, dict):
+        return {name: _plain(number) for name, number in value.items()}
+    return value if math.isfinite(value) else str(value)
