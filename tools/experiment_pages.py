@@ -87,6 +87,8 @@ def _numbered(row: dict[str, float]) -> dict[float, float]:
 
 def main(names: list[str]) -> None:
     """Write the files of the named experiments."""
+    if unknown := [name for name in names if name not in NAMES]:
+        raise SystemExit(f"{unknown[0]}: no such page; known: {', '.join(NAMES)}")
     for name in names or NAMES:
         for ending, text in rendered(name).items():
             (RESULTS / f"{name}.{ending}").write_text(text, encoding="utf-8")

@@ -142,7 +142,8 @@ def load_recipe(
     Raises ConfigError for an unknown, ill-typed or contradictory key, naming the key, its value and its origin: the
     file, the override or, for a key in `flags`, the flag. `check` may raise it for further reasons.
 
-    A table [sizes.NAME] holds the keys that differ at that model size; it applies if the size is chosen.
+    A table [sizes.NAME] holds the keys that differ at that model size. The one of the chosen size applies before the
+    overrides; all of them must be valid.
     """
     values: dict[str, Any] = {}
     if isinstance(path, Mapping):
@@ -151,13 +152,15 @@ def load_recipe(
     elif path is not None:
         values = read_toml(Path(path))
         _check_kind(kind, values, Path(path))
+    source = str(path) if path and not isinstance(path, Mapping) else "recipe"
+    values, others = _of_chosen_size(kind, values, overrides or [], source)
     for override in overrides or []:
         _apply_override(values, override)
-    source = str(path) if path and not isinstance(path, Mapping) else "recipe"
     said = {override.partition("=")[0].strip(): f"--set {override!r:.200}" for override in overrides or []}
     said |= flags or {}
-    _apply_size(kind, values, source, said)
     recipe = validate_recipe(kind, values, source=source, said=said)
+    for name, other in others.items():
+        validate_recipe(kind, other, source=f"{source} with [sizes.{name}]")
     if check is not None:
         try:
             check(recipe)
@@ -229,27 +232,38 @@ def validate_recipe(
         raise ConfigError("\n".join(lines + more)) from None
 
 
-def _apply_size(kind: type[BaseModel], values: dict[str, Any], source: str, said: Mapping[str, str]) -> None:
-    """Replace the tables [sizes.NAME], if any, by the keys of the chosen size that `said` does not contain."""
-    sizes = next((key.choices for key in recipe_keys(kind) if key.path == "model.size"), ())
-    if not sizes or not isinstance(values.get("sizes"), dict):
-        return
-    by_size = values.pop("sizes")
+def _of_chosen_size(
+    kind: type[BaseModel], values: dict[str, Any], overrides: list[str], source: str
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return a file's values with the table [sizes.NAME] of the chosen size applied, and those with each other one."""
+    size = next((key for key in recipe_keys(kind) if key.path == "model.size"), None)
+    by_size = values.get("sizes")
+    if size is None or not isinstance(by_size, dict):
+        return values, {}
+    del values["sizes"]
+    given = copy.deepcopy(values)
+    for override in overrides:
+        _apply_override(given, override)
+    if "model" not in given and kind.model_fields["model"].default is None:
+        raise ConfigError(f"{source}: [sizes] needs [model]: this recipe trains no new model")
+    model = given.get("model", {})
+    chosen = model.get("size", size.default) if isinstance(model, dict) else None
+    found: dict[str, dict[str, Any]] = {}
     for name, table in by_size.items():
-        if name not in sizes:
-            raise ConfigError(f"{source}: [sizes]: {not_one_of(name, sizes)}")
+        if name not in size.choices:
+            raise ConfigError(f"{source}: [sizes]: {not_one_of(name, size.choices)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{source}: sizes.{name} = {_shown(table)}: it must be a table")
-    model = values.get("model")
-    for key, value in _leaves(by_size.get(model.get("size"), {}) if isinstance(model, dict) else {}):
-        if key not in said:
-            put_value(values, key, value, source)
+        found[name] = copy.deepcopy(values)
+        for key, value in (("model.size", name), *leaves(table)):
+            put_value(found[name], key, value, f"{source}: [sizes.{name}]")
+    return found.pop(chosen, values) if isinstance(chosen, str) else values, found
 
 
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values in nested tables with their dotted keys."""
     for key, value in table.items():
-        yield from _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+        yield from leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

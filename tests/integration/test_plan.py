@@ -81,8 +81,8 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     (tmp_path / "curves.json").write_text(json.dumps(CURVE))
     found = {}
     for minutes in (0.001, 1):
-        chosen = recipe(f"training.minutes={minutes}")
-        found[minutes] = plan_pretraining(chosen, corpus=corpus, sizes=["tiny", "mini", "small"], seconds=0.1)
+        chosen = [recipe(f"training.minutes={minutes}", f"model.size={size}") for size in ("tiny", "mini", "small")]
+        found[minutes] = plan_pretraining(*chosen, corpus=corpus, seconds=0.1)
     assert [result["favoured"] for result in found.values()] == ["mini", "tiny"]
     rows = found[1]["sizes"]
     assert (rows[0]["reference_loss"], rows[0]["is_beyond"]) == (4.0, True)
@@ -96,9 +96,8 @@ def test_minutes_favour_the_size_whose_reference_run_came_lowest(corpus, monkeyp
     assert "may do as well" not in said
     other = {**found[1], "favoured": "mini"}
     assert "tiny: its reference run ended earlier, so it may do as well" in plan_lines(other)
-    day = plan_pretraining(
-        recipe("training.minutes=1440"), corpus=corpus, sizes=["tiny"], seconds=0.1
-    )  # on any machine
+    a_day = recipe("training.minutes=1440", "model.size=tiny")
+    day = plan_pretraining(a_day, corpus=corpus, seconds=0.1)  # on any machine
     assert "epochs, more than the paper's 40: more text would help more than more steps" in "\n".join(plan_lines(day))
 
 
@@ -134,7 +133,8 @@ def test_a_decoder_is_planned_as_it_is_trained(corpus, architecture):
 
 def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):
     monkeypatch.setattr(module, "available_memory", lambda: 10_000_000)
-    result = plan_pretraining(recipe("training.steps=1"), corpus=corpus, sizes=["tiny", "base"], seconds=0.1)
+    recipes = [recipe("training.steps=1", f"model.size={size}") for size in ("tiny", "base")]
+    result = plan_pretraining(*recipes, corpus=corpus, seconds=0.1)
     assert ([row["size"] for row in result["sizes"]], result["too_large"]) == (["tiny"], ["base"])
     lines = plan_lines(result)
     assert "base: its weights, gradients and moments take more memory than is free" in lines

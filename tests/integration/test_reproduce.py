@@ -208,16 +208,16 @@ def test_a_budget_compares_recipes_and_models_from_elsewhere(tmp_path, corpus, t
     settings = {"pretrain": tiny, "finetune": SMALL["finetune"]}
     how = {"repeats": Repeats(2), "corpus": corpus, "tasks": tasks, "overrides": settings}
     alone = reproduce("budget", out=tmp_path / "alone", scale=Budget(0.01), **how)
-    assert list(alone["scores"]) == ["one-hour", "the paper's, smaller", "word vectors", "bag of words"]
+    assert list(alone["scores"]) == ["one-hour", "the paper's, size mini", "word vectors", "bag of words"]
     assert {len(found) for found in alone["models"].values()} == {1}
     assert {len(alone["scores"]["one-hour"][column]) for column in ("sst-2", "rte", "squad", "conll2003")} == {2}
     assert 1 <= len(alone["scores"]["one-hour"]["masked_loss"]) <= 5
     assert sorted(alone["scores"]["word vectors"]) == ["conll2003", "rte", "sst-2"]
     assert sorted(alone["scores"]["bag of words"]) == ["rte", "sst-2"]
-    record = alone["trained"]["the paper's, smaller"]
+    record = alone["trained"]["the paper's, size mini"]
     assert (record["layers"], record["width"], record["threads"]) == (1, 8, 1)
     assert 0 <= record["minutes"] <= 0.01
-    assert alone["seconds"]["pre-training the paper's, smaller, seed 0"] == 60 * record["minutes"]
+    assert alone["seconds"]["pre-training the paper's, size mini, seed 0"] == 60 * record["minutes"]
     assert "| one-hour | 1 × 8 | 0.0 | 1 |" in (tmp_path / "alone" / "table.md").read_text()
     assert (tmp_path / "alone" / "report.html").read_text().count("<svg") == 5  # the loss and four tasks
 

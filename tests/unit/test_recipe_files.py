@@ -105,7 +105,14 @@ def test_keys_of_the_chosen_size_apply_unless_an_override_gives_them(tmp_path):
     assert (mini.training.learning_rate, mini.phases[0].steps, mini.model.config) == (2e-3, 5, {"rotary": True})
     own = load_recipe(PretrainRecipe, path, ["model.size=mini", "training.learning_rate=1e-3"])
     assert (own.training.learning_rate, own.phases[0].steps) == (1e-3, 5)
+    within = load_recipe(PretrainRecipe, path, ["model.size=mini", "model.config={initializer_range=0.1}"])
+    assert within.model.config == {"initializer_range": 0.1}
     assert "sizes" not in mini.model_dump()
+
+
+def test_without_a_size_the_table_of_the_default_applies():
+    values = {"sizes": {"mini": {"training": {"learning_rate": 2e-3}}}}
+    assert load_recipe(PretrainRecipe, values).training.learning_rate == 2e-3
 
 
 @pytest.mark.parametrize(
@@ -114,6 +121,8 @@ def test_keys_of_the_chosen_size_apply_unless_an_override_gives_them(tmp_path):
         ("[sizes.mni]\nseed = 1\n", r"r\.toml: \[sizes\]: 'mni' is not one of .*did you mean mini"),
         ("[model]\nsize = 'mini'\n[sizes.mini]\ntraining.lr = 1\n", r"unknown key 'training\.lr'"),
         ("[sizes]\nmini = 3\n", r"sizes\.mini = 3"),
+        ("[model]\nsize = 'tiny'\n[sizes.mini]\nseed = -1\n", r"with \[sizes\.mini\]: seed = -1"),
+        ("model.size = ['mini']\n[sizes.mini]\nseed = 1\n", r"model\.size = \['mini'\]"),
         ("sizes = 3\n", "unknown key 'sizes'"),
     ],
 )
@@ -122,6 +131,11 @@ def test_a_wrong_table_of_sizes_is_refused(tmp_path, text, reason):
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=reason):
         load_recipe(PretrainRecipe, path)
+
+
+def test_sizes_without_a_new_model_are_refused():
+    with pytest.raises(ConfigError, match=r"\[sizes\] needs \[model\]"):
+        load_recipe(FinetuneRecipe, {"sizes": {"mini": {"seed": 1}}})
 
 
 def test_one_hour_has_the_first_weights_and_rate_of_each_size():

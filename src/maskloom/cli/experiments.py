@@ -72,7 +72,7 @@ def reproduce(
 ) -> None:
     """Reproduce an experiment from the BERT or Transformer paper at a given scale and report which trends hold.
 
-    `budget` compares recipes after equal training time: ours, the paper's on a smaller scale, and other programs'.
+    `budget` compares recipes after equal training time: ours, the paper's at size mini, and other programs'.
     `rnn-gradients` and `rnn-attention` show what recurrent networks forget.
     """
     if experiment != "budget" and (minutes is not None or beside):
@@ -155,15 +155,20 @@ def plan(
     from maskloom.runs.recipes import recipe_of_run, shown_flag, with_epochs
 
     epochs = flags.pop("epochs")
-    chosen = recipe_of_run(PretrainRecipe, recipe, changes=overrides or [], flags=flags)
+    changes = overrides or []
+    chosen = recipe_of_run(PretrainRecipe, recipe, changes=changes, flags=flags)
     read_manifest(corpus)
     chosen = with_epochs(chosen, epochs, flags["steps"], corpus)
     from maskloom.runs.plan import plan_lines, plan_pretraining
 
     known = ARCHITECTURES[chosen.model.architecture].sizes
     sizes = [size for size in ("tiny", "mini", "small", "medium", "base") if size in known]
-    sizes = None if "size" in chosen.model.model_fields_set else sizes
-    result = plan_pretraining(chosen, corpus=corpus, sizes=sizes, seconds=seconds, progress=terminal_progress())
+    if "size" not in chosen.model.model_fields_set:
+        each = (recipe_of_run(PretrainRecipe, recipe, changes=changes, flags={**flags, "size": size}) for size in sizes)
+        plans = [with_epochs(one, epochs, flags["steps"], corpus) for one in each]
+    else:
+        plans = [chosen]
+    result = plan_pretraining(*plans, corpus=corpus, seconds=seconds, progress=terminal_progress())
     given = {"corpus": corpus, "recipe": recipe, **flags}
     words = [
         shown_flag(name, f"{value:g}" if isinstance(value, float) else shlex.quote(str(value)))

@@ -12,10 +12,6 @@ from maskloom.rows import PoolingMode
 from maskloom.runs.display import lines_of, terminal_progress
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
-AttentionPage = Annotated[
-    Path | None,
-    typer.Option(help=".html page to write: the attention of every layer and head (to the first texts of a file)."),
-]
 
 
 @takes_models
@@ -72,14 +68,17 @@ def fill_mask(
     model: Model,
     text: Annotated[str, typer.Argument(help="Text with one or more [MASK].")],
     top_k: Annotated[int, typer.Option(min=1, help="Number of candidates per [MASK].")] = 5,
-    report: AttentionPage = None,
+    report: Annotated[Path | None, typer.Option(help=".html page to write: the attention of every head.")] = None,
     device: Device = None,
     as_json: AsJson = False,
 ) -> None:
     """Predict the tokens for each [MASK]."""
+    from maskloom.runs.first_look import check_page
     from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
+    if report is not None:
+        check_page(report, "--report")
     from maskloom.inference import Predictor  # heavy, so a missing model is rejected first
 
     masks = Predictor.load(model).fill_mask(text, top_k=top_k)
@@ -99,7 +98,10 @@ def embed(
     input_file: Input,
     *,
     output: Annotated[Path | None, typer.Option(help="File to write: .npy or .jsonl.")] = None,
-    report: AttentionPage = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help=".html page to write: the attention of every head, within the first texts of the file."),
+    ] = None,
     reading: Any,
     pooling: Annotated[
         PoolingMode | None,
@@ -131,6 +133,9 @@ def embed(
 
     if output is None and report is None:
         raise UsageError("pass --output FILE, --report PAGE or both")
+    of_vectors = {"--pooling": pooling, "--normalize": normalize, "--int8": int8 or None, "--bf16": bf16 or None}
+    if output is None and (given := [flag for flag, value in of_vectors.items() if value is not None]):
+        raise UsageError(f"{given[0]}: only vectors depend on it; pass --output FILE")
     for target in filter(None, (output, report)):
         check_place(input_file, target)
     look_at_texts(model, input_file, reading)

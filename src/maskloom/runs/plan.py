@@ -43,23 +43,16 @@ CURVES = Path(__file__).parent / "reference_curves.json"
 
 
 def plan_pretraining(
-    recipe: PretrainRecipe,
-    *,
-    corpus: str | Path,
-    sizes: Sequence[str] | None = None,
-    seconds: float = 4.0,
-    progress: Progress = SILENT,
+    *recipes: PretrainRecipe, corpus: str | Path, seconds: float = 4.0, progress: Progress = SILENT
 ) -> dict[str, Any]:
-    """Return the cost of a recipe on a corpus at some sizes, by default the recipe's own, timing each for `seconds`.
+    """Return the cost on a corpus of a recipe, or of one at several sizes, timing each for `seconds`.
 
     If the recipe has a budget of minutes, `favoured` is the size whose reference run had the lowest held-out loss after
     the number of tokens that it can process in that time. Raises ConfigError or DataError for wrong input; writes
     nothing.
     """
-    opened = Corpus.open(corpus)
-    sizes = sizes or [recipe.model.size]
-    chosen = [recipe.model_copy(update={"model": recipe.model.model_copy(update={"size": size})}) for size in sizes]
-    for one in chosen:
+    opened, recipe = Corpus.open(corpus), recipes[0]
+    for one in recipes:
         check_model(one)
     check_corpus(recipe, opened)
     if recipe.training.num_threads:
@@ -70,9 +63,9 @@ def plan_pretraining(
     device = chosen_device(recipe.training.device)
     free = free_memory(device)
     train, _ = split_documents(opened, recipe.data.held_out_fraction, seed=recipe.seed)
-    progress.begin("measuring", len(chosen))
+    progress.begin("measuring", len(recipes))
     rows, too_large = [], []
-    for number, one in enumerate(chosen, start=1):
+    for number, one in enumerate(recipes, start=1):
         if free is not None and 4 * bytes_of_weights(config_for(one, opened.tokenizer), one) > free:
             too_large.append(one.model.size)
             continue
@@ -90,7 +83,9 @@ def plan_pretraining(
         "memory_free": free,
         "favoured": min(with_loss, key=lambda row: row["reference_loss"])["size"] if is_choice else None,
         "reference": {key: value for key, value in curves.items() if key != "sizes"},
-        "milestones": {size: curves["sizes"][size][-1] for size in sizes if size in curves["sizes"]},
+        "milestones": {
+            one.model.size: curves["sizes"][one.model.size][-1] for one in recipes if one.model.size in curves["sizes"]
+        },
     }
 
 

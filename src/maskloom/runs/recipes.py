@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, UsageError
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.recipe_files import read_toml, recipe_keys, recipe_path, shipped_recipes
+from maskloom.recipe_files import leaves, read_toml, recipe_keys, recipe_path, shipped_recipes
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.launch import is_first_process
 from maskloom.tasks.kinds import KINDS as TASK_KINDS
@@ -155,10 +155,12 @@ def explained(name: str) -> dict[str, Any]:
     if name in KINDS:
         return {"recipe": name, "about": f"The defaults of maskloom {name}.", "keys": _keys(KINDS[name], {})}
     path = recipe_path(name)
-    values = _flat(read_toml(path))
+    values = read_toml(path)
+    by_size, values = values.pop("sizes", {}), _flat(values)
     kind = KINDS.get(values.get("kind", "finetune"), FinetuneRecipe)
     load_recipe(kind, path)
-    return {"recipe": str(path), "about": _comment(path), "keys": _keys(kind, values)}
+    sizes = {size: dict(leaves(table)) for size, table in by_size.items()}
+    return {"recipe": str(path), "about": _comment(path), "keys": _keys(kind, values), "sizes": sizes}
 
 
 # A longer key and value move only their own meaning to the right, not all others.
@@ -185,6 +187,10 @@ def explained_lines(content: dict[str, Any]) -> list[str]:
         text = f"{key['path']} = {shown_value(key['value'])}"
         default = f" (default {shown_value(key['default'])})" if key["value"] != key["default"] else ""
         lines.append(f"{mark} {text:<{width}}  {key['meaning']}{default}{choices_text(key['choices'])}")
+    if by_size := content.get("sizes"):
+        lines.append("")
+    for size, given in (by_size or {}).items():
+        lines.append(f"* with --size {size}: {', '.join(f'{key} = {shown_value(given[key])}' for key in given)}")
     return [*lines, "", "* set by the recipe; any key can be changed with --set KEY=VALUE"]
 
 

@@ -49,8 +49,7 @@ def iterate_examples(
     path, form = Path(path), kind if isinstance(kind, Form) else FORMS[kind]
     row = None if options.format is None else catalog_row(options.format, kinds=FORMS)
     if form.takes_pair is False and options.pair_column is not None:
-        hint = "use the task pair, or name a seq2seq target with --label-column"
-        raise ConfigError(f"pair column {options.pair_column!r:.80}: the task takes one text; {hint}")
+        raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; use the task pair")
     layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else tables.layout_of(path)
     if layout == "text":
         if needs_label:

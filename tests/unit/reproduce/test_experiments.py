@@ -149,7 +149,7 @@ def test_recipes_of_a_budget_leave_out_the_documents_that_judge_them(tmp_path):
         Plan(experiment, "budget", range(1), tmp_path, tmp_path, {}, own).check()
 
 
-@pytest.mark.parametrize("name", ["one-hour", "One hour", "the paper's, smaller", "word vectors", "bag of words"])
+@pytest.mark.parametrize("name", ["one-hour", "One hour", "the paper's, size mini", "word vectors", "bag of words"])
 def test_a_model_from_elsewhere_has_a_name_and_folders_of_its_own(tmp_path, name):
     def plan(given):
         return Plan(what_it_buys(Budget(1.0, {given: tmp_path}), []), "budget", range(1), tmp_path, tmp_path, {}, {})

@@ -220,7 +220,7 @@ def _map(predictor: Predictor, kind: str, attentions: Sequence[AttentionMap], mo
         each = enumerate(zip(*heads, strict=True), start=1)
         single = [charts(f"layer {number}, head {head}", values, tells=tells) for head, values in each]
         drawn.append((f"layer {number}", mean, single))
-    note = f"{_AXES[kind]} Large maps are means over heads. A click on a small one, a single head, enlarges it."
+    note = f"{_AXES[kind]} Large maps are means over heads. Small ones are single heads; click one to enlarge it."
     return {"title": _TITLES[kind], "note": note, "layers": drawn}
 
 

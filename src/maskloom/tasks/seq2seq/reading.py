@@ -139,7 +139,9 @@ def _text(value: Any, what: str) -> str:
 
 
 def _targets(value: Any) -> str | tuple[str, ...]:
-    items = value if value and isinstance(value, list) else [value]
+    items = value if isinstance(value, list) else [value]
+    if not items:
+        raise BadRowError("missing target", "an empty list")
     empty = [number for number, item in enumerate(items, start=1) if item is None or not str(item).strip()]
     if empty and len(items) > 1:
         raise BadRowError("missing target", f"reference {empty[0]} is empty")
