@@ -165,7 +165,7 @@ def test_messages_speak_of_targets(write):
     for value, message in (
         ('{"x": 1}', r"target is not a text: \{'x': 1\}"),
         ('["b", ["c"]]', r"target is not a text: \['c'\]"),
-        ("[]", r"target is not a text: \[\]"),
+        ("[]", "missing target: an empty list$"),
         ('["b", " "]', "missing target: reference 2 is empty"),
         ('["b", "c", null]', "missing target: reference 3 is empty"),
         ('[""]', "missing target$"),
