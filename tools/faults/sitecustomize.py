@@ -5,4 +5,7 @@ import os
 if os.environ.get("MASKLOOM_FAULTS") or os.environ.get("MASKLOOM_FAULT_LOG"):
     from fault_rules import arm
 
-    arm(os.environ.get("MASKLOOM_FAULTS", ""), os.environ.get("MASKLOOM_FAULT_LOG"))
+    try:
+        arm(os.environ.get("MASKLOOM_FAULTS", ""), os.environ.get("MASKLOOM_FAULT_LOG"))
+    except Exception as error:  # Python would only print it, and go on without the fault
+        raise SystemExit(f"MASKLOOM_FAULTS: {error}") from error

@@ -32,8 +32,8 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of a torch.save file by name; a zip is mapped, an older file is loaded into memory.
 
     torch's reader of weights executes no code, but it would unpack compressed zips and call functions that allocate any
-    amount of memory, such as bytearray. So these are refused first. Raises DataError that names the file for anything
-    but a dictionary from names to tensors.
+    amount of memory, such as bytearray. So these are refused first, and then tensors larger than their values. Raises
+    DataError that names the file for anything but a dictionary from names to tensors.
     """
     check_regular(path)
     require_memory(path.stat().st_size, f"{path}:", DataError)
@@ -53,6 +53,9 @@ def open_pickled(path: Path) -> dict[str, StoredTensor]:
     if not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in pairs):
         held = sorted(map(str, values))[:4] if isinstance(values, dict) else type(values).__name__
         raise DataError(f"{path}: expected a dictionary from names to tensors, got {held!s:.200}")
+    for name, value in values.items():
+        if value.nbytes > value.untyped_storage().nbytes():
+            raise DataError(f"{path}: not read: {name!r:.80} repeats its values up to the shape {tuple(value.shape)}")
     return {
         name: StoredTensor(name, tuple(value.shape), value.is_floating_point(), path, value.detach)
         for name, value in values.items()
@@ -83,5 +86,7 @@ def _check_pickles(file: IO[bytes], number: int) -> None:
     for count, (operation, argument, _place) in enumerate(operations):
         if count > _MAX_OPERATIONS:
             raise _RefusedError("its pickle is longer than any model's")
+        if operation.name in ("STACK_GLOBAL", "INST"):
+            raise _RefusedError(f"its pickle imports by {operation.name}, which torch.save does not write")
         if operation.name == "GLOBAL" and not _NAMES.fullmatch(str(argument)):
             raise _RefusedError(f"its pickle imports {argument!r:.80}, which no dictionary of tensors needs")

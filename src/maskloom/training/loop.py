@@ -5,6 +5,7 @@ What happens when a step fails is in `training.faults`; what a GPU gets ahead of
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -105,15 +106,16 @@ class _Steps:
     def take(self, batch: Any) -> tuple[dict[str, float], float, bool]:
         """Accumulate, clip and update; return mean losses, norm before clipping, and whether they are finite.
 
-        If they are not, nothing is updated. In fp16, the step is first repeated with half the loss scale until they are
-        finite or the scale is 1.
+        If they are not, nothing is updated. In fp16, the step is first repeated with half the loss scale until the norm
+        is finite or the scale is 1.
         """
         state, limit = self.state, self.settings.max_grad_norm
         launched = self.launch(batch, state.step)
         losses, norm, is_finite = launched.read()
         losses, is_finite = self.ranks.sum_(losses), not self.ranks.any_(not is_finite)
-        scale, state.loss_scale = state.loss_scale, adapted_scale(state.loss_scale, is_finite=is_finite)
-        if not is_finite and state.loss_scale != scale:
+        overflows = state.loss_scale is not None and self.ranks.any_(not math.isfinite(norm))
+        scale, state.loss_scale = state.loss_scale, adapted_scale(state.loss_scale, overflows=overflows)
+        if overflows and state.loss_scale != scale:
             return self.take(batch)
         if is_finite:
             if limit is not None and norm + 1e-6 >= limit:  # below, clipping would multiply by 1

@@ -34,15 +34,15 @@ def in_precision(objective: Objective, precision: str, device: torch.device) -> 
     return kind(objective, dtype)
 
 
-def adapted_scale(loss_scale: tuple[float, int] | None, *, is_finite: bool) -> tuple[float, int] | None:
-    """Return the loss scale and the number of steps that it has held for, after a step that was finite or overflowed.
+def adapted_scale(loss_scale: tuple[float, int] | None, *, overflows: bool) -> tuple[float, int] | None:
+    """Return the loss scale and the number of steps that it has held for, after a step.
 
-    It is halved, down to 1, after an overflow, and doubled after 2,000 steps without one.
+    It is halved, down to 1, if the gradients overflow, and doubled after 2,000 steps in which they do not.
     """
     if loss_scale is None:
         return None
     scale, num_held = loss_scale
-    if not is_finite:
+    if overflows:
         return (scale / 2, 0) if scale > 1.0 else loss_scale
     return (2 * scale, 0) if num_held + 1 == _STEPS_OF_A_SCALE else (scale, num_held + 1)
 

@@ -95,6 +95,18 @@ def test_a_batch_that_no_loss_scale_helps_is_an_error() -> None:
     assert state.step == 0
 
 
+def test_a_loss_that_is_not_finite_with_gradients_that_are_keeps_the_scale() -> None:
+    class Infinite(MaskedLanguageModeling):
+        def loss_sums(self, model, batch):
+            return {name: value + math.inf for name, value in super().loss_sums(model, batch).items()}
+
+    state, settings = _state(_settings("fp16")), _settings("fp16")
+    state.loss_scale = (8.0, 3)
+    with pytest.raises(NonFiniteStepError):
+        next(train_steps(state, in_precision(Infinite(), "fp16", CPU), _batches, settings=settings, seed=1))
+    assert state.loss_scale == (8.0, 4)
+
+
 def test_auto_is_bf16_on_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     objective, gpu = MaskedLanguageModeling(), torch.device("cuda")
     assert in_precision(objective, "auto", CPU) is objective

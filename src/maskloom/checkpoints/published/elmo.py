@@ -15,6 +15,7 @@ from maskloom.errors import ConfigError, DataError, amount
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.elmo_config import SPELLING_SIZE, ElmoConfig
 from maskloom.system.foreign_files import check_regular, read_json_object
+from maskloom.system.resources import require_memory
 
 OPTIONS = "options.json"
 _CHARACTERS = "encoder.embeddings.characters"
@@ -75,16 +76,19 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     except ImportError:
         raise ConfigError(f"{path}: reading HDF5 needs h5py; install it with: pip install 'maskloom[elmo]'") from None
     check_regular(path)
+    require_memory(path.stat().st_size, f"{path}:", DataError)
     arrays = dict[str, Any]()
     try:
         with h5py.File(path) as file:
             file.visititems(lambda name, item: arrays.update({name: item} if isinstance(item, h5py.Dataset) else {}))
             for name, array in arrays.items():
-                if array.dtype.kind != "f" or array.external or array.is_virtual:
-                    raise ValueError(f"{name!r} is not an array of floats in the file itself")
+                if array.dtype.kind != "f" or array.external or array.is_virtual or array.compression:
+                    raise ValueError(f"{name!r} is not an uncompressed array of floats in the file itself")
             if sum(array.nbytes for array in arrays.values()) > path.stat().st_size:
                 raise ValueError("its arrays take more bytes than the file has")
             return {name: torch.from_numpy(array[...]).float() for name, array in arrays.items()}
+    except (MemoryError, PermissionError):
+        raise
     except Exception as error:  # a damaged file may raise anything
         raise DataError(f"{path}: damaged, or not an HDF5 file of plain float arrays: {error!s:.300}") from None
 

@@ -108,7 +108,10 @@ def in_micro_batches_that_fit(
 
 
 def _halved(size: int | None, batch: Any, why: str, step: int, ranks: Ranks) -> int:
-    """Return half the micro-batch size, or 1 again after disabling oneDNN if that had no room for a kernel."""
+    """Return half the micro-batch size, or 1 again after disabling oneDNN if that had no room for a kernel.
+
+    Raises MemoryExhaustedError at size 1 otherwise, and always with several ranks.
+    """
     whole, here = len(batch.split(1)), f"rank {ranks.rank} of {ranks.world_size}"
     size = min(size or whole, whole)
     can_do_without = _NO_ROOM_FOR_KERNEL in why and torch.backends.mkldnn.enabled
@@ -124,8 +127,9 @@ def _halved(size: int | None, batch: Any, why: str, step: int, ranks: Ranks) -> 
     half = (size + 1) // 2
     if ranks.world_size > 1:
         raise MemoryExhaustedError(
-            f"step {step}: memory ran out on {here} and the weights were not changed; when restarted by torchrun's "
-            f"--max-restarts or with --resume, all ranks continue from the last checkpoint in micro-batches of {half}",
+            f"step {step}: memory ran out on {here} ({why}) and the weights were not changed; when restarted by "
+            "torchrun's --max-restarts or with --resume, all ranks continue from the last checkpoint in micro-batches "
+            f"of {half}",
             micro_batch_size=half,
         )
     return half

@@ -126,9 +126,9 @@ def write_dump(
     """
     rank = f"-rank-{ranks.rank}" if ranks.world_size > 1 else ""
     final = folder / "-".join(map(str, (f"step-{bad.report.step:08d}{rank}", *state.position.values())))
+    counts, first_row = ranks.counts_and_first_row(objective, bad.batch)  # of all ranks, so each has to take part
     if final.exists():
         return final
-    counts, first_row = ranks.counts_and_first_row(objective, bad.batch)
     weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
     gradients = {name: weight.grad for name, weight in state.model.named_parameters() if weight.grad is not None}
     report: dict[str, Any] = {
