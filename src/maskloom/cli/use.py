@@ -98,10 +98,7 @@ def embed(
     input_file: Input,
     *,
     output: Annotated[Path | None, typer.Option(help="File to write: .npy or .jsonl.")] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(help=".html page to write: the attention of every head, within the first texts of the file."),
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help=".html page to write: attention within the first texts.")] = None,
     reading: Any,
     pooling: Annotated[
         PoolingMode | None,
