@@ -40,6 +40,7 @@ def page(figures: dict[str, Any]) -> str:
     """Return the Markdown page."""
     versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
     rounds = figures["rounds"]
+    sides = {side: name for side, name in SIDES.items() if side in rounds[0]["sides"]}
     lines = [
         "# Bulk embedding: maskloom, sentence-transformers and onnxruntime",
         "",
@@ -63,13 +64,13 @@ def page(figures: dict[str, Any]) -> str:
         "| side | sentences' tokens/s | fraction of fp32 GEMM peak |",
         "|---|---|---|",
     ]
-    for side, name in SIDES.items():
+    for side, name in sides.items():
         rates = [row["tokens"] / row["sides"][side][0] for row in rounds]
         shares = [_flops(row) / row["sides"][side][0] / row["peak"] for row in rounds]
         lines.append(f"| {name} | {statistics.median(rates):,.0f} | {statistics.median(shares):.0%} |")
     lines += ["", "| ratio of speeds | median | range | by processor time | reached (floor / target / stretch) |"]
     lines += ["|---|---|---|---|---|"]
-    for ours, peer, aim in AIMS:
+    for ours, peer, aim in (row for row in AIMS if row[0] in sides and row[1] in sides):
         names = f"{SIDES[ours]} over {SIDES[peer]}"
         wall, busy = ([row["sides"][peer][k] / row["sides"][ours][k] for row in rounds] for k in (0, 1))
         lines.append(

@@ -1,5 +1,6 @@
 """Benchmark pages state the order of the runs, the result of every row, and how it compares with the plain peer."""
 
+import json
 from argparse import Namespace
 from pathlib import Path
 from typing import get_args
@@ -88,6 +89,14 @@ def test_the_table_quotes_the_peer_as_shipped_and_in_its_best_plain_form():
     assert f"| tiny | 128 | {PREDICTED} | **1.25x** | 1.12-1.38 | below floor (1.6 / 2 / 2.5) |" in page
     assert f"MKL on both sides: {PREDICTED} | **1.38x**" in page
     assert "Fewer than 5 rounds: a trial, no result." in page
+
+
+@pytest.mark.parametrize("name", ["embedding", "embedding_intel"])
+def test_the_stored_pages_of_embedding_are_what_their_figures_give(name):
+    from embedding_report import page
+
+    folder = Path(__file__).parents[2] / "benchmarks"
+    assert page(json.loads((folder / f"{name}.json").read_text("utf-8"))) == (folder / f"{name}.md").read_text("utf-8")
 
 
 def test_rows_of_tasks_name_what_they_change_of_the_recipe():
