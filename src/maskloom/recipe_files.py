@@ -235,7 +235,10 @@ def validate_recipe(
 def _of_chosen_size(
     kind: type[BaseModel], values: dict[str, Any], overrides: list[str], source: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return a file's values with the table [sizes.NAME] of the chosen size applied, and those with each other one."""
+    """Return a file's values with the table [sizes.NAME] of the chosen size applied, and those with each other one.
+
+    Raises ConfigError for a table of no known size, one that is none, and where no new model is trained.
+    """
     size = next((key for key in recipe_keys(kind) if key.path == "model.size"), None)
     by_size = values.get("sizes")
     if size is None or not isinstance(by_size, dict):
@@ -260,10 +263,12 @@ def _of_chosen_size(
     return found.pop(chosen, values) if isinstance(chosen, str) else values, found
 
 
-def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values in nested tables with their dotted keys."""
-    for key, value in table.items():
-        yield from leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+def leaves(table: Mapping[str, Any], prefix: str = "", *, whole: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested tables with their dotted keys; the table at the key `whole` is one value."""
+    for name, value in table.items():
+        key = prefix + name
+        is_section = isinstance(value, dict) and key != whole
+        yield from leaves(value, f"{key}.", whole=whole) if is_section else [(key, value)]
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

@@ -81,13 +81,14 @@ def fill_mask(
         check_page(report, "--report")
     from maskloom.inference import Predictor  # heavy, so a missing model is rejected first
 
-    masks = Predictor.load(model).fill_mask(text, top_k=top_k)
+    predictor = Predictor.load(model)
+    masks = predictor.fill_mask(text, top_k=top_k)
     lines = ["  ".join(f"{found['token']} {found['probability']:.3f}" for found in mask) for mask in masks]
     page = {}
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 
-        page = attention_report(model, [text], report)
+        page = attention_report(model, [text], report, predictor=predictor)
         lines.append(f"page: {report}")
     show({"text": text, "masks": masks, **page}, as_json, lines=lambda _: lines)
 

@@ -156,7 +156,7 @@ def explained(name: str) -> dict[str, Any]:
         return {"recipe": name, "about": f"The defaults of maskloom {name}.", "keys": _keys(KINDS[name], {})}
     path = recipe_path(name)
     values = read_toml(path)
-    by_size, values = values.pop("sizes", {}), _flat(values)
+    by_size, values = values.pop("sizes", {}), dict(leaves(values, whole="model.config"))
     kind = KINDS.get(values.get("kind", "finetune"), FinetuneRecipe)
     load_recipe(kind, path)
     sizes = {size: dict(leaves(table)) for size, table in by_size.items()}
@@ -207,14 +207,6 @@ def _keys(kind: type[PretrainRecipe | FinetuneRecipe], values: dict[str, Any]) -
         for key in recipe_keys(kind)
         if key.path != "kind"
     ]
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        is_section = isinstance(value, dict) and f"{prefix}{name}" != "model.config"
-        flat |= _flat(value, f"{prefix}{name}.") if is_section else {f"{prefix}{name}": value}
-    return flat
 
 
 def shown_value(value: Any) -> str:

@@ -102,15 +102,17 @@ def attention_report(
     *,
     reading: ReadingOptions | None = None,
     max_length: int | None = None,
+    predictor: Predictor | None = None,
 ) -> dict[str, Any]:
     """Write a page about an encoder's self-attention for texts, or the first ones of a file; return a summary.
 
+    A `predictor` is the opened model, which is loaded otherwise.
     The texts are shown side by side. "[MASK]" and the like are tokens in given texts, as for `fill_mask`, but not in a
     file, as for `encode`. Raises ConfigError for a page that cannot be written and for a model without self-attention,
     DataError for a wrong file.
     """
     check_page(Path(page), "--report")
-    predictor, rows, num_left_out = Predictor.load(model, max_length=max_length), [], 0
+    predictor, rows, num_left_out = predictor or Predictor.load(model, max_length=max_length), [], 0
     if is_file := isinstance(texts, Path):
         rows, num_left_out = _first(reading_of_texts(texts, reading))
     inputs = [row.inputs() for row in rows] if is_file else [(text, None) for text in texts]
