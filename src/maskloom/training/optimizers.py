@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
@@ -135,8 +135,10 @@ def step_if(optimizer: torch.optim.Optimizer, is_good: torch.Tensor) -> None:
         del optimizer.found_inf  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def recount(optimizer: torch.optim.Optimizer) -> None:
-    """Make an optimiser read its number of steps from its device again, after a step that `step_if` skipped."""
+def forget_step(optimizer: torch.optim.Optimizer, known: Set[torch.Tensor]) -> None:
+    """Remove what a step that `step_if` skipped left: state of parameters other than `known`, and its count."""
+    for parameter in optimizer.state.keys() - known:
+        del optimizer.state[parameter]
     if isinstance(optimizer, BertAdam):
         optimizer._counted = {}
 

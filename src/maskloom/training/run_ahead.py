@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from maskloom.layers.copies import HostCopy
 from maskloom.objectives.carrying import CarriedBatch
 from maskloom.system.fault_points import fault_point
-from maskloom.training.optimizers import parameters_of, recount, step_if
+from maskloom.training.optimizers import forget_step, parameters_of, step_if
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import NextBatch, TrainState
@@ -102,11 +102,12 @@ class StepsAhead:
         if limit is not None:
             clip_grads_with_norm_(parameters_of(state.optimizer), limit, launched.norm, foreach=True)
         fault_point("training.step")
+        known = {*state.optimizer.state}
         step_if(state.optimizer, launched.is_finite)
         self._ahead = None if isinstance(batch, CarriedBatch) else self._launched_ahead()
         losses, norm, is_finite = launched.read()
         if not is_finite:
-            recount(state.optimizer)
+            forget_step(state.optimizer, known)
             self.launch(batch, state.step)
         return losses, norm, is_finite
 

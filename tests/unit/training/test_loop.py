@@ -1,9 +1,11 @@
 import math
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from tests.device_reads import Reads
+from tests.unit.training.tiny_sessions import are_equal, weights_of
 
 from maskloom.data.batch import PretrainingBatch
 from maskloom.models.assembled import build_model
@@ -11,6 +13,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.faults.nonfinite import NumericalError
 from maskloom.training.loop import StepDraws, accumulate_gradients, evaluate, train_steps
+from maskloom.training.optimizers import OPTIMIZERS
 from maskloom.training.ranks.ranks import Ranks
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
@@ -300,6 +303,26 @@ def test_steps_launched_before_their_loss_is_read_are_the_same(monkeypatch, opti
     assert [report.gradient_norm for report in found] == [report.gradient_norm for report in reports]
     for a, b in zip(expected.model.parameters(), state.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "bert_adam", "sgd"])
+def test_a_bad_first_step_launched_before_its_loss_is_read_leaves_no_state(monkeypatch, optimizer):
+    sgd = partial(torch.optim.SGD, lr=1e-2, momentum=0.9, fused=True)
+    monkeypatch.setitem(OPTIMIZERS, "sgd", lambda groups, settings: sgd(groups))
+    monkeypatch.setattr("maskloom.training.loop.can_run_ahead", lambda *_: True)
+    settings = TrainingSection(steps=2, learning_rate=1e-2, optimizer=optimizer)
+    expected, _ = _run(settings)
+    state = TrainState.fresh(_model(dropout=0.1), settings)
+
+    class Broken(MaskedLanguageModeling):
+        def loss_sums(self, model, batch):
+            return {name: value * math.nan for name, value in super().loss_sums(model, batch).items()}
+
+    with pytest.raises(NumericalError):
+        next(train_steps(state, Broken(), _batches, settings=settings, seed=3))
+    assert not state.optimizer.state
+    list(train_steps(state, MaskedLanguageModeling(), _batches, settings=settings, seed=3))
+    assert are_equal(weights_of(state), weights_of(expected))
 
 
 def test_evaluation_weighs_every_prediction_the_same() -> None:
