@@ -309,8 +309,13 @@ class Decoder:
     _steps: Sequence[Step] = ()  # one per layer, for that many sequences
 
     def __init__(self, model: EncoderWithHeads, room: int, width: int = 1) -> None:
-        if (head := model.vocabulary_head) is None or not model.config.is_causal:
-            raise ConfigError("only a left-to-right model with a language-model head can continue a text")
+        if not model.config.is_causal:
+            raise ConfigError("only a left-to-right model can continue a text")
+        if (head := model.vocabulary_head) is None:
+            raise ConfigError(
+                "this model was saved without its language-model head and cannot continue a text; use the folder that "
+                "it was fine-tuned from, or keep the head in fine-tuning with auxiliary_lm above 0"
+            )
         self._encoder, self._vocabulary_head = model.encoder, head
         self._read_by(model.encoder.layers, model.encoder.word_embeddings, room, width)
 

@@ -5,14 +5,17 @@ import numpy as np
 import pytest
 import torch
 
+from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.errors import ConfigError, DataError
 from maskloom.generation.search import Decoder, Generation, continue_texts, largest_of
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.models.gpt_config import GptConfig
+from maskloom.models.recurrent_config import GruConfig
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.5}
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1}
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 
 
@@ -159,6 +162,13 @@ def test_a_model_that_sees_both_ways_continues_nothing():
     config = BertConfig(vocab_size=11, max_position_embeddings=24, intermediate_size=64, **SIZES)
     with pytest.raises(ConfigError, match="only a left-to-right model"):
         continue_texts(build_model(config, ("mlm",), seed=0), [[1]], Generation())
+
+
+@pytest.mark.parametrize("config", [GruConfig(causal=True, **SMALL), GptConfig(pre_norm=True, **SIZES)])
+def test_a_left_to_right_model_fine_tuned_without_its_head_says_what_keeps_it(config, tmp_path):
+    save_model(build_model(config, ("classifier",), 2, seed=0), tmp_path)
+    with pytest.raises(ConfigError, match=r"without its language-model head .* auxiliary_lm above 0"):
+        continue_texts(load_model(tmp_path)[0], [[1]], Generation())
 
 
 def test_broken_weights_are_said():
