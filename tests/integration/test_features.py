@@ -26,6 +26,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.recipe_files import recipe_path
 from maskloom.runs import finetune as finetune_run
 from maskloom.runs.evaluate import evaluate
+from maskloom.runs.export import export
 from maskloom.runs.features import Activations, features
 from maskloom.runs.predict import predict
 from maskloom.text.tokenizer import Tokenizer
@@ -343,6 +344,8 @@ def test_word_vectors_are_joined_to_features_and_travel_with_the_model(model_fol
     shutil.copytree(out / "model", moved)
     vectors.unlink()
     assert evaluate(moved, data["dev"])["loss"] == pytest.approx(result["best"]["scores"]["loss"], rel=1e-4)
+    export(out, tmp_path / "last", stage="seed-0")
+    assert evaluate(tmp_path / "last", data["dev"])["loss"] == pytest.approx(result["last"]["scores"]["loss"], rel=1e-4)
     write_vectors(moved / "word_vectors", ["anna"], np.ones((1, 7), np.float32), "text")
     with pytest.raises(DataError, match="word vectors have 7 numbers; the model was trained with 5"):
         Predictor.load(moved).predict([["anna"]])

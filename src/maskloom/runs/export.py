@@ -15,7 +15,13 @@ from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, re
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, write_modules
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference.model_folder import load_tokenizer, read_settings, tokenizer_read
+from maskloom.inference.model_folder import (
+    WORD_VECTORS,
+    load_tokenizer,
+    read_settings,
+    tokenizer_read,
+    with_word_vectors,
+)
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.heads import HEADS
@@ -146,6 +152,8 @@ def _export_finetuning(
 ) -> None:
     settings, source = read_json_object(run / TASK), _place(content, "model")
     assert source is not None
+    if (run / "model" / WORD_VECTORS).exists():  # the run's own copy: the original may be gone or changed
+        settings["settings"] = with_word_vectors(settings["settings"], run / "model")
     task = make_task(settings["kind"], settings["labels"], primary=settings["primary"], settings=settings["settings"])
     tokenizer, config = start_of(recipe, source, _place(content, "source_vocab"))
     num_tokens = len(tokenizer.of_targets.vocabulary)
