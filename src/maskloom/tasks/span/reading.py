@@ -298,8 +298,8 @@ def _listed(answers: Any, starts: Any) -> Any:
         return [{"text": answers, "answer_start": starts}]
     if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers) and answers:
         if not isinstance(starts, list) or len(starts) != len(answers):
-            given = len(starts) if isinstance(starts, list) else "no list of"
-            raise BadRowError(f"{len(answers)} answers have {given} starts; both must be lists of equal length")
+            given = len(starts) if isinstance(starts, list) else "no list"
+            raise BadRowError("answers and starts are not lists of equal length", f"{len(answers)} and {given}")
         return [{"text": text, "answer_start": start} for text, start in zip(answers, starts, strict=True)]
     return answers
 
