@@ -178,8 +178,8 @@ def _who_said(path: list[str], reason: str, source: str, said: Mapping[str, str]
     for length in range(len(path), 0, -1):
         if change := said.get(".".join(path[:length])):
             return change
-    words, start = {*re.findall(r"\w+", reason)}, ".".join([*path, ""])
-    near = [change for key, change in said.items() if key.rpartition(".")[2] in words]
+    words, start = {*re.findall(r"\w+(?:\.\w+)*", reason)}, ".".join([*path, ""])  # a dotted key means only itself
+    near = [change for key, change in said.items() if words & {key, key.rpartition(".")[2]}]
     near = near or [change for key, change in said.items() if path and key.startswith(start)]
     return f"{source} with {', '.join(near)}" if near else source
 

@@ -197,6 +197,12 @@ def test_a_value_that_may_be_of_several_types_is_one_problem(override, lines):
     ] == lines
 
 
+def test_only_a_key_that_a_reason_names_is_blamed():
+    changes = ["phases.0.steps=5", "phases.1.warmup_steps=20"]
+    with pytest.raises(ConfigError, match=r"^recipe with --set 'phases.1.warmup_steps=20': phases.1.warmup_steps = 20"):
+        load_recipe(PretrainRecipe, {"phases": [{"max_length": 9, "steps": 3}, {"max_length": 9, "steps": 9}]}, changes)
+
+
 def test_a_key_that_has_to_be_there_is_named():
     with pytest.raises(ConfigError, match=r"phases\.0\.max_length is missing$"):
         load_recipe(PretrainRecipe, None, ["phases=[{steps=3}]"])
