@@ -97,6 +97,9 @@ class Plan:
                 f"pretrain.training.minutes = {minutes:g}: tenths of the steps are compared; give "
                 "pretrain.training.steps instead"
             )
+        given = {change.partition("=")[0].strip() for change in self.overrides.get("pretrain", ())}
+        if own := sorted(given & {"training.save_every", "training.keep_checkpoints"}):
+            raise ConfigError(f"pretrain.{own[0]}: the checkpoint of every tenth of the steps is kept; leave it out")
         if (steps := num_steps(recipe)) % 10:
             raise ConfigError(
                 f"pretrain.training.steps = {steps}: tenths of the steps are compared; give a multiple of 10"
