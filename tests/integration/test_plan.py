@@ -1,17 +1,21 @@
 """`maskloom plan`: estimates compared with what the run then takes, and the best size for a time budget."""
 
 import json
+import math
 import random
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.data.corpus.opening import Corpus, split_documents
+from maskloom.data.loader import Account
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs import plan as module
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.plan import CURVES, plan_lines, plan_pretraining
-from maskloom.runs.pretrain import pretrain
+from maskloom.runs.pretrain import initial_model, pretrain
 from maskloom.runs.pretraining_plan import config_for, phase_plans
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.training.events import read_events
@@ -129,6 +133,23 @@ def test_a_decoder_is_planned_as_it_is_trained(corpus, architecture):
     assert account.predictions_per_instance == pytest.approx(predicted)
     flops = 2 * 4 * module._flops(config, account, has_decoder=True)
     assert only(result)["flops"] == pytest.approx(flops)
+
+
+@pytest.mark.parametrize("architecture", ["lstm", "lstm, model.config.decoder_attention=none", "gru", "transformer"])
+def test_the_work_of_a_decoder_is_what_torch_counts(corpus, architecture):
+    changes = f"objective=denoising, model.size=tiny, training.steps=2, model.architecture={architecture}".split(", ")
+    chosen = recipe(*changes, "model.config.num_hidden_layers=3")
+    (plan,), opened = phase_plans(chosen), Corpus.open(corpus)
+    model, _ = initial_model(chosen, opened, None)
+    row, (train, _) = PRETRAINING["denoising"], split_documents(opened, 0.2, seed=0)
+    loader = row.loader(opened, train, plan.data_for(model.config), batch_size=4, seed=0)
+    batch = loader.next_batch({})[0]
+    in_place = {torch.ops.aten.baddbmm_: lambda _, left, right, **__: 2 * math.prod(left) * right[2]}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter, torch.no_grad():
+        row.objective(row.part, plan.data).loss_sums(model, batch)
+    account = Account(0, batch.lengths.mean(), len(batch.labels) / len(batch.lengths), 0.0)
+    counted = 3 * counter.get_total_flops() / len(batch.lengths)
+    assert module._flops(model.config, account, has_decoder=True) == pytest.approx(counted, rel=0.02)
 
 
 def test_a_size_beyond_memory_is_left_out_and_said(corpus, monkeypatch):

@@ -15,6 +15,7 @@ import torch
 from maskloom.config import PretrainRecipe
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Account
+from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.carrying import with_carry
@@ -177,7 +178,7 @@ def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float
     """Return the useful FLOPs of training on a sequence of mean length: 2 per weight and token, backward twice forward.
 
     Attention takes 4 per pair of tokens and dimension; for the vocabulary only predicted positions count. A decoder
-    processes those, with as many projections again for its attention to the sequence.
+    processes those, with as many projections again for its attention to the sequence; a recurrent one attends once.
     """
     length, hidden = account.tokens_per_instance, config.hidden_size
     num_projections = 3 if getattr(config, "gated", False) else 2
@@ -186,8 +187,13 @@ def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float
     if (weights := getattr(config, "weights_of_layer", None)) is not None:  # of a recurrent network
         block = 2 * length * weights
     written = account.predictions_per_instance
-    head = 2 * written * (hidden**2 + hidden * config.vocab_size)
-    if has_decoder:
+    has_dense = not has_decoder and architecture_of(config).vocabulary_head == "mlm"
+    head = 2 * written * hidden * (has_dense * hidden + config.vocab_size)
+    if has_decoder and weights is not None:
+        one_way: Any = config.model_copy(update={"causal": True})
+        head += 2 * written * config.num_hidden_layers * one_way.weights_of_layer
+        head += 4 * written * (length + hidden) * hidden * (one_way.decoder_attention != "none")
+    elif has_decoder:
         decoder = 2 * written * (projections + 2 * hidden**2) + 4 * length * hidden**2  # queries, outputs; keys, values
         decoder += 4 * (written**2 + written * length) * hidden
         head += (getattr(config, "num_decoder_layers", None) or config.num_hidden_layers) * decoder
