@@ -186,7 +186,8 @@ def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float
     if (weights := getattr(config, "weights_of_layer", None)) is not None:  # of a recurrent network
         block = 2 * length * weights
     written = account.predictions_per_instance
-    head = 2 * written * (hidden**2 + hidden * config.vocab_size)
+    width = getattr(config, "embedding_size", None) or hidden
+    head = 2 * written * (hidden * width + width * config.vocab_size) + 2 * length * hidden * width * (width != hidden)
     if has_decoder:
         decoder = 2 * written * (projections + 2 * hidden**2) + 4 * length * hidden**2  # queries, outputs; keys, values
         decoder += 4 * (written**2 + written * length) * hidden
