@@ -62,7 +62,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 MODEL_KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
     "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size", "initializer_range", "layer_norm_eps",
-    "pre_norm", "gated", "rotary",
+    "pre_norm", "gated", "rotary", "embedding_size",
 )  # fmt: skip
 """The keys of a BERT configuration, which belong in the [model.config] section of a recipe that has one."""
 

@@ -63,14 +63,20 @@ def test_a_plan_says_what_the_run_then_does(corpus, tmp_path):
     assert not (corpus.parent / "run").exists()
 
 
-@pytest.mark.parametrize(("more", "num_projections"), [((), 2), (("model.config.gated=true",), 3)])
-def test_work_is_counted_by_weights_and_tokens(corpus, more, num_projections):
+@pytest.mark.parametrize(
+    ("more", "num_weights"),
+    [
+        ((), 2 * (4 * 128**2 + 2 * 128 * 512)),
+        (("model.config.gated=true",), 2 * (4 * 128**2 + 3 * 128 * 512)),
+        (("model.config.embedding_size=1024",), 2 * (4 * 128**2 + 2 * 128 * 512) + 128 * 1024),
+    ],
+)
+def test_work_is_counted_by_weights_and_tokens(corpus, more, num_weights):
     chosen = recipe("model.size=tiny", "training.steps=1", "training.batch_size=1", "data.next_sentence=false", *more)
     once = only(plan_pretraining(chosen, corpus=corpus, seconds=0.1))
     # without vocabulary and attention, small at this length: 6 FLOPs per token and block weight
-    blocks = 2 * (4 * 128**2 + num_projections * 128 * 512)
-    assert once["flops"] == pytest.approx(6 * blocks * once["tokens"], rel=0.12)
-    assert once["flops"] > 6 * blocks * once["tokens"]
+    assert once["flops"] == pytest.approx(6 * num_weights * once["tokens"], rel=0.12)
+    assert once["flops"] > 6 * num_weights * once["tokens"]
 
 
 def test_minutes_become_steps_shared_by_phases(corpus):

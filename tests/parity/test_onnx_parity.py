@@ -47,7 +47,7 @@ def _quietly(caplog):
     [
         (("mlm", "nsp"), {}),
         (("lm", "classifier"), {}),
-        (("classifier",), {"pre_norm": True, "gated": True, "rotary": True}),
+        (("classifier",), {"pre_norm": True, "gated": True, "rotary": True, "embedding_size": 20}),
         pytest.param(("classifier",), {}, marks=pytest.mark.slow),
         pytest.param(("tagger", "crf"), {}, marks=pytest.mark.slow),
     ],

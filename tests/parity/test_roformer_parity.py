@@ -42,10 +42,11 @@ def ours(model):
         ("span", RoFormerForQuestionAnswering),
     ],
 )
+@pytest.mark.parametrize("embedding_size", [None, 20, 48])
 @pytest.mark.filterwarnings("ignore")
-def test_a_rotary_bert_opens_as_a_roformer(tmp_path, head, kind):
+def test_a_rotary_bert_opens_as_a_roformer(tmp_path, head, kind, embedding_size):
     heads = head.split("+") if head else []
-    config = BertConfig(vocab_size=40, initializer_range=0.1, rotary=True, **SIZES)
+    config = BertConfig(vocab_size=40, initializer_range=0.1, rotary=True, embedding_size=embedding_size, **SIZES)
     model = build_model(config, heads, 2 if head == "tagger" else None, seed=3)
     save_model(model, tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
@@ -70,10 +71,12 @@ def test_a_rotary_bert_opens_as_a_roformer(tmp_path, head, kind):
     torch.testing.assert_close(ours(again), states, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("embedding_size", [None, 20, 60])
 @pytest.mark.filterwarnings("ignore")
-def test_a_roformer_of_transformers_is_read(tmp_path):
+def test_a_roformer_of_transformers_is_read(tmp_path, embedding_size):
     torch.manual_seed(0)
-    peer = RoFormerForMaskedLM(RoFormerConfig(vocab_size=40, initializer_range=0.1, **SIZES)).eval()
+    sizes = {**SIZES, "embedding_size": embedding_size}
+    peer = RoFormerForMaskedLM(RoFormerConfig(vocab_size=40, initializer_range=0.1, **sizes)).eval()
     peer.save_pretrained(tmp_path)
     model, report = load_model(tmp_path)
     assert list(model.heads) == ["mlm"]

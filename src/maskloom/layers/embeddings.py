@@ -7,10 +7,14 @@ from torch import Tensor, nn
 
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.processor.fused_layers import fused_type, normed_embedding
+from maskloom.layers.processor.matrix_products import Dense
 
 
 class TokenEmbeddings(nn.Module):
-    """Word + segment + optional position embedding, LayerNorm, dropout: (tokens,) to (tokens, hidden)."""
+    """Word + segment + optional position embedding, LayerNorm, dropout: (tokens,) to (tokens, hidden).
+
+    If `embedding_size` is not `hidden_size`, a projection follows (Lan et al. 2019, ALBERT, 3.1).
+    """
 
     def __init__(
         self,
@@ -19,18 +23,24 @@ class TokenEmbeddings(nn.Module):
         num_segments: int,
         num_positions: int | None,
         hidden_size: int,
+        embedding_size: int,
         layer_norm_eps: float,
         dropout: float,
     ) -> None:
         super().__init__()
-        self.word = _table(vocab_size, hidden_size)
-        self.segment = _table(num_segments, hidden_size)
-        self.position = None if num_positions is None else _table(num_positions, hidden_size)
-        self.layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        self.word = _table(vocab_size, embedding_size)
+        self.segment = _table(num_segments, embedding_size)
+        self.position = None if num_positions is None else _table(num_positions, embedding_size)
+        self.layer_norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
+        self.projection = None if embedding_size == hidden_size else Dense(embedding_size, hidden_size)
 
     def forward(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
-        """Return the normalised sum for every token."""
+        """Return the normalised sum for every token, projected to the hidden size if the two sizes differ."""
+        summed = self._summed(token_ids, segment_ids, position_ids)
+        return summed if self.projection is None else self.projection(summed)
+
+    def _summed(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
         table = self.word.weight
         if self.position is not None and table.dtype == torch.float32 and fused_type(table) is not None:
             tables = [table.weight for table in (self.word, self.segment, self.position)]

@@ -62,7 +62,7 @@ class EncoderWithHeads(nn.Module):
                 f"vocab_size {vocab_size}: a whole number above pad_token_id {self.config.pad_token_id} is needed"
             ) from None
         old = self.encoder.word_embeddings
-        word = nn.Embedding(vocab_size, config.hidden_size, device=old.device, dtype=old.dtype)
+        word = nn.Embedding(vocab_size, old.shape[1], device=old.device, dtype=old.dtype)
         rules = _initial_rules(self.encoder)
         initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.", rules=rules)
         num_kept = min(vocab_size, len(old))

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from maskloom.models.model_config import ModelConfig
+from maskloom.models.model_config import ModelConfig, Width
 
 CAUSAL_MODEL_TYPE = "maskloom_causal_bert"
 """The model_type of a left-to-right BERT: other programs would let its tokens attend to later ones."""
@@ -16,7 +16,7 @@ _OWN_TYPES = ("maskloom_bert", CAUSAL_MODEL_TYPE, "maskloom_bert_bilstm", "maskl
 ROFORMER = "roformer"
 """The model_type in other programs of a BERT with rotary positions and none of our other keys."""
 
-OWN_KEYS = ("causal", "bilstm", "pre_norm", "gated", "rotary")
+OWN_KEYS = ("causal", "bilstm", "pre_norm", "gated", "rotary", "embedding_size")
 """Keys that no published BERT has: a model with any of them on has its own model_type."""
 
 
@@ -30,7 +30,9 @@ class BertConfig(ModelConfig):
     `pre_norm` puts a norm before each block and one after the last layer (Xiong et al. 2020, figure 1b). `gated`
     feed-forward blocks multiply the activated projection by a second one (Shazeer 2020, equations 5-6), each of
     `intermediate_size`. With `rotary`, queries and keys are rotated by their positions in every layer, which replaces
-    the table of positions (Su et al. 2021, RoFormer, 3.2.2).
+    the table of positions (Su et al. 2021, RoFormer, 3.2.2). With an `embedding_size` other
+    than `hidden_size`, a projection follows the embeddings, and the masked-LM head projects back (Lan et al. 2019,
+    ALBERT, 3.1).
     """
 
     type_vocab_size: Annotated[int, Field(ge=1, le=10_000)] = 2
@@ -39,6 +41,7 @@ class BertConfig(ModelConfig):
     pre_norm: bool = False
     gated: bool = False
     rotary: bool = False
+    embedding_size: Width | None = None
 
     model_types: ClassVar = ("bert", ROFORMER, *_OWN_TYPES, *(f"{name}_crf" for name in _OWN_TYPES))
     required_values: ClassVar = {
@@ -62,8 +65,8 @@ class BertConfig(ModelConfig):
 
     @property
     def is_roformer(self) -> bool:
-        """Whether this is the encoder of RoFormer: a BERT with rotary positions and none of our other keys."""
-        return [key for key in OWN_KEYS if getattr(self, key)] == ["rotary"]
+        """Whether this is the encoder of RoFormer: a BERT with rotary positions and no other key that it lacks."""
+        return [key for key in OWN_KEYS if getattr(self, key)] in (["rotary"], ["rotary", "embedding_size"])
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, including model_type."""

@@ -26,20 +26,21 @@ from maskloom.models.encoder import Encoder
 class MaskedLMHead(nn.Module):
     """dense, activation, LayerNorm, then the word embeddings as decoder, plus a bias (paper 3.3.1).
 
-    (predictions, hidden) to (predictions, vocabulary). `decoder` is the encoder's own word-embedding parameter.
+    (predictions, hidden) to (predictions, vocabulary). `decoder` is the encoder's own word-embedding parameter; the
+    dense layer goes from `hidden_size` to its width.
     """
 
-    def __init__(self, decoder: nn.Parameter, activation_name: str, layer_norm_eps: float) -> None:
+    def __init__(self, decoder: nn.Parameter, hidden_size: int, activation_name: str, layer_norm_eps: float) -> None:
         super().__init__()
-        vocab_size, hidden_size = decoder.shape
-        self.dense = Dense(hidden_size, hidden_size)
-        self.layer_norm = nn.LayerNorm(hidden_size, eps=layer_norm_eps)
+        vocab_size, width = decoder.shape
+        self.dense = Dense(hidden_size, width)
+        self.layer_norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.decoder = decoder
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         self.activation = activation(activation_name)
 
     def transform(self, hidden: Tensor) -> Tensor:
-        """Return the input of the decoder: (predictions, hidden)."""
+        """Return the input of the decoder: (predictions, width)."""
         return self.layer_norm(self.activation(self.dense(hidden)))
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class HeadRow:
 
 def _masked_lm(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
     config = encoder.config
-    return MaskedLMHead(encoder.word_embeddings, config.hidden_act, config.layer_norm_eps)
+    return MaskedLMHead(encoder.word_embeddings, config.hidden_size, config.hidden_act, config.layer_norm_eps)
 
 
 def _classifier(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:

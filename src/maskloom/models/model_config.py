@@ -43,8 +43,8 @@ class ModelSection(Section):
     config: dict[str, Any] = key(
         {},
         "Overrides of single config keys under BERT's own names, such as num_hidden_layers = 3. Off by default: "
-        "pre_norm (norms before the blocks) and, in a BERT, gated (feed-forward blocks with a gate, GEGLU) and rotary "
-        "(rotary positions).",
+        "pre_norm (norms before the blocks) and, in a BERT, gated (feed-forward blocks with a gate, GEGLU), rotary "
+        "(rotary positions) and embedding_size (width of the embeddings if it is not hidden_size).",
     )
     word_vectors: str | None = key(
         None,

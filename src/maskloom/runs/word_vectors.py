@@ -25,7 +25,7 @@ def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary
     if size != width:
         raise ConfigError(
             f"model.word_vectors: {section.word_vectors} has vectors of {size} numbers, but the embeddings of the "
-            f"model have {width}; set model.config.hidden_size = {size}"
+            f"model have {width}; set model.config.hidden_size = {size} (or, in a BERT, model.config.embedding_size)"
         )
     for row, word in enumerate(vectors.words):
         folded.setdefault(word.lower(), row)

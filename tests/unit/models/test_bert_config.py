@@ -4,6 +4,7 @@ from pydantic import ValidationError
 from maskloom.errors import ConfigError, DataError
 from maskloom.models.architectures import published_config
 from maskloom.models.bert import BertConfig
+from maskloom.models.bert_config import OWN_KEYS
 from maskloom.models.gpt_config import GptConfig
 
 GOOGLE = {
@@ -57,6 +58,7 @@ def test_what_is_written_reads_back():
         ({"pre_norm": True}, "maskloom_bert"),
         ({"gated": True}, "maskloom_bert"),
         ({"rotary": True}, "maskloom_bert"),
+        ({"embedding_size": 128}, "maskloom_bert"),
         ({"pre_norm": True, "bilstm": True}, "maskloom_bert_bilstm"),
         ({"causal": True}, "maskloom_causal_bert"),
         ({"causal": True, "pre_norm": True}, "maskloom_causal_bert"),
@@ -66,9 +68,7 @@ def test_what_no_other_program_computes_has_a_type_of_its_own(options, model_typ
     config = BertConfig(**options)
     published = config.as_published()
     assert published["model_type"] == model_type
-    assert {
-        key: published[key] for key in published if key in ("causal", "bilstm", "pre_norm", "gated", "rotary")
-    } == options
+    assert {key: published[key] for key in published if key in OWN_KEYS} == options
     assert published_config(published, "x") == config
     assert (
         published_config({**published, "model_type": f"maskloom_{model_type.removeprefix('maskloom_')}_crf"}, "x")

@@ -50,6 +50,9 @@ def _layer(number: int) -> tuple[TensorName, ...]:
     )
 
 
+# What an embedding of another width adds, under RoFormer's name for it.
+_PROJECTION = _dense("encoder.embeddings.projection", "bert.embeddings_project", "bert/embeddings_project")
+
 # What `pre_norm` adds; no other program has a name for it.
 _FINAL_NORM = _norm("encoder.final_norm", "bert.encoder.final_norm", "bert/encoder/final_norm")
 
@@ -119,7 +122,7 @@ def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
     for old, new in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(old):
             name = name.removesuffix(old) + new
-    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+    if name.startswith(("embeddings.", "embeddings_project.", "encoder.", "pooler.")):
         name = f"bert.{name}"
     if name.startswith(f"{ROFORMER}."):
         name = f"bert.{name.removeprefix(ROFORMER + '.')}"
@@ -151,6 +154,8 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 def _rows(config: BertConfig, heads: Sequence[str]) -> list[TensorName]:
     rows = model_names(config.num_hidden_layers, heads)
+    if config.embedding_size not in (None, config.hidden_size):
+        rows += _PROJECTION
     rows += [*(_FINAL_NORM if config.pre_norm else ()), *(_TOP if config.bilstm else ())]
     return [row for row in rows if not (config.rotary and row.ours == "encoder.embeddings.position.weight")]
 
