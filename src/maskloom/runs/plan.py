@@ -189,7 +189,8 @@ def _flops(config: ModelConfig, account: Account, *, has_decoder: bool) -> float
     written = account.predictions_per_instance
     has_dense = not has_decoder and architecture_of(config).vocabulary_head == "mlm"
     width = getattr(config, "embedding_size", None) or hidden
-    head = 2 * written * width * (has_dense * hidden + config.vocab_size) + 2 * length * hidden * width * (width != hidden)
+    head = 2 * written * width * (has_dense * hidden + config.vocab_size)
+    head += 2 * length * hidden * width * (width != hidden)  # the projection of embeddings
     if has_decoder and weights is not None:
         one_way: Any = config.model_copy(update={"causal": True})
         head += 2 * written * config.num_hidden_layers * one_way.weights_of_layer
