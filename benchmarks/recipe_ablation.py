@@ -3,7 +3,8 @@
     python benchmarks/recipe_ablation.py --corpus CORPUS --out ~/ablation [--results results/recipe_ablation]
 
 Every variant differs from another one in a single choice. Each run uses one thread, and finished runs are not repeated.
-Rates are measured at the end, with all threads: run that on an idle machine.
+Results are updated: variants and seeds that are not asked for keep their losses. Rates are measured at the end for all
+variants, with all threads: run that on an idle machine.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from surroundings import processor
 
 from maskloom.config import PretrainRecipe, load_recipe
+from maskloom.reproduce.experiments import Trend
 from maskloom.reproduce.judging import masked_losses
 from maskloom.runs.corpus import stats
 from maskloom.runs.plan import plan_pretraining
@@ -33,6 +35,10 @@ COMMON = (
 )
 PRE_NORM, ROTARY = ("model.config.pre_norm=true",), ("model.config.rotary=true",)
 BEST = (*PRE_NORM, *ROTARY)
+SHORT, LONGER = (
+    "{max_length=64, steps=%d, batch_size=%d}",
+    "{max_length=128, steps=%d, batch_size=%d, learning_rate=5e-4}",
+)
 # Name: the variant to compare with, and the settings.
 VARIANTS: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "plain": (None, ()),
@@ -52,6 +58,14 @@ VARIANTS: dict[str, tuple[str | None, tuple[str, ...]]] = {
         "rotary, pre-norm",
         (*BEST, "model.config.hidden_dropout_prob=0.1", "model.config.attention_probs_dropout_prob=0.1"),
     ),
+    "embeddings of 64": ("rotary", (*ROTARY, "model.config.embedding_size=64")),
+    "rows of 128": ("rotary", (*ROTARY, "data.max_length=128", "training.steps=1500")),
+    "short rows first": ("rows of 128", (*ROTARY, f"phases=[{SHORT % (2700, 32)}, {LONGER % (150, 32)}]")),
+    "growing batches": (
+        "rotary",
+        (*ROTARY, f"phases=[{SHORT % (2000, 16)}, {SHORT % (1000, 32)}, {SHORT % (500, 64)}]"),
+    ),
+    "cosine": ("rotary", (*ROTARY, 'training.schedule="cosine"')),
 }
 
 
@@ -61,71 +75,89 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder for runs, outside the repository")
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), choices=list(VARIANTS))
-    parser.add_argument("--runs-only", action="store_true", help="neither rates nor a page")
-    parser.add_argument("--results", type=Path, default=None, help="write PATH.md and PATH.json")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--results", type=Path, default=None, help="update PATH.json and write PATH.md")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
-    for name in options.variants:
-        folder = options.out / "".join(sign if sign.isalnum() else "-" for sign in name)
-        if not (folder / "metrics.json").exists():
-            run(name, options.corpus, folder)
-        if not (folder / "losses.json").exists():
-            write_json(folder / "losses.json", masked_losses(folder / "model", options.corpus))
-        if options.runs_only:
-            continue
-        metrics = json.loads((folder / "metrics.json").read_text())
+    path = options.results.with_suffix(".json") if options.results else None
+    found: dict[str, Any] = json.loads(path.read_text())["variants"] if path and path.exists() else {}
+    for seed in options.seeds:
+        for name in options.variants:
+            folder = options.out / "".join(sign if sign.isalnum() else "-" for sign in f"{name} {seed}")
+            if not (folder / "metrics.json").exists():
+                run(name, seed, options.corpus, folder)
+            if not (folder / "losses.json").exists():
+                write_json(folder / "losses.json", masked_losses(folder / "model", options.corpus))
+            losses = json.loads((folder / "losses.json").read_text())
+            found.setdefault(name, {"losses": {}})["losses"][str(seed)] = losses
+    if path is None:
+        return
+    for name in (name for name in VARIANTS if name in found):
         recipe = load_recipe(PretrainRecipe, None, [*settings(name)[:-1]])
         (rate,) = plan_pretraining(recipe, corpus=options.corpus, seconds=6.0)["sizes"]
-        losses = json.loads((folder / "losses.json").read_text())
-        found[name] = {"losses": losses, "tokens_per_second": rate["tokens_per_second"], "own": metrics["mlm_loss"]}
-    if options.results and not options.runs_only:
-        about = stats(options.corpus)
-        write_json(options.results.with_suffix(".json"), {"processor": processor(), "corpus": about, "variants": found})
-        write_text(options.results.with_suffix(".md"), page(found, about))
+        found[name]["tokens_per_second"] = rate["tokens_per_second"]
+    results = {"processor": processor(), "corpus": stats(options.corpus), "variants": found}
+    write_json(path, results)
+    write_text(path.with_suffix(".md"), page(results))
 
 
 def settings(name: str) -> tuple[str, ...]:
     """Return the recipe settings of a variant; the number of threads is last."""
     own = VARIANTS[name][1]
     given = {setting.partition("=")[0] for setting in own}
+    if "phases" in given:
+        given |= {"data.max_length", "training.batch_size", "training.steps"}
     return (*(setting for setting in COMMON[:-1] if setting.partition("=")[0] not in given), *own, COMMON[-1])
 
 
-def run(name: str, corpus: Path, folder: Path) -> None:
+def run(name: str, seed: int, corpus: Path, folder: Path) -> None:
     """Pre-train a variant, or resume its run."""
     resume = ["--resume"] if folder.exists() else []
     command = [sys.executable, "-m", "maskloom", "pretrain", "--corpus", corpus, "--out", folder, *resume]
-    command += [word for setting in settings(name) for word in ("--set", setting)]
+    command += [word for setting in (*settings(name), f"seed={seed}") for word in ("--set", setting)]
     subprocess.run([str(word) for word in command], check=True)
 
 
-def page(found: dict[str, Any], about: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """Return the page as Markdown."""
-    more = "" if found.keys() == VARIANTS.keys() else " --variants " + " ".join(f'"{name}"' for name in found)
+    about, found = results["corpus"], results["variants"]
     lines = [
         "# The effect of single choices on a tiny BERT",
         "",
-        f"Generated by `python benchmarks/recipe_ablation.py --corpus CORPUS --out DIR --results PATH{more}`; "
-        "do not edit.",
+        "Generated by `python benchmarks/recipe_ablation.py --corpus CORPUS --out DIR --results PATH`; do not edit.",
         "",
         f"The corpus has {about['num_tokens'] / 1e6:.1f} million tokens in {about['num_documents']:,} documents, and a "
         f"vocabulary of {about['vocabulary_size']:,}. The model has two layers of width 128 and is trained on rows of "
-        "at most 64 tokens for 3,000 steps of 32 rows, unless the variant says otherwise. Each variant has one seed, "
-        "so small differences mean little. The loss is measured with the paper's masks (15 %, 80/10/10) on rows of 128 "
-        "tokens of held-out text, the same tokens for all variants. Speeds were measured on this machine, "
-        f"{processor()}, with all its threads.",
+        "at most 64 tokens for 3,000 steps of 32 rows, unless the variant says otherwise; *rows of 128*, *short rows "
+        "first* (nine tenths of the tokens in rows of 64, then rows of 128) and *growing batches* (16, 32, then 64 "
+        "rows) see as many tokens, in phases with a schedule and optimiser state of their own. The loss is measured with the paper's masks (15 %, 80/10/10) on rows of "
+        "128 tokens of held-out text, the same tokens for all variants; it is the mean over seeds. Differences are "
+        "means over the seeds that both variants have, with their standard error: *lower* or *higher* if they are "
+        "more than two standard errors from 0. With one seed, small differences mean little. "
+        f"Speeds were measured on this machine, {results['processor']}, with all its threads.",
         "",
-        "| variant | compared with | loss, nats | difference | tokens/s | ratio |",
-        "|---|---|---:|---:|---:|---:|",
+        "| variant | compared with | seeds | loss, nats | difference | | tokens/s | ratio |",
+        "|---|---|---:|---:|---:|---|---:|---:|",
     ]
-    for name, row in found.items():
-        other = VARIANTS[name][0]
-        loss, rate = fmean(row["losses"]), row["tokens_per_second"]
+    for name, row in ((name, found[name]) for name in VARIANTS if name in found):
+        other, rate, seeds = VARIANTS[name][0], row["tokens_per_second"], row["losses"]
+        loss = fmean(fmean(losses) for losses in seeds.values())
         beside = found.get(other) if other else None
-        change = f"{loss - fmean(beside['losses']):+.2f}" if beside else "-"
+        change, word = difference(seeds, beside["losses"]) if beside else ("-", "")
         ratio = f"{rate / beside['tokens_per_second']:.2f}" if beside else "-"
-        lines.append(f"| {name} | {other or '-'} | {loss:.2f} | {change} | {rate:,.0f} | {ratio} |")
+        lines.append(
+            f"| {name} | {other or '-'} | {len(seeds)} | {loss:.2f} | {change} | {word} | {rate:,.0f} | {ratio} |"
+        )
     return "\n".join(lines) + "\n"
+
+
+def difference(mine: dict[str, list[float]], others: dict[str, list[float]]) -> tuple[str, str]:
+    """Return the mean difference over common seeds, with its standard error, and what it shows."""
+    found = [fmean(mine[seed]) - fmean(others[seed]) for seed in mine if seed in others]
+    if len(found) < 2:
+        return f"{found[0]:+.2f}" if found else "-", ""
+    verdict = Trend("higher", lambda _: found).verdict({})
+    words = {"shown": "higher", "denied": "lower"}
+    return f"{verdict['mean']:+.2f} ± {verdict['standard_error']:.2f}", words.get(verdict["verdict"], "not shown")
 
 
 if __name__ == "__main__":
