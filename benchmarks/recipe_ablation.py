@@ -129,11 +129,12 @@ def page(results: dict[str, Any]) -> str:
         f"vocabulary of {about['vocabulary_size']:,}. The model has two layers of width 128 and is trained on rows of "
         "at most 64 tokens for 3,000 steps of 32 rows, unless the variant says otherwise; *rows of 128*, *short rows "
         "first* (nine tenths of the tokens in rows of 64, then rows of 128) and *growing batches* (16, 32, then 64 "
-        "rows) see as many tokens, in phases with a schedule and optimiser state of their own. The loss is measured with the paper's masks (15 %, 80/10/10) on rows of "
-        "128 tokens of held-out text, the same tokens for all variants; it is the mean over seeds. Differences are "
-        "means over the seeds that both variants have, with their standard error: *lower* or *higher* if they are "
-        "more than two standard errors from 0. With one seed, small differences mean little. "
-        f"Speeds were measured on this machine, {results['processor']}, with all its threads.",
+        "rows) see as many tokens. Each phase of the latter two has its own schedule and optimiser state. The loss is "
+        "measured with the paper's masks (15 %, 80/10/10) on rows of 128 tokens of held-out text, the same tokens for "
+        "all variants; it is the mean over seeds. Differences are means over the seeds that both variants have, with "
+        "their standard error: *lower* or *higher* if they are more than two standard errors from 0. With one seed, "
+        f"small differences mean little. Speeds were measured on this machine, {results['processor']}, with all its "
+        "threads.",
         "",
         "| variant | compared with | seeds | loss, nats | difference | | tokens/s | ratio |",
         "|---|---|---:|---:|---:|---|---:|---:|",
