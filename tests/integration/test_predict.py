@@ -166,7 +166,7 @@ def test_links_and_pipes_stay_what_they_are(classifier, texts, tmp_path):
     assert read == [expected]
     assert (tmp_path / "pipe").is_fifo()
     os.mkfifo(tmp_path / "pipe.npy")
-    with pytest.raises(ConfigError, match=r"pipe\.npy: the output's suffix must be one of \.jsonl"):
+    with pytest.raises(ConfigError, match=r"pipe\.npy: the output's suffix must be \.jsonl"):
         embed(classifier, tmp_path / "in.jsonl", tmp_path / "pipe.npy")
 
 

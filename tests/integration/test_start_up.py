@@ -114,6 +114,7 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
         (glue / "CoLA" / name).write_text("gj04\t1\t\tFine.\n", encoding="utf-8")
     extend = ("vocab", "extend", "--add", 5, "--out", tmp_path / "v")
     train = ("finetune", "--model", model, "--out", tmp_path / "r", "--dev", good)
+    used = ("--model", model, "--input", good)
     runs = {
         "finetune": (*train, "--train", bad),
         "finetune, dev": ("finetune", "--model", model, "--out", "r", "--train", good, "--dev", late),
@@ -124,6 +125,12 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
         "predict": ("predict", "--model", model, "--input", bad, "--output", output),
         "predict, late": ("predict", "--model", model, "--input", late, "--output", output),
         "predict, into a folder": ("predict", "--model", model, "--input", good, "--output", tmp_path / "folder.jsonl"),
+        "predict, an ending of another kind": ("predict", *used, "--output", tmp_path / "o.conll"),
+        "predict, --csv-safe": ("predict", *used, "--output", output, "--csv-safe"),
+        "embed, an unknown ending": ("embed", *used, "--output", "o.foo", "--report", tmp_path / "page.html"),
+        "embed, no page": ("embed", *used, "--output", output, "--report", tmp_path / "page.foo"),
+        "generate, an unknown ending": ("generate", *used, "--output", tmp_path / "o.csv"),
+        "fill-spans, an unknown ending": ("fill-spans", *used, "--output", tmp_path / "o.csv"),
         "evaluate": ("evaluate", "--model", model, "--data", bad),
         "tune": ("tune", "--model", model, "--dev", bad),
         "embed": ("embed", "--model", model, "--input", bad, "--output", output),
