@@ -30,7 +30,7 @@ from maskloom.runs.report.examples import examples_of
 from maskloom.runs.report.record import read_run
 from maskloom.tasks.encoding import batches_by_length
 from maskloom.tasks.examples import ReadExamples
-from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.task import evaluate_task, model_outputs
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
@@ -459,3 +459,9 @@ def test_from_training_to_predictions(name, recipe, model_folder, files, tmp_pat
     if "accuracy" in scored and name != "tagging":
         assert shown.num_right == round(9 * scored["accuracy"])
         assert len(shown.right) + len(shown.wrong) == 9 or max(map(len, (shown.right, shown.wrong))) == 8
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_formats_of_predictions_are_known_without_a_model(name):
+    task = make_task(name, ("O", "B-X") if KINDS[name].names_labels else ())
+    assert set(task.forms) == set(KINDS[name].output_suffixes)

@@ -1,6 +1,7 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from tests.integration.tiny_models import WORDS, model_folder
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
+from maskloom.runs import features as features_run
 from maskloom.runs import predict as predict_run
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
@@ -113,6 +115,24 @@ def test_bad_rows_stop_or_are_counted_and_leave_no_half_file(classifier, tmp_pat
     assert lines == [2, 4]
 
 
+def test_a_stopped_command_leaves_no_half_file_and_says_how_to_go_on(classifier, texts, tmp_path, monkeypatch, command):
+    """Regression: SIGTERM ended `predict` and `features` with 143 and no message."""
+    for run, (name, flag, kept) in {
+        predict_run: ("predict", "--output", "nothing was written, start again with: "),
+        features_run: ("features", "--out", "finished vectors are kept, continue with: "),
+    }.items():
+        monkeypatch.setattr(
+            run, "_predictions" if run is predict_run else "frozen_vectors", lambda *_: signal.raise_signal(15)
+        )
+        how = (name, "--model", classifier, "--input", tmp_path / "in.jsonl", flag, tmp_path / "out.jsonl")
+        code, said = command(*how)
+        assert code == 75
+        assert said.endswith(f"stopped by SIGTERM; {kept}maskloom {' '.join(map(str, how))}\n")
+        assert "Traceback" not in said
+        assert not (tmp_path / "out.jsonl").exists()
+        assert not [*tmp_path.glob("*.tmp")]
+
+
 def test_wrong_outputs(classifier, texts, tmp_path):
     with pytest.raises(ConfigError, match="suffix"):
         predict(classifier, tmp_path / "in.jsonl", tmp_path / "out.xls")
@@ -146,7 +166,7 @@ def test_links_and_pipes_stay_what_they_are(classifier, texts, tmp_path):
     assert read == [expected]
     assert (tmp_path / "pipe").is_fifo()
     os.mkfifo(tmp_path / "pipe.npy")
-    with pytest.raises(ConfigError, match=r"pipe\.npy: the output's suffix must be one of \.jsonl"):
+    with pytest.raises(ConfigError, match=r"pipe\.npy: the output's suffix must be \.jsonl"):
         embed(classifier, tmp_path / "in.jsonl", tmp_path / "pipe.npy")
 
 

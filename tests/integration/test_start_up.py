@@ -114,6 +114,7 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
         (glue / "CoLA" / name).write_text("gj04\t1\t\tFine.\n", encoding="utf-8")
     extend = ("vocab", "extend", "--add", 5, "--out", tmp_path / "v")
     train = ("finetune", "--model", model, "--out", tmp_path / "r", "--dev", good)
+    used = ("--model", model, "--input", good)
     runs = {
         "finetune": (*train, "--train", bad),
         "finetune, dev": ("finetune", "--model", model, "--out", "r", "--train", good, "--dev", late),
@@ -124,6 +125,12 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
         "predict": ("predict", "--model", model, "--input", bad, "--output", output),
         "predict, late": ("predict", "--model", model, "--input", late, "--output", output),
         "predict, into a folder": ("predict", "--model", model, "--input", good, "--output", tmp_path / "folder.jsonl"),
+        "predict, an ending of another kind": ("predict", *used, "--output", tmp_path / "o.conll"),
+        "predict, --csv-safe": ("predict", *used, "--output", output, "--csv-safe"),
+        "embed, an unknown ending": ("embed", *used, "--output", "o.foo", "--report", tmp_path / "page.html"),
+        "embed, no page": ("embed", *used, "--output", output, "--report", tmp_path / "page.foo"),
+        "generate, an unknown ending": ("generate", *used, "--output", tmp_path / "o.csv"),
+        "fill-spans, an unknown ending": ("fill-spans", *used, "--output", tmp_path / "o.csv"),
         "evaluate": ("evaluate", "--model", model, "--data", bad),
         "tune": ("tune", "--model", model, "--dev", bad),
         "embed": ("embed", "--model", model, "--input", bad, "--output", output),
@@ -167,13 +174,13 @@ def test_hardly_anything_is_imported_before_ctrl_c_is_answered() -> None:
     assert set(result.stdout.split()) <= expected
 
 
-# The dot is written in `main` once its handler is installed; an earlier signal would hit Python's own start-up.
+# The dot is written in `main` once its handlers are installed; an earlier signal would hit Python's own start-up.
 STARTS = """
 import os, signal, maskloom.__main__
 listen = signal.signal
 def say_that_it_listens(*how):
     before = listen(*how)
-    if how[0] == signal.SIGINT and signal.signal is say_that_it_listens:
+    if how[0] == signal.SIGUSR1 and signal.signal is say_that_it_listens:
         signal.signal = listen
         os.write(1, b".")
     return before
@@ -182,8 +189,19 @@ maskloom.__main__.main()
 """
 
 
-@pytest.mark.parametrize("command", [("info", "absent"), ("pretrain", "--corpus", "absent", "--out", "run")])
-def test_ctrl_c_at_any_moment_of_the_start_leaves_one_line(command: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "name", "code"),
+    [
+        (("info", "absent"), "SIGINT", 130),
+        (("pretrain", "--corpus", "absent", "--out", "run"), "SIGINT", 130),
+        (("vocab", "train", "absent", "--size", "80", "--out", "run"), "SIGTERM", 75),
+    ],
+)
+def test_a_signal_at_any_moment_of_the_start_leaves_one_line(
+    command: tuple[str, ...], name: str, code: int, tmp_path: Path
+) -> None:
+    """Regression: SIGTERM during the imports ended every command with 143 and no message."""
+    number = signal.Signals[name]
     found = {}
     for milliseconds in range(0, 601, 100):
         process = subprocess.Popen(
@@ -197,12 +215,12 @@ def test_ctrl_c_at_any_moment_of_the_start_leaves_one_line(command: tuple[str, .
             assert process.stdout is not None
             assert process.stdout.read(1) == "."
             time.sleep(milliseconds / 1000)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             _, said = process.communicate(timeout=120)
         found[milliseconds] = (process.returncode, said)
     # a command that has already failed exits with its own code, or dies of the signal silently
-    assert {code for code, _ in found.values()} <= {130, 3, -signal.SIGINT}
-    assert found[100] == (130, "stopped\n")
+    assert {ended for ended, _ in found.values()} <= {code, 3, -number}
+    assert found[100] == (code, f"stopped by {name}; start again with the same command\n")
     assert [said for _, said in found.values() if said.count("\n") > 1] == []
 
 
@@ -221,26 +239,27 @@ maskloom.__main__.main()
 def test_ctrl_c_while_an_error_is_written_leaves_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ENDS, "info", "absent"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+    assert (done.returncode, done.stderr) == (130, "stopped by SIGINT; start again with the same command\n")
 
 
 WITHIN = """
 import os, signal, time, maskloom.__main__, maskloom.runs.info
 def interrupted(folder):
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.{signal})
     time.sleep(60)
 def lost(folder):
     try:
         interrupted(folder)
-    except KeyboardInterrupt:
+    except BaseException:
         raise RuntimeError("as pydantic does within its classes") from None
 maskloom.runs.info.describe_folder = {name}
 maskloom.__main__.main()
 """
 
 
-@pytest.mark.parametrize("name", ["interrupted", "lost"])
-def test_ctrl_c_within_a_command_is_said(tmp_path: Path, name: str) -> None:
-    command = [sys.executable, "-c", WITHIN.format(name=name), "info", "."]
+@pytest.mark.parametrize(("name", "number", "code"), [("interrupted", "SIGTERM", 75), ("lost", "SIGINT", 130)])
+def test_a_signal_within_a_command_is_said(tmp_path: Path, name: str, number: str, code: int) -> None:
+    command = [sys.executable, "-c", WITHIN.format(name=name, signal=number), "info", "."]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (130, "stopped\n")
+    expected = f"stopped by {number}; nothing was written, start again with: maskloom info .\n"
+    assert (done.returncode, done.stderr) == (code, expected)

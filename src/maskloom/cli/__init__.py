@@ -6,7 +6,6 @@ import os
 import shlex
 import signal
 import sys
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -49,12 +48,17 @@ for panel, commands in (
         app.command(rich_help_panel=panel)(command)
 
 # 74: EX_IOERR of sysexits.h
-EXIT_FAILED, EXIT_USAGE, EXIT_BAD_INPUT, EXIT_DISK, EXIT_INTERRUPTED = 1, 2, 3, 74, 130
+EXIT_FAILED, EXIT_USAGE, EXIT_BAD_INPUT, EXIT_DISK = 1, 2, 3, 74
 
-# Commands whose progress is on disk whenever they are asked to stop.
-_RESUMABLE = frozenset({"quickstart", "reproduce", "pretrain", "finetune", "rerun", "search", "glue", "words"})
-# Commands that leave nothing or finished pieces; running the same command again does the rest.
-_REPEATABLE = frozenset({"vocab", "corpus", "embed"})
+_SAVED, _NOTHING = "everything is saved, continue with", "nothing was written, start again with"
+# What is on disk when a command is asked to stop, if it is not _NOTHING.
+_KEPT = {
+    **dict.fromkeys(("pretrain", "finetune", "search", "rerun", "glue run", "words train"), _SAVED),
+    **dict.fromkeys(("quickstart", "reproduce"), _SAVED),
+    "corpus build": "finished shards are kept, continue with",
+    "features": "finished vectors are kept, continue with",
+    "export": "if --out exists, it may be incomplete; remove it and start again with",
+}
 
 
 def _print_version(wanted: bool) -> None:
@@ -70,8 +74,7 @@ def _listen(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    if context.invoked_subcommand in _RESUMABLE | _REPEATABLE:
-        context.with_resource(StopRequests())
+    context.with_resource(StopRequests())
 
 
 def main() -> None:
@@ -79,41 +82,23 @@ def main() -> None:
 
     Exit codes: 0 success, 1 failure, 2 usage error, 3 bad data or config, 74 disk full, read-only or broken, 75 stopped
     by SIGTERM, SIGUSR1 or SIGHUP (requeue: everything is saved, or the same command starts over; the last line says
-    which), 130 the same for SIGINT. Commands that take seconds or minutes die from SIGTERM directly (143 in a shell),
-    and exit with 130 on SIGINT.
+    which), 130 the same for SIGINT.
     """
     RAISED.clear()
     try:
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the startup handler would leave half-written files
-            signal.signal(signal.SIGINT, _interrupt)
         _check_arguments()
         app(prog_name="maskloom")
     except (ConfigError, DataError) as error:
         _end(EXIT_USAGE if isinstance(error, UsageError) else EXIT_BAD_INPUT, _error_line(error))
     except Interrupted as stop:
         _leave(stop)
-    except (KeyboardInterrupt, SystemExit) as end:
-        if isinstance(end, SystemExit) and end.code != EXIT_INTERRUPTED:  # 130 is typer's own exit code for Ctrl-C
-            raise
-        _end(EXIT_INTERRUPTED, "stopped")
     except Exception as error:
-        if _interruptions:
-            _end(EXIT_INTERRUPTED, "stopped")
         code = _expected_failure(error)
         if code is None and RAISED:
             _leave(Interrupted(RAISED[-1]))
         if code is None:
             raise
         _end(code, _error_line(error))
-
-
-# SIGINTs received: some libraries turn the KeyboardInterrupt into an error of their own.
-_interruptions: list[int] = []
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    _interruptions.append(number)
-    signal.default_int_handler(number, frame)
 
 
 def _leave(stop: Interrupted) -> NoReturn:
@@ -124,9 +109,6 @@ def _leave(stop: Interrupted) -> NoReturn:
 
 
 def _end(code: int, line: str) -> NoReturn:
-    """Print the last line and exit; Ctrl-C in the meantime ends the process silently."""
-    if signal.getsignal(signal.SIGINT) == _interrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     typer.echo(line, err=True)
     sys.exit(code)
 
@@ -152,15 +134,13 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
         return
     if sys.stderr.isatty():
         typer.echo("\x1b[?25h", err=True, nl=False)  # an abandoned progress bar leaves the cursor hidden
-    words = ["maskloom", *sys.argv[1:]]
-    is_at_once = words[1:2] == ["reproduce"] and bool({*words[2:]} & {*experiments.MADE_AT_ONCE})
-    if (words[1:2] and words[1] in _REPEATABLE) or is_at_once:
-        is_build = words[1:3] == ["corpus", "build"]
-        kept = "finished shards are kept, continue with" if is_build else "nothing was written, start again with"
-        typer.echo(f"{stop}; {kept}: {shlex.join(words)}", err=True)
-        return
-    words += [] if "--resume" in words or words[1] in ("quickstart", "reproduce") else ["--resume"]
-    typer.echo(f"{stop}; everything is saved, continue with: {shlex.join(words)}", err=True)
+    words = sys.argv[1:]
+    name = next((name for name in (" ".join(words[:2]), *words[:1]) if name in _KEPT), "")
+    is_at_once = name == "reproduce" and bool({*words} & {*experiments.MADE_AT_ONCE})
+    kept = _NOTHING if is_at_once else _KEPT.get(name, _NOTHING)
+    if kept == _SAVED and "--resume" not in words and name not in ("quickstart", "reproduce"):
+        words = [*words, "--resume"]
+    typer.echo(f"{stop}; {kept}: {shlex.join(['maskloom', *words])}", err=True)
 
 
 def _expected_failure(error: Exception) -> int | None:

@@ -52,9 +52,9 @@ def predict(
     as_json: AsJson = False,
 ) -> None:
     """Predict every row of a file, in order, with probabilities."""
-    from maskloom.runs.first_look import check_place, look_at_input
+    from maskloom.runs.first_look import check_predictions, kind_of, look_at_input
 
-    check_place(input_file, output)
+    check_predictions(input_file, output, kind_of(models[0]), csv_safe=csv_safe)
     look_at_input(models, input_file, reading, needs_label=False)
     from maskloom.runs.predict import predict as run  # heavy, so wrong data is rejected first
     from maskloom.runs.task_summaries import written_lines
@@ -127,22 +127,25 @@ def embed(
 ) -> None:
     """Write one vector per text to a file, or a page about the attention between the tokens of a text."""
     from maskloom.errors import UsageError
-    from maskloom.runs.first_look import check_place, look_at_texts
+    from maskloom.runs.first_look import check_page, check_place, look_at_texts
 
     if output is None and report is None:
         raise UsageError("pass --output FILE, --report PAGE or both")
     of_vectors = {"--pooling": pooling, "--normalize": normalize, "--int8": int8 or None, "--bf16": bf16 or None}
     if output is None and (given := [flag for flag, value in of_vectors.items() if value is not None]):
         raise UsageError(f"{given[0]}: only vectors depend on it; pass --output FILE")
-    for target in filter(None, (output, report)):
-        check_place(input_file, target)
+    if int8 and bf16:
+        raise UsageError("use --int8 or --bf16, not both")
+    if output is not None:
+        check_place(input_file, output, ".npy", ".jsonl")
+    if report is not None:
+        check_page(report, "--report")
+        check_place(input_file, report)
     look_at_texts(model, input_file, reading)
     from maskloom.runs.predict import VectorForm  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
 
-    if int8 and bf16:
-        raise UsageError("use --int8 or --bf16, not both")
     how, page, written = {"reading": reading, "max_length": max_length}, {}, {}
     if report is not None:
         from maskloom.runs.report.generation import attention_report
@@ -366,6 +369,8 @@ def _check_one_or_file(
     if page is not None:
         check_page(page, "--report")
     if input_file is not None:
-        for target in filter(None, (output, page)):
-            check_place(input_file, target)
+        if output is not None:
+            check_place(input_file, output, ".jsonl")
+        if page is not None:
+            check_place(input_file, page)
         look_at_sources(model, input_file, reading)

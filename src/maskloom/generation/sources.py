@@ -14,6 +14,7 @@ from maskloom.layers.attention import PastTokens
 from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
+from maskloom.models.model_config import ModelConfig
 from maskloom.models.transformer import TransformerDecoder
 
 _LONGER = 50
@@ -29,6 +30,12 @@ def most_tokens(source_length: int, min_tokens: int, *, name: str, room: int | N
         why = f"{_LONGER} more than the source's {source_length}" if room != most else "the most that its decoder reads"
         raise DataError(f"{name}: min_tokens {min_tokens}: a target has at most {most} tokens, {why}")
     return most
+
+
+def with_forced(begin: Sequence[int], config: ModelConfig) -> list[int]:
+    """Return the tokens that begin every generated target: `begin`, whose second one a configuration may replace."""
+    forced = getattr(config, "forced_bos_token_id", None)
+    return [*begin] if forced is None else [begin[0], forced, *begin[2:]]
 
 
 def decode_sources(
@@ -47,12 +54,11 @@ def decode_sources(
     Draws are keyed by the sources' `numbers`, by default 0, 1, 2 ... If given, `steps` records the steps of a single
     source.
 
-    A target begins with the tokens `begin`, which are not among its ids. The configuration may force the token after
-    the first, and the end of a target at its limit. The limit is the smaller of `max_tokens` and `most_tokens`; raises
-    DataError if `min_tokens` exceeds the latter.
+    A target begins with the tokens `begin`, which are not among its ids, as `with_forced` changes them. The
+    configuration may also force the end of a target at its limit. The limit is the smaller of `max_tokens` and
+    `most_tokens`; raises DataError if `min_tokens` exceeds the latter.
     """
-    if (forced := getattr(model.config, "forced_bos_token_id", None)) is not None:
-        begin = [begin[0], forced, *begin[2:]]
+    begin = with_forced(begin, model.config)
     room = cast(TransformerDecoder, model.heads["decoder"]).max_length - len(begin)
     numbers = list(range(layout.num_sequences) if numbers is None else numbers)
     num_steps = [

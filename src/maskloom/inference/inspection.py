@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from maskloom.errors import DataError
 from maskloom.generation.search import Continuation, DecodingStep, Generation
+from maskloom.generation.sources import with_forced
 from maskloom.inference.predictor import Predictor
 from maskloom.layers.relative_attention import RelativeBias
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -77,7 +78,7 @@ def self_attention(predictor: Predictor, ids: list[int], segments: Sequence[int]
 def _maps_of_writer(predictor: Predictor, ids: list[int], found: Continuation) -> dict[str, AttentionMap]:
     model, (*begin, end) = predictor.model, predictor.target_marks
     head = cast(TransformerDecoder, model.heads["decoder"])
-    *read, last = [*begin, *found.token_ids, *([end] if found.is_ended else [])]
+    *read, last = [*with_forced(begin, model.config), *found.token_ids, *([end] if found.is_ended else [])]
     with _recorded(_parts_of(model.encoder.layers, "attention")) as inside:
         hidden, source = _encoded(predictor, ids)
     layout = SequenceLayout.from_lengths([len(read)], predictor.device)

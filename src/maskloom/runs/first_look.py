@@ -22,7 +22,7 @@ from maskloom.system.files import is_stream
 from maskloom.system.foreign_files import check_model_name, check_regular, file_inside, read_bytes, read_json_object
 from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.examples import ReadExamples, ReadingReport, pieces_of
-from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.labels import UnknownLabelError, with_hint
 from maskloom.tasks.tables import ReadingOptions
 
@@ -93,10 +93,8 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
     """
     for model in models:
         check_model_name(model)
-    known = _settings(models[0])
-    name = known.get("kind")
-    kind = KINDS.get(name) if isinstance(name, str) else None
-    if not (path.is_dir() and (name is None or (kind is not None and kind.reads_folders))):
+    known, kind = _settings(models[0]), kind_of(models[0])
+    if not (path.is_dir() and (known.get("kind") is None or (kind is not None and kind.reads_folders))):
         check_regular(path)
     stored = known.get("reading", {})
     if kind is None or not isinstance(stored, dict) or not stored.keys() <= READING_KEYS:
@@ -110,6 +108,13 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
     settings = settings.model_copy(update=dict(kind.first_settings))
     options = options_for(path, kind, settings, reading, known, needs_label=needs_label)
     _read_first(FileReading(path, kind, options, settings, ReadingReport(path), needs_label).examples())
+
+
+def kind_of(model: Path) -> TaskKind | None:
+    """Return the kind of task that fine-tuning stored with a model, None for a missing or unknown one."""
+    check_model_name(model)
+    name = _settings(model).get("kind")
+    return KINDS.get(name) if isinstance(name, str) else None
 
 
 def look_at_questions(models: Sequence[Path], context: Path, questions: Sequence[str]) -> None:
@@ -159,8 +164,12 @@ def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
     _read_first(reading_of_texts(path, reading).examples())
 
 
-def check_place(source: Path, target: Path) -> None:
-    """Raise ConfigError for an output that is a folder, is the input itself, or whose parent folder does not exist."""
+def check_place(source: Path, target: Path, *suffixes: str) -> str:
+    """Return an output's suffix, one of `suffixes` if any are given; for a pipe without one, .jsonl.
+
+    Raises ConfigError for another suffix, for .npy to a pipe, and for an output that is a folder, is the input itself,
+    or whose parent folder does not exist.
+    """
     if target.is_dir():
         raise ConfigError(f"{target}: this is a folder; the output must be a file")
     if target.exists() and source.exists() and target.samefile(source):
@@ -168,6 +177,26 @@ def check_place(source: Path, target: Path) -> None:
     folder = (target.resolve() if target.is_symlink() else target).parent
     if not is_stream(target) and not folder.is_dir():
         raise ConfigError(f"{target}: the folder {folder} does not exist")
+    suffix = target.suffix.lower()
+    if is_stream(target) and suffix not in (*suffixes, ".npy"):
+        return ".jsonl"
+    if suffixes and (suffix not in suffixes or (suffix == ".npy" and is_stream(target))):
+        known = [known for known in suffixes if known != suffix]
+        raise ConfigError(f"{target}: the output's suffix must be {'one of ' * (len(known) > 1)}{', '.join(known)}")
+    return suffix
+
+
+def check_predictions(source: Path, target: Path, kind: TaskKind | None, *, csv_safe: bool) -> str:
+    """Return the suffix of a file of predictions; raises ConfigError for one that the kind, or none, writes."""
+    kinds = KINDS.values() if kind is None else [kind]
+    suffix = check_place(source, target, ".jsonl", ".csv", *(form for one in kinds for form in one.output_suffixes))
+    if csv_safe and suffix != ".csv":
+        raise ConfigError(f"{target}: --csv-safe is for .csv files")
+    if suffix == ".csv" and kind is not None and kind.reads_tokens:
+        raise ConfigError(
+            f"{target}: {kind.name} predictions have several values per row, which a .csv cannot hold; write .jsonl"
+        )
+    return suffix
 
 
 def check_page(page: Path, flag: str) -> None:

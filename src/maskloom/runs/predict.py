@@ -18,10 +18,10 @@ from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.display import SILENT, Progress
-from maskloom.runs.first_look import check_place, check_questions, read_context
+from maskloom.runs.first_look import check_place, check_predictions, check_questions, read_context
 from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_sources, reading_of_texts
 from maskloom.system.devices import describe_device
-from maskloom.system.files import is_stream, output_file
+from maskloom.system.files import output_file
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.span.encoding import EncodedQuestions
@@ -59,14 +59,7 @@ def predict(
     predictor = open_models(model, average=average, max_length=max_length)
     progress.say(f"device: {describe_device(predictor.device)}")
     task = predictor.required_task()
-    forms = task.forms
-    suffix = output_suffix(target, tuple({".jsonl": 0, ".csv": 0, **forms}))
-    if csv_safe and suffix != ".csv":
-        raise ConfigError(f"{target}: --csv-safe is for .csv files")
-    if suffix == ".csv" and KINDS[task.kind].reads_tokens:
-        raise ConfigError(
-            f"{target}: {task.kind} predictions have several values per row, which a .csv cannot hold; write .jsonl"
-        )
+    forms, suffix = task.forms, check_predictions(source, target, KINDS[task.kind], csv_safe=csv_safe)
     reading_of_input = reading_for(predictor, source, reading, needs_label=False)
     columns: dict[str, None] = {}  # text columns of all rows: some may have an id, or more choices
     num_examples = reading_of_input.count(lambda example: columns.update(dict.fromkeys(example.as_row())))
@@ -89,17 +82,6 @@ def predict(
         "max_length": predictor.max_length,
         "data": reading_of_input.report.as_dict(),
     }
-
-
-def output_suffix(target: Path, suffixes: tuple[str, ...]) -> str:
-    """Return an output's suffix, .jsonl for a pipe without one; raises ConfigError for others, and .npy to a pipe."""
-    suffix = target.suffix.lower()
-    if is_stream(target) and suffix not in (*suffixes, ".npy"):
-        return ".jsonl"
-    if suffix not in suffixes or (suffix == ".npy" and is_stream(target)):
-        known = [known for known in suffixes if known != suffix]
-        raise ConfigError(f"{target}: the output's suffix must be one of {', '.join(known)}")
-    return suffix
 
 
 def _predictions(
@@ -172,8 +154,7 @@ def embed(
     DataError for a wrong option, model or file, or for a precision that the device lacks.
     """
     source, target = Path(input), Path(output)
-    check_place(source, target)
-    suffix = output_suffix(target, (".npy", ".jsonl"))
+    suffix = check_place(source, target, ".npy", ".jsonl")
     int8 = precision == "int8"
     predictor = Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
     progress.say(f"device: {describe_device(predictor.device)}")
@@ -237,8 +218,7 @@ def generate(
     line, that is empty, has no blank to fill, or is too long.
     """
     source, target = Path(input), Path(output)
-    check_place(source, target)
-    output_suffix(target, (".jsonl",))
+    check_place(source, target, ".jsonl")
     predictor = Predictor.load(model, batch_size=batch_size)
     progress.say(f"device: {describe_device(predictor.device)}")
     rows = reading_of_sources(source, reading, predictor.settings)

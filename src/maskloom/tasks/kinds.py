@@ -49,8 +49,8 @@ class TaskKind:
     outputs of its models have names. The probabilities of a unit add up to 1 over `softmax_over`: the labels of each
     row, or the rows; None for scores and for independent labels. With `is_windowed`, the units of one example compete
     by their logits. A kind that `reads_tokens` predicts lists of items found in a text, which neither a .csv file of
-    predictions nor `auxiliary_lm` supports. A model without stored settings is of the kind whose `known_by`, or else
-    `name`, is one of its heads.
+    predictions nor `auxiliary_lm` supports; files of predictions may also have its `output_suffixes`. A model without
+    stored settings is of the kind whose `known_by`, or else `name`, is one of its heads.
 
     `judge(example, prediction, target, labels)` compares a prediction with the truth for display;
     `targets_by_example(encoded, targets)` converts the targets of a task to one per example. `label_ids(data, names)`
@@ -83,6 +83,7 @@ class TaskKind:
     softmax_over: Literal["labels", "rows"] | None = "labels"
     is_windowed: bool = False
     reads_tokens: bool = False
+    output_suffixes: tuple[str, ...] = ()
     known_by: str = ""
     targets_by_example: Callable[[Any, Any], Any] = lambda _, targets: targets
     label_ids: Callable[[ReadExamples, tuple[str, ...]], Any] | None = None
@@ -155,6 +156,7 @@ SPAN = TaskKind(
     takes="questions with their contexts",
     pipeline_tag="question-answering",
     section=SpanSection,
+    output_suffixes=(".json",),
     settings=SpanSettings,
     names_labels=False,
     softmax_over="rows",
@@ -180,6 +182,7 @@ TAGGING = TaskKind(
     watch=watch_forms,
     predicts_on_text=True,
     reads_tokens=True,
+    output_suffixes=(".conll", ".txt"),
     known_by="tagger",
 )
 

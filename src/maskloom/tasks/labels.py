@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def read_label_names(path: str | Path) -> tuple[str, ...]:
         text = read_bytes(path, limit=_MOST_LABEL_BYTES).decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: byte {error.start + 1} is not UTF-8") from None
-    names = [line.strip() for line in text.rstrip().splitlines()]
+    names = [line.strip() for line in StringIO(text.rstrip(), newline=None)]
     seen: set[str] = set()
     for number, name in enumerate(names, start=1):
         if not name:

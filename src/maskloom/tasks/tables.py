@@ -21,7 +21,6 @@ MAX_ROW_BYTES = 16 << 20
 
 _BLOCK = 1 << 18
 _WIDE_MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_OTHER_ENDS = (b"\r", "\u2028".encode(), "\u2029".encode())
 _LAYOUTS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text"}
 
 
@@ -123,11 +122,10 @@ def read_rows(path: Path, layout: str) -> Iterator[Row]:
 
     `csv` has quoted fields as in RFC 4180; `tsv` is split at tabs and has no quoting, as GLUE's files require; `jsonl`
     has one object per line; `text` gives each line as one field. A UTF-8 byte-order mark and the CR of CRLF are
-    removed. If no line ends with LF, lines end with CR and, in `text`, also with U+2028 and U+2029. Raises DataError
-    for a file that cannot be read, is empty, is not UTF-8, or is not in that layout, and for a row of more than
-    `MAX_ROW_BYTES`.
+    removed. If no line ends with LF, lines end with CR. Raises DataError for a file that cannot be read, is empty, is
+    not UTF-8, or is not in that layout, and for a row of more than `MAX_ROW_BYTES`.
     """
-    lines = read_lines(path, _OTHER_ENDS if layout == "text" else _OTHER_ENDS[:1])
+    lines = read_lines(path)
     if layout == "csv":
         yield from _csv_rows(path, lines)
         return
@@ -149,13 +147,13 @@ def read_json_row(path: Path, number: int) -> Row:
     return _json_row(_decoded(raw, path, 1), number)
 
 
-def read_lines(path: Path, other_ends: tuple[bytes, ...] = _OTHER_ENDS) -> Iterator[tuple[int, str]]:
-    """Yield the number, from 1, and the text of each line of a file; `other_ends` end lines in a file without LF."""
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number, from 1, and the text of each line of a file; CR ends the lines of a file without LF."""
     number = 0
     check_regular(path)
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            for block in _blocks_of_lines(file, other_ends):
+            for block in _blocks_of_lines(file):
                 for line in _lines_of(block, path, number):
                     number += 1
                     yield number, line
@@ -167,7 +165,7 @@ def read_lines(path: Path, other_ends: tuple[bytes, ...] = _OTHER_ENDS) -> Itera
         raise DataError(f"{path}: the file is empty")
 
 
-def _blocks_of_lines(file: BufferedReader | gzip.GzipFile, other_ends: tuple[bytes, ...]) -> Iterator[bytes]:
+def _blocks_of_lines(file: BufferedReader | gzip.GzipFile) -> Iterator[bytes]:
     """Yield a file in blocks of whole lines, without the last line end; a line beyond the size limit is truncated."""
     parts, size, has_line_feed = list[bytes](), 0, False
     while size <= MAX_ROW_BYTES and (block := file.read1(_BLOCK)):
@@ -179,9 +177,7 @@ def _blocks_of_lines(file: BufferedReader | gzip.GzipFile, other_ends: tuple[byt
         size += len(tail)
     last = b"".join(parts)
     if not has_line_feed and size <= MAX_ROW_BYTES:
-        for end in other_ends:
-            last = last.replace(end, b"\n")
-        last = last.removesuffix(b"\n")
+        last = last.replace(b"\r", b"\n").removesuffix(b"\n")
     if size:
         yield last
 

@@ -5,8 +5,10 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import typer
 
 from maskloom import cli
 from maskloom.errors import ConfigError, DataError, UsageError
@@ -98,6 +100,14 @@ def test_an_argument_that_is_not_utf8_is_one_line(monkeypatch, capsys, arguments
         (("corpus", "build", "a b"), "finished shards are kept, continue with: maskloom corpus build 'a b'"),
         (("vocab", "train", "a"), "nothing was written, start again with: maskloom vocab train a"),
         (("embed", "--int8"), "nothing was written, start again with: maskloom embed --int8"),
+        (("predict", "--model", "m"), "nothing was written, start again with: maskloom predict --model m"),
+        (("words", "plot", "v"), "nothing was written, start again with: maskloom words plot v"),
+        (("glue", "submit"), "nothing was written, start again with: maskloom glue submit"),
+        (("features", "--out", "f"), "finished vectors are kept, continue with: maskloom features --out f"),
+        (
+            ("export", "run", "--onnx"),
+            "if --out exists, it may be incomplete; remove it and start again with: maskloom export run --onnx",
+        ),
         (
             ("reproduce", "rnn-attention", "--out", "a"),
             "nothing was written, start again with: maskloom reproduce rnn-attention --out a",
@@ -109,16 +119,19 @@ def test_a_command_without_resume_says_what_the_same_command_does(monkeypatch, c
     assert capsys.readouterr().err == f"stopped by SIGTERM; {expected}\n"
 
 
-@pytest.mark.parametrize("command", ["vocab", "corpus", "embed", "pretrain"])
-def test_commands_that_can_be_queued_again_listen_from_the_start(monkeypatch, command: str) -> None:
-    entered: list[object] = []
+def test_the_commands_that_resume_are_those_that_say_so() -> None:
+    """Regression: a stopped `words plot` or `glue submit` was to be continued with --resume, which they do not have."""
 
-    class Context:
-        invoked_subcommand = command
-        with_resource = entered.append
+    def resuming(command: Any, name: str) -> list[str]:
+        own = [name] if any("--resume" in parameter.opts for parameter in command.params) else []
+        return own + [
+            found
+            for part, one in getattr(command, "commands", {}).items()
+            for found in resuming(one, f"{name} {part}".strip())
+        ]
 
-    cli._listen(Context(), version=False)  # pyright: ignore[reportArgumentType]
-    assert [type(one).__name__ for one in entered] == ["StopRequests"]
+    saved = {name for name, kept in cli._KEPT.items() if kept == cli._SAVED}
+    assert saved == {*resuming(typer.main.get_command(cli.app), ""), "quickstart", "reproduce"}
 
 
 def test_only_the_first_rank_speaks_and_resume_is_not_said_twice(monkeypatch, capsys) -> None:

@@ -25,12 +25,13 @@ READERS = {
 }
 
 
-def generator_folder(folder, name, words=WORDS):
-    """Write a model of the named architecture and a vocabulary of words to a folder."""
+def generator_folder(folder, name, words=WORDS, **keys):
+    """Write a model of the named architecture, with a vocabulary of words; `keys` go into its configuration."""
     kind, more = (WRITERS | READERS)[name]
     vocabulary = Vocabulary([*SPECIAL_TOKENS, *words])
     marks = (vocabulary.ids[mark] for mark in ("[PAD]", "[CLS]", "[SEP]"))
     config = kind(vocab_size=len(vocabulary), max_position_embeddings=80, **SIZES, **more).with_marks(*marks)
+    config = config.model_copy(update=keys)
     head = "decoder" if name in WRITERS else {"gpt": "lm", "bert": "mlm"}[name]
     save_model(build_model(config, (head,), seed=3), folder)
     WordPieceTokenizer(vocabulary).save(folder)

@@ -6,6 +6,7 @@ from tests.unit.inference.generators import READERS, WRITERS, generator_folder
 from torch.overrides import TorchFunctionMode
 
 from maskloom.generation.search import Choice, Continuation, Generation
+from maskloom.generation.sources import with_forced
 from maskloom.inference.inspection import inspect, position_biases, position_vectors
 from maskloom.inference.predictor import Predictor
 from maskloom.layers.cross_attention import CrossAttention, PackedMemory
@@ -162,6 +163,23 @@ def test_rows_of_cross_attention_are_the_tokens_that_are_written(tmp_path):
     *begin, end = predictor.target_marks
     assert found.maps["cross"].queries == [*begin[1:], *found.found.token_ids, *([end] * found.found.is_ended)]
     assert found.maps["decoder"].keys == [begin[0], *found.maps["cross"].queries[:-1]]
+
+
+def test_a_forced_first_token_is_read_by_the_decoder_that_is_shown(tmp_path):
+    """Regression: the maps were those of the token that a configuration replaces in generated texts."""
+    forced = 7  # a word: the marks of the vocabulary come first
+    predictor = Predictor.load(generator_folder(tmp_path, "bart", forced_bos_token_id=forced))
+    found = looked_at(predictor, Generation(max_tokens=4, min_tokens=4, temperature=0.0))
+    assert found.maps["decoder"].keys == [predictor.target_marks[0], forced, *found.found.token_ids[:-1]]
+    assert with_forced([3], predictor.model.config) == [3, forced]  # as in a Marian model
+    (step, *_) = found.steps
+    read = torch.tensor([predictor.target_marks[0], forced])
+    layouts = [SequenceLayout.from_lengths([len(part)]) for part in (found.ids, read)]
+    source, head = torch.tensor(found.ids), predictor.model.heads["decoder"]
+    with torch.no_grad():
+        hidden = predictor.model.encoder.encode_packed(source, torch.zeros_like(source), layouts[0]).last_hidden_state
+        logits = head.logits(head(read, layouts[1], hidden, layouts[0]))[-1].log_softmax(-1)
+    assert step.candidates[0][0][1] == pytest.approx(float(logits.max()), abs=1e-4)
 
 
 def test_positions_are_those_of_the_model(tmp_path):

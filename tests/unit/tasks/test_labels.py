@@ -116,8 +116,9 @@ def test_nothing_to_learn(data, kind, message):
 
 def test_label_files(tmp_path):
     path = tmp_path / "labels.txt"
-    path.write_text("joy\nanger\n\n")
-    assert read_label_names(path) == ("joy", "anger")
+    for text in ("joy\nanger\u2028x\x85y\n\n", "joy\r\nanger\u2028x\x85y\r\n", "joy\ranger\u2028x\x85y"):
+        path.write_bytes(text.encode())
+        assert read_label_names(path) == ("joy", "anger\u2028x\x85y")
     for content, message in [("", "no label names"), ("a\n\nb\n", "line 2: .* empty"), ("a\na\n", "line 2: .* twice")]:
         path.write_text(content)
         with pytest.raises(DataError, match=message):

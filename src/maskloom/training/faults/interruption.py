@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +16,7 @@ EXIT_QUEUE_AGAIN, EXIT_INTERRUPTED = 75, 130  # EX_TEMPFAIL of sysexits.h; 128 +
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 RAISED: list[int] = []
 """Signals for which Interrupted was raised: a library that is creating a class then replaces it by its own error."""
-_LEFT_AT_ONCE = b"\nstopped immediately: complete checkpoints are kept, later steps are lost\n"
+_LEFT_AT_ONCE = b"\nstopped immediately: only what is complete is kept\n"
 
 
 class Interrupted(BaseException):
@@ -46,6 +47,7 @@ class StopRequests:
         self._is_deferred = False
         self._before: dict[int, object] = {}
         self._watch: _SecondInterrupt | None = None
+        self._hook = sys.unraisablehook
 
     def __enter__(self) -> StopRequests:
         """Install the signal handlers."""
@@ -54,6 +56,7 @@ class StopRequests:
             for number in STOP_SIGNALS:
                 if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
+            self._hook, sys.unraisablehook = sys.unraisablehook, self._raise_again
             _active.append(self)
         return self
 
@@ -61,6 +64,7 @@ class StopRequests:
         """Restore the previous signal handlers."""
         if self._watch is not None:
             _active.remove(self)
+            sys.unraisablehook = self._hook
             while self._before:
                 number, handler = self._before.popitem()
                 signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
@@ -99,6 +103,14 @@ class StopRequests:
         if self.received is None:
             self.received = number
             self.raise_if_due()
+
+    def _raise_again(self, lost: sys.UnraisableHookArgs) -> None:
+        """Raise an Interrupted again a moment later if Python lost it in a callback, such as those of imports."""
+        if not isinstance(lost.exc_value, Interrupted):
+            self._hook(lost)
+            return
+        signal.signal(signal.SIGALRM, lambda *_: self._watch and self.raise_if_due())
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
 
 
 _active: list[StopRequests] = []

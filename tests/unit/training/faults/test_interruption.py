@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -72,6 +74,22 @@ def test_a_request_that_was_swallowed_is_met_again() -> None:
             _send("SIGTERM")
         with pytest.raises(Interrupted), stop_requests():
             pass
+
+
+def test_a_stop_that_is_lost_in_a_callback_is_raised_again(capfd) -> None:
+    """Regression: SIGTERM within a callback of an import printed a traceback, and the command went on."""
+    stop, owners = StopRequests(), [type("Owner", (), {})()]
+    _ref = weakref.ref(owners[0], lambda _: _send("SIGTERM"))
+
+    def work() -> None:
+        with stop:
+            owners.clear()
+            time.sleep(60)
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        work()
+    assert capfd.readouterr().err == ""
+    assert sys.unraisablehook != stop._raise_again
 
 
 def test_nothing_is_taken_over_outside_the_main_thread() -> None:
