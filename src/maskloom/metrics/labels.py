@@ -9,6 +9,8 @@ import numpy as np
 
 from maskloom.metrics.metric import checked_pair, checked_primary
 
+_ONE_MORE = "accuracy is not above that of a constant answer by more than one example"
+
 
 class SingleLabelMetric:
     """Accuracy, macro F1 and Matthews correlation; with two classes also F1 of class 1 (GLUE, MRPC and QQP).
@@ -55,9 +57,12 @@ class SingleLabelMetric:
         return constant.compute()[self.primary]
 
     def degeneracy(self) -> str | None:
-        """Report that every prediction is the same class, or return None."""
-        has_one_class = np.count_nonzero(self._gathered().sum(axis=0)) == 1
-        return "every prediction is the same class" if has_one_class else None
+        """Report that every prediction is the same class, or right for one example more than that; else None."""
+        counts = self._gathered()
+        if np.count_nonzero(counts.sum(axis=0)) == 1:
+            return "every prediction is the same class"
+        is_near = self.primary == "accuracy" and counts.trace() == counts.sum(axis=1).max() + 1
+        return _ONE_MORE if is_near else None
 
     def _gathered(self) -> np.ndarray:
         """Return counts (true classes, predicted classes); raises ValueError if there are no examples."""
@@ -156,8 +161,10 @@ class ChoiceMetric:
         return max(self._targets.values(), default=0) / self._num_examples()
 
     def degeneracy(self) -> str | None:
-        """Report that every prediction is the same choice, or return None."""
-        return "every prediction is the same choice" if len(self._predictions) == 1 else None
+        """Report that every prediction is the same choice, or right for one example more than that; else None."""
+        if len(self._predictions) == 1:
+            return "every prediction is the same choice"
+        return _ONE_MORE if self._num_right == max(self._targets.values(), default=0) + 1 else None
 
     def _num_examples(self) -> int:
         if not self._targets:
