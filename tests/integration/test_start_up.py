@@ -156,8 +156,12 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
 def test_commands_that_use_a_model_import_no_compiler_and_no_metrics(minilm_folder: Path, tmp_path: Path) -> None:
     sentences = tmp_path / "s.txt"
     sentences.write_text("one sentence\nanother one\n", encoding="utf-8")
-    output = tmp_path / "vectors.npy"
+    output, rows = tmp_path / "vectors.npy", tmp_path / "rows.csv"
+    rows.write_text("text,label\none,a\ntwo,b\n", encoding="utf-8")
+    once = ("--train", rows, "--dev", rows, "--epochs", 1, "--batch-size", 2, "--max-length", 8)
     runs = {
+        "finetune": ("finetune", "--model", minilm_folder, *once, "--out", tmp_path / "r"),
+        "evaluate": ("evaluate", "--model", tmp_path / "r", "--data", rows),
         "embed": ("embed", "--model", minilm_folder, "--input", sentences, "--output", output),
         "info": ("info", minilm_folder),
         "features": ("features", "--model", minilm_folder, "--input", sentences, "--out", tmp_path / "f"),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
 
 from maskloom.metrics.metric import checked_pair, checked_primary
+
+_ONE_MORE = "accuracy is not above that of a constant answer by more than one example"
 
 
 class SingleLabelMetric:
@@ -32,23 +35,18 @@ class SingleLabelMetric:
 
     def compute(self) -> dict[str, float]:
         """Return fractions in 0..1, and the Matthews correlation in -1..1."""
-        from sklearn.metrics import matthews_corrcoef
-
         counts, right = self._gathered(), self._counts.diagonal()
-        sizes = counts.sum(axis=0) + counts.sum(axis=1)
+        predicted, true = counts.sum(axis=0), counts.sum(axis=1)
+        sizes, total = predicted + true, int(counts.sum())
         by_label = _f1(right, sizes)
-        scores = {"accuracy": float(right.sum() / counts.sum())}
+        scores = {"accuracy": float(right.sum() / total)}
         if self.num_labels == 2:
             scores["f1"] = float(by_label[1])
         # The mean excludes classes that occur nowhere: a class that dev happens to lack is not a failure.
         scores["f1_macro"] = float(by_label[sizes > 0].mean())
-        # one weighted row per nonzero cell is enough
-        targets, predictions = np.nonzero(counts)
-        is_constant = len(np.unique(predictions)) == 1 or len(np.unique(targets)) == 1
-        weights = counts[targets, predictions]
-        scores["matthews"] = (
-            0.0 if is_constant else float(matthews_corrcoef(targets, predictions, sample_weight=weights))
-        )
+        # Gorodkin 2004, equation 8; the products of squares exceed 64 bits
+        spread = math.prod(total**2 - int(side @ side) for side in (predicted, true))
+        scores["matthews"] = int(right.sum() * total - predicted @ true) / math.sqrt(spread) if spread else 0.0
         return scores
 
     def reference(self) -> float:
@@ -59,9 +57,12 @@ class SingleLabelMetric:
         return constant.compute()[self.primary]
 
     def degeneracy(self) -> str | None:
-        """Report that every prediction is the same class, or return None."""
-        has_one_class = np.count_nonzero(self._gathered().sum(axis=0)) == 1
-        return "every prediction is the same class" if has_one_class else None
+        """Report that every prediction is the same class, or right for one example more than that; else None."""
+        counts = self._gathered()
+        if np.count_nonzero(counts.sum(axis=0)) == 1:
+            return "every prediction is the same class"
+        is_near = self.primary == "accuracy" and counts.trace() == counts.sum(axis=1).max() + 1
+        return _ONE_MORE if is_near else None
 
     def _gathered(self) -> np.ndarray:
         """Return counts (true classes, predicted classes); raises ValueError if there are no examples."""
@@ -160,8 +161,10 @@ class ChoiceMetric:
         return max(self._targets.values(), default=0) / self._num_examples()
 
     def degeneracy(self) -> str | None:
-        """Report that every prediction is the same choice, or return None."""
-        return "every prediction is the same choice" if len(self._predictions) == 1 else None
+        """Report that every prediction is the same choice, or right for one example more than that; else None."""
+        if len(self._predictions) == 1:
+            return "every prediction is the same choice"
+        return _ONE_MORE if self._num_right == max(self._targets.values(), default=0) + 1 else None
 
     def _num_examples(self) -> int:
         if not self._targets:

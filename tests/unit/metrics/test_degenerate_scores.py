@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.metrics.labels import MultiLabelMetric, RegressionMetric, SingleLabelMetric
+from maskloom.metrics.labels import ChoiceMetric, MultiLabelMetric, RegressionMetric, SingleLabelMetric
 
 
 def scores_of(metric, predictions, targets):
@@ -22,6 +22,14 @@ def test_constant_predictions_have_matthews_zero():
     assert metric.degeneracy() == "every prediction is the same class"
     for metric.primary, score in scores.items():
         assert metric.reference() == score
+
+
+@pytest.mark.parametrize("metric", [SingleLabelMetric(2), ChoiceMetric()])
+def test_one_example_more_than_a_constant_answer_is_no_more(metric):
+    for prediction, told in ((1, "every prediction is the same"), (0, "by more than one example"), (0, None)):
+        metric.update(np.array([1, 1, prediction]), np.array([1, 1, 0]))
+        assert told in metric.degeneracy() if told else metric.degeneracy() is None
+    assert metric.reference() == 6 / 9
 
 
 def test_one_wrong_example():

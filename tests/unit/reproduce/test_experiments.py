@@ -5,6 +5,7 @@ import torch
 
 from maskloom.config import PretrainRecipe
 from maskloom.errors import ConfigError
+from maskloom.layers.layer_mix import LayerCombination
 from maskloom.models.architectures import config_of
 from maskloom.models.assembled import build_model
 from maskloom.reproduce.experiments import EXPERIMENTS, Budget, Trend, above, below, beyond, what_it_buys, within
@@ -55,6 +56,11 @@ def test_every_arm_has_its_model_and_every_model_a_recipe(tmp_path, name, scale)
             plan.finetuning(arm, Probe("multi30k", "seq2seq", LabelledFiles("", "")), 0) for arm in experiment.arms
         ]
         assert len({repr((config_of(recipe.model, vocab_size=100), recipe.seq2seq)) for recipe in recipes}) == 20
+    if name == "table7":
+        encoder = plan.pretraining("BERT", 0).model
+        layers = config_of(encoder, vocab_size=100).num_hidden_layers
+        chosen = [LayerCombination.of(arm.name, layers) for arm in experiment.arms[1:]]
+        assert len({(each.layers, each.join) for each in chosen}) == len(chosen)  # no measurement has two rows
     for model in experiment.models:
         recipe = plan.pretraining(model, 1)
         assert isinstance(recipe, PretrainRecipe)
