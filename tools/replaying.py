@@ -11,10 +11,12 @@ import torch
 from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file as load_tensors
 
-import maskloom.data.batch as batches
+from maskloom.data import batch as batches
+from maskloom.data import spelling
+from maskloom.data.corpus.words import RaggedIds
 from maskloom.errors import DataError
 from maskloom.models.assembled import EncoderWithHeads
-from maskloom.objectives.carrying import CarriedBatch
+from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective
 from maskloom.system.foreign_files import check_regular, read_json_object
 from maskloom.training.faults.nonfinite import BATCH, CARRY, REPORT, WEIGHTS
@@ -44,9 +46,8 @@ def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> 
             check_regular(path)
         batch = batch_of_data(report["batch"], load_arrays(folder / BATCH))
         weights = load_tensors(first / WEIGHTS)
-        if (folder / CARRY).exists():
-            carry = load_tensors(folder / CARRY)
-            batch = CarriedBatch(batch, tuple(carry[str(number)] for number in range(len(carry))))
+        carry = load_tensors(folder / CARRY) if (folder / CARRY).exists() else {}
+        carried = tuple(carry[str(number)] for number in range(len(carry))) or None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}: cannot be replayed: {error}") from None
     with torch.no_grad():
@@ -57,7 +58,7 @@ def replay_dump(folder: Path, model: EncoderWithHeads, objective: Objective) -> 
     losses = accumulate_gradients(
         model,
         objective,
-        batch,
+        with_carry(batch, objective, model, carried),
         report["micro_batch_size"],
         draws=StepDraws(report["seed"], report["step"] - 1),
         ranks=_RankOfDump(report["rank"], report["target_counts"], report["first_row"]),
@@ -80,7 +81,10 @@ class _RankOfDump(Ranks):
 
 def batch_of_data(described: dict[str, Any], arrays: dict[str, np.ndarray]) -> Any:
     """Return the batch of a dump; raises ValueError when its class is not a batch class."""
-    kind = getattr(batches, described["class"], None)
+    kind = getattr(batches, described["class"], None) or getattr(spelling, described["class"], None)
     if not (isinstance(kind, type) and issubclass(kind, batches.PackedBatch)):
         raise ValueError(f"{described['class']!r} is no kind of batch")
-    return kind(**arrays, **described["values"])
+    values = {name: array for name, array in arrays.items() if "." not in name}
+    for name in {name.partition(".")[0] for name in arrays.keys() - values.keys()}:
+        values[name] = RaggedIds(arrays[f"{name}.flat"], arrays[f"{name}.edges"])
+    return kind(**values, **described["values"])

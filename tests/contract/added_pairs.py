@@ -14,5 +14,5 @@ class HalvesData(PretrainingData):
     pairs: ClassVar[str] = "halves"
 
 
-HALVES = PairTask("halves", SentencePairs.swapped_pairs)
+HALVES = PairTask("halves", SentencePairs.swapped_pairs, least_sentences=2)
 HALVING = Pretraining("mlm", Masking, data=HalvesData, needs=("mask",))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maskloom.config import PretrainingData, PretrainRecipe, TrainingSection
-from maskloom.errors import ConfigError
+from maskloom.data.corpus.opening import Corpus, split_documents
+from maskloom.data.streams.sentence_pairs import PAIR_TASKS, SentencePairs
+from maskloom.errors import ConfigError, DataError
 from maskloom.models.architectures import ARCHITECTURES, architecture_of, config_of
 from maskloom.models.model_config import ModelConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.sections import MOST_STEPS
 from maskloom.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from maskloom.data.corpus.opening import Corpus
 
 _NUM_DATA = len(PretrainingData.model_fields)
 # Large enough that no special token's id is refused before the size of the vocabulary is known.
@@ -139,7 +138,10 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
 
 
 def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
-    """Raise ConfigError for special tokens that a corpus lacks, and for settings that do not fit it."""
+    """Raise ConfigError for special tokens that a corpus lacks and for settings that do not fit it.
+
+    Raises DataError if no training document, or no document that is held out, has the sentences that pairs need.
+    """
     special, data, lacks = corpus.vocabulary.special, recipe.data, f"the vocabulary of {corpus.folder} has none"
     hint = "build the corpus with a WordPiece vocabulary, or set"
     row = PRETRAINING[recipe.objective]
@@ -156,6 +158,14 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
     if data.next_sentence and None in (special.classify, special.separator):
         needs = "a token that represents a pair and one that separates its texts"
         raise ConfigError(f"data.next_sentence = true needs {needs}, but {lacks}; {hint} data.next_sentence = false")
+    if (own := pretraining_data(recipe)).pairs and PAIR_TASKS[own.pairs].least_sentences > 1:
+        split = split_documents(corpus, data.held_out_fraction, seed=recipe.seed)
+        for kind, documents in zip(("training", "held-out"), split, strict=True):
+            try:
+                if len(documents):
+                    SentencePairs(corpus, documents, own, seed=recipe.seed)
+            except DataError as error:
+                raise DataError(f"{corpus.folder}, {kind} documents: {error}") from None
     plain = PretrainingData()
     unused = [name for name in ("short_seq_prob", "static_masks") if getattr(data, name) != getattr(plain, name)]
     if unused and row.reads_running_text(corpus):

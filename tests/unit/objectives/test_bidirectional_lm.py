@@ -18,6 +18,11 @@ from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.runs.pretraining_plan import check_model
 from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.training.faults.nonfinite import NonFiniteStepError, write_dump
+from maskloom.training.loop import train_steps
+from maskloom.training.settings import TrainingSection
+from maskloom.training.state import TrainState
+from tools.replaying import replay_dump
 
 ROW = PRETRAINING["bidirectional_lm"]
 VOCABULARY = Vocabulary([*SPECIAL_TOKENS, "cat", "dog", "sees", "a", "the"])
@@ -145,3 +150,25 @@ def test_a_penalty_is_the_squares_of_the_weights_of_a_mix_in_whatever_micro_batc
     del model.encoder.mix
     with pytest.raises(ConfigError, match=r"mix\.l2 = 0\.5: this model does not mix its layers"):
         objective.loss_sums(model, whole)
+
+
+@pytest.mark.parametrize("bad", [1, 2], ids=["without a carry", "with one"])
+def test_a_step_that_is_not_finite_is_dumped_and_replayed(tmp_path, bad):
+    model, objective = model_of(), ROW.objective(ROW.part, None)
+    settings = TrainingSection(steps=2, micro_batch_size=1, warmup_ratio=0.0)
+    state = TrainState.fresh(model, settings)
+
+    def next_batch(position):
+        number = position.get("number", 0)
+        if number + 1 == bad:
+            next(model.parameters()).register_hook(lambda gradient: gradient * math.inf)
+        return batch(4 * number, 4 * number + 4), {"number": number + 1}
+
+    with pytest.raises(NonFiniteStepError) as caught:
+        list(train_steps(state, objective, next_batch, settings=settings, seed=4))
+    assert caught.value.report.step == bad
+    folder = write_dump(tmp_path, state, objective, caught.value, settings=settings, seed=4)
+    assert (folder / "carry.safetensors").exists() == (bad == 2)
+    losses = replay_dump(folder, model_of(), objective).losses
+    assert losses == caught.value.report.losses
+    assert math.isfinite(losses["bilm"])

@@ -58,7 +58,7 @@ class SentencePairs:
     a block are shuffled by another keyed permutation. Instances have at most `max_length` tokens, including special
     tokens; in each epoch, a document is cut for a shorter target, uniform from 2 tokens up, with probability
     `short_seq_prob`; without `next_sentence` instances are single segments. With `static_masks` every epoch has the
-    instances of epoch 0, in its own order. Raises DataError if there is no document to sample from.
+    instances of epoch 0, in its own order. Raises DataError if no document has the sentences that an instance needs.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:
@@ -71,6 +71,12 @@ class SentencePairs:
         if len(chosen) == 0:
             raise DataError("no documents to sample from; pre-training needs at least one")
         self._documents, self._first, self._count = chosen, offsets[chosen], offsets[chosen + 1] - offsets[chosen]
+        task = None if data.pairs is None else PAIR_TASKS[data.pairs]
+        if task is not None and (most := int(self._count.max())) < task.least_sentences:
+            raise DataError(
+                f"{task.name} pairs need a document of at least {task.least_sentences} sentences; "
+                f"none of these {len(chosen):,} has more than {most}"
+            )
         fraction = len(self._documents) / int(self._count.sum())
         self.documents_per_block = max(1, round(BLOCK_SENTENCES * fraction))
         self.num_blocks = -(-len(self._documents) // self.documents_per_block)
@@ -104,9 +110,9 @@ class SentencePairs:
         return (self.block(number, block) for block in range(self.num_blocks))
 
     def extent(self) -> Extent:
-        """Return the size of an epoch, estimated from the first block, which training needs anyway."""
-        block = self.block(0, 0)
-        fraction = min(1.0, self.documents_per_block / len(self._documents))
+        """Return the size of an epoch, estimated from its first instances, which training needs anyway."""
+        number, block = next((number, block) for number, block in enumerate(self.epoch(0), 1) if len(block))
+        fraction = min(1.0, number * self.documents_per_block / len(self._documents))
         return Extent(round(len(block) / fraction), block.a_length + block.b_length + self._num_marks, self._num_marks)
 
     def gather(self, rows: Instances) -> Texts:
@@ -193,8 +199,6 @@ class SentencePairs:
         last = np.clip(last, np.arange(len(last)) + 2, chunks.document_ends)
         reached = _chain(last)
         start = reached[last[reached] - reached > 1]
-        if len(start) == 0:
-            raise DataError("data.sentence_order = true needs documents of at least two sentences; there are none")
         sentences, last = chunks.sentences[start], last[start]
         middle = start + 1 + integers(last - start - 1, self._seed, _A_END, epoch, sentences)
         first, second = chunks.side(start, start, middle), chunks.side(start, middle, last)
@@ -316,15 +320,19 @@ class _Chunks:
 
 
 class PairTask(NamedTuple):
-    """A task on pairs of texts: its display name, and the method that cuts a block of documents into such pairs."""
+    """A task on pairs of texts: its display name, and the method that cuts a block of documents into such pairs.
+
+    Shorter documents than `least_sentences` give no pairs.
+    """
 
     name: str
     cut: Callable[[SentencePairs, _Chunks, int], Instances]
+    least_sentences: int = 1
 
 
 PAIR_TASKS = {
     "nsp": PairTask("next-sentence", SentencePairs.random_pairs),
-    "sop": PairTask("sentence-order", SentencePairs.swapped_pairs),
+    "sop": PairTask("sentence-order", SentencePairs.swapped_pairs, least_sentences=2),
 }
 """The tasks on pairs of texts, with the metrics TASK_loss in nats, TASK_accuracy and TASK_majority_fraction."""
 

@@ -142,7 +142,7 @@ class BackgroundSaves(Saves):
     def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         if key not in self._buffers:
             self._buffers[key] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        return self._buffers[key].copy_(tensor, non_blocking=True)
+        return self._buffers[key].copy_(tensor, non_blocking=tensor.is_cuda)  # only CUDA is waited for
 
     def _has_room(self, snapshot: Snapshot) -> bool:
         needed, available = sum(own_shard(t).nbytes for t in snapshot.tensors().values()), available_memory()

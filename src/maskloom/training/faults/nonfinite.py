@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.data.corpus.words import RaggedIds
 from maskloom.objectives.objective import Objective
 from maskloom.system.files import replacing_folder, write_hashed, write_json
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks, own_shard
@@ -167,10 +168,14 @@ def _not_finite(tensors: dict[str, Tensor]) -> list[str]:
 
 
 def _batch_as_data(batch: Any) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return a batch's arrays by field, and the name of its class with the remaining plain values."""
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    arrays = {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
-    plain = {name: value for name, value in values.items() if name not in arrays}
+    """Return a batch's arrays by field (`FIELD.PART` for lists of ids), and its class with the other plain values."""
+    arrays: dict[str, np.ndarray] = {}
+    plain: dict[str, Any] = {}
+    for name, value in vars(batch).items():
+        if isinstance(value, RaggedIds):
+            arrays |= {f"{name}.flat": value.flat, f"{name}.edges": value.edges}
+        else:
+            (arrays if isinstance(value, np.ndarray) else plain)[name] = value
     return arrays, {"class": type(batch).__name__, "values": plain}
 
 

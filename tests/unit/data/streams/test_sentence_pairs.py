@@ -1,6 +1,9 @@
 import numpy as np
 import pytest
 
+from maskloom.config import PretrainRecipe
+from maskloom.data.corruption import Masking
+from maskloom.data.loader import Loader
 from maskloom.data.settings import PretrainingData
 from maskloom.data.streams import sentence_pairs
 from maskloom.data.streams.sentence_pairs import (
@@ -10,6 +13,7 @@ from maskloom.data.streams.sentence_pairs import (
     truncated_lengths,
 )
 from maskloom.errors import DataError
+from maskloom.runs.pretraining_plan import check_corpus
 
 
 def _epoch(stream: SentencePairs, epoch: int = 0) -> Instances:
@@ -287,7 +291,53 @@ def test_sentence_order_swaps_half_of_the_pairs_of_consecutive_texts(random_corp
     assert np.isin(unused + 1, offsets).all()
 
 
+def _with_pairs_in_one_document(memory_corpus, monkeypatch, number: int):
+    """Return a corpus of eight documents in blocks of two, all but one of a single sentence."""
+    documents = [[[9, 8], [7, 6, 5], [4]] if each == number else [[10 + each]] for each in range(8)]
+    monkeypatch.setattr(sentence_pairs, "BLOCK_SENTENCES", 2)
+    return memory_corpus(documents)
+
+
+@pytest.mark.parametrize("number", [0, 7])
+def test_a_block_without_pairs_in_sentence_order_is_empty(memory_corpus, monkeypatch, number: int) -> None:
+    corpus, data = _with_pairs_in_one_document(memory_corpus, monkeypatch, number), PretrainingData(sentence_order=True)
+    stream = SentencePairs(corpus, None, data, seed=0)
+    assert stream.num_blocks == 4
+    for epoch in range(6):  # in which the document with pairs is in different blocks
+        sizes = [len(stream.block(epoch, block)) for block in range(4)]
+        assert sorted(sizes) == [0, 0, 0, 1]
+        rows, after = stream.read(_position(epoch, 0, 0), 1)
+        assert {name: column.dtype for name, column in vars(rows).items()} == {
+            name: np.dtype(np.uint64 if name == "keys" else np.int64) for name in vars(rows)
+        }
+        assert _documents(corpus, rows.a_first).tolist() == [number]
+        assert after == _position(*divmod(4 * epoch + sizes.index(1) + 1, 4), 0)
+        assert _rows(stream.read(after, 2)[0]) == _rows(
+            Instances.join([stream.read(_position(epoch + later, 0, 0), 1)[0] for later in (1, 2)])
+        )
+        assert len(Instances.join([*stream.epoch(epoch)])) == 1
+    extent = stream.extent()
+    assert 1 <= extent.num_rows <= 4
+    assert extent.lengths.tolist() == [9]
+    loader = Loader(stream, Masking(corpus.vocabulary, data, 0), batch_size=2)
+    assert [batch.num_sequences for batch in loader.epoch_batches(1)] == [1]
+    assert loader.account().tokens_per_instance == 9
+
+
 def test_sentence_order_needs_two_sentences(memory_corpus) -> None:
-    stream = SentencePairs(memory_corpus([[[9, 8]], [[7]]]), None, PretrainingData(sentence_order=True), seed=0)
-    with pytest.raises(DataError, match="at least two sentences"):
-        stream.block(0, 0)
+    with pytest.raises(DataError, match=r"sentence-order pairs need .* 2 sentences; none of these 2 has more than 1"):
+        SentencePairs(memory_corpus([[[9, 8]], [[7]]]), None, PretrainingData(sentence_order=True), seed=0)
+
+
+def test_documents_without_pairs_are_refused_before_training(memory_corpus, monkeypatch) -> None:
+    """For documents that are held out, it would otherwise show only at the first evaluation."""
+    recipe = PretrainRecipe.model_validate({"data": {"sentence_order": True, "held_out_fraction": 0.125}})
+    said = set()
+    for number in range(8):
+        corpus = _with_pairs_in_one_document(memory_corpus, monkeypatch, number)
+        with pytest.raises(DataError, match=r"^memory, (training|held-out) documents: .* of these [17] ") as caught:
+            check_corpus(recipe, corpus)
+        said.add(str(caught.value).split()[1])
+        check_corpus(recipe.model_copy(update={"data": PretrainingData()}), corpus)
+    assert said == {"training", "held-out"}
+    check_corpus(recipe, memory_corpus([[[9, 8], [7]]] * 8))

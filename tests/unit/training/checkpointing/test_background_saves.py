@@ -18,6 +18,7 @@ from tests.unit.training.tiny_sessions import (
     weights_of,
     whole_names,
 )
+from torch.overrides import TorchFunctionMode
 
 from maskloom.checkpoints.safetensors_format import safetensors_pieces
 from maskloom.training.checkpointing import background_saves, checkpoints
@@ -212,3 +213,20 @@ def test_copies_are_waited_for_on_the_device_of_the_weights(tmp_path, monkeypatc
     snapshot = checkpoints.Snapshot.of(tiny_state(), {})
     saves._copied(replace(snapshot, model=dict.fromkeys(snapshot.model, OfSecondGpu())))
     assert waited == [torch.device("cuda", 1)]
+
+
+def test_only_a_copy_that_is_waited_for_runs_asynchronously(tmp_path) -> None:
+    """MPS would not wait for an asynchronous copy; any device but CUDA behaves as this one does."""
+    asked = []
+
+    class Watched(TorchFunctionMode):
+        def __torch_function__(self, function, types, given=(), named=None):
+            if function is torch.Tensor.copy_:
+                asked.append((named or {}).get("non_blocking", False))
+            return function(*given, **(named or {}))
+
+    saves = BackgroundSaves(tmp_path, keep=1, on_whole=lambda step, path: None)
+    snapshot = checkpoints.Snapshot.of(tiny_state(), {})
+    with Watched():
+        saves._copied(snapshot)
+    assert asked == [False] * len(snapshot.model)
