@@ -1,6 +1,7 @@
 import json
 import os
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
 from maskloom.checkpoints.published.bert import model_names
+from maskloom.checkpoints.published.own import _names
 from maskloom.errors import ConfigError, DataError
 from maskloom.models.architectures import ARCHITECTURES
 from maskloom.models.assembled import build_model
@@ -357,3 +359,19 @@ class TestSaving:
         config = read_config(tmp_path)
         assert {key: config[key] for key in names} == names
         assert config["architectures"] == ["BertForSequenceClassification"]
+
+
+@pytest.mark.parametrize("name", ["transformer", "gru"])
+def test_a_model_of_our_own_format_is_planned_once_to_know_its_names(name, monkeypatch, tmp_path):
+    row, built = ARCHITECTURES[name], []
+    config = row.config_type(vocab_size=20, hidden_size=24, num_hidden_layers=1)
+    save_model(build_model(config, ("classifier",), 2, seed=0), tmp_path)
+
+    def build(config):
+        built.append(config)
+        return row.build(config)
+
+    _names.cache_clear()
+    monkeypatch.setitem(ARCHITECTURES, name, replace(row, build=build))
+    assert tuple(load_model(tmp_path)[0].heads) == ("classifier",)
+    assert built == [config] * 2  # the names, and the model itself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -36,14 +37,22 @@ def own_format(
     class_names = [(of_heads, f"Maskloom{name.title()}{end}") for of_heads, end in ends.items()]
 
     def rows(config: ModelConfig, wanted: Sequence[str]) -> list[TensorName]:
-        with torch.device("meta"):
-            encoder = architecture_of(config).build(config)
-            has_decoder = "decoder" in wanted and config.num_hidden_layers > 0
-            model = EncoderWithHeads(encoder, {"decoder": encoder.new_decoder()} if has_decoder else {})
-        names = [name for name, _ in model.named_parameters()]
-        return [*own_rows(*names), *(row for head in wanted if head != "decoder" for row in heads[head])]
+        has_decoder = "decoder" in heads and config.num_hidden_layers > 0
+        names = _names(type(config), config.model_dump_json(), has_decoder=has_decoder)
+        own = own_rows(*(name for name in names if "decoder" in wanted or not name.startswith("heads.")))
+        return [*own, *(row for head in wanted if head != "decoder" for row in heads[head])]
 
     return PublishedFormat(name, "", rows, heads, lambda _: class_names, **more)
+
+
+@lru_cache(maxsize=1)  # loading asks several times in a row, and planning a base model takes tens of milliseconds
+def _names(kind: type[ModelConfig], values: str, *, has_decoder: bool) -> list[str]:
+    """Return the names of the parameters of an encoder, whose configuration is given as JSON, and of its decoder."""
+    config = kind.model_validate_json(values)
+    with torch.device("meta"):
+        encoder = architecture_of(config).build(config)
+        model = EncoderWithHeads(encoder, {"decoder": encoder.new_decoder()} if has_decoder else {})
+    return [name for name, _ in model.named_parameters()]
 
 
 TRANSFORMER_FORMAT = own_format(
