@@ -199,12 +199,14 @@ def check_predictions(source: Path, target: Path, kind: TaskKind | None, *, csv_
     return suffix
 
 
-def check_page(page: Path, flag: str) -> None:
-    """Raise ConfigError for a page that is a folder, is no .html file, or whose parent folder does not exist."""
+def check_page(page: Path, flag: str, source: Path | None = None) -> None:
+    """Raise ConfigError for a page that is a folder, no .html file, in no folder, or the file that it is about."""
     if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{page}: {flag} names the page to write, an .html file")
     if not page.parent.is_dir():
         raise ConfigError(f"{page}: the folder {page.parent} does not exist")
+    if source is not None:
+        check_place(source, page)
 
 
 def _read_first(examples: Iterator[Any], until: float | None = None, *, keeps: bool = False) -> list[Any]:
