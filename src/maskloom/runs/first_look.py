@@ -112,7 +112,6 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
 
 def kind_of(model: Path) -> TaskKind | None:
     """Return the kind of task that fine-tuning stored with a model, None for a missing or unknown one."""
-    check_model_name(model)
     name = _settings(model).get("kind")
     return KINDS.get(name) if isinstance(name, str) else None
 
