@@ -324,8 +324,10 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
     with pytest.raises(ConfigError, match="max_length 25"):
         features(model_folder, data["dev"], tmp_path / "out2", max_length=25)
     (tmp_path / "b.txt").write_text("Rome\n\x01\n")
+    # wrong text is refused before weights are read
+    unread = shutil.copytree(model_folder, tmp_path / "unread", ignore=shutil.ignore_patterns("*.safetensors"))
     with pytest.raises(DataError, match=r"b\.txt: line 2: a sentence without words"):
-        features(model_folder, tmp_path / "b.txt", tmp_path / "out3", wanted=Activations(units="words"))
+        features(unread, tmp_path / "b.txt", tmp_path / "out3", wanted=Activations(units="words"))
 
 
 def test_word_vectors_are_joined_to_features_and_travel_with_the_model(model_folder, data, tmp_path):

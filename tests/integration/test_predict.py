@@ -322,12 +322,18 @@ def test_masks_of_a_text(tmp_path):
         predictor.fill_mask("alpha beta")
 
 
-def test_pages_about_attention(classifier, tmp_path, run):
+def test_pages_about_attention(classifier, tmp_path, run, monkeypatch):
     (tmp_path / "in.txt").write_text("alpha beta\nalpha gamma\n", encoding="utf-8")
     page, file = tmp_path / "page.html", ("embed", "--model", classifier, "--input", tmp_path / "in.txt")
     assert run(*file, "--report", page).splitlines()[0].split() == ["page", str(page)]
     assert page.read_text(encoding="utf-8").count('aria-label="layer 2, head 2"') == 2
+    opened, load = [], Predictor.load
+    monkeypatch.setattr(Predictor, "load", lambda *given, **how: opened.append(how) or load(*given, **how))
     both = json.loads(run(*file, "--report", page, "--output", tmp_path / "v.npy", "--json").splitlines()[0])
+    assert len(opened) == 1
+    alone = embed(classifier, tmp_path / "in.txt", tmp_path / "alone.npy")
+    assert {**both, "output": alone["output"]} == {**alone, "page": str(page), "num_shown": 2, "num_left_out": 0}
+    assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "alone.npy").read_bytes()
     assert (both["num_vectors"], both["num_shown"], both["num_left_out"]) == (2, 2, 0)
     assert f"page     {page}" in run(*file, "--report", page, "--output", tmp_path / "v.npy").splitlines()
     assert "pass --output FILE, --report PAGE or both" in run(*file, code=2)

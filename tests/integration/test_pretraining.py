@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -216,6 +217,13 @@ def test_two_phases_carry_the_weights_over(run, corpus: Path, tmp_path: Path) ->
     moved = abs(last[name] - first[name]).max(axis=1)
     assert moved[:32].min() > 1e-5
     assert moved[32:].max() < 1e-5
+    written = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    said = run("pretrain", "--out", out, "--resume")  # regression: the run was evaluated and logged as finished again
+    assert f"{out} is complete; there is nothing left to do" in said
+    assert written == {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    shutil.rmtree(out / "model")
+    run("pretrain", "--out", out, "--resume")
+    assert (out / "model" / "config.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,11 @@ def test_a_page_shows_how_texts_are_written(model, data, tmp_path, run):
     assert said.splitlines()[-3:-1] == ["three two one", f"page: {page}"]
     assert "<h3>Cross-attention: from the decoder" in page.read_text(encoding="utf-8")
     said = json.loads(run("generate", "--model", out, "--input", data / "dev.src", "--report", page, "--json"))
+    texts = said.pop("texts")
     assert said == {"page": str(page), "num_shown": 5, "num_left_out": 55}
+    lines = run("generate", "--model", out, "--input", data / "dev.src", "--report", page).splitlines()
+    assert lines[-6:] == [*(one["text"] for one in texts), f"page: {page}, without 55 texts"]
+    assert [one["source"] for one in texts] == (data / "dev.src").read_text(encoding="utf-8").splitlines()[:5]
     for wrong, message in ((tmp_path, "--report names the page"), (tmp_path / "a" / "b.html", "does not exist")):
         assert message in run("generate", "--model", out, "--prompt", "one", "--report", wrong, code=3)
     sources = shutil.copy(data / "dev.src", tmp_path / "dev.html")

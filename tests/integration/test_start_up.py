@@ -148,6 +148,9 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
         "vocab extend, no text": (*extend, "--model", model, tmp_path / "absent.txt"),
         "pretrain, no corpus": ("pretrain", "--corpus", "absent", "--out", "r"),
         "pretrain, no init": ("pretrain", "--corpus", folders[1], "--init", "absent", "--out", "r"),
+        "pretrain, below a file": ("pretrain", "--corpus", folders[1], "--out", good / "r"),
+        "finetune, a folder of something else": (*train, "--train", good, "--out", model),
+        "words train, a folder of something else": ("words", "train", text, "--out", model),
         "a name that is not UTF-8": (*train, "--train", os.fsdecode(b"caf\xe9.csv")),
     }
     assert [name for name, new in modules(runs, code=3).items() if "torch" in new] == []

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, Resume, show
+from maskloom.cli.options import AsJson, Device, Out, Resume, below_no_file, show
 from maskloom.rows import PoolingMode
 from maskloom.runs.display import screen_of, terminal_progress
 
@@ -73,7 +73,10 @@ def export(
 
 def rerun(
     run: Annotated[Path, typer.Argument(help="The folder of a finished pre-training, fine-tuning or search run.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write; by default, RUN-rerun next to the run.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write; by default, RUN-rerun next to the run.", callback=below_no_file),
+    ] = None,
     allow_version_change: Annotated[
         bool, typer.Option("--allow-version-change", help="Repeat the run even if versions have changed.")
     ] = False,

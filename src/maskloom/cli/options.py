@@ -28,7 +28,17 @@ from maskloom.system.launch import is_first_process
 Texts = Annotated[
     list[Path], typer.Argument(help="Files or folders: .txt, .jsonl with a `text` field (also .gz, .zst), .parquet.")
 ]
-Out = Annotated[Path, typer.Option(help="Folder to write.")]
+
+
+def below_no_file(out: Path | None) -> Path | None:
+    """Reject a folder to write that would lie below a file."""
+    for place in out.parents if out else ():
+        if os.path.exists(place) and not os.path.isdir(place):
+            raise ConfigError(f"{out}: {place} is a file, not a folder")
+    return out
+
+
+Out = Annotated[Path, typer.Option(help="Folder to write.", callback=below_no_file)]
 Model = Annotated[Path, typer.Option(help="A model folder in Hugging Face layout, or a run folder.")]
 Models = Annotated[list[Path] | None, typer.Option(help="A model or run folder. Repeatable, for an ensemble.")]
 EnsembleOf = Annotated[
@@ -205,9 +215,9 @@ def chosen_recipe(
 ) -> Any:
     """Return the recipe with `changes` then `flags` applied; a resumed run may use its own. Rejects a folder in use."""
     from maskloom.runs.recipes import recipe_of_run, run_to_resume
-    from maskloom.system.folder_lock import refuse_if_in_use
+    from maskloom.runs.run_folder import check_run_folder
 
-    refuse_if_in_use(out)  # before the heavy imports
+    check_run_folder(out, resume)  # before the heavy imports
     resumes = run_to_resume(out, resume, lambda line: say(line, err=True))
     return recipe_of_run(kind, path, changes=changes, flags=flags or {}, resumes=resumes, check=check)
 

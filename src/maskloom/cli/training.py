@@ -18,6 +18,7 @@ from maskloom.cli.options import (
     Recipe,
     Resume,
     Verify,
+    below_no_file,
     chosen_recipe,
     continues,
     print_json,
@@ -59,7 +60,7 @@ def pretrain(
     paths = {name: Path(path) for name, path in known}
     corpus, init = corpus or paths.get("corpus"), init or paths.get("init")
     if corpus is None:
-        raise UsageError("missing --corpus, a corpus folder")
+        raise UsageError(f"missing --corpus, a corpus folder{_without_run(out, resume)}")
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest
@@ -77,6 +78,10 @@ def pretrain(
             chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=terminal_progress()
         )
     show(result, as_json, out, lines=pretraining_lines)
+
+
+def _without_run(out: Path, resume: bool) -> str:
+    return f"; there is no run in {out} to continue" if resume and not continues(out, resume) else ""
 
 
 def _begin(
@@ -104,7 +109,8 @@ def _begin(
     given = {name: path for name, path in named.items() if path is not None}
     inputs = {**{name: Path(path) for name, path in known.items()}, **given}
     if "model" not in inputs or (model and vocab):
-        raise UsageError("pass either --model, a folder to start from, or --vocab, for a new model")
+        given = "pass either --model, a folder to start from, or --vocab, for a new model"
+        raise UsageError(f"{given}{_without_run(out, resume)}")
     for name in ("train", "dev"):
         if name not in inputs:
             raise UsageError(f"missing --{name}, a file of labelled examples")
@@ -210,7 +216,9 @@ def search(
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder to write; run again to continue.")] = Path("quickstart"),
+    out: Annotated[Path, typer.Option(help="Folder to write; run again to continue.", callback=below_no_file)] = Path(
+        "quickstart"
+    ),
     seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     device: Device = None,
     as_json: AsJson = False,

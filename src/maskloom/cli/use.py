@@ -132,29 +132,40 @@ def embed(
     if output is None and report is None:
         raise UsageError("pass --output FILE, --report PAGE or both")
     of_vectors = {"--pooling": pooling, "--normalize": normalize, "--int8": int8 or None, "--bf16": bf16 or None}
-    if output is None and (given := [flag for flag, value in of_vectors.items() if value is not None]):
-        raise UsageError(f"{given[0]}: only vectors depend on it; pass --output FILE")
-    if int8 and bf16:
-        raise UsageError("use --int8 or --bf16, not both")
+    precision = _precision(of_vectors, output)
     if output is not None:
         check_place(input_file, output, ".npy", ".jsonl")
     if report is not None:
-        check_page(report, "--report")
-        check_place(input_file, report)
+        check_page(report, "--report", input_file)
     look_at_texts(model, input_file, reading)
-    from maskloom.runs.predict import VectorForm  # heavy, so wrong data is rejected first
+    from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
+    from maskloom.runs.predict import VectorForm
     from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
 
     how, page, written = {"reading": reading, "max_length": max_length}, {}, {}
+    one = None  # for both; int8 replaces the weights with which the page computes
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 
-        page = attention_report(model, input_file, report, **how)
+        one = None if int8 else Predictor.load(model, max_length=max_length, precision=precision)
+        page = attention_report(model, input_file, report, **how, predictor=one)
     if output is not None:
-        how |= {"precision": "int8" if int8 else "bf16" if bf16 else "auto", "progress": terminal_progress()}
-        written = run(model, input_file, output, form=VectorForm(pooling, normalize), **how)
+        how |= {"precision": precision, "progress": terminal_progress()}
+        written = run(one or model, input_file, output, form=VectorForm(pooling, normalize), **how)
     show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
+
+
+def _precision(flags: dict[str, Any], output: Path | None) -> str:
+    """Return how vectors are computed; raises UsageError for two ways, and for flags of vectors that nobody writes."""
+    from maskloom.errors import UsageError
+
+    given = [flag for flag, value in flags.items() if value is not None]
+    if output is None and given:
+        raise UsageError(f"{given[0]}: only vectors depend on it; pass --output FILE")
+    if {"--int8", "--bf16"} <= {*given}:
+        raise UsageError("use --int8 or --bf16, not both")
+    return "int8" if "--int8" in given else "bf16" if "--bf16" in given else "auto"
 
 
 @takes_models
@@ -286,23 +297,25 @@ def generate(
     _check_one_or_file("--prompt TEXT", prompt, model, (input_file, output), reading, report)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
     from maskloom.runs.predict import generate as run
-    from maskloom.runs.task_summaries import generated_lines, generation_line
+    from maskloom.runs.task_summaries import generated_lines, generation_line, reported_lines
 
-    written, page, found = {}, {}, dict[str, Any]()
+    predictor = Predictor.load(model, batch_size=batch_size)
+    written, page, found = {}, {}, list[Any]()
     if input_file is not None and output is not None:
-        shown = terminal_progress()
-        written = run(model, input_file, output, given, reading=reading, batch_size=batch_size, progress=shown)
+        written = run(predictor, input_file, output, given, reading=reading, progress=terminal_progress())
     if report is not None:
         from maskloom.runs.report.generation import generation_report
 
-        page, (found, *_) = generation_report(model, input_file or [prompt or ""], report, given, reading=reading)
+        texts, how = input_file or [prompt or ""], {"reading": reading, "predictor": predictor}
+        page, found = generation_report(model, texts, report, given, **how)
     elif input_file is None:
-        predictor = Predictor.load(model, batch_size=batch_size)
-        found = {predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}
+        found = [{predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}]
     if input_file is None:
-        show({**found, **page}, as_json, lines=generated_lines, account=generation_line)
-    else:
+        show({**found[0], **page}, as_json, lines=generated_lines, account=generation_line)
+    elif written:
         show({**written, **page}, as_json, beside=output)
+    else:
+        show({**page, "texts": found}, as_json, lines=reported_lines)
 
 
 @reads("text_column", "on_bad_rows")
@@ -331,12 +344,12 @@ def fill_spans(
     from maskloom.runs.task_summaries import generated_lines, generation_line
 
     how = Generation(max_tokens, 1.0 if beam is not None and temperature == 0.0 else temperature, beam=beam, seed=seed)
+    predictor = Predictor.load(model, batch_size=batch_size)
     if input_file is not None and output is not None:
-        shown = terminal_progress()
-        result = run(model, input_file, output, {}, fills=how, reading=reading, batch_size=batch_size, progress=shown)
+        result = run(predictor, input_file, output, {}, fills=how, reading=reading, progress=terminal_progress())
         show(result, as_json, beside=output)
         return
-    (found,) = Predictor.load(model, batch_size=batch_size).fill_spans([text or ""], how)
+    (found,) = predictor.fill_spans([text or ""], how)
     show({"source": text, **found}, as_json, lines=generated_lines, account=generation_line)
 
 
@@ -367,10 +380,8 @@ def _check_one_or_file(
 
     check_model_name(model)
     if page is not None:
-        check_page(page, "--report")
+        check_page(page, "--report", input_file)
     if input_file is not None:
         if output is not None:
             check_place(input_file, output, ".jsonl")
-        if page is not None:
-            check_place(input_file, page)
         look_at_sources(model, input_file, reading)

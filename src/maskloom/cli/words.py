@@ -84,13 +84,13 @@ def train(
     """Train word vectors on text with one sentence per line."""
     from maskloom.recipe_files import load_recipe
     from maskloom.runs.recipes import shown_flag
-    from maskloom.system.folder_lock import refuse_if_in_use
+    from maskloom.runs.run_folder import check_run_folder
     from maskloom.words.settings import WordsRecipe
 
     given = {name: value for name, value in {**what, **how, **threads}.items() if value is not None}
     flags = {name: shown_flag(name, value) for name, value in given.items()}
     recipe = load_recipe(WordsRecipe, given, flags=flags)
-    refuse_if_in_use(out)
+    check_run_folder(out, resume)
     from maskloom.runs.words import train_words  # heavy, so wrong options are rejected first
 
     shown = terminal_progress()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from maskloom.checkpoints.huggingface import load_model
+from maskloom.checkpoints.huggingface import load_model, read_model_config
 from maskloom.data.batch import sorted_batches
 from maskloom.data.feature_files import MANIFEST, FeatureFile, FeaturePlan, FeatureWriter, Precision
 from maskloom.errors import ConfigError, DataError
@@ -155,19 +155,17 @@ def features(
         raise ConfigError(f"{out} exists and is not a folder of features; choose a new --out")
     if folder.exists():
         check_place(path, folder / TOKENS)
-    source_folder = resolve_model_folder(model)
-    tokenizer = load_tokenizer(source_folder)
-    device = chosen_device()
-    progress.say(f"device: {describe_device(device)}")
-    encoder = load_model(source_folder, heads=())[0].to(device)
-    limit = min(encoder.config.max_position_embeddings, tokenizer.max_length)
+    source_folder, device = resolve_model_folder(model), chosen_device()
+    tokenizer, config = load_tokenizer(source_folder), read_model_config(source_folder)
+    limit, num_layers = min(config.max_position_embeddings, tokenizer.max_length), config.num_hidden_layers
     if max_length is not None and not 3 <= max_length <= limit:
         raise ConfigError(f"max_length {max_length}: {source_folder} takes 3 to {limit} tokens")
-    num_layers = encoder.config.num_hidden_layers
     last_four = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
     combination = LayerCombination.of(wanted.layers or last_four, num_layers)
     reading, limit = reading or ReadingOptions(), max_length or limit
     units, names, num_truncated = _encode(path, tokenizer, wanted.units, reading, limit)
+    progress.say(f"device: {describe_device(device)}")
+    encoder = load_model(source_folder, heads=())[0].to(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
     file = write_features(
         folder,

@@ -112,7 +112,6 @@ def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *
 
 def kind_of(model: Path) -> TaskKind | None:
     """Return the kind of task that fine-tuning stored with a model, None for a missing or unknown one."""
-    check_model_name(model)
     name = _settings(model).get("kind")
     return KINDS.get(name) if isinstance(name, str) else None
 
@@ -199,12 +198,14 @@ def check_predictions(source: Path, target: Path, kind: TaskKind | None, *, csv_
     return suffix
 
 
-def check_page(page: Path, flag: str) -> None:
-    """Raise ConfigError for a page that is a folder, is no .html file, or whose parent folder does not exist."""
+def check_page(page: Path, flag: str, source: Path | None = None) -> None:
+    """Raise ConfigError for a page that is a folder, no .html file, in no folder, or the file that it is about."""
     if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{page}: {flag} names the page to write, an .html file")
     if not page.parent.is_dir():
         raise ConfigError(f"{page}: the folder {page.parent} does not exist")
+    if source is not None:
+        check_place(source, page)
 
 
 def _read_first(examples: Iterator[Any], until: float | None = None, *, keeps: bool = False) -> list[Any]:

@@ -137,7 +137,7 @@ class VectorForm:
 
 
 def embed(
-    model: str | Path,
+    model: str | Path | Predictor,
     input: str | Path,
     output: str | Path,
     *,
@@ -149,14 +149,18 @@ def embed(
 ) -> dict[str, Any]:
     """Write one vector per row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` per row.
 
-    Texts are read as single texts unless a pair column is named. `precision` is that of `Predictor.load`, or
-    "int8". Memory is bounded, and the output appears under its name once it is complete. Raises ConfigError or
-    DataError for a wrong option, model or file, or for a precision that the device lacks.
+    Texts are read as single texts unless a pair column is named. `precision` is that of `Predictor.load`, or "int8"; it
+    and `max_length` belong to a `Predictor` that is already open. Memory is bounded, and the output appears under its
+    name once it is complete. Raises ConfigError or DataError for a wrong option, model or file, or for a precision that
+    the device lacks.
     """
     source, target = Path(input), Path(output)
     suffix = check_place(source, target, ".npy", ".jsonl")
-    int8 = precision == "int8"
-    predictor = Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
+    if isinstance(model, Predictor):
+        predictor = model
+    else:
+        int8 = precision == "int8"
+        predictor = Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
     progress.say(f"device: {describe_device(predictor.device)}")
     modules = predictor.modules.changed(form.pooling, form.normalize)
     texts = reading_of_texts(source, reading)
@@ -200,14 +204,13 @@ _PROMPTS_AT_ONCE = 256  # among these, prompts of similar length are batched
 
 
 def generate(
-    model: str | Path,
+    predictor: Predictor,
     input: str | Path,
     output: str | Path,
     given: Mapping[str, Any],
     *,
     fills: Generation | None = None,
     reading: ReadingOptions | None = None,
-    batch_size: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write a .jsonl with one row per text: `index`, `line`, `prompt` or `source`, and the keys of `GeneratedText`.
@@ -219,7 +222,6 @@ def generate(
     """
     source, target = Path(input), Path(output)
     check_place(source, target, ".jsonl")
-    predictor = Predictor.load(model, batch_size=batch_size)
     progress.say(f"device: {describe_device(predictor.device)}")
     rows = reading_of_sources(source, reading, predictor.settings)
     progress.begin("filling" if fills else "generating", rows.count())

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from maskloom.checkpoints.huggingface import LoadReport, load_model, read_model_config
+from maskloom.checkpoints.huggingface import CONFIG, LoadReport, load_model, read_model_config
 from maskloom.config import PretrainRecipe, TrainingSection
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.loader import Loader
@@ -45,7 +45,7 @@ from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
 from maskloom.system.files import write_json
 from maskloom.system.folder_lock import alone_in_folder
-from maskloom.system.foreign_files import file_inside
+from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.system.launch import claim, is_restarted
 from maskloom.system.resources import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
@@ -121,6 +121,9 @@ def _pretrain(
         prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume, may_change=changes_of(recipe))
         claim(out)
     ranks.barrier()
+    if not verify and (out / METRICS).exists() and (out / "model" / CONFIG).exists():
+        progress.say(f"{out} is complete; there is nothing left to do")
+        return read_json_object(out / METRICS)
     if recipe.training.num_threads:
         torch.set_num_threads(recipe.training.num_threads)
     for sentence in [*ignored_settings(recipe, has_init=init is not None), *extension_lines(plans[-1].training)]:
@@ -137,9 +140,8 @@ def _pretrain(
     row = PRETRAINING[recipe.objective]
     reference = row.reference(row.part, opened, train) if ranks.is_first and row.reference else None
     run = _Run(recipe, opened, out, train, held_out, model, reference, progress, ranks)
-    before = {}
+    before = {} if init is None else run.metrics_before(plans)
     if init is not None:
-        before = run.metrics_before(plans)
         progress.say(f"before step 1: {describe_metrics(before)}")
     metrics: dict[str, Any] = {}
     for number, plan in enumerate(plans):

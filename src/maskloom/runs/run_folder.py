@@ -18,9 +18,9 @@ import maskloom
 from maskloom.config import Section, load_recipe, recipe_toml
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.files import file_sha256, remove_tree, write_json, write_text
-from maskloom.system.folder_lock import LOCK
+from maskloom.system.folder_lock import LOCK, refuse_if_in_use
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
-from maskloom.system.launch import num_processes
+from maskloom.system.launch import is_first_process, is_restarted, num_processes
 from maskloom.system.resources import system_text
 from maskloom.tasks.choice.reading import race_files
 from maskloom.text.tokenizer import TARGETS
@@ -72,9 +72,7 @@ def prepare_run_folder(
     places = {name: path.resolve() for name, path in (paths or {}).items() if path is not None}
     for place in (out, *places.values()):
         check_name(place)
-    if (out / RECIPE).exists():
-        if not resume:
-            raise ConfigError(f"{out} already contains a run; continue it with --resume or choose another --out")
+    if holds_run(out, resume):
         has_changed = check_same_recipe(out, recipe, may_change)
         _check_inputs(out, inputs, places)
         for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
@@ -85,9 +83,6 @@ def prepare_run_folder(
             (out / METRICS).unlink(missing_ok=True)
             write_text(out / RECIPE, recipe_toml(recipe))
         return True
-    of_a_start = {path for pattern in _OF_A_START for path in out.glob(pattern)}
-    if out.exists() and (not out.is_dir() or not of_a_start.issuperset(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not a run folder; choose an empty or a new --out")
     recipe_text = recipe_toml(recipe)
     content = {
         "id": hashlib.sha256(json.dumps([recipe_text, inputs], sort_keys=True).encode()).hexdigest(),
@@ -100,6 +95,28 @@ def prepare_run_folder(
     write_json(out / DESCRIPTION, content)
     write_text(out / RECIPE, recipe_text)
     return False
+
+
+def holds_run(out: Path, resume: bool) -> bool:
+    """Return whether a folder holds a run to resume; raises ConfigError if it holds one and `resume` is off, or others.
+
+    Files that a run leaves before it has its recipe do not count.
+    """
+    if (out / RECIPE).exists():
+        if not resume:
+            raise ConfigError(f"{out} already contains a run; continue it with --resume or choose another --out")
+        return True
+    of_a_start = {path for pattern in _OF_A_START for path in out.glob(pattern)}
+    if out.exists() and (not out.is_dir() or not of_a_start.issuperset(out.iterdir())):
+        raise ConfigError(f"{out} exists and is not a run folder; choose an empty or a new --out")
+    return False
+
+
+def check_run_folder(out: Path, resume: bool) -> None:
+    """Refuse a folder in which another run works, or none can begin or go on, as the run itself does later."""
+    refuse_if_in_use(out)
+    if is_first_process() and not is_restarted(out):
+        holds_run(out, resume)
 
 
 def undo_run(out: Path, *others: str) -> None:

@@ -101,6 +101,13 @@ def generated_lines(result: dict[str, Any]) -> list[str]:
     return [*lines, *([f"page: {result['page']}"] if "page" in result else [])]
 
 
+def reported_lines(result: dict[str, Any]) -> list[str]:
+    """Return the generated texts that a page shows, its name, and how many texts of the file it leaves out."""
+    left_out = f", without {amount(result['num_left_out'], 'text')}" if result["num_left_out"] else ""
+    lines = [line for text in result["texts"] for line in generated_lines(text)]
+    return [*lines, f"page: {result['page']}{left_out}"]
+
+
 def generation_line(result: dict[str, Any]) -> str:
     """Return the score of a generated or filled text, what ended it, and which blanks stayed empty."""
     told = [f"score {result['score']:.3f}"] if "score" in result else []

@@ -102,9 +102,8 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
     a folder that does not exist.
     """
     if not data.is_dir():
-        raise DataError(
-            f"{data}: there is no such folder; it should contain GLUE's files as CoLA/train.tsv, RTE/dev.tsv ..."
-        )
+        problem = "is a file" if data.exists() else "there is no such folder"
+        raise DataError(f"{data}: {problem}; --data is a folder with GLUE's files as CoLA/train.tsv, RTE/dev.tsv ...")
     wanted = [glue_task(name) for name in names] if names is not None else list(TASKS)
     wanted = [task for index, task in enumerate(wanted) if task not in wanted[:index]]
     found, absent = [], {}

@@ -62,15 +62,16 @@ def generation_report(
     given: Mapping[str, Any],
     *,
     reading: ReadingOptions | None = None,
+    predictor: Predictor | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write a page about what a model generates for texts, or the first ones of a file; return a summary and the rows.
 
-    `given` holds settings of `Generation` that override the model's own. The page shows attention, the steps of the
-    search or of sampling, masks, positions and the blocks of the model, and loads nothing. Raises ConfigError for a
-    page that cannot be written, and the errors of `generate`.
+    A `predictor` is the opened model, which is loaded otherwise. `given` holds settings of `Generation` that override
+    the model's own. The page shows attention, the steps of the search or of sampling, masks, positions and the blocks
+    of the model, and loads nothing. Raises ConfigError for a page that cannot be written, and the errors of `generate`.
     """
     check_page(Path(page), "--report")
-    predictor, num_left_out = Predictor.load(model), 0
+    predictor, num_left_out = predictor or Predictor.load(model), 0
     if isinstance(texts, Path):
         rows, num_left_out = _first(reading_of_sources(texts, reading, predictor.settings))
         texts, names = [row.text for row in rows], [f"{texts}, line {row.line}" for row in rows]
@@ -106,10 +107,9 @@ def attention_report(
 ) -> dict[str, Any]:
     """Write a page about an encoder's self-attention for texts, or the first ones of a file; return a summary.
 
-    A `predictor` is the opened model, which is loaded otherwise.
-    The texts are shown side by side. "[MASK]" and the like are tokens in given texts, as for `fill_mask`, but not in a
-    file, as for `encode`. Raises ConfigError for a page that cannot be written and for a model without self-attention,
-    DataError for a wrong file.
+    A `predictor` is the opened model, which is loaded otherwise. The texts are shown side by side. "[MASK]" and the
+    like are tokens in given texts, as for `fill_mask`, but not in a file, as for `encode`. Raises ConfigError for a
+    page that cannot be written and for a model without self-attention, DataError for a wrong file.
     """
     check_page(Path(page), "--report")
     predictor, rows, num_left_out = predictor or Predictor.load(model, max_length=max_length), [], 0
