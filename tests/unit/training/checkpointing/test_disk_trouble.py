@@ -20,7 +20,10 @@ from tests.unit.training.tiny_sessions import (
 )
 
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.runs.model_writing import write_best_model
 from maskloom.system.files import DISK_ERRORS
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.checkpointing import background_saves, checkpoints
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 
@@ -94,6 +97,20 @@ def test_a_rewind_outlives_one_failed_write_too(tmp_path, monkeypatch, prompt) -
     assert "the checkpoint of step 4 was not saved" in said[1]
     assert saved_steps(tmp_path) == [0, 2, 4, 6, 8]
     assert session.state.position == {"number": 11}  # from step 2 on, after the fifth batch
+
+
+@pytest.mark.parametrize(("later", "kept"), [(0.4, 1), (0.7, 5)])
+def test_the_best_checkpoint_stays_until_a_better_one_is_on_disk(tmp_path, monkeypatch, prompt, later, kept) -> None:
+    scores = {1: 0.5, 3: 0.9, 5: later}
+    fill_disk(monkeypatch, 3)
+    session = tiny_session(tmp_path, next_batch=prompt, evaluate_every=1, keep_best=True)
+    session.evaluate = lambda: {"score": scores.get(session.state.step, 0.0)}
+    session.score = lambda metrics: metrics["score"]
+    run_session(session)
+    assert whole_names(tmp_path) == [f"step-{step:08d}" for step in (kept, 6, 8)]
+    assert session.memory["kept"] == {"step": kept, "score": scores[kept]}
+    model, tokenizer = session.state.model, WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *"abcdefghijklmnopqr"]))
+    assert write_best_model(model, session.checkpoints, tokenizer, tmp_path / "best-model") == kept
 
 
 @pytest.mark.parametrize("failing", [(4, 6), (8,)], ids=["two in a row", "the last save"])
