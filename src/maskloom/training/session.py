@@ -112,18 +112,21 @@ class TrainingSession:
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
         self._take_noted_size()
         self._found_precision = own.get("precision")
-        if "loss_scale" in own:
-            self.state.loss_scale = tuple(own["loss_scale"])
         self._bad_steps.num_taken["rewind"] = own.get("rewinds", 0)
         if self.ranks.is_first:  # a kill between a save and this cleanup leaves one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
         return restored.step
 
     def restored(self) -> Restored | None:
-        """Load the newest valid checkpoint, if any, and warn of refused ones."""
+        """Load the newest valid checkpoint, if any, with its loss scale, and warn of refused ones."""
         restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
-        for problem in restored.refused if restored is not None else ():
+        if restored is None:
+            return None
+        for problem in restored.refused:
             self.tell(f"warning: checkpoint skipped: {problem}")
+        own = restored.extra.get(_OWN, {})
+        if "loss_scale" in own:
+            self.state.loss_scale = tuple(own["loss_scale"])
         return restored
 
     def run(self) -> None:

@@ -98,7 +98,7 @@ class BadSteps:
 
 
 def _rewind(session: TrainingSession, saves: Saves) -> None:
-    """Restore weights and moments from the newest valid checkpoint, but not the caller's memory."""
+    """Restore weights, moments and loss scale from the newest valid checkpoint, but not the caller's memory."""
     saves.wait()
     session.ranks.barrier()
     restored = session.restored()
