@@ -118,7 +118,7 @@ class TrainingSession:
         return restored.step
 
     def restored(self) -> Restored | None:
-        """Load the newest valid checkpoint, if any, with its loss scale, and warn of refused ones."""
+        """Load the newest valid checkpoint, if any, with loss scale and unlogged fractions; warn of refused ones."""
         restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
         if restored is None:
             return None
@@ -127,6 +127,8 @@ class TrainingSession:
         own = restored.extra.get(_OWN, {})
         if "loss_scale" in own:
             self.state.loss_scale = tuple(own["loss_scale"])
+        if self.budget is not None and "budget" in own:
+            self.budget.fractions = [*own["budget"]["fractions"]]
         return restored
 
     def run(self) -> None:

@@ -87,6 +87,8 @@ class BadSteps:
         session.tell(f"WARNING: {problem}")
         if action == "rewind":
             _rewind(session, saves)
+        elif session.budget is not None:
+            session.budget.fractions.pop()  # of the step that was not taken
         state.position = bad.position_after
         session.tell(f"WARNING: continuing after step {state.step} with the batches after the bad one")
 
