@@ -169,6 +169,17 @@ def test_extensions_end_before_the_last_step_of_the_last_phase_or_of_the_counted
         recipe.training.with_steps(12)
 
 
+def test_the_clock_refuses_a_rate_that_falls_from_nothing() -> None:
+    falling = ["training.schedule=inverse_sqrt", "training.warmup_ratio=0.0"]
+    for kind in (PretrainRecipe, FinetuneRecipe):
+        assert load_recipe(kind, None, falling).training.minutes is None
+        assert load_recipe(kind, None, ["training.minutes=2.0", falling[0]]).training.warmup_ratio == 0.1
+        assert load_recipe(kind, None, ["training.minutes=2.0", falling[1]]).training.schedule == "linear"
+        said = r"training\.warmup_ratio = 0 with training\.minutes = 2: training\.schedule = 'inverse_sqrt' falls"
+        with pytest.raises(ConfigError, match=said):
+            load_recipe(kind, None, [*falling, "training.minutes=2.0"])
+
+
 def test_the_clock_takes_warm_up_as_a_share_and_no_extension() -> None:
     for kind, key in ((PretrainRecipe, "training"), (FinetuneRecipe, "training"), (PretrainRecipe, "phases.0")):
         changes = ["phases=[{max_length=64, steps=30}]"] if key == "phases.0" else []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.streams.sentence_pairs import pair_task_of
+
+_CHUNK = 1 << 22  # tokens counted at a time
 
 
 class TokenFrequencies:
@@ -27,9 +30,15 @@ class TokenFrequencies:
         counts = np.ones(len(corpus.vocabulary))
         if tells_text and not corpus.tokenizer.has_segments:
             counts[[*corpus.tokenizer.running_text.end]] += len(documents)
-        for document in documents:
-            first, last = corpus.document_offsets[document], corpus.document_offsets[document + 1]
-            counts += np.bincount(corpus.sentences(int(first), int(last)), minlength=len(counts))
+        starts = corpus.sentence_offsets[corpus.document_offsets]
+        is_counted = np.zeros(corpus.num_documents, dtype=bool)
+        is_counted[documents] = True
+        # whole documents, so many at a time that the size of the vocabulary does not matter
+        edges = np.searchsorted(starts, [*range(0, corpus.num_tokens, _CHUNK), corpus.num_tokens])
+        for first, last in pairwise(edges.tolist()):
+            tokens = corpus.sentences(*corpus.document_offsets[[first, last]].tolist())
+            is_read = np.repeat(is_counted[first:last], np.diff(starts[first : last + 1]))
+            counts += np.bincount(tokens[is_read], minlength=len(counts))
         self._log_frequencies = np.log(counts / counts.sum())
 
     def sums(self, batch: Any) -> dict[str, float]:

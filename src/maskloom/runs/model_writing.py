@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from maskloom.checkpoints.huggingface import CONFIG, format_of, save_model
 from maskloom.checkpoints.published.sentence_transformers import copy_modules
@@ -30,7 +29,7 @@ from maskloom.system.files import copy_files, replacing_folder, write_json, writ
 from maskloom.system.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.checkpointing.checkpoints import MODEL, REST, step_folders
+from maskloom.training.checkpointing.checkpoints import REST, checkpoint_weights, step_folders
 
 # OWNER/NAME, unless it looks like a local folder; or one of the first models, which have no owner.
 _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
@@ -246,14 +245,14 @@ def write_model_folder(
 def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Tokenizer, folder: Path) -> int | None:
     """Write the weights of the checkpoint kept as the best into a model folder, and return its step.
 
-    `model` has those weights afterwards. Returns None and writes nothing if no evaluation was compared, or if several
-    processes wrote the checkpoint as shards.
+    `model` has those weights afterwards. Returns None and writes nothing if no evaluation was compared, or the
+    checkpoint no longer exists; raises DataError if it was changed.
     """
     newest = next(iter(step_folders(checkpoints)), None)
     kept = newest and json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
-    if not kept or not (source := checkpoints / f"step-{kept['step']:08d}" / MODEL).exists():
+    if not kept or not (source := checkpoints / f"step-{kept['step']:08d}").exists():
         return None
-    weights = load_file(source)
+    weights = checkpoint_weights(source)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights[name])

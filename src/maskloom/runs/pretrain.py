@@ -343,7 +343,7 @@ class _Run:
         if self.recipe.training.keep_best:
             step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
             told = (
-                "no evaluation to choose the best model by"
+                "no best model: no evaluation was compared, or its checkpoint no longer exists"
                 if step is None
                 else f"{out / 'best-model'}: the model of step {step}"
             )

@@ -107,7 +107,7 @@ class _Steps:
         """Accumulate, clip and update; return mean losses, norm before clipping, and whether they are finite.
 
         If they are not, nothing is updated. In fp16, the step is first repeated with half the loss scale until the norm
-        is finite or the scale is 1.
+        is finite or the scale is 1; if no scale helps, it stays as it was before the step.
         """
         state, limit = self.state, self.settings.max_grad_norm
         launched = self.launch(batch, state.step)
@@ -116,7 +116,10 @@ class _Steps:
         overflows = state.loss_scale is not None and self.ranks.any_(not math.isfinite(norm))
         scale, state.loss_scale = state.loss_scale, adapted_scale(state.loss_scale, overflows=overflows)
         if overflows and state.loss_scale != scale:
-            return self.take(batch)
+            found = self.take(batch)
+            if not found[2]:
+                state.loss_scale = scale
+            return found
         if is_finite:
             if limit is not None and norm + 1e-6 >= limit:  # below, clipping would multiply by 1
                 clip_grads_with_norm_(parameters_of(state.optimizer), limit, launched.norm, foreach=True)

@@ -236,9 +236,9 @@ _PARTS, _STEPS_PER_PAUSE = 10, 9
 class TimeBudget:
     """The time of a run, from the start of its first step, including evaluations and saves.
 
-    The fraction used is the same on all `ranks`, by the first one's clock. The fraction at each step is kept until it
-    is logged, so that the learning rate of each step is known afterwards. Time between a stop and its resume does not
-    count, nor do steps lost by a kill.
+    The fraction used is the same on all `ranks`, by the first one's clock. The `fractions` of the last steps are kept
+    until they are logged, so that the learning rate of each step is known afterwards. Time between a stop and its
+    resume does not count, nor do steps lost by a kill.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class TimeBudget:
         self._schedule = make_schedule(schedule, warmup_steps=_TIME * warmup_ratio, steps=_TIME)
         self._ranks, self._now = ranks, now
         self._before, self._started = 0.0, None
-        self._fractions: list[float] = []
+        self.fractions: list[float] = []
         self.fraction, self._part = 0.0, 0
         self._is_paused, self._next_pause = False, 0.0
 
@@ -272,7 +272,7 @@ class TimeBudget:
         self._look()
         if self._is_paused:
             self._is_paused, self._next_pause = False, self.fraction + _STEPS_PER_PAUSE * (self.fraction - before)
-        self._fractions.append(self.fraction)
+        self.fractions.append(self.fraction)
         return self._schedule(_TIME * self.fraction)
 
     def is_used_up(self) -> bool:
@@ -293,16 +293,16 @@ class TimeBudget:
 
     def taken(self) -> list[float]:
         """Return the fractions at the steps since the last call, in order."""
-        fractions, self._fractions = self._fractions, []
+        fractions, self.fractions = self.fractions, []
         return fractions
 
     def as_dict(self) -> dict[str, Any]:
         """Return the state to store in a checkpoint."""
-        return {"seconds": self.used(), "fractions": list(self._fractions)}
+        return {"seconds": self.used(), "fractions": list(self.fractions)}
 
     def restore(self, values: dict[str, Any]) -> None:
         """Restore the state from a checkpoint."""
-        self._before, self._fractions = values["seconds"], list(values["fractions"])
+        self._before, self.fractions = values["seconds"], list(values["fractions"])
         self._part = int(min(1.0, self._before / self.seconds) * _PARTS)
 
     def _look(self) -> None:

@@ -15,7 +15,13 @@ from maskloom.errors import ConfigError
 from maskloom.objectives.carrying import with_carry
 from maskloom.objectives.objective import Objective
 from maskloom.training.checkpointing.background_saves import BackgroundSaves, Saves
-from maskloom.training.checkpointing.checkpoints import Restored, drop_old_checkpoints, restore_checkpoint
+from maskloom.training.checkpointing.checkpoints import (
+    Restored,
+    drop_old_checkpoints,
+    restore_checkpoint,
+    step_folders,
+    step_of,
+)
 from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import STOP_SIGNALS, Interrupted, StopRequests, stop_requests
 from maskloom.training.faults.loss_watch import LossWatch
@@ -81,6 +87,7 @@ class TrainingSession:
         self._watch, self._bad_steps = LossWatch(), BadSteps()
         self._told_size: int | None = None
         self._found_precision: str | None = None
+        self._kept_before: dict[str, Any] = {}
         self._evaluation_is_due = self._has_ended = self._begins_part = False
         self._released = time.monotonic()
         self._ends = {settings.steps, *(plan.at for plan in settings.extensions if plan.at == plan.steps)}
@@ -105,18 +112,23 @@ class TrainingSession:
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
         self._take_noted_size()
         self._found_precision = own.get("precision")
-        if "loss_scale" in own:
-            self.state.loss_scale = tuple(own["loss_scale"])
         self._bad_steps.num_taken["rewind"] = own.get("rewinds", 0)
         if self.ranks.is_first:  # a kill between a save and this cleanup leaves one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
         return restored.step
 
     def restored(self) -> Restored | None:
-        """Load the newest valid checkpoint, if any, and warn of refused ones."""
+        """Load the newest valid checkpoint, if any, with loss scale and unlogged fractions; warn of refused ones."""
         restored = restore_checkpoint(self.state, self.checkpoints, run=self.run_id, ranks=self.ranks)
-        for problem in restored.refused if restored is not None else ():
+        if restored is None:
+            return None
+        for problem in restored.refused:
             self.tell(f"warning: checkpoint skipped: {problem}")
+        own = restored.extra.get(_OWN, {})
+        if "loss_scale" in own:
+            self.state.loss_scale = tuple(own["loss_scale"])
+        if self.budget is not None and "budget" in own:
+            self.budget.fractions = [*own["budget"]["fractions"]]
         return restored
 
     def run(self) -> None:
@@ -224,14 +236,11 @@ class TrainingSession:
                 self._has_ended = self.ranks.any_(self.ranks.is_first and self.is_enough())
         if number := self._asked(stop):
             self.tell(f"{signal.Signals(number).name} received: saving step {step}")
-            self._save(saves)
+            self._save(saves, is_best=is_best)
             raise Interrupted(number)
-        every = settings.save_every
-        if self._is_over():
-            self._save(saves)
-        elif is_best or (step % every == 0 if every else self._begins_part):
-            with self.ranks.at("save"):
-                saves.start(self._whole_state(), self._remembered(), self._pinned())
+        every, is_over = settings.save_every, self._is_over()
+        if is_over or is_best or (step % every == 0 if every else self._begins_part):
+            self._save(saves, is_best=is_best, is_awaited=is_over)
 
     def _evaluate(self, step: int, stop: StopRequests) -> bool:
         """Evaluate, and tell whether this step is the best so far; if a signal interrupts it, it stays due."""
@@ -261,6 +270,7 @@ class TrainingSession:
             return False
         is_best = "kept" not in self.memory or score > self.memory["kept"]["score"]
         if is_best:
+            self._kept_before = {name: value for name, value in self.memory.items() if name == "kept"}
             self.memory["kept"] = {"step": step, "score": score}
         return is_best
 
@@ -269,10 +279,17 @@ class TrainingSession:
         asked = self.ranks.sum_({str(number): float(number == stop.received) for number in STOP_SIGNALS})
         return next((int(number) for number, count in asked.items() if count), 0)
 
-    def _save(self, saves: Saves) -> None:
+    def _save(self, saves: Saves, *, is_best: bool = False, is_awaited: bool = True) -> None:
+        """Save; if the save of the best step has failed, the step that was the best before is kept on."""
         with self.ranks.at("save"):
-            saves.save(self._whole_state(), self._remembered(), self._pinned())
-            self.ranks.barrier()
+            saves.wait()
+            steps = map(step_of, step_folders(self.checkpoints))
+            if "kept" in self.memory and not is_best and self.memory["kept"]["step"] not in steps:
+                del self.memory["kept"]
+                self.memory.update(self._kept_before)
+            (saves.save if is_awaited else saves.start)(self._whole_state(), self._remembered(), self._pinned())
+            if is_awaited:
+                self.ranks.barrier()
 
     def _whole_state(self) -> TrainState:
         """Return the state with the carry of the rows of all ranks."""

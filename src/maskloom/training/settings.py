@@ -122,6 +122,12 @@ class TrainingSection(Section):
         if self.minutes is not None and both.warmup_steps is not None:
             given = f"{told('warmup_steps')} = {both.warmup_steps}"
             raise ValueError(f"{given}: with training.minutes, give training.warmup_ratio instead")
+        if self.minutes is not None and self.schedule == "inverse_sqrt" and self.warmup_ratio == 0.0:
+            raise ValueError(
+                f"training.warmup_ratio = 0 with training.minutes = {self.minutes:g}: training.schedule = "
+                "'inverse_sqrt' falls from the end of the warm-up on, so the rate would be near 0 at once; give a "
+                "ratio above 0 or another schedule"
+            )
         starts = [extension.at for extension in self.extensions]
         if self.minutes is not None and starts:
             raise ValueError(

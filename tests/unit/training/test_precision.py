@@ -14,7 +14,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.faults.nonfinite import NonFiniteStepError
 from maskloom.training.loop import train_steps
-from maskloom.training.precision import HalfPrecision, fastest_precision, in_precision
+from maskloom.training.precision import FIRST_LOSS_SCALE, HalfPrecision, fastest_precision, in_precision
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 
@@ -85,13 +85,13 @@ def test_a_loss_scale_that_holds_is_doubled(monkeypatch: pytest.MonkeyPatch) -> 
     assert state.loss_scale == (8.0, 4)
 
 
-def test_a_batch_that_no_loss_scale_helps_is_an_error() -> None:
+def test_a_batch_that_no_loss_scale_helps_is_an_error_and_keeps_the_scale() -> None:
     state = _state(_settings("fp16"))
     with torch.no_grad():
         next(state.model.parameters()).fill_(math.nan)
     with pytest.raises(NonFiniteStepError):
         _losses("fp16", state)
-    assert state.loss_scale == (1.0, 0)
+    assert state.loss_scale == (FIRST_LOSS_SCALE, 0)
     assert state.step == 0
 
 

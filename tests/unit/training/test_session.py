@@ -180,6 +180,16 @@ def test_a_rewind_goes_back_to_the_checkpoint_and_on_behind_the_bad_batch(tmp_pa
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize("rule", ["skip", "rewind"])
+def test_a_bad_batch_leaves_the_loss_scale_and_the_steps_that_it_has_held_for(tmp_path: Path, rule: str) -> None:
+    """A scale of 1 would take 32,000 steps to grow to the first one again; a rewind takes that of the checkpoint."""
+    session = _session(tmp_path, _stream({5}), objective=Planted(), on_nonfinite=rule, precision="fp16")
+    session.state.loss_scale = (2.0**10, 0)
+    session.run()
+    assert session.state.step == 8
+    assert session.state.loss_scale == (2.0**10, 8)
+
+
 def test_a_rewind_before_the_first_save_goes_back_to_the_start(tmp_path: Path) -> None:
     session = _trained(tmp_path, _stream({1}), objective=Planted(), on_nonfinite="rewind", save_every=4)
     assert _equal(session.state, _trained(tmp_path / "clean", _stream(left_out={0, 1}), save_every=4).state)

@@ -31,7 +31,7 @@ class Saves(AbstractContextManager["Saves", None]):
         """Raise the error of a finished save that failed."""
 
     def wait(self) -> None:
-        """Return once no save is in progress; raises the error of a failed one."""
+        """Return once no save is in progress; warns of one that failed, or raises its error if it was the second."""
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the save in progress."""
@@ -46,9 +46,9 @@ class BackgroundSaves(Saves):
 
     `start` copies weights and moments into reused buffers (12 bytes per parameter with Adam in fp32), which a thread
     writes as `write_checkpoint` does; `save` writes directly from the state while training waits. After a failed write,
-    the next `check`, `start` or `save` warns and training continues; a second failure in a row is raised, as is every
-    failure of `save`. `on_whole(step, path)` is called in the thread that wrote, once a checkpoint is on disk. `run` is
-    written into the checkpoints; those of the steps `pinned` are kept as well as the newest `keep`.
+    the next `check`, `wait`, `start` or `save` warns and training continues; a second failure in a row is raised, as is
+    every failure of `save`. `on_whole(step, path)` is called in the thread that wrote, once a checkpoint is on disk.
+    `run` is written into the checkpoints; those of the steps `pinned` are kept as well as the newest `keep`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class BackgroundSaves(Saves):
 
     def start(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> None:
         """Copy the current state and write it while the caller continues; waits for a write in progress."""
-        self._outlive(self.wait)
+        self.wait()
         snapshot = Snapshot.of(state, extra)
         if not self._buffers and self._copies:
             self._copies = self._has_room(snapshot)
@@ -80,13 +80,13 @@ class BackgroundSaves(Saves):
 
     def save(self, state: TrainState, extra: dict[str, Any], pinned: Collection[int] = ()) -> Path:
         """Write the state, and return its folder once it is on disk."""
-        self._outlive(self.wait)
+        self.wait()
         return self._write(Snapshot.of(state, extra), pinned)
 
     def check(self) -> None:
         """Report a finished write that failed; costs nothing while none has finished."""
         if self._pending is not None and self._pending.done():
-            self._outlive(self.wait)
+            self.wait()
 
     def _outlive(self, work: Callable[[], object]) -> None:
         """Do work that may fail because of the disk, and report a failure; the second in a row is raised."""
@@ -99,7 +99,11 @@ class BackgroundSaves(Saves):
             self._say(f"WARNING: {error}. Training continues; if the next save fails too, it stops")
 
     def wait(self) -> None:
-        """Return once no write is in progress; raises the error of a failed one."""
+        """Return once no write is in progress, and report one that failed."""
+        self._outlive(self._finish)
+
+    def _finish(self) -> None:
+        """Wait for the write in progress; raises its error."""
         if self._pending is not None:
             self._pending.exception()  # an interrupted wait leaves it pending
             pending, self._pending = self._pending, None
@@ -114,7 +118,7 @@ class BackgroundSaves(Saves):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the write in progress; its error does not replace another one."""
         try:
-            self.wait()
+            self._finish()
         except Exception as error:
             if kind is None:
                 raise

@@ -87,6 +87,8 @@ class BadSteps:
         session.tell(f"WARNING: {problem}")
         if action == "rewind":
             _rewind(session, saves)
+        elif session.budget is not None:
+            session.budget.fractions.pop()  # of the step that was not taken
         state.position = bad.position_after
         session.tell(f"WARNING: continuing after step {state.step} with the batches after the bad one")
 
@@ -98,7 +100,7 @@ class BadSteps:
 
 
 def _rewind(session: TrainingSession, saves: Saves) -> None:
-    """Restore weights and moments from the newest valid checkpoint, but not the caller's memory."""
+    """Restore weights, moments and loss scale from the newest valid checkpoint, but not the caller's memory."""
     saves.wait()
     session.ranks.barrier()
     restored = session.restored()

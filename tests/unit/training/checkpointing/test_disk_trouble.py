@@ -1,6 +1,7 @@
 """A full, broken, read-only or vanished disk during a run: nothing that was saved is lost."""
 
 import errno
+import math
 import os
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,7 +19,11 @@ from tests.unit.training.tiny_sessions import (
     whole_names,
 )
 
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.runs.model_writing import write_best_model
 from maskloom.system.files import DISK_ERRORS
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.checkpointing import background_saves, checkpoints
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 
@@ -67,6 +72,45 @@ def test_one_failed_write_is_said_at_the_next_step_and_training_goes_on(tmp_path
     alone = tiny_session(tmp_path / "alone")
     run_session(alone)
     assert are_equal(weights_of(session.state), weights_of(alone.state))
+
+
+def test_a_rewind_outlives_one_failed_write_too(tmp_path, monkeypatch, prompt) -> None:
+    """The write of step 4 has failed by the time of the bad step 5, and nothing has asked for it yet."""
+    fill_disk(monkeypatch, 4)
+    bad = draw_batch({"number": 4})[0].mlm_labels.tolist()
+
+    class Planted(MaskedLanguageModeling):
+        def loss_sums(self, model, batch):
+            factor = math.nan if batch.mlm_labels.tolist() == bad else 1.0
+            return {name: value * factor for name, value in super().loss_sums(model, batch).items()}
+
+    said = []
+
+    def say(message: str) -> None:
+        said.append(message)
+        monkeypatch.undo()  # there is room again
+
+    session = tiny_session(tmp_path, next_batch=prompt, objective=Planted(), on_nonfinite="rewind")
+    session.say = say
+    run_session(session)
+    assert "step 5: loss nan" in said[0]
+    assert "the checkpoint of step 4 was not saved" in said[1]
+    assert saved_steps(tmp_path) == [0, 2, 4, 6, 8]
+    assert session.state.position == {"number": 11}  # from step 2 on, after the fifth batch
+
+
+@pytest.mark.parametrize(("later", "kept"), [(0.4, 1), (0.7, 5)])
+def test_the_best_checkpoint_stays_until_a_better_one_is_on_disk(tmp_path, monkeypatch, prompt, later, kept) -> None:
+    scores = {1: 0.5, 3: 0.9, 5: later}
+    fill_disk(monkeypatch, 3)
+    session = tiny_session(tmp_path, next_batch=prompt, evaluate_every=1, keep_best=True)
+    session.evaluate = lambda: {"score": scores.get(session.state.step, 0.0)}
+    session.score = lambda metrics: metrics["score"]
+    run_session(session)
+    assert whole_names(tmp_path) == [f"step-{step:08d}" for step in (kept, 6, 8)]
+    assert session.memory["kept"] == {"step": kept, "score": scores[kept]}
+    model, tokenizer = session.state.model, WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *"abcdefghijklmnopqr"]))
+    assert write_best_model(model, session.checkpoints, tokenizer, tmp_path / "best-model") == kept
 
 
 @pytest.mark.parametrize("failing", [(4, 6), (8,)], ids=["two in a row", "the last save"])

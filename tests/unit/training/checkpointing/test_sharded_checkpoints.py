@@ -11,9 +11,13 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from maskloom.checkpoints.huggingface import load_model
 from maskloom.errors import DataError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.runs.model_writing import write_best_model
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.training.checkpointing import sharded_checkpoints
 from maskloom.training.checkpointing.checkpoints import (
     Snapshot,
@@ -279,3 +283,17 @@ def test_training_goes_on_while_shares_are_written(
     assert restore_checkpoint(restored, tmp_path).step == 1
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(_values(restored), saved, strict=True))
     assert not torch.equal(_values(state)[0], saved[0])
+
+
+def test_the_best_model_is_written_from_shares(ranks: DistributedRanks, tmp_path: Path) -> None:
+    state, extra = _shared(ranks, 1), {"kept": {"step": 1, "score": -3.0}}
+    _step(state)
+    best = _values(state)[: len([*state.model.parameters()])]
+    _save(state, ranks, tmp_path / "checkpoints", extra)
+    _step(state)
+    _save(state, ranks, tmp_path / "checkpoints", extra)
+    model, tokenizer = _model(0), WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *"abcdefghijklmnopqr"]))
+    assert write_best_model(model, tmp_path / "checkpoints", tokenizer, tmp_path / "best-model") == 1
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.parameters(), best, strict=True))
+    loaded, _report = load_model(tmp_path / "best-model", heads=tuple(model.heads))
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(loaded.parameters(), best, strict=True))

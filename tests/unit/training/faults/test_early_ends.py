@@ -1,12 +1,14 @@
 """Sessions that end before their last step: because time is up, or because a stopping rule is met."""
 
+import math
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.unit.training.tiny_sessions import are_equal, run_session, tiny_session, weights_of
+from tests.unit.training.tiny_sessions import are_equal, draw_batch, run_session, tiny_session, weights_of
 
 from maskloom.errors import ConfigError
+from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.runs.resuming import verify_resuming
 from maskloom.training.events import read_events
 from maskloom.training.optimizers import TimeBudget, make_schedule
@@ -50,6 +52,26 @@ def test_a_session_ends_with_its_time_and_tells_every_steps_fraction(tmp_path):
     assert 8 <= len(evaluated) <= 11
     saved = [event["step"] for event in events if event["event"] == "checkpoint"]
     assert saved == evaluated
+
+
+@pytest.mark.parametrize("rule", ["skip", "rewind"])
+def test_a_step_that_was_not_taken_has_no_fraction(tmp_path, rule):
+    """It comes between two log lines, and after a rewind so do the steps that were taken twice."""
+    bad = draw_batch({"number": 31})[0].mlm_labels.tolist()
+
+    class Planted(MaskedLanguageModeling):
+        def loss_sums(self, model, batch):
+            factor = math.nan if batch.mlm_labels.tolist() == bad else 1.0
+            return {name: value * factor for name, value in super().loss_sums(model, batch).items()}
+
+    session = _by_clock(tmp_path, 400.0)
+    session.objective, session.settings = Planted(), session.settings.model_copy(update={"on_nonfinite": rule})
+    run_session(session)
+    events = read_events(tmp_path / "events.jsonl")
+    assert [event["action"] for event in events if event["event"] == "nonfinite"] == [rule]
+    fractions = [fraction for event in events if event["event"] == "step" for fraction in event["fractions_of_time"]]
+    assert len(fractions) == session.state.step > 40
+    assert fractions == sorted(fractions)
 
 
 def test_steps_take_nine_times_as_long_as_the_evaluation_before_them(tmp_path):
