@@ -369,13 +369,15 @@ def _draw(
         seen = logits if choose.steps is None else choose.log_probabilities(logits, texts, limits)
         largest, tokens, values = choose.taken(logits, rows, step, texts, limits)
         read, going = choose.read(largest, tokens, values), list[int]()
-        choose.note(texts, seen, [(place, int(token)) for place, (token, _) in enumerate(read)], [])
-        for place, (row, (token, value)) in enumerate(zip(rows, read, strict=True)):
+        taken = [(place, int(token)) for place, (token, value) in enumerate(read) if value > -math.inf]
+        choose.note(texts, seen, taken, [])
+        for place, token in taken:  # a text whose every next token is forbidden stops here
+            row, value = rows[place], read[place][1]
             text = found[row]
             text.log_probability += value
             text.is_ended, text.is_forced = token == choose.end, choose.must_end(text, num_steps[row])
             if not text.is_ended:
-                text.token_ids.append(int(token))
+                text.token_ids.append(token)
                 if len(text.token_ids) < num_steps[row]:
                     going.append(place)
         if not going:

@@ -210,3 +210,14 @@ def test_the_largest_of_blocks_are_the_largest_of_all(width):
     (found, places), expected = largest_of(values, 3), values.topk(3)
     assert torch.equal(found, expected.values)
     assert torch.equal(places, expected.indices)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.0}, {"beam": 1}])
+@pytest.mark.parametrize("notes", [False, True])
+def test_a_text_without_an_end_token_stops_when_no_other_token_may_follow(how, notes):
+    prompts, steps = PROMPTS[:1] if notes else PROMPTS, [] if notes else None
+    settings = Generation(max_tokens=15, no_repeat_ngram=1, **how)
+    for text in continue_texts(causal_bert(), prompts, settings, never=[0, 7], steps=steps):
+        assert sorted(text.token_ids) == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+        assert math.isfinite(text.log_probability)
+        assert text.finish == "length"
