@@ -287,7 +287,7 @@ class Choice:
 
     def _drawn(self, log_probabilities: Tensor, rows: list[int], step: int) -> Tensor:
         settings = self.settings
-        scaled = log_probabilities.double() / settings.temperature
+        scaled = log_probabilities.double() / max(settings.temperature, 1e-200)  # fp32 over less might overflow
         values, tokens = scaled.topk(min(settings.top_k or scaled.shape[1], scaled.shape[1]), sorted=True)
         probabilities = values.softmax(-1)
         probabilities = probabilities.masked_fill(probabilities.cumsum(-1) - probabilities >= settings.top_p, 0.0)

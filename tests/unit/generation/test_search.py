@@ -79,6 +79,12 @@ def test_sequences_can_be_dropped_and_repeated():
         assert (found[row] - logits_of(model, [sequence])[-1]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("temperature", [1e-9, 1e-320])
+def test_almost_no_temperature_takes_the_likeliest(temperature):
+    drawn, greedy = (continue_texts(gpt(), PROMPTS, Generation(9, value)) for value in (temperature, 0.0))
+    assert [text.token_ids for text in drawn] == [text.token_ids for text in greedy]
+
+
 def test_greedy_takes_the_likeliest_and_equals_a_beam_of_one():
     model = gpt()
     greedy = continue_texts(model, PROMPTS, Generation(max_tokens=8, temperature=0.0))
