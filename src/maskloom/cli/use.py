@@ -299,6 +299,7 @@ def generate(
     elif input_file is None:
         predictor = Predictor.load(model, batch_size=batch_size)
         found = {predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}
+        found |= predictor.truncation if predictor.num_truncated else {}
     if input_file is None:
         show({**found, **page}, as_json, lines=generated_lines, account=generation_line)
     else:

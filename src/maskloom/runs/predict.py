@@ -78,8 +78,7 @@ def predict(
     return {
         "output": str(target),
         "num_predictions": reading_of_input.report.num_kept,
-        "num_truncated_examples": predictor.num_truncated,
-        "max_length": predictor.max_length,
+        **predictor.truncation,
         "data": reading_of_input.report.as_dict(),
     }
 
@@ -184,8 +183,7 @@ def embed(
         "pooling": modules.pooling,
         "normalized": modules.normalizes,
         "precision": precision,
-        "num_truncated_examples": predictor.num_truncated,
-        "max_length": predictor.max_length,
+        **predictor.truncation,
         "data": texts.report.as_dict(),
     }
 
@@ -238,7 +236,8 @@ def generate(
                 print(json.dumps(row, ensure_ascii=False), file=file)
                 index += 1
     written = {"output": str(target), "num_texts": index, "data": rows.report.as_dict()}
-    return written if fills else {**written, "num_tokens": num_tokens}
+    cut = {} if fills or predictor.writer is None else predictor.truncation
+    return written if fills else {**written, "num_tokens": num_tokens, **cut}
 
 
 # Logits of a window of 384 tokens take 3 KB.

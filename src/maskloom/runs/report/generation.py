@@ -81,18 +81,22 @@ def generation_report(
         inspect(predictor, ids, settings, number)
         for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))
     ]
-    shown = [predictor.shown(one.found, one.settings) for one in found]
+    shown, cut = [predictor.shown(one.found, one.settings) for one in found], predictor.num_truncated
     about = _write(
         Path(page),
         predictor,
         found[0].maps,
         [len(one.ids) for one in found],
         title=visible(model),
-        facts=[("search" if found[0].settings.beam else "sampling", _how(found[0].settings))],
+        facts=[
+            ("search" if found[0].settings.beam else "sampling", _how(found[0].settings)),
+            *([("truncated", f"{amount(cut, 'source')} to {predictor.max_length} tokens")] if cut else []),
+        ],
         num_left_out=num_left_out,
         texts=[_about(predictor, *one) for one in zip(texts, found, shown, strict=True)],
     )
-    return about, [{predictor.input_name: text, **result} for text, result in zip(texts, shown, strict=True)]
+    told = predictor.truncation if cut else {}
+    return about, [{predictor.input_name: text, **result, **told} for text, result in zip(texts, shown, strict=True)]
 
 
 def attention_report(
