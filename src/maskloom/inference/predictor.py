@@ -301,12 +301,15 @@ class Predictor(TaskModel):
         self, texts: Sequence[str], names: Sequence[str], settings: Generation, first: int
     ) -> list[FilledText]:
         """Fill the blanks of texts, which error messages call by `names`; raises as `fill_spans` does."""
+        make = partial(self._written, settings, None)
+        found = made_by_length(self.blank_ids(texts, names), first, self.batch_size or _PROMPTS_AT_ONCE, make)
+        return [filled(text, target, self.tokenizer) for text, target in zip(texts, found, strict=True)]
+
+    def blank_ids(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts with blanks; raises as `fill_spans` does."""
         check_fills(self.model, self.tokenizer)
         named = zip(texts, names, strict=True)
-        sources = [source_ids(text, name, self.tokenizer, self.max_length) for text, name in named]
-        make = partial(self._written, settings, None)
-        found = made_by_length(sources, first, self.batch_size or _PROMPTS_AT_ONCE, make)
-        return [filled(text, target, self.tokenizer) for text, target in zip(texts, found, strict=True)]
+        return [source_ids(text, name, self.tokenizer, self.max_length) for text, name in named]
 
     def generate(
         self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0, **given: Any

@@ -102,7 +102,7 @@ def generated_lines(result: dict[str, Any]) -> list[str]:
 
 
 def generation_line(result: dict[str, Any]) -> str:
-    """Return the score of a generated or filled text, what ended it, where its source was cut and what blanks are empty."""
+    """Return the score of a generated or filled text, what ended it, where the source was cut, and empty blanks."""
     told = [f"score {result['score']:.3f}"] if "score" in result else []
     told.append(f"log-probability {result['log_probability']:.3f}")
     told.append("ended by the model" if result["finish"] == "end" else "stopped at the token limit")
