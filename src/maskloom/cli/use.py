@@ -310,6 +310,7 @@ def generate(
         page, found = generation_report(model, texts, report, given, **how)
     elif input_file is None:
         found = [{predictor.input_name: prompt, **predictor.generate([prompt or ""], **given)[0]}]
+        found[0] |= predictor.truncation if predictor.num_truncated else {}
     if input_file is None:
         show({**found[0], **page}, as_json, lines=generated_lines, account=generation_line)
     elif written:

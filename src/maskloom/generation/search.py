@@ -287,7 +287,7 @@ class Choice:
 
     def _drawn(self, log_probabilities: Tensor, rows: list[int], step: int) -> Tensor:
         settings = self.settings
-        scaled = log_probabilities.double() / settings.temperature
+        scaled = log_probabilities.double() / max(settings.temperature, 1e-200)  # fp32 over less might overflow
         values, tokens = scaled.topk(min(settings.top_k or scaled.shape[1], scaled.shape[1]), sorted=True)
         probabilities = values.softmax(-1)
         probabilities = probabilities.masked_fill(probabilities.cumsum(-1) - probabilities >= settings.top_p, 0.0)
@@ -369,13 +369,15 @@ def _draw(
         seen = logits if choose.steps is None else choose.log_probabilities(logits, texts, limits)
         largest, tokens, values = choose.taken(logits, rows, step, texts, limits)
         read, going = choose.read(largest, tokens, values), list[int]()
-        choose.note(texts, seen, [(place, int(token)) for place, (token, _) in enumerate(read)], [])
-        for place, (row, (token, value)) in enumerate(zip(rows, read, strict=True)):
+        taken = [(place, int(token)) for place, (token, value) in enumerate(read) if value > -math.inf]
+        choose.note(texts, seen, taken, [])
+        for place, token in taken:  # a text whose every next token is forbidden stops here
+            row, value = rows[place], read[place][1]
             text = found[row]
             text.log_probability += value
             text.is_ended, text.is_forced = token == choose.end, choose.must_end(text, num_steps[row])
             if not text.is_ended:
-                text.token_ids.append(int(token))
+                text.token_ids.append(token)
                 if len(text.token_ids) < num_steps[row]:
                     going.append(place)
         if not going:

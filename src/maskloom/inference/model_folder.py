@@ -100,7 +100,7 @@ def tokenizer_read(config: ModelConfig, words: Tokenizer) -> Tokenizer:
     """
     if architecture_of(config).reads_spelling:
         return SpelledTokenizer.of(words)
-    return replace(words, max_length=max(words.max_length, config.max_position_embeddings))
+    return replace(words, max_length=config.max_position_embeddings)
 
 
 def task_tokenizer(folder: Path) -> Tokenizer:

@@ -72,6 +72,11 @@ class TaskModel(ABC):
             raise ConfigError("this model has no task head; fine-tune it first (maskloom finetune)")
         return self.task
 
+    @property
+    def truncation(self) -> dict[str, int]:
+        """The number of texts truncated so far, and to how many tokens."""
+        return {"num_truncated_examples": self.num_truncated, "max_length": self.max_length}
+
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's kind of task, encoded as token ids."""
         return self.required_task().encode(data, self.tokenizer, self.max_length)
@@ -104,12 +109,12 @@ class TaskModel(ABC):
         if not data.examples:
             return []
         encoded = self.encoded(data)
-        self._count(encoded)
+        self._count(encoded.account().get("num_truncated_examples", 0))
         return task.decode(encoded, self.outputs(encoded).rows)
 
-    def _count(self, encoded: EncodedData) -> None:
+    def _count(self, num_truncated: int) -> None:
         with _COUNTING:
-            self.num_truncated += encoded.account().get("num_truncated_examples", 0)
+            self.num_truncated += num_truncated
 
 
 @dataclass(eq=False, repr=False)
@@ -215,7 +220,7 @@ class Predictor(TaskModel):
         """
         modules = self.modules.changed(pooling, normalize)
         data = encode_examples(_examples_of(texts, text_example).examples, self.tokenizer, max_length=self.max_length)
-        self._count(data)
+        self._count(data.num_truncated_examples)
         vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)
         max_tokens = self.max_tokens or tokens_at_once(self.model)
         batches = batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size)
@@ -296,12 +301,15 @@ class Predictor(TaskModel):
         self, texts: Sequence[str], names: Sequence[str], settings: Generation, first: int
     ) -> list[FilledText]:
         """Fill the blanks of texts, which error messages call by `names`; raises as `fill_spans` does."""
+        make = partial(self._written, settings, None)
+        found = made_by_length(self.blank_ids(texts, names), first, self.batch_size or _PROMPTS_AT_ONCE, make)
+        return [filled(text, target, self.tokenizer) for text, target in zip(texts, found, strict=True)]
+
+    def blank_ids(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of texts with blanks; raises as `fill_spans` does."""
         check_fills(self.model, self.tokenizer)
         named = zip(texts, names, strict=True)
-        sources = [source_ids(text, name, self.tokenizer, self.max_length) for text, name in named]
-        make = partial(self._written, settings, None)
-        found = made_by_length(sources, first, self.batch_size or _PROMPTS_AT_ONCE, make)
-        return [filled(text, target, self.tokenizer) for text, target in zip(texts, found, strict=True)]
+        return [source_ids(text, name, self.tokenizer, self.max_length) for text, name in named]
 
     def generate(
         self, prompts: Iterable[str], settings: Generation | None = None, *, first: int = 0, **given: Any
@@ -311,8 +319,8 @@ class Predictor(TaskModel):
         `settings` control the length and how tokens are sampled or searched. By default a decoder searches as
         configured in fine-tuning, and other models sample with the defaults of `Generation`. Fields of `Generation`
         `given` by name override single settings. `first` is the number of the first prompt, which keys its random
-        draws. Raises ConfigError for a bidirectional model without a decoder, DataError for a prompt without tokens or
-        one that fills the model's context.
+        draws. Sources longer than `max_length` tokens are truncated and counted. Raises ConfigError for a bidirectional
+        model without a decoder, DataError for a text without tokens and a prompt that fills the model's context.
         """
         if not isinstance(settings, Generation | None):
             raise ConfigError(f"settings {settings!r:.80}: expected a Generation")
@@ -322,26 +330,30 @@ class Predictor(TaskModel):
         return self.generate_from_ids(ids, settings, first)
 
     def prompt_ids(
-        self, texts: Sequence[str], names: Sequence[str], settings: Generation | None = None
+        self, texts: Sequence[str], names: Sequence[str], settings: Generation | None = None, *, counts: bool = True
     ) -> list[list[int]]:
-        """Return the token ids of prompts; raises DataError, with the prompt's name, if there are none or too many.
+        """Return the token ids of prompts, or the first `max_length` of sources; `counts` counts truncated sources.
 
-        There are too many if they leave no room for the minimum number of new tokens that `settings` require.
+        Raises DataError, with the prompt's name, if there are none, or so many that they leave no room for the minimum
+        number of new tokens that `settings` require.
         """
-        begin, end, most = self.tokenizer.running_text.begin, (), self.model.config.max_position_embeddings
+        least, most = self.generation(settings).min_tokens, self.model.config.max_position_embeddings
         if self.writer is not None:
-            begin, end = self.tokenizer.template.begin, self.tokenizer.template.end
-        elif not self.model.config.is_causal:
+            read = [*self.tokenizer.sequences([(text, None) for text in texts], max_length=self.max_length)]
+            self._count(sum(num_cut > 0 for _, _, num_cut in read) if counts else 0)
+            found, num_marks = [ids for ids, _, _ in read], self.tokenizer.template.num_marks(1)
+        elif self.model.config.is_causal:
+            begin = self.tokenizer.running_text.begin
+            found, num_marks = [[*begin, *ids] for ids in self.tokenizer.token_ids_batch(texts)], len(begin)
+        else:
             raise ConfigError("this model is bidirectional and cannot continue text; a GPT or a left-to-right BERT can")
-        found = [[*begin, *ids, *end] for ids in self.tokenizer.token_ids_batch(texts)]
-        least = self.generation(settings).min_tokens
         for name, text, ids in zip(names, texts, found, strict=True):
-            if len(ids) == len(begin) + len(end):
-                raise DataError(f"{name}: {text[:40]!r} has no tokens; a prompt needs at least one")
-            if len(ids) >= most + (self.writer is not None):  # a decoder adds nothing to its source
-                raise DataError(f"{name}: {len(ids):,} tokens, but the model reads {most:,} including what it adds")
+            if len(ids) == num_marks:
+                raise DataError(f"{name}: {text[:40]!r} has no tokens; a {self.input_name} needs at least one")
             if self.writer is not None:
                 most_tokens(len(ids), least, name=name)
+            elif len(ids) >= most:
+                raise DataError(f"{name}: {len(ids):,} tokens, but the model reads {most:,} including what it adds")
             elif len(ids) + least > most:
                 raise DataError(f"{name}: min_tokens {least} after {len(ids):,} tokens exceeds the model's {most:,}")
         return found

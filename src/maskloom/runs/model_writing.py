@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from maskloom.checkpoints.huggingface import CONFIG, format_of, save_model
+from maskloom.checkpoints.huggingface import CONFIG, format_of, read_model_config, save_model
 from maskloom.checkpoints.published.sentence_transformers import copy_modules
 from maskloom.config import CardSection, FinetuneRecipe, PretrainRecipe, recipe_toml
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS
@@ -229,7 +229,7 @@ def write_model_folder(
             copy_files(weights, folder)
         else:
             save_model(weights, folder, extra_config=dict(extra_config or {}))
-        tokenizer.save(folder)
+        tokenizer.save(folder, num_segments=read_model_config(folder).num_segments)
         if settings is not None:
             own = settings.get("settings") or {}
             if place := (own.get("features") or {}).get("word_vectors"):

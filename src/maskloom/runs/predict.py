@@ -19,7 +19,7 @@ from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_place, check_predictions, check_questions, read_context
-from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_sources, reading_of_texts
+from maskloom.runs.reading_defaults import FileReading, reading_for, reading_of_prompts, reading_of_texts
 from maskloom.system.devices import describe_device
 from maskloom.system.files import output_file
 from maskloom.tasks.examples import ReadExamples, ReadingReport
@@ -78,8 +78,7 @@ def predict(
     return {
         "output": str(target),
         "num_predictions": reading_of_input.report.num_kept,
-        "num_truncated_examples": predictor.num_truncated,
-        "max_length": predictor.max_length,
+        **predictor.truncation,
         "data": reading_of_input.report.as_dict(),
     }
 
@@ -188,8 +187,7 @@ def embed(
         "pooling": modules.pooling,
         "normalized": modules.normalizes,
         "precision": precision,
-        "num_truncated_examples": predictor.num_truncated,
-        "max_length": predictor.max_length,
+        **predictor.truncation,
         "data": texts.report.as_dict(),
     }
 
@@ -217,13 +215,15 @@ def generate(
 
     `given` holds settings of `Generation` that override the model's own. With `fills` the blanks of the texts are
     filled with these settings, and rows have the keys of `FilledText`. The output appears under its name once it is
-    complete. Raises ConfigError or DataError for a model that cannot do this, a wrong file, and a text, named by its
-    line, that is empty, has no blank to fill, or is too long.
+    complete. Before the first text is generated, ConfigError or DataError is raised for a model that cannot do this, a
+    wrong file, and, unless bad rows are skipped, a text, named by its line, that is empty, has no blank to fill, or is
+    too long.
     """
     source, target = Path(input), Path(output)
     check_place(source, target, ".jsonl")
     progress.say(f"device: {describe_device(predictor.device)}")
-    rows = reading_of_sources(source, reading, predictor.settings)
+    settings = fills or predictor.generation().changed(given)
+    rows = reading_of_prompts(predictor, source, reading, settings, fills=fills is not None)
     progress.begin("filling" if fills else "generating", rows.count())
     index, num_tokens = 0, 0
     with output_file(target, "w") as file:
@@ -232,7 +232,6 @@ def generate(
             if fills:
                 made = predictor.fill_blanks(texts, names, fills, index)
             else:
-                settings = predictor.generation().changed(given)
                 made = predictor.generate_from_ids(predictor.prompt_ids(texts, names, settings), settings, index)
                 num_tokens += sum(text["num_tokens"] for text in made)
             for example, found in zip(window, made, strict=True):
@@ -240,7 +239,8 @@ def generate(
                 print(json.dumps(row, ensure_ascii=False), file=file)
                 index += 1
     written = {"output": str(target), "num_texts": index, "data": rows.report.as_dict()}
-    return written if fills else {**written, "num_tokens": num_tokens}
+    cut = {} if fills or predictor.writer is None else predictor.truncation
+    return written if fills else {**written, "num_tokens": num_tokens, **cut}
 
 
 # Logits of a window of 384 tokens take 3 KB.

@@ -15,6 +15,7 @@ from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
 
 if TYPE_CHECKING:
+    from maskloom.generation.search import Generation
     from maskloom.inference import Ensemble, Predictor
 
 READING_KEYS = {field.name for field in fields(ReadingOptions)}
@@ -22,7 +23,10 @@ READING_KEYS = {field.name for field in fields(ReadingOptions)}
 
 @dataclass(frozen=True)
 class FileReading:
-    """A file, how to read it for a model, and the report that is filled in while it is read."""
+    """A file, how to read it for a model, and the report that is filled in while it is read.
+
+    `check` raises DataError for an example that the model cannot read, which counts as a bad row.
+    """
 
     path: Path
     kind: TaskKind
@@ -30,12 +34,21 @@ class FileReading:
     settings: KindSettings
     report: ReadingReport
     needs_label: bool
+    check: Callable[[Any], object] = lambda _: None
 
     def examples(self) -> Iterator[Any]:
         """Yield the examples of the file."""
-        return self.kind.iterate(
-            self.path, self.options, self.settings, needs_label=self.needs_label, report=self.report
-        )
+        how = {"needs_label": self.needs_label, "report": self.report}
+        for example in self.kind.iterate(self.path, self.options, self.settings, **how):
+            try:
+                self.check(example)
+            except DataError:
+                if self.options.on_bad_rows != "skip":
+                    raise
+                self.report.num_kept -= 1
+                self.report.drop("does not fit the model", example.line)
+            else:
+                yield example
 
     def count(self, see: Callable[[Any], object] = lambda _: None) -> int:
         """Return the number of examples, passing each to `see`; raises DataError for a broken rule or no usable row."""
@@ -73,6 +86,18 @@ def reading_of_sources(path: Path, given: ReadingOptions | None, known: Mapping[
     settings = kind.settings()
     options = options_for(path, kind, settings, given, known, needs_label=False)
     return FileReading(path, kind, options, settings, ReadingReport(path), needs_label=False)
+
+
+def reading_of_prompts(
+    predictor: Predictor, path: Path, given: ReadingOptions | None, settings: Generation, *, fills: bool = False
+) -> FileReading:
+    """Return how to read a file of prompts or sources for a model that generates, or fills blanks, with `settings`."""
+
+    def check(example: Any) -> None:
+        text = [example.text], [f"{path}, line {example.line}"]
+        predictor.blank_ids(*text) if fills else predictor.prompt_ids(*text, settings, counts=False)
+
+    return replace(reading_of_sources(path, given, predictor.settings), check=check)
 
 
 def reading_for(

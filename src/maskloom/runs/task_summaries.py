@@ -109,10 +109,12 @@ def reported_lines(result: dict[str, Any]) -> list[str]:
 
 
 def generation_line(result: dict[str, Any]) -> str:
-    """Return the score of a generated or filled text, what ended it, and which blanks stayed empty."""
+    """Return the score of a generated or filled text, what ended it, where the source was cut, and empty blanks."""
     told = [f"score {result['score']:.3f}"] if "score" in result else []
     told.append(f"log-probability {result['log_probability']:.3f}")
     told.append("ended by the model" if result["finish"] == "end" else "stopped at the token limit")
+    if "max_length" in result:
+        told.append(f"read only the first {result['max_length']} tokens of the source")
     empty = [f"blank {at}" for at, filling in enumerate(result.get("fillings", []), start=1) if not filling]
     return ", ".join(told) + (f"; empty: {', '.join(empty)}" if empty else "")
 

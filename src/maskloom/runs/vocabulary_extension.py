@@ -120,7 +120,7 @@ def _write_model(model: EncoderWithHeads, folder: Path, tokenizer: Tokenizer, ta
     if (path := file_inside(folder, SETTINGS_FILE)) is not None:
         write_bytes(target / SETTINGS_FILE, read_bytes(path, limit=MAX_JSON_BYTES))
     copy_modules(modules_folder(folder), target)
-    tokenizer.save(target)
+    tokenizer.save(target, num_segments=model.config.num_segments)
     # config.json keeps the keys that are not rewritten, such as label names
     own = {*model.config.as_published(), "architectures", "dtype", "torch_dtype", "position_embedding_type"}
     save_model(model, target, extra_config={key: value for key, value in read_config(folder).items() if key not in own})

@@ -111,8 +111,11 @@ class Tokenizer(ABC):
         """The tokenizer of a decoder's output: `targets` if set, otherwise this one."""
         return self.targets or self
 
-    def save(self, folder: str | Path) -> None:
-        """Write `files`, each atomically; transformers' AutoTokenizer opens the folder."""
+    def save(self, folder: str | Path, *, num_segments: int = 2) -> None:
+        """Write `files`, each atomically; transformers' AutoTokenizer opens the folder.
+
+        For a model with fewer than two segments, AutoTokenizer then returns none, which some models would misread.
+        """
         if self.targets is not None:
             self.targets.save(Path(folder) / TARGETS)
         folder, library, special = Path(folder), self._build_library(), self.vocabulary.special
@@ -120,6 +123,8 @@ class Tokenizer(ABC):
         rules, own = self._save_vocabulary(folder, library)
         library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.tokens])
         named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
+        if num_segments < 2:
+            own = {**own, "model_input_names": ["input_ids", "attention_mask"]}
         write_json(folder / "tokenizer.json", self._content(library))
         write_json(folder / "tokenizer_config.json", {**rules, "model_max_length": self.max_length, **named, **own})
         write_json(folder / "special_tokens_map.json", named)

@@ -79,6 +79,12 @@ def test_sequences_can_be_dropped_and_repeated():
         assert (found[row] - logits_of(model, [sequence])[-1]).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("temperature", [1e-9, 1e-320])
+def test_almost_no_temperature_takes_the_likeliest(temperature):
+    drawn, greedy = (continue_texts(gpt(), PROMPTS, Generation(9, value)) for value in (temperature, 0.0))
+    assert [text.token_ids for text in drawn] == [text.token_ids for text in greedy]
+
+
 def test_greedy_takes_the_likeliest_and_equals_a_beam_of_one():
     model = gpt()
     greedy = continue_texts(model, PROMPTS, Generation(max_tokens=8, temperature=0.0))
@@ -210,3 +216,14 @@ def test_the_largest_of_blocks_are_the_largest_of_all(width):
     (found, places), expected = largest_of(values, 3), values.topk(3)
     assert torch.equal(found, expected.values)
     assert torch.equal(places, expected.indices)
+
+
+@pytest.mark.parametrize("how", [{}, {"temperature": 0.0}, {"beam": 1}])
+@pytest.mark.parametrize("notes", [False, True])
+def test_a_text_without_an_end_token_stops_when_no_other_token_may_follow(how, notes):
+    prompts, steps = PROMPTS[:1] if notes else PROMPTS, [] if notes else None
+    settings = Generation(max_tokens=15, no_repeat_ngram=1, **how)
+    for text in continue_texts(causal_bert(), prompts, settings, never=[0, 7], steps=steps):
+        assert sorted(text.token_ids) == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+        assert math.isfinite(text.log_probability)
+        assert text.finish == "length"

@@ -38,6 +38,19 @@ def test_answers_depend_on_no_company(tmp_path, name):
     assert len({text["text"] for text in together}) > len(TEXTS) / 2
 
 
+def test_long_sources_are_cut_and_counted_as_in_predictions(tmp_path):
+    folder, longest = generator_folder(tmp_path, "transformer"), "one two three four five six seven eight"
+    predictor = Predictor.load(folder, max_length=6)
+    predicted = predictor.predict([longest, "one two"])
+    assert predictor.truncation == {"num_truncated_examples": 1, "max_length": 6}
+    generated = predictor.generate([longest, "one two"])
+    assert [text["text"] for text in generated] == [text["text"] for text in predicted]
+    (cut,) = predictor.generate([longest])
+    assert cut == predictor.generate(["one two three four"])[0]
+    assert cut["log_probability"] != Predictor.load(folder).generate([longest])[0]["log_probability"]
+    assert predictor.num_truncated == 3
+
+
 def test_blanks_are_filled_by_length_too(tmp_path, monkeypatch):
     seen, real = [], SourceTargetBatch.of_sources.__func__
 

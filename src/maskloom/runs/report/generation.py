@@ -31,7 +31,7 @@ from maskloom.inference.results import GeneratedText
 from maskloom.models.decoder import TiedDecoder
 from maskloom.runs.charts import Line, heat_map, line_chart, page_template, visible
 from maskloom.runs.first_look import check_page
-from maskloom.runs.reading_defaults import FileReading, reading_of_sources, reading_of_texts
+from maskloom.runs.reading_defaults import FileReading, reading_of_prompts, reading_of_texts
 from maskloom.runs.report.network import blocks
 from maskloom.runs.report.page import Chart
 from maskloom.system.files import output_file
@@ -72,28 +72,32 @@ def generation_report(
     """
     check_page(Path(page), "--report")
     predictor, num_left_out = predictor or Predictor.load(model), 0
+    settings = predictor.generation().changed(given)
     if isinstance(texts, Path):
-        rows, num_left_out = _first(reading_of_sources(texts, reading, predictor.settings))
+        rows, num_left_out = _first(reading_of_prompts(predictor, texts, reading, settings))
         texts, names = [row.text for row in rows], [f"{texts}, line {row.line}" for row in rows]
     else:
         names = [f"prompt {number}" for number in range(len(texts))]
-    settings = predictor.generation().changed(given)
     found = [
         inspect(predictor, ids, settings, number)
         for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))
     ]
-    shown = [predictor.shown(one.found, one.settings) for one in found]
+    shown, cut = [predictor.shown(one.found, one.settings) for one in found], predictor.num_truncated
     about = _write(
         Path(page),
         predictor,
         found[0].maps,
         [len(one.ids) for one in found],
         title=visible(model),
-        facts=[("search" if found[0].settings.beam else "sampling", _how(found[0].settings))],
+        facts=[
+            ("search" if found[0].settings.beam else "sampling", _how(found[0].settings)),
+            *([("truncated", f"{amount(cut, 'source')} to {predictor.max_length} tokens")] if cut else []),
+        ],
         num_left_out=num_left_out,
         texts=[_about(predictor, *one) for one in zip(texts, found, shown, strict=True)],
     )
-    return about, [{predictor.input_name: text, **result} for text, result in zip(texts, shown, strict=True)]
+    told = predictor.truncation if cut else {}
+    return about, [{predictor.input_name: text, **result, **told} for text, result in zip(texts, shown, strict=True)]
 
 
 def attention_report(
