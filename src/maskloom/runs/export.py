@@ -57,19 +57,20 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
     """
     run, out = Path(run), Path(out)
     check_new_folder(out)
-    if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage):
+    is_default = step is None and stage is None
+    if (run / CONFIG).exists() and not (run / RECIPE).exists() and is_default:
         return _copy_of(run, out)
     content = described_model(run)
     kind, found = kind_of_run(content), _stages(run)
     if kind in ("search", "glue"):
-        if kind == "search" and step is None and stage is None and (run / "model" / CONFIG).exists():
+        if kind == "search" and is_default and (run / "model" / CONFIG).exists():
             return _copy_of(run / "model", out)
         raise ConfigError(f"{run} contains several runs; export one of them")
     recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
     chosen, refused = _chosen(run, found, step, stage)
-    is_finished = kind == "finetune" and step is None and stage is None and (run / METRICS).exists()
+    is_finished = kind == "finetune" and is_default and (run / METRICS).exists()
     if chosen is None or is_finished:
-        if (step or stage) is None and (run / "model" / CONFIG).exists():
+        if is_default and (run / "model" / CONFIG).exists():
             return _copy_of(run / "model", out)
         steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
         held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
