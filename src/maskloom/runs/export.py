@@ -24,7 +24,9 @@ from maskloom.inference.model_folder import (
 )
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.bart_config import BartConfig
 from maskloom.models.heads import HEADS
+from maskloom.models.marian_config import MarianConfig
 from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads
@@ -89,16 +91,27 @@ def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: boo
     """Write into a model folder how to compute its vectors, for sentence-transformers and for `maskloom embed`.
 
     Texts are truncated where fine-tuning truncated them, else at the model's maximum length. Raises ConfigError for an
-    unknown pooling, and for a model type that only maskloom supports.
+    unknown pooling, and for a model of which sentence-transformers computes no vectors, or others than maskloom.
     """
     folder = Path(folder)
-    config, longest = read_config(folder), load_tokenizer(folder).max_length
-    if (kind := str(config.get("model_type"))).startswith("maskloom"):
-        hint = f"for its vectors, use `maskloom embed --pooling {pooling}`"
-        raise ConfigError(f"{folder}: sentence-transformers cannot open a model of type {kind!r}; {hint}")
+    _refuse_other_vectors(folder, pooling)
+    longest = load_tokenizer(folder).max_length
     model = read_model_config(folder)
     longest = min(longest, model.max_position_embeddings, read_settings(folder).get("max_length", longest))
     write_modules(folder, hidden_size=model.hidden_size, max_length=longest, pooling=pooling, normalize=normalize)
+
+
+def _refuse_other_vectors(folder: Path, pooling: PoolingMode) -> None:
+    kind, config = str(read_config(folder).get("model_type")), read_model_config(folder)
+    if kind.startswith("maskloom"):
+        reason = f"sentence-transformers cannot open a model of type {kind!r}"
+    elif isinstance(config, MarianConfig):
+        reason = "sentence-transformers computes no vectors of a Marian"
+    elif isinstance(config, BartConfig) and "decoder" in load_model(folder)[0].heads:
+        reason = "sentence-transformers pools the states of a BART's decoder, maskloom those of its encoder"
+    else:
+        return
+    raise ConfigError(f"{folder}: {reason}; for its vectors, use `maskloom embed --pooling {pooling}`")
 
 
 def _stages(run: Path) -> dict[str, Path]:
