@@ -217,10 +217,16 @@ ONNX_FILE = "model.onnx"
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def check_exportable(run: str | Path) -> None:
-    """Raise ConfigError if the model of a run cannot be exported to ONNX, as far as its finished model shows."""
-    if (model := Path(run) / "model" / CONFIG).exists():
-        _refuse_decoder(read_model_config(model.parent), Path(run))
+def check_exportable(run: str | Path, pooling: PoolingMode | None, *, onnx: bool) -> None:
+    """Raise ConfigError if the vectors or the ONNX graph of a model, or of a run's finished model, cannot be written.
+
+    What is refused only later is what the weights show, and the model of a run that has none yet.
+    """
+    for folder in (Path(run), Path(run) / "model"):
+        if pooling is not None and (folder / CONFIG).exists():
+            _refuse_other_vectors(folder, pooling)
+        if onnx and (folder / CONFIG).exists():
+            _refuse_decoder(read_model_config(folder), folder)
 
 
 def _refuse_decoder(config: ModelConfig, folder: Path) -> None:
