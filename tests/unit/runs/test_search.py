@@ -264,6 +264,9 @@ def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
 
 
 def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
+    """Regression: with training.steps, trials that differed only in their epochs were the same run."""
+    stepped = validate_recipe(FinetuneRecipe, {"training": {"steps": 9}}, source="test")
+    epochs = {"training.epochs": ValueRange(1.0, 2.0)}
     for options, message in [
         ({"space": {"training.learning_rat": (1.0,)}}, "did you mean 'training.learning_rate'"),
         ({"space": {"training.batch_size": (8, 0)}}, "trial 2: training.batch_size = 0"),
@@ -273,6 +276,9 @@ def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
         ({"method": "optuna"}, "number of trials"),
         ({"method": "optuna", "num_trials": 2, "space": {}}, "something to search"),
         ({"reading": ReadingOptions(format="rte"), "recipe": FinetuneRecipe(task="single")}, "rte is a pair task"),
+        ({"recipe": stepped, "space": {"training.epochs": (1.0, 2.0)}}, "trial 1: training.epochs: training.steps = 9"),
+        ({"recipe": stepped, "space": GRIDS["paper"]}, "training.steps = 9 is also set; use only one of them"),
+        ({"recipe": stepped, "method": "optuna", "num_trials": 2, "space": epochs}, "first trial: training.epochs: "),
     ]:
         with pytest.raises(ConfigError, match=message):
             run(Finetuning(), **options)
