@@ -243,13 +243,25 @@ def test_the_command_of_a_trial_says_all_that_it_did(run, inputs):
     assert again == stored
 
 
-def test_a_wrong_metric_ends_the_search_and_leaves_nothing(run, inputs):
-    def finetuning(recipe, **options):
-        raise UsageError("metric 'f2' is not one of accuracy")
+@pytest.mark.parametrize("error", [UsageError, ConfigError])
+def test_what_the_first_trial_refuses_ends_the_search_and_leaves_nothing(run, inputs, error):
+    """Regression: settings that suit no trial were failures of all, and the folder took no corrected command."""
 
-    with pytest.raises(UsageError, match="'f2'"):
-        run(finetuning, metric="f2")
+    def finetuning(recipe, **options):
+        calls.append(recipe)
+        raise error("data.max_length 128 exceeds the 80 tokens that base takes")
+
+    calls = []
+    with pytest.raises(ConfigError, match=r"^data\.max_length 128 exceeds the 80 tokens that base takes$"):
+        run(finetuning)
+    assert len(calls) == 1
     assert not list(inputs["out"].glob("*"))
+    assert run(Finetuning(), recipe=FinetuneRecipe(seed=3))["num_failed"] == 0
+
+
+def test_what_a_later_trial_refuses_is_its_failure(run):
+    result = run(Finetuning(failing=[3e-5], error=ConfigError("too long")))
+    assert [trial["name"] for trial in result["trials"]] == ["trial-003", "trial-001", "trial-002"]
 
 
 def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
