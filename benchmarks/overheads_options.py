@@ -28,7 +28,7 @@ from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 
 NEVER = 10**9
-OFF: dict[str, Any] = {"max_grad_norm": None, "log_every": NEVER, "warmup_steps": 0, "batch_size": 8}
+OFF: dict[str, Any] = {"max_grad_norm": 0.0, "log_every": NEVER, "warmup_steps": 0, "batch_size": 8}
 # Each is switched on separately; "progress" is the progress display of a command.
 ON: dict[str, dict[str, Any]] = {
     "max_grad_norm = 1.0": {"max_grad_norm": 1.0},

@@ -63,6 +63,16 @@ def test_the_table_names_the_trials_that_cannot_work(finished, folder):
     assert (folder / "out" / "results.md").read_text().count("maskloom finetune") == 4
 
 
+def test_settings_that_suit_no_trial_leave_no_search_behind(folder, tmp_path):
+    arguments = ["search", "--model", folder / "model", "--train", folder / "train.jsonl", "--out", tmp_path / "out",
+                 "--dev", folder / "dev.jsonl", "--text-column", "body", "--label-column", "mark",
+                 "--grid", "training.learning_rate=1e-3,5e-3", "--set", "data.max_length=64"]  # fmt: skip
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith("data.max_length 64 exceeds the 32 tokens")
+    assert not list((tmp_path / "out").glob("*"))
+
+
 def test_the_best_model_is_that_of_the_folder(finished, folder):
     _, result = finished
     scores = [score for trial in result["trials"][:2] for score in trial["restarts"]["scores"].values()]

@@ -1,8 +1,10 @@
 """Recipes by name, the meaning of every key, and the hints for wrong keys."""
 
+import re
+
 import pytest
 
-from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
+from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, recipe_toml
 from maskloom.errors import ConfigError
 from maskloom.models.bert_config import BertConfig
 from maskloom.recipe_files import MODEL_KEYS, OTHER_NAMES, SHIPPED, recipe_keys, recipe_path, shipped_recipes
@@ -22,6 +24,19 @@ def test_keys_carry_their_defaults_and_choices():
     assert keys["tagging.context"].choices == ("sentence", "document")
     assert keys["features.layers"].default == "concat_last_four"
     assert "phases.N.steps" in {key.path for key in recipe_keys(PretrainRecipe)}
+
+
+@pytest.mark.parametrize("kind", [PretrainRecipe, FinetuneRecipe])
+def test_a_recipe_file_can_say_what_a_recipe_says(kind, tmp_path):
+    """TOML has no null: None may only be a default. Regression: a rerun clipped gradients at 1 if the run had not."""
+    keys = [key.path for key in recipe_keys(kind) if key.default is not None and ".N." not in key.path]
+    assert "training.max_grad_norm" in keys
+    for key in keys:
+        with pytest.raises(ConfigError, match=re.escape(f"{key} = None: it must be ")):
+            load_recipe(kind, {key: None})
+    recipe = load_recipe(kind, {"training.max_grad_norm": 0.0})
+    (tmp_path / "recipe.toml").write_text(recipe_toml(recipe), encoding="utf-8")
+    assert load_recipe(kind, tmp_path / "recipe.toml") == recipe
 
 
 @pytest.mark.parametrize(

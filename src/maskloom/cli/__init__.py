@@ -57,7 +57,6 @@ _KEPT = {
     **dict.fromkeys(("quickstart", "reproduce"), _SAVED),
     "corpus build": "finished shards are kept, continue with",
     "features": "finished vectors are kept, continue with",
-    "export": "if --out exists, it may be incomplete; remove it and start again with",
 }
 
 

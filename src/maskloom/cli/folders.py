@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -61,13 +62,16 @@ def export(
     from maskloom.runs.export import check_exportable, describe_vectors, export_lines, write_onnx
     from maskloom.runs.export import export as make
 
-    if onnx:
-        check_exportable(run)
+    check_exportable(run, for_vectors, onnx=onnx)
     result = make(run, out, step=step, stage=stage)
-    if for_vectors is not None:
-        describe_vectors(out, for_vectors, normalize=normalize)
-    if onnx:
-        result["onnx_outputs"] = write_onnx(out)
+    try:
+        if for_vectors is not None:
+            describe_vectors(out, for_vectors, normalize=normalize)
+        if onnx:
+            result["onnx_outputs"] = write_onnx(out)
+    except BaseException:
+        shutil.rmtree(out.resolve(), ignore_errors=True)  # without what was asked for, it must not look complete
+        raise
     show(result, as_json, lines=export_lines)
 
 

@@ -24,7 +24,9 @@ from maskloom.inference.model_folder import (
 )
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model
+from maskloom.models.bart_config import BartConfig
 from maskloom.models.heads import HEADS
+from maskloom.models.marian_config import MarianConfig
 from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads
@@ -57,19 +59,20 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
     """
     run, out = Path(run), Path(out)
     check_new_folder(out)
-    if (run / CONFIG).exists() and not (run / RECIPE).exists() and not (step or stage):
+    is_default = step is None and stage is None
+    if (run / CONFIG).exists() and not (run / RECIPE).exists() and is_default:
         return _copy_of(run, out)
     content = described_model(run)
     kind, found = kind_of_run(content), _stages(run)
     if kind in ("search", "glue"):
-        if kind == "search" and step is None and stage is None and (run / "model" / CONFIG).exists():
+        if kind == "search" and is_default and (run / "model" / CONFIG).exists():
             return _copy_of(run / "model", out)
         raise ConfigError(f"{run} contains several runs; export one of them")
     recipe = load_recipe(PretrainRecipe if kind == "pretrain" else FinetuneRecipe, run / RECIPE)
     chosen, refused = _chosen(run, found, step, stage)
-    is_finished = kind == "finetune" and step is None and stage is None and (run / METRICS).exists()
+    is_finished = kind == "finetune" and is_default and (run / METRICS).exists()
     if chosen is None or is_finished:
-        if (step or stage) is None and (run / "model" / CONFIG).exists():
+        if is_default and (run / "model" / CONFIG).exists():
             return _copy_of(run / "model", out)
         steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
         held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
@@ -88,16 +91,27 @@ def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: boo
     """Write into a model folder how to compute its vectors, for sentence-transformers and for `maskloom embed`.
 
     Texts are truncated where fine-tuning truncated them, else at the model's maximum length. Raises ConfigError for an
-    unknown pooling, and for a model type that only maskloom supports.
+    unknown pooling, and for a model of which sentence-transformers computes no vectors, or others than maskloom.
     """
     folder = Path(folder)
-    config, longest = read_config(folder), load_tokenizer(folder).max_length
-    if (kind := str(config.get("model_type"))).startswith("maskloom"):
-        hint = f"for its vectors, use `maskloom embed --pooling {pooling}`"
-        raise ConfigError(f"{folder}: sentence-transformers cannot open a model of type {kind!r}; {hint}")
+    _refuse_other_vectors(folder, pooling)
+    longest = load_tokenizer(folder).max_length
     model = read_model_config(folder)
     longest = min(longest, model.max_position_embeddings, read_settings(folder).get("max_length", longest))
     write_modules(folder, hidden_size=model.hidden_size, max_length=longest, pooling=pooling, normalize=normalize)
+
+
+def _refuse_other_vectors(folder: Path, pooling: PoolingMode) -> None:
+    kind, config = str(read_config(folder).get("model_type")), read_model_config(folder)
+    if kind.startswith("maskloom"):
+        reason = f"sentence-transformers cannot open a model of type {kind!r}"
+    elif isinstance(config, MarianConfig):
+        reason = "sentence-transformers computes no vectors of a Marian"
+    elif isinstance(config, BartConfig) and "decoder" in load_model(folder)[0].heads:
+        reason = "sentence-transformers pools the states of a BART's decoder, maskloom those of its encoder"
+    else:
+        return
+    raise ConfigError(f"{folder}: {reason}; for its vectors, use `maskloom embed --pooling {pooling}`")
 
 
 def _stages(run: Path) -> dict[str, Path]:
@@ -203,10 +217,16 @@ ONNX_FILE = "model.onnx"
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def check_exportable(run: str | Path) -> None:
-    """Raise ConfigError if the model of a run cannot be exported to ONNX, as far as its finished model shows."""
-    if (model := Path(run) / "model" / CONFIG).exists():
-        _refuse_decoder(read_model_config(model.parent), Path(run))
+def check_exportable(run: str | Path, pooling: PoolingMode | None, *, onnx: bool) -> None:
+    """Raise ConfigError if the vectors or the ONNX graph of a model, or of a run's finished model, cannot be written.
+
+    What is refused only later is what the weights show, and the model of a run that has none yet.
+    """
+    for folder in (Path(run), Path(run) / "model"):
+        if pooling is not None and (folder / CONFIG).exists():
+            _refuse_other_vectors(folder, pooling)
+        if onnx and (folder / CONFIG).exists():
+            _refuse_decoder(read_model_config(folder), folder)
 
 
 def _refuse_decoder(config: ModelConfig, folder: Path) -> None:

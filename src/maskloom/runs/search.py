@@ -39,7 +39,7 @@ Method = Literal["grid", "optuna"]
 
 
 class AllTrialsFailedError(ConfigError):
-    """No trial of a search reached a score; the message gives the first few reasons."""
+    """No trial of a search reached a score, or its first one was refused; the message gives the first few reasons."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def search(
     `out/results.json` and `results.md` hold their outcomes, and `out/model` is that of the best trial, the only model
     that is kept. A trial that fails is reported and does not affect the others. With `resume` a search continues, even
     in the middle of a trial. Raises ConfigError for wrong settings and for another search in the folder,
-    AllTrialsFailedError if every trial fails, DataError for wrong data, before or during the first trial.
+    AllTrialsFailedError if every trial fails or the settings of the first one do not suit model or data, DataError for
+    wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
     out = Path(out)
@@ -116,9 +117,9 @@ def search(
     write_json(out / PLAN, plan)
     try:
         records = _run_trials(setup, plan, space)
-    except (DataError, UsageError):
+    except (DataError, ConfigError):
         if not continues and not list(out.glob("trials/*")):
-            undo_run(out, PLAN)  # data or metric were wrong; with correct ones it is another search
+            undo_run(out, PLAN)  # data, settings or metric were wrong; with correct ones it is another search
             if (out / "trials").exists():  # the failed trial created it and removed its own files
                 (out / "trials").rmdir()
         raise
@@ -218,6 +219,8 @@ def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:
     except (Interrupted, DataError, UsageError, OSError):
         raise  # data, metric and disk are the same for every trial
     except Exception as error:
+        if isinstance(error, ConfigError) and trial["number"] == 1:
+            raise AllTrialsFailedError(str(error)) from error  # most likely, it is the same for every trial
         setup.progress.end()
         setup.progress.say(f"trial {trial['number']} failed: {error}")
         shutil.rmtree(folder, ignore_errors=True)

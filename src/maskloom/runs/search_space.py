@@ -110,7 +110,7 @@ def overrides_of(settings: Mapping[str, Any]) -> list[str]:
 
 
 def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: str) -> FinetuneRecipe:
-    """Return a recipe with some keys changed; raises ConfigError for a key or value that a recipe does not accept."""
+    """Return a recipe with some keys changed; raises ConfigError for a key or value that a search cannot have."""
     values = base.model_dump(exclude_none=True)
     for key, value in settings.items():
         put_value(values, key, value, f"{source}: {key:.200}")
@@ -119,6 +119,9 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
         raise ConfigError(
             f"{source}: training.minutes: set epochs or steps instead, so that each trial can be repeated"
         )
+    if "training.epochs" in settings and recipe.training.steps is not None:
+        steps = recipe.training.steps
+        raise ConfigError(f"{source}: training.epochs: training.steps = {steps} is also set; use only one of them")
     return recipe
 
 

@@ -121,7 +121,7 @@ class _Steps:
                 state.loss_scale = scale
             return found
         if is_finite:
-            if limit is not None and norm + 1e-6 >= limit:  # below, clipping would multiply by 1
+            if limit and norm + 1e-6 >= limit:  # below, clipping would multiply by 1
                 clip_grads_with_norm_(parameters_of(state.optimizer), limit, launched.norm, foreach=True)
             fault_point("training.step")
             state.optimizer.step()

@@ -99,7 +99,7 @@ class StepsAhead:
         """
         state, limit = self.state, self.settings.max_grad_norm
         launched = self._ahead or self.launch(batch, state.step)
-        if limit is not None:
+        if limit:
             clip_grads_with_norm_(parameters_of(state.optimizer), limit, launched.norm, foreach=True)
         fault_point("training.step")
         known = {*state.optimizer.state}

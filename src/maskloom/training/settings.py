@@ -55,7 +55,7 @@ class TrainingSection(Section):
     adam_beta2: float = key(0.999, "Decay rate of the running mean of squared gradients.", ge=0.0, lt=1.0)
     adam_epsilon: Positive = key(1e-6, "Added to the square root of the running mean of squared gradients.")
     weight_decay: NotNegative = key(0.01, "Decoupled weight decay; not applied to biases and norms.")
-    max_grad_norm: Positive | None = key(1.0, "Maximum global L2 norm of the gradient.")
+    max_grad_norm: NotNegative = key(1.0, "Maximum global L2 norm of the gradient; 0 for no maximum.")
     on_nonfinite: Literal["stop", "skip", "rewind"] = key("stop", "What to do after a non-finite loss or gradient.")
     max_skips: Count = key(3, "Maximum batches skipped in a row, or rewinds in total; beyond that, the run ends.")
     save_every: Count | None = key(

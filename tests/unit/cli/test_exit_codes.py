@@ -104,10 +104,7 @@ def test_an_argument_that_is_not_utf8_is_one_line(monkeypatch, capsys, arguments
         (("words", "plot", "v"), "nothing was written, start again with: maskloom words plot v"),
         (("glue", "submit"), "nothing was written, start again with: maskloom glue submit"),
         (("features", "--out", "f"), "finished vectors are kept, continue with: maskloom features --out f"),
-        (
-            ("export", "run", "--onnx"),
-            "if --out exists, it may be incomplete; remove it and start again with: maskloom export run --onnx",
-        ),
+        (("export", "run", "--onnx"), "nothing was written, start again with: maskloom export run --onnx"),
         (
             ("reproduce", "rnn-attention", "--out", "a"),
             "nothing was written, start again with: maskloom reproduce rnn-attention --out a",

@@ -243,13 +243,25 @@ def test_the_command_of_a_trial_says_all_that_it_did(run, inputs):
     assert again == stored
 
 
-def test_a_wrong_metric_ends_the_search_and_leaves_nothing(run, inputs):
-    def finetuning(recipe, **options):
-        raise UsageError("metric 'f2' is not one of accuracy")
+@pytest.mark.parametrize("error", [UsageError, ConfigError])
+def test_what_the_first_trial_refuses_ends_the_search_and_leaves_nothing(run, inputs, error):
+    """Regression: settings that suit no trial were failures of all, and the folder took no corrected command."""
 
-    with pytest.raises(UsageError, match="'f2'"):
-        run(finetuning, metric="f2")
+    def finetuning(recipe, **options):
+        calls.append(recipe)
+        raise error("data.max_length 128 exceeds the 80 tokens that base takes")
+
+    calls = []
+    with pytest.raises(ConfigError, match=r"^data\.max_length 128 exceeds the 80 tokens that base takes$"):
+        run(finetuning)
+    assert len(calls) == 1
     assert not list(inputs["out"].glob("*"))
+    assert run(Finetuning(), recipe=FinetuneRecipe(seed=3))["num_failed"] == 0
+
+
+def test_what_a_later_trial_refuses_is_its_failure(run):
+    result = run(Finetuning(failing=[3e-5], error=ConfigError("too long")))
+    assert [trial["name"] for trial in result["trials"]] == ["trial-003", "trial-001", "trial-002"]
 
 
 def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
@@ -264,6 +276,9 @@ def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
 
 
 def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
+    """Regression: with training.steps, trials that differed only in their epochs were the same run."""
+    stepped = validate_recipe(FinetuneRecipe, {"training": {"steps": 9}}, source="test")
+    epochs = {"training.epochs": ValueRange(1.0, 2.0)}
     for options, message in [
         ({"space": {"training.learning_rat": (1.0,)}}, "did you mean 'training.learning_rate'"),
         ({"space": {"training.batch_size": (8, 0)}}, "trial 2: training.batch_size = 0"),
@@ -273,6 +288,9 @@ def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
         ({"method": "optuna"}, "number of trials"),
         ({"method": "optuna", "num_trials": 2, "space": {}}, "something to search"),
         ({"reading": ReadingOptions(format="rte"), "recipe": FinetuneRecipe(task="single")}, "rte is a pair task"),
+        ({"recipe": stepped, "space": {"training.epochs": (1.0, 2.0)}}, "trial 1: training.epochs: training.steps = 9"),
+        ({"recipe": stepped, "space": GRIDS["paper"]}, "training.steps = 9 is also set; use only one of them"),
+        ({"recipe": stepped, "method": "optuna", "num_trials": 2, "space": epochs}, "first trial: training.epochs: "),
     ]:
         with pytest.raises(ConfigError, match=message):
             run(Finetuning(), **options)

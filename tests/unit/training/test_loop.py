@@ -115,7 +115,7 @@ def test_training_learns_and_is_the_same_twice() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
 def test_the_schedule_scales_both_rates_and_heads_have_their_own(optimizer: str) -> None:
     """One step from the same gradients: heads move as if all had their rate, the rest as if all had the other."""
-    base = TrainingSection(steps=4, warmup_ratio=0.0, max_grad_norm=None, optimizer=optimizer, learning_rate=1e-3)
+    base = TrainingSection(steps=4, warmup_ratio=0.0, max_grad_norm=0.0, optimizer=optimizer, learning_rate=1e-3)
 
     def trained(**rates: float):
         settings = base.model_copy(update=rates)
@@ -140,7 +140,7 @@ def test_the_schedule_scales_both_rates_and_heads_have_their_own(optimizer: str)
 
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
 def test_equal_rates_train_as_one(optimizer: str) -> None:
-    plain = TrainingSection(steps=5, learning_rate=3e-3, optimizer=optimizer, max_grad_norm=None)
+    plain = TrainingSection(steps=5, learning_rate=3e-3, optimizer=optimizer, max_grad_norm=0.0)
     state, _ = _run(plain)
     again, _ = _run(plain.model_copy(update={"head_learning_rate": 3e-3}))
     for a, b in zip(state.model.parameters(), again.model.parameters(), strict=True):
@@ -226,7 +226,7 @@ def test_a_loss_that_is_not_finite_is_never_stepped() -> None:
 
 
 def test_clipping_is_by_the_norm_of_all_gradients_together() -> None:
-    def clipped(limit: float | None) -> tuple[float, float]:
+    def clipped(limit: float) -> tuple[float, float]:
         """Return the gradient norm that a step reports, and the norm of the gradients that it leaves."""
         settings = TrainingSection(steps=1, max_grad_norm=limit)
         state = TrainState.fresh(_model(), settings)
@@ -236,7 +236,7 @@ def test_clipping_is_by_the_norm_of_all_gradients_together() -> None:
         gradients = [gradient.flatten() for gradient in _gradients(state.model).values()]
         return report.gradient_norm, float(torch.linalg.vector_norm(torch.cat(gradients)))
 
-    norm, left = clipped(None)
+    norm, left = clipped(0.0)
     assert norm == pytest.approx(left, rel=1e-5)
     assert clipped(0.5 * norm) == (norm, pytest.approx(0.5 * norm, rel=1e-4))
     assert clipped(2.0 * norm) == (norm, pytest.approx(norm, rel=1e-5))
@@ -268,7 +268,7 @@ def test_a_step_reads_once_from_its_device(
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "bert_adam"])
-@pytest.mark.parametrize("limit", [None, 0.1, 1e9])
+@pytest.mark.parametrize("limit", [0.0, 0.1, 1e9])
 def test_steps_launched_before_their_loss_is_read_are_the_same(monkeypatch, optimizer, limit):
     """As on a GPU, bit for bit; a step whose loss is not finite changes nothing, and later steps count as before."""
     settings = TrainingSection(steps=4, learning_rate=1e-2, optimizer=optimizer, max_grad_norm=limit)

@@ -5,17 +5,21 @@ import json
 import numpy as np
 import pytest
 import torch
+from tests.unit.inference.generators import SIZES, generator_folder
+from tests.unit.inference.generators import WORDS as NUMBERS
 
-from maskloom.checkpoints.huggingface import save_model
+from maskloom.checkpoints.huggingface import read_config, save_model
 from maskloom.checkpoints.published.sentence_transformers import SentenceModules, read_modules, write_modules
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
+from maskloom.models.bart_config import BartConfig
 from maskloom.models.bert import BertConfig
+from maskloom.models.marian_config import MarianConfig
 from maskloom.runs.convert import conversion_lines, convert
 from maskloom.runs.export import describe_vectors
 from maskloom.system.files import write_json
-from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
@@ -141,6 +145,37 @@ def test_a_model_folder_gets_the_files_for_its_vectors(tmp_path, encoder):
     write_json(folder / "maskloom.json", {"max_length": 7})
     describe_vectors(folder, "mean")
     assert read_modules(folder) == SentenceModules("mean", False, 7)
+
+
+@pytest.mark.parity
+def test_no_folder_promises_vectors_that_sentence_transformers_computes_otherwise(tmp_path):
+    """Regression: it pools the decoder of a BART that generates text, and runs no Marian without a decoder's input."""
+    transformers = pytest.importorskip("transformers")
+    generating = generator_folder(tmp_path / "bart", "bart")
+    with pytest.raises(ConfigError, match=r"states of a BART's decoder, .* use `maskloom embed --pooling mean`"):
+        describe_vectors(generating, "mean")
+    published = {"architectures": ["BartModel"], "transformers_version": "5.0"}
+    write_json(generating / "config.json", read_config(generating) | published)
+    with pytest.raises(ConfigError, match="states of a BART's decoder"):
+        describe_vectors(generating, "mean")
+    assert not (generating / "modules.json").exists()
+
+    for kind in (BartConfig, MarianConfig):
+        config = kind(vocab_size=13, max_position_embeddings=80, initializer_range=0.5, **SIZES).with_marks(0, 2, 3)
+        folder = tmp_path / kind.__name__
+        save_model(build_model(config, (), seed=3), folder)
+        WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *NUMBERS])).save(folder)
+        model, ids = transformers.AutoModel.from_pretrained(folder).eval(), torch.tensor([[2, 5, 6, 3]])
+        if kind is MarianConfig:
+            with pytest.raises(ConfigError, match="computes no vectors of a Marian"):
+                describe_vectors(folder, "mean")
+            with pytest.raises(ValueError, match="decoder_input"):
+                model(ids)
+        else:
+            describe_vectors(folder, "mean")
+            with torch.no_grad():
+                expected = model(ids).last_hidden_state[0].mean(0)
+            np.testing.assert_allclose(Predictor.load(folder).encode(["one two"])[0], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
