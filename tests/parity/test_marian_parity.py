@@ -86,15 +86,19 @@ def test_theirs_opens_here_and_writes_the_same(tmp_path):
         init_std=0.3,
     )
     peer = transformers.MarianMTModel(config).eval()
-    peer.final_logits_bias.normal_()
+    peer.final_logits_bias.normal_().sub_(20)
+    with torch.no_grad():  # as in published models, in which padding has a logit of 0 and is forbidden
+        peer.model.shared.weight[PAD] = peer.final_logits_bias[0, PAD] = 0
     peer.save_pretrained(tmp_path)
+    content = {**json.loads((tmp_path / "config.json").read_text()), "extra_pos_embeddings": 99}
+    (tmp_path / "config.json").write_text(json.dumps(content))
     model, _ = load_model(tmp_path)
     agree(model.eval(), peer)
     ids, mask = texts((20, 7, 2), 3)
     with torch.inference_mode():
         hidden, layout = read(model, ids, mask)
         found = decode_sources(model, hidden, layout, Generation(temperature=0.0, max_tokens=15), begin=[PAD], end=END)
-    how = {"max_new_tokens": 15, "num_beams": 1, "do_sample": False}
+    how = {"max_new_tokens": 15, "num_beams": 1, "do_sample": False, "bad_words_ids": [[PAD]]}
     theirs = peer.generate(input_ids=ids, attention_mask=mask.long(), **how)
     for text, row in zip(found, theirs.tolist(), strict=True):
         assert text.token_ids == row[1 : row.index(END)]

@@ -66,7 +66,7 @@ def decode_sources(
         for number, length in zip(numbers, layout.sizes.tolist(), strict=True)
     ]
     forces_end = getattr(model.config, "forced_eos_token_id", None) == end
-    choose = Choice(end, (), settings, numbers, steps, forces_end)
+    choose = Choice(end, model.config.never_generated, settings, numbers, steps, forces_end)
     decoder = SourceDecoder(model, hidden, layout, len(begin) + max(num_steps), settings.beam or 1)
     return found_by(decoder, [begin] * len(num_steps), choose, num_steps)
 

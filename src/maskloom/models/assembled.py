@@ -67,6 +67,7 @@ class EncoderWithHeads(nn.Module):
         initialize(word, std=config.initializer_range, seed=seed, prefix="encoder.embeddings.word.", rules=rules)
         num_kept = min(vocab_size, len(old))
         word.weight[:num_kept] = old[:num_kept]
+        word.weight.requires_grad_(old.requires_grad)
         self.encoder.config = config
         self.encoder.embeddings.word = word
         for head in self._tied_heads():

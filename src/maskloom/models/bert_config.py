@@ -52,6 +52,13 @@ class BertConfig(ModelConfig):
         "rotary_value": (False, None),
     }
 
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_width_is_no_option(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("embedding_size") == values.get("hidden_size", 768):
+            return {key: value for key, value in values.items() if key != "embedding_size"}
+        return values
+
     @model_validator(mode="after")
     def _heads_have_pairs(self) -> Self:
         if self.rotary and (size := self.hidden_size // self.num_attention_heads) % 2:

@@ -29,7 +29,7 @@ class MarianConfig(BartConfig):
     has_sinusoids: ClassVar[bool] = True
     model_types: ClassVar = ("marian", "maskloom_marian_crf")
     required_values: ClassVar = {
-        **BartConfig.required_values,
+        **{key: values for key, values in BartConfig.required_values.items() if key != "extra_pos_embeddings"},
         "normalize_embedding": (False, None),
         "static_position_embeddings": (True, None),
         "share_encoder_decoder_embeddings": (True, None),
@@ -42,6 +42,11 @@ class MarianConfig(BartConfig):
         if self.source_vocab_size is not None:
             raise ValueError("source_vocab_size: only a BART has a source encoder")
         return self
+
+    @property
+    def never_generated(self) -> tuple[int, ...]:
+        """Padding: published models give it a logit of 0, however low the others are, and forbid it."""
+        return () if self.pad_token_id in (None, self.eos_token_id) else (self.pad_token_id,)
 
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:

@@ -121,6 +121,11 @@ class ModelConfig(BaseModel):
         """The token that a decoder of this model reads before every target; None if the model does not fix one."""
         return getattr(self, "decoder_start_token_id", None)
 
+    @property
+    def never_generated(self) -> tuple[int, ...]:
+        """Tokens that a decoder of this model does not generate."""
+        return ()
+
     def with_sources(self, vocab_size: int, num_layers: int | None = None) -> Self:
         """Return a copy with a separate vocabulary for sources, read by `num_layers` extra encoder layers if supported.
 

@@ -44,8 +44,8 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors
     (whole or sharded), a TensorFlow 1 checkpoint, or pytorch_model.bin; if there are several, the first in this
     order is used. It may also be the weight file itself, a checkpoint's prefix, or a folder with ELMo's options.json
-    and HDF5 file. Heads are kept. Raises ConfigError if `out` holds something or the tokenizer cannot lower-case, DataError
-    with everything that does not fit: tensors, vocabulary and configuration.
+    and HDF5 file. Heads are kept. Raises ConfigError if `out` holds something or the tokenizer cannot lower-case, and
+    DataError with everything that does not fit: tensors, vocabulary and configuration.
     """
     source, out = Path(source), Path(out)
     check_new_folder(out)

@@ -80,7 +80,9 @@ def test_a_resized_vocabulary_keeps_its_rows_and_its_tie(size):
     model.heads["mlm"].bias.data.normal_()
     before = model.encoder.word_embeddings.detach().clone()
     bias = model.heads["mlm"].bias.detach().clone()
+    model.encoder.word_embeddings.requires_grad_(size == 99)
     model.resize_vocabulary(size, seed=2)
+    assert model.encoder.word_embeddings.requires_grad == (size == 99)
     kept = min(size, 99)
     assert model.config.vocab_size == size
     assert torch.equal(model.encoder.word_embeddings[:kept], before[:kept])

@@ -51,6 +51,11 @@ def test_what_is_written_reads_back():
     assert BertConfig.from_published(config.as_published(), "x") == config
 
 
+def test_embeddings_as_wide_as_the_layers_are_no_option():
+    assert BertConfig(hidden_size=24, embedding_size=24) == BertConfig(hidden_size=24)
+    assert BertConfig(embedding_size=768).as_published()["model_type"] == "bert"
+
+
 @pytest.mark.parametrize(
     ("options", "model_type"),
     [

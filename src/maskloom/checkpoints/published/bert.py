@@ -154,9 +154,11 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 def _rows(config: BertConfig, heads: Sequence[str]) -> list[TensorName]:
     rows = model_names(config.num_hidden_layers, heads)
-    if config.embedding_size not in (None, config.hidden_size):
-        rows += _PROJECTION
-    rows += [*(_FINAL_NORM if config.pre_norm else ()), *(_TOP if config.bilstm else ())]
+    rows += [
+        *(_PROJECTION if config.embedding_size else ()),
+        *(_FINAL_NORM if config.pre_norm else ()),
+        *(_TOP if config.bilstm else ()),
+    ]
     return [row for row in rows if not (config.rotary and row.ours == "encoder.embeddings.position.weight")]
 
 

@@ -53,13 +53,14 @@ class SentenceModules:
         return replace(self, pooling=pooling or self.pooling, normalizes=normalizes, unsupported="")
 
     def vectors(self, hidden: Tensor, lengths: Tensor) -> Tensor:
-        """Return one vector per text, (texts, hidden), from packed token vectors (tokens, hidden)."""
+        """Return one vector per text, (texts, hidden), from packed token vectors (tokens, hidden); 0 without tokens."""
         hidden = hidden.float()
         if self.pooling == "cls":
-            vectors = hidden[lengths.cumsum(0) - lengths]
+            vectors = F.pad(hidden, (0, 0, 0, 1))[lengths.cumsum(0) - lengths]
         else:
             # unsafe: skip a check of the lengths, which are correct, for which the CPU would wait for the GPU
             vectors = torch.segment_reduce(hidden, self.pooling, lengths=lengths, unsafe=True)
+        vectors = vectors.masked_fill((lengths == 0).unsqueeze(1), 0.0)
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
 
 

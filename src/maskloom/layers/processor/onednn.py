@@ -172,7 +172,12 @@ class Packable(nn.Module):
         return self.bias
 
     def pack(self) -> None:
-        """Pack a copy of the weight for use without gradients; it is valid until the weight changes."""
+        """Pack a copy of the weight for use without gradients; it is valid until the weight changes.
+
+        A tensor made in inference mode is left as it is: whether it has changed cannot be told.
+        """
+        if self.weight.is_inference():
+            return
         packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
         self._packed = packed, self.weight, self.weight._version
 

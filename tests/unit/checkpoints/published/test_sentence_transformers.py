@@ -264,3 +264,11 @@ def test_a_converted_model_makes_the_same_vectors(tmp_path, prefix):
     assert (after.modules.pooling, after.modules.normalizes, after.max_length) == ("max", True, 9)
     np.testing.assert_array_equal(after.encode(TEXTS), before.encode(TEXTS))
     assert "vectors" not in "\n".join(conversion_lines(convert(write_encoder(tmp_path / "plain"), tmp_path / "second")))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
+@pytest.mark.parametrize("lengths", [[2, 0], [0, 2, 0], [0]])
+def test_a_text_without_tokens_has_a_vector_of_zeros(pooling, lengths):
+    modules = SentenceModules(pooling=pooling, normalizes=True)
+    vectors = modules.vectors(torch.ones(sum(lengths), 4), torch.tensor(lengths))
+    assert vectors.tolist() == [[0.5 if length else 0.0] * 4 for length in lengths]

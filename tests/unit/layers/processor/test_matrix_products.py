@@ -169,6 +169,14 @@ def test_a_packed_weight_is_left_aside_once_the_weight_changes_or_learns(packed)
             assert not packed.is_packed_for(x)
 
 
+def test_a_weight_made_in_inference_mode_is_not_packed(packed):
+    with torch.inference_mode():
+        packed.weight, packed._packed = torch.nn.Parameter(packed.weight.clone()), None
+        packed.pack()
+        assert packed(torch.ones(2, packed.weight.shape[1])).isfinite().all()
+    assert packed._packed is None
+
+
 def test_a_layer_with_a_packed_weight_can_be_copied(packed):
     copied = copy.deepcopy(packed)
     x = torch.randn(5, 96)
