@@ -193,7 +193,7 @@ def test_an_empty_line_of_a_file_is_named(run, tmp_path):
         str(tmp_path / "o.jsonl"),
     ]
     result = CliRunner().invoke(app, arguments)
-    assert "p.txt: line 2: empty source" in f"{result.output} {result.exception}"
+    assert "p.txt: line 2: empty prompt or source" in f"{result.output} {result.exception}"
     assert not (tmp_path / "o.jsonl").exists()
 
 

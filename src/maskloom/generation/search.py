@@ -64,7 +64,7 @@ class Generation:
             if value is None and name in ("top_k", "beam"):
                 continue
             if type(value) is not int or not smallest <= value < 2**63:
-                raise ConfigError(f"{name} {value!r:.80}: expected a whole number of at least {smallest}")
+                raise ConfigError(f"{name} {value!r:.80}: expected a whole number of at least {smallest}, below 2^63")
         if (self.beam or 0) > MOST_BEAMS:
             raise ConfigError(f"beam {self.beam}: expected a whole number of at most {MOST_BEAMS:,}")
         for name, largest, rule in _RANGES:

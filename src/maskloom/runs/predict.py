@@ -51,8 +51,9 @@ def predict(
     sorted by length only within a window of a few thousand rows or a few megabytes, so memory is bounded. The output
     appears under its name once it is complete; a pipe is written to directly. Several models predict as an ensemble,
     whose probabilities or logits are averaged. `csv_safe` puts an apostrophe before .csv cells that a spreadsheet would
-    evaluate as a formula. Labels in the input are ignored, and a blank line of a .txt counts as an empty text. Raises
-    ConfigError for a model without a task head, DataError for a wrong file or one without a usable row.
+    evaluate as a formula. Labels in the input are ignored, and a blank line of a .txt counts as an empty text, but as
+    a bad row if the model generates text. Raises ConfigError for a model without a task head, DataError for a wrong
+    file or one without a usable row.
     """
     source, target = Path(input), Path(output)
     check_place(source, target)

@@ -203,6 +203,11 @@ def test_wrong_settings_are_named(values):
         Generation(**values)
 
 
+def test_the_largest_seed_is_named():
+    with pytest.raises(ConfigError, match=r"seed 9223372036854775808: expected .* at least 0, below 2\^63"):
+        Generation(seed=2**63)
+
+
 def test_a_search_draws_nothing():
     with pytest.raises(ConfigError, match="beam = 2 with temperature, top_k: beam search does not sample"):
         Generation(beam=2, temperature=0.5, top_k=4)

@@ -171,6 +171,6 @@ def test_sources_are_read_as_in_fine_tuning(model: Path, tmp_path: Path) -> None
     assert reading_of_sources(path, None, {"kind": "single", "reading": stored}).options.text_column is None
     lines = tmp_path / "a.de"
     lines.write_text("ein Mann\n\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.de: line 2: empty source"):
+    with pytest.raises(DataError, match=r"a\.de: line 2: empty prompt or source"):
         look_at_sources(model, lines, ReadingOptions())
     look_at_sources(model, lines, ReadingOptions(on_bad_rows="skip"))

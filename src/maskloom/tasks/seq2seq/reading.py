@@ -123,7 +123,7 @@ def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
 
 def _example(row: Row) -> Source:
     source, *target = (str(part) for part in row.fields)
-    for what, text in (("source", source), *(("target", text) for text in target)):
+    for what, text in (("source" if target else "prompt or source", source), *(("target", text) for text in target)):
         row_text(text, f"the {what}", empty=f"empty {what}")
     return Source(text=source, pair=None, label=target[0].strip() if target else None, line=row.line)
 
