@@ -13,7 +13,7 @@ from maskloom.checkpoints.published.elmo import OPTIONS, published_elmo, publish
 from maskloom.checkpoints.published.sentence_transformers import MODULES
 from maskloom.checkpoints.tensor_bundle import INDEX_END, open_bundle
 from maskloom.checkpoints.tensor_files import INDEX, PICKLED, WEIGHTS, StoredTensor, open_weights
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import HEADS
@@ -22,6 +22,7 @@ from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.tokenizer_files import holds_capitals
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 _NUM_SHOWN = 6
 _OF_LABELS = ("id2label", "label2id", "problem_type")
@@ -43,8 +44,8 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors
     (whole or sharded), a TensorFlow 1 checkpoint, or pytorch_model.bin; if there are several, the first in this
     order is used. It may also be the weight file itself, a checkpoint's prefix, or a folder with ELMo's options.json
-    and HDF5 file. Heads are kept. Raises ConfigError if `out` holds something, DataError with everything that does not
-    fit: tensors, vocabulary and configuration.
+    and HDF5 file. Heads are kept. Raises ConfigError if `out` holds something or the tokenizer cannot lower-case, and
+    DataError with everything that does not fit: tensors, vocabulary and configuration.
     """
     source, out = Path(source), Path(out)
     check_new_folder(out)
@@ -141,8 +142,12 @@ def _opened(found: _Source) -> tuple[EncoderWithHeads, LoadReport, Tokenizer]:
 def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: bool | None) -> tuple[bool, str]:
     """Return whether text is lower-cased and what says so; raises DataError if the sources of this disagree.
 
-    The published code also refuses a model if its folder's name contradicts its setting.
+    The published code also refuses a model if its folder's name contradicts its setting. Raises ConfigError if text is
+    to be lower-cased by a tokenizer that does not do so.
     """
+    can_lower = isinstance(tokenizer, WordPieceTokenizer) or bool(tokenizer.vocabulary.suffix)
+    if given and not can_lower:
+        raise ConfigError(f"--uncased: the tokenizer of {folder} keeps the case of a text, as its model was trained")
     if given is not None:
         return given, "as given"
     name = folder.resolve().name
@@ -153,6 +158,7 @@ def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: boo
         "do_lower_case of the configuration": config.get("do_lower_case"),
         f"the folder's name, {name}": named and named[0].lower() == "uncased",
         "a vocabulary with capital letters": False if holds_capitals(tokenizer.vocabulary) else None,
+        "a tokenizer that keeps case": None if can_lower else False,
     }
     known = {source: value for source, value in said.items() if isinstance(value, bool)}
     if len(set(known.values())) > 1:
