@@ -42,7 +42,7 @@ from maskloom.system.files import naming_disk, sync
 from maskloom.system.folder_lock import folder_lock
 from maskloom.system.worker_processes import ONE_PROCESS, Work, results
 from maskloom.text.sentences import check_language
-from maskloom.text.tokenizer import Tokenizer
+from maskloom.text.tokenizer import TARGETS, TOKEN_FILES, Tokenizer
 
 SHARD_TOKENS = 1 << 22
 MAX_SHARD_BYTES = 1 << 26
@@ -218,6 +218,10 @@ def _building(out: Path) -> Iterator[None]:
         # a killed build may have left large temporary files
         for folder in (out, out / SHARD_FOLDER, out / BUILDING_FOLDER):
             _remove_temporaries(folder)
+        # an unfinished build may have had another kind of tokenizer
+        for name in (*TOKEN_FILES, "merges.txt"):
+            (out / name).unlink(missing_ok=True)
+        shutil.rmtree(out / TARGETS, ignore_errors=True)
         with naming_disk(out):
             yield
 

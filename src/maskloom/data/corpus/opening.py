@@ -51,13 +51,16 @@ class Corpus:
     def open(cls, folder: str | Path, *, verify: bool = True) -> Corpus:
         """Open a corpus folder after comparing its files with the manifest; `verify=False` compares sizes only.
 
-        Raises DataError, naming the files that are missing, truncated or changed, and for an unfinished corpus or a
-        newer format.
+        Raises DataError, naming the files that are missing, truncated or changed, and for an unfinished corpus, a newer
+        format or a tokenizer other than the one that made the ids.
         """
         folder = Path(folder)
         manifest = read_manifest(folder)
         check_files(folder, manifest, sums=verify)
-        return cls(folder, manifest)
+        corpus = cls(folder, manifest)
+        if not corpus.tokenizer.identity().items() <= manifest["settings"].items():
+            raise DataError(f"{folder}: the ids are not those of the tokenizer in this folder; build the corpus again")
+        return corpus
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

@@ -76,6 +76,29 @@ def test_the_manifest_of_a_wordpiece_corpus_is_what_it_always_was(text: Path, tm
     assert digest == "5529909547ac111798776d60a5fe5dfbed192092e116a9986e87b46aa7bfd583"
 
 
+@pytest.mark.parametrize("has_targets", [False, True])
+def test_a_stopped_build_leaves_no_tokenizer_to_a_build_with_another(
+    text: Path, tmp_path: Path, byte_pairs, has_targets: bool
+) -> None:
+    bad, out = tmp_path / "bad.txt", tmp_path / "out"
+    bad.write_bytes(b"\xff\n")
+    first = replace(WORDPIECE, targets=WORDPIECE) if has_targets else WORDPIECE
+    with pytest.raises(DataError):
+        build(bad, first, out)
+    manifest = build(text, byte_pairs, out)
+    assert Corpus.open(out).tokenizer == byte_pairs
+    names = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert names == {"manifest.json", *manifest["files"]}
+
+
+def test_a_corpus_with_the_tokenizer_of_another_is_refused(text: Path, tmp_path: Path, byte_pairs) -> None:
+    out = tmp_path / "out"
+    build(text, byte_pairs, out)
+    WORDPIECE.vocabulary.save(out / "vocab.txt")  # which the manifest does not list
+    with pytest.raises(DataError, match="the ids are not those of the tokenizer in this folder"):
+        Corpus.open(out)
+
+
 def test_a_corpus_of_byte_pairs_holds_the_ids_of_its_tokenizer(text: Path, tmp_path: Path, byte_pairs) -> None:
     manifest = build(text, byte_pairs, tmp_path / "out")
     corpus = Corpus.open(tmp_path / "out")
