@@ -229,13 +229,13 @@ def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) 
 
     If embeddings start from word vectors, a sentence about them is appended to `told`.
     """
-    vocabulary = plan.tokenizer.of_targets.vocabulary
-    task, num_tokens = plan.task, len(vocabulary)
+    tokenizer = plan.tokenizer.of_targets
+    task, num_tokens = plan.task, len(tokenizer.vocabulary)
     heads, num_outputs, options = heads_of(plan.recipe, task, plan.config), task.num_outputs, task.head_options
     build = partial(build_model, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.recipe.model is not None:
         model = _learning(plan, build(plan.config))
-        sentences = take_word_vectors(model, plan.recipe.model, vocabulary)
+        sentences = take_word_vectors(model, plan.recipe.model, tokenizer)
         (told if told is not None else []).extend(sentences)
         return model
     model, _report = load_model(
