@@ -398,6 +398,24 @@ def test_weights_that_could_not_act_are_refused(task, more, message):
         recipe(task=task, class_weights="balanced", **more)
 
 
+def test_a_run_with_a_class_list_continues_from_another_directory(model_folder, data, tmp_path, monkeypatch):
+    train, dev = data("single", 24)
+    inputs = {"model": model_folder, "train": train, "dev": dev, "out": tmp_path / "run"}
+    (tmp_path / "labels.txt").write_text("good\nbad\nodd\n")
+    settings = recipe(training={"epochs": 1.0})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(settings, **inputs, reading=ReadingOptions(labels="labels.txt"), progress=_Stop("seed 0", 1))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    result = finetune(settings, **inputs, resume=True)
+    assert result["data"]["labels"] == ["good", "bad", "odd"]
+    assert finetune(settings, **inputs, reading=ReadingOptions(labels="../labels.txt"), resume=True) == result
+    (tmp_path / "labels.txt").write_text("good\nbad\nnew\n")
+    with pytest.raises(ConfigError, match=r"labels .*labels\.txt has changed since the start of this run"):
+        finetune(settings, **inputs, resume=True)
+
+
 def test_class_lists(model_folder, data, tmp_path):
     """A single label is refused; a label only in dev needs a label list; labels missing from train are reported."""
     train, dev = data("single", 24)
