@@ -394,9 +394,14 @@ def _toml_lines(values: dict[str, Any], prefix: str) -> list[str]:
             for item in value:
                 rows += ["", f"[[{name}]]", *_toml_lines(item, "")]
         else:
-            plain.append(f"{_toml_key(key)} = {json.dumps(value, ensure_ascii=False)}")
+            plain.append(f"{_toml_key(key)} = {_toml_value(value)}")
     return plain + tables + rows
 
 
 def _toml_key(key: str) -> str:
-    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else json.dumps(key)
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _toml_value(key)
+
+
+def _toml_value(value: Any) -> str:
+    # TOML allows neither surrogates, which ASCII needs for some characters, nor a plain DEL, which JSON leaves
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

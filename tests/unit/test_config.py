@@ -209,7 +209,9 @@ def test_what_a_caller_knows_more_is_said_with_the_place(tmp_path) -> None:
 
 
 def test_class_weights_with_odd_label_names_survive_toml(tmp_path) -> None:
-    recipe = FinetuneRecipe(class_weights={"not entailed": 2.0, "yes": 1.0})
+    weights = {"not entailed": 2.0, "yes": 1.0, "\U0001f600": 3.0, "\x7f": 4.0}
+    model = {"size": "tiny", "word_vectors": "\U0001f600\x7f.bin"}
+    recipe = load_recipe(FinetuneRecipe, {"class_weights": weights, "model": model})
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_toml(recipe), encoding="utf-8")
     assert load_recipe(FinetuneRecipe, path) == recipe

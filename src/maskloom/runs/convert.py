@@ -157,7 +157,7 @@ def _case(folder: Path, config: dict[str, Any], tokenizer: Tokenizer, given: boo
         "do_lower_case of tokenizer_config.json": settings.get("do_lower_case"),
         "do_lower_case of the configuration": config.get("do_lower_case"),
         f"the folder's name, {name}": named and named[0].lower() == "uncased",
-        "a vocabulary with capital letters": False if holds_capitals(tokenizer.vocabulary) else None,
+        "a vocabulary with capital letters": False if holds_capitals(tokenizer.vocabulary.tokens) else None,
         "a tokenizer that keeps case": None if can_lower else False,
     }
     known = {source: value for source, value in said.items() if isinstance(value, bool)}

@@ -243,7 +243,7 @@ def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | N
         tokenizer = Tokenizer.load(tokenizer_folder(folder))
     else:
         vocabulary = Vocabulary.load(folder)
-        tokenizer = WordPieceTokenizer(vocabulary, lowercase=not holds_capitals(vocabulary))
+        tokenizer = WordPieceTokenizer(vocabulary, lowercase=not holds_capitals(vocabulary.tokens))
     vocabulary = tokenizer.vocabulary
     specials = vocabulary.special.tokens
     ordinary = [vocabulary.bare(token) for token in vocabulary.tokens if token not in specials]

@@ -84,10 +84,12 @@ class LabelledFiles:
         more = {} if self.source_vocab is None else {"source_vocab": tokenizer_folder(Path(self.source_vocab))}
         return {"train": Path(self.train), "dev": Path(self.dev), **more}
 
-    def as_told(self, told: Mapping[str, Any], source_vocab: str | Path | None) -> LabelledFiles:
-        """Return the files with the reading, metric and vocabulary stored by a run, where this sets none of its own."""
-        vocab = self.source_vocab or source_vocab
-        reading = ReadingOptions(**told["reading"]) if self.reading == ReadingOptions() else self.reading
+    def as_told(self, told: Mapping[str, Any], paths: Mapping[str, str | Path]) -> LabelledFiles:
+        """Return the files with the inputs stored by a run and their `paths`, where this sets none of its own."""
+        vocab, reading = self.source_vocab or paths.get("source_vocab"), self.reading
+        if reading == ReadingOptions():
+            labels = {"labels": str(paths["labels"])} if "labels" in paths else {}
+            reading = ReadingOptions(**{**told["reading"], **labels})
         return replace(self, reading=reading, metric=self.metric or told["metric"], source_vocab=vocab)
 
 
@@ -128,10 +130,12 @@ def _finetune(
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    resume = resume or is_restarted(out)
+    resume, labels_told = resume or is_restarted(out), {}
     if resume and (out / "run.json").exists():
         content = described(out)
-        data = data.as_told(content["inputs"], content["paths"].get("source_vocab"))
+        data = data.as_told(content["inputs"], content["paths"])
+        if data.reading.labels is not None:  # the name that the run has for the file, which is compared by content
+            labels_told = {name: value for name, value in content["inputs"]["reading"].items() if name == "labels"}
     source, reading = source_of(recipe, model), data.reading
     plan = _prepare(with_task(recipe, reading), source, data, out, resume=resume, verify=verify)
     recipe, settings = plan.recipe, plan.settings
@@ -141,7 +145,7 @@ def _finetune(
     if section is not None and section.word_vectors is not None:
         paths["word_vectors"] = vectors_file(section.word_vectors)
     sums = input_sums(paths)
-    inputs = {**sums, "reading": reading.as_dict(), "metric": plan.task.primary}
+    inputs = {**sums, "reading": reading.as_dict() | labels_told, "metric": plan.task.primary}
     told = list[str]()
     about = model_line(initial_model(plan, recipe.seed, told), recipe)  # raises here, in time, if they do not fit
     ranks.rows(settings)

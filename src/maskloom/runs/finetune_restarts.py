@@ -120,6 +120,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     if plan.verify:
         verify_resuming(session)
     start = session.resume()
+    watch.recall()
     log.forget_after(session.name, start)
     steps = settings.steps if settings.minutes is None else 0  # unknown
     progress.begin(f"fine-tuning, seed {seed}", steps, start)
@@ -229,13 +230,13 @@ def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) 
 
     If embeddings start from word vectors, a sentence about them is appended to `told`.
     """
-    vocabulary = plan.tokenizer.of_targets.vocabulary
-    task, num_tokens = plan.task, len(vocabulary)
+    tokenizer = plan.tokenizer.of_targets
+    task, num_tokens = plan.task, len(tokenizer.vocabulary)
     heads, num_outputs, options = heads_of(plan.recipe, task, plan.config), task.num_outputs, task.head_options
     build = partial(build_model, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.recipe.model is not None:
         model = _learning(plan, build(plan.config))
-        sentences = take_word_vectors(model, plan.recipe.model, vocabulary)
+        sentences = take_word_vectors(model, plan.recipe.model, tokenizer)
         (told if told is not None else []).extend(sentences)
         return model
     model, _report = load_model(
@@ -345,8 +346,21 @@ class _DevWatch:
         kept = self._folder / "best"
         write_json(self._folder / BEST_STEP, {"step": entry["step"]})  # first: an extension must not start earlier
         save_model(model, kept, extra_config=self._plan.task.published_config)
-        write_json(self._folder / BEST_STEP, {"step": entry["step"], "sha256": saved_sum(kept)})
+        write_json(self._folder / BEST_STEP, {"step": entry["step"], "sha256": saved_sum(kept), "entry": entry})
         self.memory["best"] = entry
+
+    def recall(self) -> None:
+        """After a resume, remember the scores of the weights in `best`, which may be newer than the checkpoint's.
+
+        If a kill left weights there whose scores are unknown, no weights count as the best.
+        """
+        kept, path = self._folder / "best", self._folder / BEST_STEP
+        if self._ranks.is_first and kept.exists():  # a finished run has removed it
+            known = read_json_object(path) if path.exists() else {}
+            entry = known.get("entry", self.memory.pop("best", None))
+            is_whole = all((kept / name).exists() for name in (CONFIG, WEIGHTS))
+            if entry and is_whole and known.get("sha256") == saved_sum(kept):
+                self.memory["best"] = entry
 
     def is_enough(self) -> bool:
         """Return whether the last `patience` evaluations brought no improvement."""

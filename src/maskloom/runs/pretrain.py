@@ -177,7 +177,7 @@ def initial_model(recipe: PretrainRecipe, corpus: Corpus, init: Path | None) -> 
     config = start_config(recipe, corpus.tokenizer, init)
     if init is None:
         model = build_model(config, heads=heads_of(recipe, config), seed=recipe.seed)
-        return model, take_word_vectors(model, recipe.model, corpus.vocabulary)
+        return model, take_word_vectors(model, recipe.model, corpus.tokenizer)
     model, report = load_model(init, heads=heads_of(recipe, config), seed=recipe.seed)
     return model, _new_parts(report)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,7 @@ def rerun(
     if isinstance(recipe, PretrainRecipe):
         pretrain(recipe, corpus=paths["corpus"], init=paths.get("init"), out=out, resume=resume, progress=progress)
     else:
-        data = LabelledFiles(paths["train"], paths["dev"]).as_told(content["inputs"], paths.get("source_vocab"))
-        if "labels" in paths:
-            data = replace(data, reading=replace(data.reading, labels=str(paths["labels"])))
+        data = LabelledFiles(paths["train"], paths["dev"]).as_told(content["inputs"], paths)
         finetune(recipe, model=paths["model"], data=data, out=out, resume=resume, progress=progress)
     return _compared(model, out)
 

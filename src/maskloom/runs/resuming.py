@@ -36,7 +36,7 @@ from maskloom.training.settings import Extension, TrainingSection
 from maskloom.training.state import StepReport
 
 BEST_STEP = "best.json"
-"""Step and checksum of the best weights of a fine-tuning seed; stored next to its checkpoints."""
+"""Step, checksum and scores of the best weights of a fine-tuning seed; stored next to its checkpoints."""
 
 RecipeT = TypeVar("RecipeT", PretrainRecipe, FinetuneRecipe)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import maskloom
 from maskloom.config import Section, load_recipe, recipe_toml
 from maskloom.errors import ConfigError, DataError
-from maskloom.system.files import file_sha256, remove_tree, write_json, write_text
+from maskloom.system.files import file_sha256, remove_left, write_json, write_text
 from maskloom.system.folder_lock import LOCK, refuse_if_in_use
 from maskloom.system.foreign_files import check_name, check_regular, read_json_object, shown_name
 from maskloom.system.launch import is_first_process, is_restarted, num_processes
@@ -77,7 +77,7 @@ def prepare_run_folder(
         _check_inputs(out, inputs, places)
         for path in [path for pattern in _HALF_WRITTEN for path in out.rglob(pattern)]:
             with suppress(OSError):
-                remove_tree(path) if path.is_dir() else path.unlink()
+                remove_left(path)
         if has_changed:
             before_change()
             (out / METRICS).unlink(missing_ok=True)

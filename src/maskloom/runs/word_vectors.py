@@ -8,18 +8,21 @@ from maskloom.errors import ConfigError, amount
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.model_config import ModelSection
 from maskloom.runs.words import open_vectors
-from maskloom.text.vocabulary import Vocabulary
+from maskloom.text.normalization import whole_word
+from maskloom.text.tokenizer import Tokenizer
 
 
-def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary: Vocabulary) -> list[str]:
+def take_word_vectors(model: EncoderWithHeads, section: ModelSection, tokenizer: Tokenizer) -> list[str]:
     """Copy word vectors into the embeddings of the tokens that are these words; return sentences to report.
 
-    Tokens are looked up as they are, then in the case in which they are most frequent. Special tokens, pieces that
+    Tokens are looked up as they are, then in the case in which they are most frequent. An uncased tokenizer's are then
+    looked up as the most frequent word that it turns into them, such as one with accents. Special tokens, pieces that
     continue a word, and words without a vector keep their values. Raises ConfigError for vectors of another width, and
     if no token has a vector.
     """
     if section.word_vectors is None:
         return []
+    vocabulary = tokenizer.vocabulary
     vectors, table = open_vectors(section.word_vectors), model.encoder.word_embeddings
     (size, width), folded = (vectors.matrix.shape[1], table.shape[1]), dict[str, int]()
     if size != width:
@@ -29,6 +32,8 @@ def take_word_vectors(model: EncoderWithHeads, section: ModelSection, vocabulary
         )
     for row, word in enumerate(vectors.words):
         folded.setdefault(word.lower(), row)
+    for row, word in enumerate(vectors.words if tokenizer.lowercase else ()):
+        folded.setdefault(whole_word(word, lowercase=True), row)
     rows, special = dict[int, int](), vocabulary.special.tokens
     for place, token in enumerate(vocabulary.tokens):
         is_word = vocabulary.is_border[place] and token not in special

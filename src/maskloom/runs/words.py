@@ -20,6 +20,8 @@ from maskloom.system.fault_points import fault_point
 from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import check_name, read_json_object, read_json_value, why_changed
+from maskloom.text.normalization import whole_word
+from maskloom.text.tokenizer_files import holds_capitals
 from maskloom.text.vocabulary import SPECIAL_TOKENS
 from maskloom.text.word_vectors import Form, WordVectors, read_vectors, write_vectors
 from maskloom.training.events import EventLog
@@ -134,7 +136,9 @@ def _prepare(
     progress.end()
     pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
-    tokens = dict.fromkeys((*SPECIAL_TOKENS, *vocabulary.words))
+    lowercase = not holds_capitals(vocabulary.words)
+    forms = (whole_word(word, lowercase=lowercase) for word in vocabulary.words)  # without accents, if uncased
+    tokens = dict.fromkeys((*SPECIAL_TOKENS, *forms))
     write_text(out / "vocab.txt", "".join(f"{token}\n" for token in tokens))  # a vocabulary of whole words for models
     fault_point("words.prepared")
     write_json(out / _PREPARED, {name: fingerprint(out / name) for name in _KEPT})

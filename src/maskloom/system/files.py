@@ -121,7 +121,7 @@ def replacing_folder(final: Path) -> Iterator[Path]:
     for left in final.parent.glob(f".{escape(final.name)}.tmp-*"):
         process = left.name.rpartition("-")[2]
         if process.isdigit() and (int(process) == os.getpid() or not is_running(int(process))):
-            remove_tree(left)
+            remove_left(left)
     temporary.parent.mkdir(parents=True, exist_ok=True)
     with taking_the_place(temporary, final, former):
         yield temporary
@@ -151,6 +151,17 @@ def taking_the_place(temporary: Path, final: Path, former: Path) -> Iterator[Non
             if temporary.exists():
                 remove_tree(temporary)
         raise
+
+
+def remove_left(left: Path) -> None:
+    """Remove what a killed process was writing; if it had already renamed the older folder, that gets its name back."""
+    name, is_older, _ = left.name.removeprefix(".").rpartition(".tmp-old-")
+    if is_older and name and not left.with_name(name).exists():
+        rename(left, left.with_name(name))
+    elif left.is_dir():
+        remove_tree(left)
+    else:
+        left.unlink()
 
 
 def copy_files(source: Path, target: Path) -> None:

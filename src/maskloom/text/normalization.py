@@ -88,6 +88,12 @@ def words(text: str, *, lowercase: bool) -> list[str]:
     return [word for word, _, _ in words_with_offsets(text, lowercase=lowercase)]
 
 
+def whole_word(word: str, *, lowercase: bool) -> str:
+    """Return a word as `words` finds it, or unchanged where that finds several words or none."""
+    found = words(word, lowercase=lowercase)
+    return found[0] if len(found) == 1 else word
+
+
 def words_with_offsets(text: str, *, lowercase: bool) -> list[tuple[str, int, int]]:
     """Split text into (word, start, end), where `text[start:end]` is the source of the word.
 

@@ -59,7 +59,7 @@ def read_settings(folder: str | Path) -> dict[str, Any]:
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
     lowercase = config.get("do_lower_case", normalizer.get("lowercase"))
     if lowercase is None:
-        lowercase = not holds_capitals(Vocabulary.load(folder))
+        lowercase = not holds_capitals(Vocabulary.load(folder).tokens)
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
     compatibility = config.get("maskloom_compatibility", by_file)
@@ -85,9 +85,9 @@ def read_object(folder: Path, name: str, *, limit: int = MAX_JSON_BYTES) -> dict
     return {} if path is None else read_json_object(path, limit=limit)
 
 
-def holds_capitals(vocabulary: Vocabulary) -> bool:
-    """Return whether any token other than bracketed ones has a capital letter, so that the vocabulary is cased."""
-    return any(token != token.lower() for token in vocabulary.tokens if not token.startswith("["))
+def holds_capitals(tokens: Iterable[str]) -> bool:
+    """Return whether any token other than bracketed ones has a capital letter, so that a vocabulary is cased."""
+    return any(token != token.lower() for token in tokens if not token.startswith("["))
 
 
 def _compatibility(path: Path, library: dict[str, Any]) -> str:

@@ -104,10 +104,12 @@ def test_what_killed_processes_were_writing_goes_and_all_else_stays(tmp_path) ->
     out = tmp_path / "run"
     prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=False)
     kept, gone = (
-        ["model/vocab.txt", "a.tmp", "checkpoints/step-00000001.tmp-1/x"],
+        ["model/vocab.txt", "restarts/seed-0/best/x", "a.tmp", "checkpoints/step-00000001.tmp-1/x"],
         [
             "model/.vocab.txt.99.abc.tmp",
             "model/.model.safetensors.tmp-99",
+            "restarts/seed-0/.best.tmp-old-99/x",
+            "restarts/seed-1/.best.tmp-old-99/x",
             ".metrics.json.99.x.tmp",
             "checkpoints/.phase-1.verify/checkpoints/x",
         ],
@@ -118,6 +120,7 @@ def test_what_killed_processes_were_writing_goes_and_all_else_stays(tmp_path) ->
     assert prepare_run_folder(out, PretrainRecipe(), inputs={}, resume=True) is True
     assert all((out / name).exists() for name in kept)
     assert not any((out / name).exists() for name in gone)
+    assert (out / "restarts/seed-1/best/x").exists()  # the kill left neither this nor a new one
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"inputs": 3}', '{"inputs": {}}', None])

@@ -21,14 +21,17 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.runs.rerun import rerun
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import train_words
+from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import BART_TOKENS, SPECIAL_TOKENS, Vocabulary
 from maskloom.text.word_vectors import read_vectors, write_vectors
+from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 from maskloom.words.settings import WordsRecipe
 
 WORDS = ["The", "good", "bad"]
 MATRIX = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
 VOCABULARY = Vocabulary([*SPECIAL_TOKENS, "the", "good", "##good", "film"])
+TOKENIZER = WordPieceTokenizer(VOCABULARY)
 
 
 @pytest.fixture
@@ -47,30 +50,44 @@ def test_embeddings_of_words_are_their_vectors_and_others_stay(architecture: str
     plain = section(None, architecture=architecture)
     config = config_of(plain, vocab_size=len(VOCABULARY))
     model, fresh = (build_model(config, heads=(), seed=1) for _ in range(2))
-    (told,) = take_word_vectors(model, section(vectors, architecture=architecture), VOCABULARY)
+    (told,) = take_word_vectors(model, section(vectors, architecture=architecture), TOKENIZER)
     assert told == f"embeddings of 2 of the vocabulary's 9 tokens come from {vectors}; the other 7 are random"
     changed = (model.encoder.word_embeddings != fresh.encoder.word_embeddings).any(1)
     assert [VOCABULARY.tokens[place] for place in changed.nonzero().flatten()] == ["the", "good"]
     assert np.array_equal(model.encoder.word_embeddings[5:7].detach().numpy(), MATRIX[:2])
-    assert take_word_vectors(fresh, plain, VOCABULARY) == []
+    assert take_word_vectors(fresh, plain, TOKENIZER) == []
     assert architecture_of(config).name == architecture
 
 
 def test_byte_level_pieces_with_a_space_are_words(vectors: Path) -> None:
     vocabulary = Vocabulary([*BART_TOKENS.tokens, "good", "Ġgood", "Ġthe", "film"], BART_TOKENS, prefix="")
     model, fresh = (build_model(config_of(section(None), vocab_size=len(vocabulary)), heads=(), seed=1) for _ in "ab")
-    take_word_vectors(model, section(vectors), vocabulary)
+    take_word_vectors(model, section(vectors), BytePairTokenizer(vocabulary, (), lowercase=False))
     changed = (model.encoder.word_embeddings != fresh.encoder.word_embeddings).any(1)
     assert [vocabulary.tokens[place] for place in changed.nonzero().flatten()] == ["Ġgood", "Ġthe"]
+
+
+def test_words_with_accents_and_hangul_are_known_and_keep_their_vectors(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("caf\u00e9 \ud55c\uad6d caf\u00e9 cafe na\u00efve\n" * 100)
+    train_words(tmp_path / "text.txt", WordsRecipe(size=8, epochs=1), out=tmp_path / "words")
+    tokenizer, vectors = Tokenizer.load(tmp_path / "words"), read_vectors(tmp_path / "words" / "vectors.bin")
+    assert vectors.words[0] == "caf\u00e9"
+    assert len(tokenizer.vocabulary) == len(SPECIAL_TOKENS) + 3
+    ids = tokenizer.token_ids("Caf\u00e9 \ud55c\uad6d na\u00efve cafe")
+    assert tokenizer.vocabulary.unk_id not in ids
+    model = build_model(config_of(section(None), vocab_size=len(tokenizer.vocabulary)), heads=())
+    take_word_vectors(model, section(tmp_path / "words"), tokenizer)
+    wanted = vectors.matrix[vectors.rows_of(["cafe", "\ud55c\uad6d", "na\u00efve", "cafe"])]
+    assert np.array_equal(model.encoder.word_embeddings[ids].detach().numpy(), wanted)
 
 
 def test_vectors_that_do_not_fit_are_refused(vectors: Path) -> None:
     model = build_model(config_of(section(None, config={"hidden_size": 16}), vocab_size=9), heads=())
     with pytest.raises(ConfigError, match=r"has vectors of 8 numbers, but the embeddings of the model have 16; set"):
-        take_word_vectors(model, section(vectors), VOCABULARY)
+        take_word_vectors(model, section(vectors), TOKENIZER)
     model = build_model(config_of(section(None), vocab_size=6), heads=())
     with pytest.raises(ConfigError, match="no token of the vocabulary is a word in"):
-        take_word_vectors(model, section(vectors), Vocabulary([*SPECIAL_TOKENS, "film"]))
+        take_word_vectors(model, section(vectors), WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, "film"])))
     with pytest.raises(ValueError, match=r"freeze_word_vectors = true needs model\.word_vectors"):
         section(None, freeze_word_vectors=True)
 

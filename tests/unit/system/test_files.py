@@ -134,6 +134,17 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "source"]
 
 
+def test_an_old_folder_whose_replacement_was_killed_between_two_renames_gets_its_name_back(tmp_path) -> None:
+    process = 2**22 + 1  # above the highest number that Linux gives
+    for name, text in (("tmp", "new"), ("tmp-old", "old")):
+        (tmp_path / f".model.{name}-{process}").mkdir()
+        (tmp_path / f".model.{name}-{process}" / "a.txt").write_text(text)
+    with pytest.raises(KeyboardInterrupt), replacing_folder(tmp_path / "model"):
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "a.txt").read_text() == "old"
+
+
 def test_a_link_to_a_folder_stays_and_what_it_leads_to_is_replaced(tmp_path) -> None:
     (tmp_path / "disk" / "model" / "1_Pooling").mkdir(parents=True)
     (tmp_path / "disk" / "model" / "1_Pooling" / "a.txt").write_text("old")
