@@ -2,12 +2,10 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +18,12 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
-from maskloom.runs import finetune_restarts
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.run_folder import saved_sum
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.task import evaluate_task
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
-from maskloom.training.checkpointing.checkpoints import step_folders
 from maskloom.training.events import read_events
 
 GOOD, BAD, OTHER = ["fine", "great", "lovely"], ["awful", "poor", "dull"], ["film", "book", "song", "very", "and", "so"]
@@ -232,30 +226,6 @@ def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage,
     assert not best.exists()
 
 
-@pytest.mark.parametrize("while_saving", [False, True])
-def test_the_best_weights_of_a_killed_run_are_those_whose_score_is_reported(
-    model_folder, data, tmp_path, monkeypatch, while_saving
-):
-    def scored(*args):
-        return replace(outcome := evaluate_task(*args), scores={**outcome.scores, "accuracy": next(accuracies)})
-
-    train, dev = data("single")
-    settings, out = recipe(training={"epochs": 3.0}), tmp_path / "run"
-    inputs = {"model": model_folder, "train": train, "dev": dev, "out": out}
-    monkeypatch.setattr(finetune_restarts, "evaluate_task", scored)
-    accuracies = iter([0.2, 0.3, 0.1, 0.1])  # of steps 8 and 16, and when 16 and 24 are repeated on other hardware
-    with pytest.raises(KeyboardInterrupt):
-        finetune(settings, **inputs, progress=_Stop("seed 0", 17))
-    seed = out / "restarts" / "seed-0"
-    newest, _ = step_folders(seed / "checkpoints")
-    shutil.rmtree(newest)  # a kill before it was written, and perhaps before the weights were
-    if while_saving:
-        (seed / "best.json").write_text('{"step": 16}')
-    result = finetune(settings, **inputs, resume=True)
-    assert (result["best"]["step"], result["best"]["scores"]["accuracy"]) == (16, 0.1 if while_saving else 0.3)
-    assert json.loads((seed / "best.json").read_text())["sha256"] == saved_sum(out / "model")
-
-
 def test_patience_ends_a_seed_and_a_resumed_run_ends_there_too(model_folder, data, tmp_path):
     train, dev = data("single")
     patient = recipe(training={"epochs": 30.0, "patience": 2})
@@ -396,24 +366,6 @@ def test_weights_of_tags_make_a_rare_tag_likelier(model_folder, tmp_path):
 def test_weights_that_could_not_act_are_refused(task, more, message):
     with pytest.raises(ConfigError, match=message):
         recipe(task=task, class_weights="balanced", **more)
-
-
-def test_a_run_with_a_class_list_continues_from_another_directory(model_folder, data, tmp_path, monkeypatch):
-    train, dev = data("single", 24)
-    inputs = {"model": model_folder, "train": train, "dev": dev, "out": tmp_path / "run"}
-    (tmp_path / "labels.txt").write_text("good\nbad\nodd\n")
-    settings = recipe(training={"epochs": 1.0})
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        finetune(settings, **inputs, reading=ReadingOptions(labels="labels.txt"), progress=_Stop("seed 0", 1))
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
-    result = finetune(settings, **inputs, resume=True)
-    assert result["data"]["labels"] == ["good", "bad", "odd"]
-    assert finetune(settings, **inputs, reading=ReadingOptions(labels="../labels.txt"), resume=True) == result
-    (tmp_path / "labels.txt").write_text("good\nbad\nnew\n")
-    with pytest.raises(ConfigError, match=r"labels .*labels\.txt has changed since the start of this run"):
-        finetune(settings, **inputs, resume=True)
 
 
 def test_class_lists(model_folder, data, tmp_path):

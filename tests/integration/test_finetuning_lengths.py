@@ -1,9 +1,11 @@
-"""Fine-tuning that is extended, shortened or limited by time."""
+"""Fine-tuning that is resumed, extended, shortened or limited by time."""
 
 import json
 import re
+import shutil
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,9 @@ from maskloom.runs.export import export
 from maskloom.runs.finetune_restarts import reopen_restarts
 from maskloom.runs.info import describe_folder
 from maskloom.runs.rerun import rerun
+from maskloom.runs.run_folder import saved_sum
+from maskloom.tasks.tables import ReadingOptions
+from maskloom.tasks.task import evaluate_task
 from maskloom.training.checkpointing.checkpoints import checkpoint_weights, step_folders, step_of
 from maskloom.training.events import read_events
 from maskloom.training.faults.interruption import Interrupted
@@ -177,6 +182,46 @@ def test_best_weights_of_a_step_that_no_checkpoint_holds_are_made_again(single, 
     (extension,) = load_recipe(FinetuneRecipe, out / "recipe.toml").training.extensions
     assert (extension.at, extension.steps) == (best, 15)
     assert rerun(out, out=tmp_path / "again")["identical"]
+
+
+@pytest.mark.parametrize("while_saving", [False, True])
+def test_the_best_weights_of_a_killed_run_are_those_whose_score_is_reported(
+    single, tmp_path, monkeypatch, while_saving
+):
+    def scored(*args):
+        return replace(outcome := evaluate_task(*args), scores={**outcome.scores, "accuracy": next(accuracies)})
+
+    (recipe, files), out = single, tmp_path / "run"
+    settings, inputs = with_training(recipe, epochs=3.0), {**files, "out": out}
+    monkeypatch.setattr(finetune_restarts, "evaluate_task", scored)
+    accuracies = iter([0.2, 0.3, 0.1, 0.1])  # of steps 5 and 10, and when 10 and 15 are repeated on other hardware
+    with pytest.raises(KeyboardInterrupt):
+        finetune(settings, **inputs, progress=Stop(0, 11))
+    seed = out / "restarts" / "seed-0"
+    newest, _ = step_folders(seed / "checkpoints")
+    shutil.rmtree(newest)  # a kill before it was written, and perhaps before the weights were
+    if while_saving:
+        (seed / "best.json").write_text('{"step": 10}')
+    result = finetune(settings, **inputs, resume=True)
+    assert (result["best"]["step"], result["best"]["scores"]["accuracy"]) == (10, 0.1 if while_saving else 0.3)
+    assert json.loads((seed / "best.json").read_text())["sha256"] == saved_sum(out / "model")
+
+
+def test_a_run_with_a_class_list_continues_from_another_directory(single, tmp_path, monkeypatch):
+    recipe, files = single
+    inputs = {**files, "out": tmp_path / "run"}
+    (tmp_path / "labels.txt").write_text("no\nyes\nodd\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(recipe, **inputs, reading=ReadingOptions(labels="labels.txt"), progress=Stop(0, 1))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    result = finetune(recipe, **inputs, resume=True)
+    assert result["data"]["labels"] == ["no", "yes", "odd"]
+    assert finetune(recipe, **inputs, reading=ReadingOptions(labels="../labels.txt"), resume=True) == result
+    (tmp_path / "labels.txt").write_text("no\nyes\nnew\n")
+    with pytest.raises(ConfigError, match=r"labels .*labels\.txt has changed since the start of this run"):
+        finetune(recipe, **inputs, resume=True)
 
 
 def test_patience_goes_on_with_an_extension_and_a_run_that_it_ended_is_not_extended(single, tmp_path):

@@ -122,8 +122,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     start = session.resume()
     watch.recall()
     log.forget_after(session.name, start)
-    steps = settings.steps if settings.minutes is None else 0  # unknown
-    progress.begin(f"fine-tuning, seed {seed}", steps, start)
+    progress.begin(f"fine-tuning, seed {seed}", settings.steps if settings.minutes is None else 0, start)  # 0: unknown
     started = time.perf_counter()
     session.run()
     progress.end()

@@ -226,6 +226,8 @@ def _check_inputs(out: Path, inputs: dict[str, Any], places: dict[str, Path]) ->
     known, paths = content["inputs"], content["paths"]
     for name, value in inputs.items():
         if known.get(name) != value:
+            if name not in known:
+                raise ConfigError(f"{out}: the run was started without {name}; leave it out, or choose another --out")
             change = f"the run was started with {name} {known[name]!r}, not {value!r}; use the original"
             place, before = places.get(name), paths.get(name)
             if place and before:

@@ -27,6 +27,8 @@ def test_resuming_names_what_changed(tmp_path) -> None:
         prepare_run_folder(out, other, inputs={"corpus": "a"}, resume=True)
     with pytest.raises(ConfigError, match="corpus 'a', not 'b'"):
         prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "b"}, resume=True)
+    with pytest.raises(ConfigError, match="the run was started without labels; leave it out"):
+        prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "a", "labels": "c"}, resume=True)
 
 
 def test_resuming_with_other_data_names_the_file_and_shows_no_sum(tmp_path) -> None:
