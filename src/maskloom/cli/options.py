@@ -227,11 +227,15 @@ def continues(out: Path, resume: bool) -> bool:
     return resume and (out / "recipe.toml").exists()
 
 
-@contextmanager
-def verification(verify: bool, resume: bool) -> Iterator[None]:
-    """Reject --verify without --resume, and exit with code 1 if repeated training is not bit-identical."""
+def check_verify(verify: bool, resume: bool) -> None:
+    """Reject --verify without --resume."""
     if verify and not resume:
         raise UsageError("--verify repeats training steps of an earlier run; it needs --resume")
+
+
+@contextmanager
+def verification() -> Iterator[None]:
+    """Exit with code 1 if repeated training is not bit-identical."""
     from maskloom.runs.resuming import ReplayDiffersError
 
     try:

@@ -19,6 +19,7 @@ from maskloom.cli.options import (
     Resume,
     Verify,
     below_no_file,
+    check_verify,
     chosen_recipe,
     continues,
     print_json,
@@ -53,6 +54,7 @@ def pretrain(
     from maskloom.runs.recipes import with_epochs
     from maskloom.runs.run_folder import described
 
+    check_verify(verify, resume)
     epochs = flags.pop("epochs")
     if epochs is not None and any(given.startswith("training.steps=") for given in overrides or []):
         raise UsageError("--epochs and --set training.steps=… both set how long to train: use only one of them")
@@ -73,7 +75,7 @@ def pretrain(
     from maskloom.runs.pretrain import pretrain as run  # heavy, so a wrong recipe or path is rejected first
     from maskloom.runs.task_summaries import pretraining_lines
 
-    with verification(verify, resume):
+    with verification():
         result = run(
             chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=terminal_progress()
         )
@@ -163,12 +165,13 @@ def finetune(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on labelled text and keep the weights with the best dev score."""
+    check_verify(verify, resume)
     chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe or file is rejected first
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
 
-    with verification(verify, resume):
+    with verification():
         data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
         how = {"out": out, "resume": resume, "verify": verify, "progress": terminal_progress()}
         result = run(chosen, model=paths["model"], data=data, **how)
