@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from maskloom.cli import app
-from maskloom.cli.options import Size, complete_key, complete_recipe, space_beside, verification
+from maskloom.cli.options import Size, check_verify, complete_key, complete_recipe, space_beside
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
 from maskloom.errors import ConfigError, DataError, UsageError
@@ -106,8 +106,8 @@ def test_flags_that_cannot_be_meant_are_wrong_usage(arguments, message, tmp_path
 
 
 def test_verify_goes_with_resume():
-    with pytest.raises(UsageError, match="it needs --resume"), verification(True, False):
-        pass
+    with pytest.raises(UsageError, match="it needs --resume"):
+        check_verify(True, False)
 
 
 def test_flags_set_their_keys():
