@@ -193,6 +193,7 @@ def test_damaged_checkpoints_are_skipped_loudly_until_none_is_left(
         content[len(content) // 2] ^= 4
         (path / "optimizer.safetensors").write_bytes(content)
     newest, before = _steps(run_folder)[-1], _model(run_folder)
+    (run_folder / "metrics.json").unlink()  # as if it had been killed just before its end: a finished run is left alone
     code, said = command("pretrain", "--corpus", corpus, "--out", run_folder, "--resume")
     named = f"{newest / 'optimizer.safetensors'}: its SHA-256 differs from the manifest's"
     assert named in said

@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "saves without bound",  # instead of the sheet's "queue unbounded": there is no server yet
         "training/checkpointing/background_saves.py",
-        "        self._outlive(self.wait)\n        snapshot = Snapshot.of(state, extra)\n        if not",
+        "        self.wait()\n        snapshot = Snapshot.of(state, extra)\n        if not",
         "        snapshot = Snapshot.of(state, extra)\n        if not",
         (
             "tests/unit/training/checkpointing/test_background_saves.py::test_the_next_save_copies_nothing_until_the_one_before_is_on_disk",

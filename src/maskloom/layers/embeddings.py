@@ -13,7 +13,7 @@ from maskloom.layers.processor.matrix_products import Dense
 class TokenEmbeddings(nn.Module):
     """Word + segment + optional position embedding, LayerNorm, dropout: (tokens,) to (tokens, hidden).
 
-    If `embedding_size` is not `hidden_size`, a projection follows (Lan et al. 2019, ALBERT, 3.1).
+    With an `embedding_size` other than `hidden_size`, a projection follows (Lan et al. 2019, ALBERT, 3.1).
     """
 
     def __init__(
@@ -23,11 +23,12 @@ class TokenEmbeddings(nn.Module):
         num_segments: int,
         num_positions: int | None,
         hidden_size: int,
-        embedding_size: int,
         layer_norm_eps: float,
         dropout: float,
+        embedding_size: int | None = None,
     ) -> None:
         super().__init__()
+        embedding_size = embedding_size or hidden_size
         self.word = _table(vocab_size, embedding_size)
         self.segment = _table(num_segments, embedding_size)
         self.position = None if num_positions is None else _table(num_positions, embedding_size)

@@ -31,9 +31,9 @@ class Bert(Encoder):
             num_segments=config.type_vocab_size,
             num_positions=None if config.rotary else config.max_position_embeddings,
             hidden_size=config.hidden_size,
-            embedding_size=config.embedding_size or config.hidden_size,
             layer_norm_eps=config.layer_norm_eps,
             dropout=config.hidden_dropout_prob,
+            embedding_size=config.embedding_size,
         )
         self.layers, self.final_norm = self.transformer_stack(config)
         self.top = BiLSTM(config.hidden_size, config.hidden_size, num_layers=1) if config.bilstm else None

@@ -27,13 +27,15 @@ class MaskedLMHead(nn.Module):
     """dense, activation, LayerNorm, then the word embeddings as decoder, plus a bias (paper 3.3.1).
 
     (predictions, hidden) to (predictions, vocabulary). `decoder` is the encoder's own word-embedding parameter; the
-    dense layer goes from `hidden_size` to its width.
+    dense layer goes from `hidden_size`, by default the same, to its width.
     """
 
-    def __init__(self, decoder: nn.Parameter, hidden_size: int, activation_name: str, layer_norm_eps: float) -> None:
+    def __init__(
+        self, decoder: nn.Parameter, activation_name: str, layer_norm_eps: float, hidden_size: int | None = None
+    ) -> None:
         super().__init__()
         vocab_size, width = decoder.shape
-        self.dense = Dense(hidden_size, width)
+        self.dense = Dense(hidden_size or width, width)
         self.layer_norm = nn.LayerNorm(width, eps=layer_norm_eps)
         self.decoder = decoder
         self.bias = nn.Parameter(torch.zeros(vocab_size))
@@ -160,7 +162,7 @@ class HeadRow:
 
 def _masked_lm(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:
     config = encoder.config
-    return MaskedLMHead(encoder.word_embeddings, config.hidden_size, config.hidden_act, config.layer_norm_eps)
+    return MaskedLMHead(encoder.word_embeddings, config.hidden_act, config.layer_norm_eps, config.hidden_size)
 
 
 def _classifier(encoder: Encoder, num_labels: int | None, options: Mapping[str, Any]) -> nn.Module:

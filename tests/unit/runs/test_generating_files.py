@@ -20,15 +20,16 @@ MESSAGES = {"gpt": "line 2: 91 tokens, but the model reads 80", "t5": "line 2: 0
 @pytest.mark.parametrize("name", ["gpt", "t5"])
 def test_rows_that_do_not_fit_the_model_are_named_or_dropped(name, tmp_path, monkeypatch):
     folder = generator_folder(tmp_path / "model", name, ["<extra_id_0>", "one", "two", "three", "four"])
+    predictor = Predictor.load(folder)
     source, target, fills = tmp_path / "texts.txt", tmp_path / "out.jsonl", GREEDY if name == "t5" else None
     source.write_text("\n".join(LINES[name]) + "\n")
     with monkeypatch.context() as patch:
         for made in ("generate_from_ids", "fill_blanks"):
             patch.setattr(Predictor, made, lambda *_: pytest.fail("it generated before it had read all rows"))
         with pytest.raises(DataError, match=f"texts.txt, {MESSAGES[name]}"):
-            generate(folder, source, target, {}, fills=fills)
+            generate(predictor, source, target, {}, fills=fills)
     assert not target.exists()
-    told = generate(folder, source, target, {"max_tokens": 4} if fills is None else {}, fills=fills, reading=SKIPS)
+    told = generate(predictor, source, target, {"max_tokens": 4} if fills is None else {}, fills=fills, reading=SKIPS)
     assert (told["num_texts"], told["data"]["num_rows"], told["data"]["num_kept"]) == (2, 3, 2)
     assert told["data"]["dropped"] == {"does not fit the model": 1}
     assert told["data"]["first_dropped_lines"] == {"does not fit the model": 2}
@@ -36,7 +37,7 @@ def test_rows_that_do_not_fit_the_model_are_named_or_dropped(name, tmp_path, mon
     assert [(row["index"], row["line"]) for row in rows] == [(0, 1), (1, 3)]
     source.write_text(LINES[name][1])
     with pytest.raises(DataError, match="no usable rows: 1 read"):
-        generate(folder, source, target, {}, fills=fills, reading=SKIPS)
+        generate(predictor, source, target, {}, fills=fills, reading=SKIPS)
     if fills is None:
         source.write_text("\n".join(LINES[name]))
         shown = generation_report(folder, source, tmp_path / "page.html", {"max_tokens": 4}, reading=SKIPS)[1]
@@ -47,7 +48,7 @@ def test_cut_sources_are_counted_once(tmp_path):
     folder, source = generator_folder(tmp_path / "model", "bart"), tmp_path / "texts.txt"
     (folder / "maskloom.json").write_text('{"kind": "seq2seq", "max_length": 4}')
     source.write_text("one two\none two three\n")
-    told = generate(folder, source, tmp_path / "out.jsonl", {"max_tokens": 3})
+    told = generate(Predictor.load(folder), source, tmp_path / "out.jsonl", {"max_tokens": 3})
     assert (told["num_truncated_examples"], told["max_length"]) == (1, 4)
     (row,) = generation_report(folder, ["one two three"], tmp_path / "page.html", {"max_tokens": 3})[1]
     assert (row["num_truncated_examples"], row["max_length"]) == (1, 4)
