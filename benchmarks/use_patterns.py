@@ -201,17 +201,18 @@ def _prepare_reviews(out: Path) -> list[Path]:
         if line.strip()
     ]
     random.Random(0).shuffle(rows)
-    return [_write_texts(out, "MR", rows[1066:], rows[:1066])]
+    return [write_texts(out, "MR", rows[1066:], rows[:1066])]
 
 
 def _prepare_long_reviews(out: Path) -> list[Path]:
     with gzip.open(data_folder() / "imdb" / "train.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [(row["text"], str(row["label"])) for row in map(json.loads, file)]
     random.Random(0).shuffle(rows)
-    return [_write_texts(out, "IMDB", rows[2000 : 2000 + _REVIEWS], rows[:2000])]
+    return [write_texts(out, "IMDB", rows[2000 : 2000 + _REVIEWS], rows[:2000])]
 
 
-def _write_texts(out: Path, data: str, train: Sequence[tuple[str, str]], dev: Sequence[tuple[str, str]]) -> Path:
+def write_texts(out: Path, data: str, train: Sequence[tuple[str, str]], dev: Sequence[tuple[str, str]]) -> Path:
+    """Write labelled texts for training and dev, and return a file with the text of the former."""
     for part, rows in (("train", train), ("dev", dev)):
         with (out / f"{data}-{part}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *rows])
