@@ -120,6 +120,12 @@ def run(name: str, seed: int, corpus: Path, folder: Path) -> None:
 def page(results: dict[str, Any]) -> str:
     """Return the page as Markdown."""
     about, found = results["corpus"], results["variants"]
+    as_many = (
+        "*Rows of 128*, *short rows first* (nine tenths of the tokens in rows of 64, then rows of 128) and *growing "
+        "batches* (16, 32, then 64 rows) see as many tokens. Each phase of the latter two has its own schedule and "
+        "optimiser state. "
+    )
+    as_many = as_many if "growing batches" in found else ""
     lines = [
         "# The effect of single choices on a tiny BERT",
         "",
@@ -127,9 +133,7 @@ def page(results: dict[str, Any]) -> str:
         "",
         f"The corpus has {about['num_tokens'] / 1e6:.1f} million tokens in {about['num_documents']:,} documents, and a "
         f"vocabulary of {about['vocabulary_size']:,}. The model has two layers of width 128 and is trained on rows of "
-        "at most 64 tokens for 3,000 steps of 32 rows, unless the variant says otherwise; *rows of 128*, *short rows "
-        "first* (nine tenths of the tokens in rows of 64, then rows of 128) and *growing batches* (16, 32, then 64 "
-        "rows) see as many tokens. Each phase of the latter two has its own schedule and optimiser state. The loss is "
+        f"at most 64 tokens for 3,000 steps of 32 rows, unless the variant says otherwise. {as_many}The loss is "
         "measured with the paper's masks (15 %, 80/10/10) on rows of 128 tokens of held-out text, the same tokens for "
         "all variants; it is the mean over seeds. Differences are means over the seeds that both variants have, with "
         "their standard error: *lower* or *higher* if they are more than two standard errors from 0. With one seed, "
