@@ -167,6 +167,15 @@ def test_senses_are_separated_as_well_as_measured() -> None:
     assert set(found["ELMo, layer 0"]["whole sentence, accuracy"]) == {0.5}
 
 
+def test_embeddings_from_word2vec_score_as_measured() -> None:
+    scores = json.loads((REPOSITORY / "results" / "word_initialization.json").read_text(encoding="utf-8"))["scores"]
+    text = " ".join((REPOSITORY / "docs" / "WORDS.md").read_text(encoding="utf-8").split())
+    starts = ("random", "Wikipedia", "IMDB")
+    none, far, near = (f"{statistics.fmean(scores[f'lstm-1000-{start}']['accuracy']):.1%}" for start in starts)
+    told = f"labels {none} correctly from random embeddings, {far} from vectors of Wikipedia and {near} from vectors of"
+    assert told in text
+
+
 def test_what_a_bert_brings_to_title_guided_attention_is_the_measured_gain() -> None:
     found = json.loads((REPOSITORY / "results" / "title_attention.json").read_text(encoding="utf-8"))["scores"]
     names = ("MiniLM in place of the BiGRU", "title-guided attention")

@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import random
 from pathlib import Path
 
@@ -89,3 +90,11 @@ def test_the_page_gives_scores_and_verdicts(script):
     assert "| lstm, 7,662 examples: IMDB is better than random | denied | -0.100 ± 0.000 |" in lines
     assert len(verdicts) == 4 * len(script.COMPARED) + 4
     assert sum("--seeds 3`" in line for line in lines) == 1
+
+
+def test_the_page_is_that_of_its_figures(script):
+    page = ROOT / "results" / "word_initialization.md"
+    content = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    lines, verdicts = script.page(content)
+    assert page.read_text(encoding="utf-8").splitlines() == lines
+    assert content["verdicts"] == verdicts
