@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from denoising import kept
-from surroundings import data_folder, processor
+from surroundings import data_folder, film_reviews, processor
 from translation import command, resumed
 
 _REVERSED, _DIGITS = 50_000, 20
@@ -194,13 +194,7 @@ def _write_rows(out: Path, data: str, train: Sequence[dict[str, str]], dev: Sequ
 
 
 def _prepare_reviews(out: Path) -> list[Path]:
-    rows = [
-        (line.strip(), name)
-        for name in ("neg", "pos")
-        for line in (data_folder() / "sentiment" / f"rt-polarity.{name}").read_text(encoding="latin-1").split("\n")
-        if line.strip()
-    ]
-    random.Random(0).shuffle(rows)
+    rows = film_reviews("latin-1")  # the page was measured so, although the files are in UTF-8
     return [write_texts(out, "MR", rows[1066:], rows[:1066])]
 
 

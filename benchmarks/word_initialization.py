@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from denoising import kept
 from scipy.stats import t as student
-from surroundings import data_folder, processor
+from surroundings import data_folder, film_reviews, processor
 from translation import command, resumed, spread
 from use_patterns import write_texts
 from word_comparisons import with_verdicts
@@ -77,7 +77,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     options.out.mkdir(parents=True, exist_ok=True)
-    rows = reviews()
+    rows = film_reviews()
     known = kept(options.out / "known.json", lambda: prepare(options.out, rows))
     with ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool:
         tries = {(arm, rate): pool.submit(trained, options.out, rows, arm, rate, 0) for arm in ARMS for rate in RATES}
@@ -101,18 +101,6 @@ def main() -> None:
         lines, content["verdicts"] = page(content)
         options.results.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         options.results.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-def reviews() -> list[tuple[str, str]]:
-    """Return MR's reviews with their labels, in a random order that is always the same."""
-    rows = [
-        (line.strip(), name)
-        for name in ("neg", "pos")
-        for line in (data_folder() / "sentiment" / f"rt-polarity.{name}").read_text(encoding="utf-8").split("\n")
-        if line.strip()
-    ]
-    random.Random(0).shuffle(rows)
-    return rows
 
 
 def prepare(out: Path, rows: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def test_pre_training_ended_early_gives_a_model_to_go_on_from(server, run_data, 
     arguments = ["pretrain", "--corpus", str(run_data / "corpus"), "--out", "on", "--init", str(tmp_path / "newest")]
     sets = ["training.steps=1", "data.max_length=32", "training.num_threads=1", "training.batch_size=8"]
     run_whole(server, (*arguments, *(word for each in sets for word in ("--set", each))), tmp_path)
-    with pytest.raises(ConfigError, match="no such checkpoint; available: phase-1: steps 20, 21"):
+    with pytest.raises(ConfigError, match="no checkpoint of step 7; available: phase-1: steps 20, 21"):
         export(run, tmp_path / "none", step=7)
     with pytest.raises(ConfigError, match="not an empty folder"):
         export(run, tmp_path / "older")

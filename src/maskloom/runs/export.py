@@ -76,7 +76,9 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
             return _copy_of(run / "model", out)
         steps = {name: sorted(map(step_of, step_folders(folder))) for name, folder in found.items()}
         held = "; ".join(f"{name}: steps {', '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
-        raise ConfigError(f"{run}: no such checkpoint; available: {held or 'none yet'}")
+        asked = [f"stage {stage!r}"] if stage is not None else []
+        asked += [f"step {step}"] if step is not None else []
+        raise ConfigError(f"{run}: no checkpoint of {', '.join(asked) or 'any step'}; available: {held or 'none yet'}")
     stage, checkpoint = chosen
     step = step_of(checkpoint)
     scores = evaluated_at(run, stage, step)

@@ -356,7 +356,8 @@ class _DevWatch:
         kept, path = self._folder / "best", self._folder / BEST_STEP
         if self._ranks.is_first and kept.exists():  # a finished run has removed it
             known = read_json_object(path) if path.exists() else {}
-            entry = known.get("entry", self.memory.pop("best", None))
+            before = self.memory.pop("best", None)
+            entry = known.get("entry", before)  # a folder of an earlier release has no entry
             is_whole = all((kept / name).exists() for name in (CONFIG, WEIGHTS))
             if entry and is_whole and known.get("sha256") == saved_sum(kept):
                 self.memory["best"] = entry

@@ -24,11 +24,14 @@ def _finished_run(folder):
     return folder
 
 
-@pytest.mark.parametrize("asked", [{"step": 0}, {"stage": ""}, {"step": 0, "stage": ""}])
-def test_step_0_and_a_stage_without_a_name_are_not_the_finished_model(tmp_path, asked):
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [({"step": 0}, "step 0"), ({"stage": ""}, "stage ''"), ({"step": 0, "stage": ""}, "stage '', step 0")],
+)
+def test_step_0_and_a_stage_without_a_name_are_not_the_finished_model(tmp_path, asked, named):
     """Regression: both counted as not given."""
     run, out = _finished_run(tmp_path / "run"), tmp_path / "out"
-    with pytest.raises(ConfigError, match="no such checkpoint; available: none yet"):
+    with pytest.raises(ConfigError, match=f"no checkpoint of {named}; available: none yet"):
         export(run, out, **asked)
     with pytest.raises(ConfigError, match="is not the folder of a run"):
         export(run / "model", out, **asked)
