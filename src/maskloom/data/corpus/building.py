@@ -277,17 +277,14 @@ def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str
     recipe, total = json.dumps(settings, sort_keys=True), 0
     task = _ShardTask(0, recipe)
     for own_digest, document in documents:
-        if task.documents and task.num_bytes + len(document.content) > MAX_SHARD_BYTES:
+        smallest = max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, (total + task.num_characters) // _SHARE_OF_TEXT)
+        is_full = task.num_characters >= min(max_characters, smallest)
+        if task.documents and (is_full or task.num_bytes + len(document.content) > MAX_SHARD_BYTES):
             total += task.num_characters
             full, task = [task], _ShardTask(task.number + 1, recipe)
             yield full.pop()
         task.add(document, own_digest)
         del document
-        smallest = max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, (total + task.num_characters) // _SHARE_OF_TEXT)
-        if task.num_characters >= min(max_characters, smallest):
-            total += task.num_characters
-            full, task = [task], _ShardTask(task.number + 1, recipe)
-            yield full.pop()
     if task.documents:
         yield task
 

@@ -103,7 +103,7 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
             found.extend(_files_of_folder(path, report))
         elif not path.exists():
             raise DataError(f"{path}: no such file or folder")
-        elif not _is_known(path) and not _LANGUAGE.fullmatch(_kind(path)):
+        elif not _is_known(path) and not _LANGUAGE.fullmatch(kind_of_file(path)):
             raise DataError(f"{path}: unknown kind of file; {_KNOWN_KINDS} can be read")
         else:
             check_regular(path)
@@ -113,7 +113,7 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
 
 def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
     """Raise ConfigError if `documents` is "file" but there is no .txt file, the only kind that the rule affects."""
-    if documents == "file" and not any(_kind(source.path) == ".txt" for source in files):
+    if documents == "file" and not any(kind_of_file(source.path) == ".txt" for source in files):
         raise ConfigError(
             "--documents file: the text has no .txt file, and each row of a .jsonl or .parquet file is a document "
             "anyway; leave it out"
@@ -203,7 +203,7 @@ def _decoded(content: bytes) -> Iterator[str]:
         start = end
 
 
-def _kind(path: Path) -> str:
+def kind_of_file(path: Path) -> str:
     """Return the suffix that identifies a file's format, ignoring a compression suffix."""
     name = path.name.lower()
     for compression in COMPRESSIONS:
@@ -212,7 +212,7 @@ def _kind(path: Path) -> str:
 
 
 def _is_known(path: Path) -> bool:
-    return _kind(path) in _KINDS or path.suffix.lower() == _PARQUET
+    return kind_of_file(path) in _KINDS or path.suffix.lower() == _PARQUET
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _documents_of_files(
                 yield from filter(None, _documents_of_table(reader))
             else:
                 with closing(ByteStream(path)) as stream:
-                    is_text = _kind(path) != ".jsonl"
+                    is_text = kind_of_file(path) != ".jsonl"
                     rows = _documents_of_text(stream, reader, rule) if is_text else _rows(stream, reader)
                     for document in filter(None, rows):
                         report.num_bytes_read = finished + stream.raw.position

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +18,6 @@ _NUM_SPECIAL = 3
 # Half of the instances return about half of their tokens to the next.
 _SHARE_CONSUMED = 0.75
 _MAX_KEPT = 1 << 22
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_LENGTH_FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
-_LAST_POSITION = 1 << 16
 
 
 def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
@@ -111,8 +107,7 @@ def _described(counts: np.ndarray) -> dict[str, float]:
     return described | {"min": int(present[0]), "max": int(present[-1])}
 
 
-@dataclass(frozen=True)
-class RepeatedSentences:
+class RepeatedSentences(NamedTuple):
     """The `fraction` of sentences that repeat an earlier one; the index and the count of the most frequent one."""
 
     fraction: float
@@ -126,12 +121,10 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
     A corpus of more than four million sentences is sampled by hash value: equal sentences are kept or dropped together,
     so the estimate of the fraction is unbiased.
     """
-    # powers of an odd number modulo 2**64, one per position; positions beyond the last share its power
-    powers = np.multiply.accumulate(np.full(_LAST_POSITION, _MULTIPLIER))
     stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
     hashes, positions = [], []
     for block in sentence_blocks(corpus):
-        found = _hashes(corpus, block, powers)
+        found = _hashes(corpus, block)
         kept = np.flatnonzero(found % stride == 0)
         hashes.append(found[kept])
         positions.append(kept + block.start)
@@ -143,8 +136,8 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
     return RepeatedSentences(fraction, int(np.concatenate(positions)[first[most]]), int(counts[most]))
 
 
-def _hashes(corpus: Corpus, block: slice, powers: np.ndarray) -> np.ndarray:
-    """Return (sentences,) uint64: sums of mixed ids times the powers for their positions, modulo 2**64."""
+def _hashes(corpus: Corpus, block: slice) -> np.ndarray:
+    """Return (sentences,) uint64: sums of the mixed bits of ids and positions, modulo 2**64."""
     lengths = corpus.sentence_lengths[block].astype(np.int64)
     hashes = np.empty(len(lengths), dtype=np.uint64)
     # process runs of sentences with a bounded total number of tokens
@@ -154,11 +147,9 @@ def _hashes(corpus: Corpus, block: slice, powers: np.ndarray) -> np.ndarray:
         before = int(ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(ends, before + (1 << 20))))
         tokens = corpus.sentences(block.start + first, block.start + last).astype(np.uint64)
-        starts = np.cumsum(lengths[first:last]) - lengths[first:last]
-        positions = np.arange(len(tokens)) - np.repeat(starts, lengths[first:last])
-        spread = mixed(tokens + np.uint64(1)) * powers[np.minimum(positions, _LAST_POSITION - 1)]
-        hashes[first:last] = mixed(
-            np.add.reduceat(spread, starts) + lengths[first:last].astype(np.uint64) * _LENGTH_FACTOR
-        )
+        starts = ends[first:last] - lengths[first:last] - before
+        positions = np.arange(1, len(tokens) + 1) - np.repeat(starts, lengths[first:last])
+        tokens |= positions.astype(np.uint64) << np.uint64(32)
+        hashes[first:last] = np.add.reduceat(mixed(tokens), starts)
         first = last
     return hashes

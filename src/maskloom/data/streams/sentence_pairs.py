@@ -48,9 +48,6 @@ class Instances(Columns):
     keys: np.ndarray
 
 
-_Side = tuple[np.ndarray, ...]
-
-
 class SentencePairs:
     """An endless, seekable stream of instances from some documents of a corpus.
 
@@ -187,10 +184,8 @@ class SentencePairs:
         sentences, is_random = chunks.sentences[start], is_random[start]
         a_side, b_side = chunks.side(start, start, middle), chunks.side(start, middle, last)
         (rows,) = np.nonzero(is_random)
-        goal = chunks.targets[start[rows]] - a_side[2][rows]
-        drawn = self._random_texts(chunks.indices[start[rows]], sentences[rows], goal, epoch)
-        for column, values in zip(b_side, drawn, strict=True):
-            column[rows] = values
+        goal = chunks.targets[start[rows]] - a_side[2, rows]
+        b_side[:, rows] = self._random_texts(chunks.indices[start[rows]], sentences[rows], goal, epoch)
         return self._truncated(sentences, a_side, b_side, is_random, epoch)
 
     def swapped_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
@@ -203,14 +198,13 @@ class SentencePairs:
         middle = start + 1 + integers(last - start - 1, self._seed, _A_END, epoch, sentences)
         first, second = chunks.side(start, start, middle), chunks.side(start, middle, last)
         is_swapped = uniform(self._seed, _IS_RANDOM, epoch, sentences) < 0.5
-        a_side = tuple(np.where(is_swapped, there, here) for here, there in zip(first, second, strict=True))
-        b_side = tuple(np.where(is_swapped, here, there) for here, there in zip(first, second, strict=True))
+        a_side, b_side = np.where(is_swapped, second, first), np.where(is_swapped, first, second)
         return self._truncated(sentences, a_side, b_side, is_swapped, epoch)
 
     def _truncated(
-        self, sentences: np.ndarray, a_side: _Side, b_side: _Side, is_random: np.ndarray, epoch: int
+        self, sentences: np.ndarray, a_side: np.ndarray, b_side: np.ndarray, is_random: np.ndarray, epoch: int
     ) -> Instances:
-        """Return instances of two sides, cut to fit; a side is (first sentences, sentences after the last, lengths)."""
+        """Return instances of two sides, cut to fit; a side (3, instances) is as `_Chunks.side` returns it."""
         a_first, a_last, a_length = a_side
         b_first, b_last, b_length = b_side
         a_kept, b_kept = truncated_lengths(a_length, b_length, self._room)
@@ -295,11 +289,10 @@ class Passages(SentencePairs):
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Every sentence of a block as a possible start of a chunk; indices in the block start at 0.
+    """Every sentence of a block as a possible start of a chunk.
 
     All (sentences,): index in the corpus, index in the block after the document's last sentence, index of the document
-    in the stream's list, target length in tokens; `token_ends` (sentences + 1,) is the number of tokens before each
-    sentence.
+    in the stream's list, target length in tokens; `token_ends` (sentences + 1,) are the tokens before each sentence.
     """
 
     sentences: np.ndarray
@@ -313,10 +306,13 @@ class _Chunks:
         """The token offset in the block at which a chunk that starts at each sentence reaches its target length."""
         return self.token_ends[:-1] + self.targets
 
-    def side(self, start: np.ndarray, first: np.ndarray, end: np.ndarray) -> _Side:
-        """Return sides of chunks that begin at `start`: the block's indices `first` to `end` (exclusive)."""
-        sentences = self.sentences[start]
-        return sentences + (first - start), sentences + (end - start), self.token_ends[end] - self.token_ends[first]
+    def side(self, start: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return sides of chunks that begin at `start`: the block's indices `first` to `end` (exclusive).
+
+        The rows (3, chunks) are the first sentence, the sentence after the last, and the number of tokens.
+        """
+        offsets = self.sentences[start] - start
+        return np.stack([offsets + first, offsets + end, self.token_ends[end] - self.token_ends[first]])
 
 
 class PairTask(NamedTuple):
