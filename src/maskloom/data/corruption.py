@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from maskloom.data.batch import PretrainingBatch, Texts
 from maskloom.data.counter_random import integers, uniform, words
-
-if TYPE_CHECKING:
-    from maskloom.data.settings import PretrainingData
-    from maskloom.text.vocabulary import Vocabulary
+from maskloom.data.settings import PretrainingData
+from maskloom.text.vocabulary import Vocabulary
 
 # One number for each kind of draw, so that no two kinds share random words.
 _SEQUENCE, _PRIORITY, _REPLACEMENT, _RANDOM_TOKEN = range(201, 205)

@@ -131,10 +131,10 @@ def build_corpus(
 
     This process reads and the workers of `work` encode; the workers of an engine must see `out` under the same absolute
     path. The output bytes are the same for any engine and number of workers, and after any interruption: a rerun reuses
-    the `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicate
-    documents are dropped, using 27 to 53 bytes of memory per document; other memory is bounded by the shards in
-    progress (at most `MAX_SHARD_BYTES` of text each; two per worker plus two) and by the word cache. `before_reading`
-    is called with the files, `progress` with ("reading and encoding", bytes done, total bytes).
+    the `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicates
+    are dropped, using 27 to 53 bytes of memory per document; the shards in progress, two per worker plus two, have at
+    most `MAX_SHARD_BYTES` of text each. `before_reading` is called with the files, `progress` with ("reading and
+    encoding", bytes done, total bytes).
 
     Raises ConfigError for an invalid setting, and if the folder holds a corpus that was built differently or any other
     files, or lies in a folder of text; FolderInUseError if another process is building in it; DataError if the text has
@@ -234,7 +234,6 @@ def document_digest(text: bytes) -> bytes:
 class DigestSet:
     """A set of digests in one flat table: 27 to 53 bytes of memory per document; a Python set takes about 100.
 
-    Uses open addressing with linear probing; digests are already well mixed, so their first bytes serve as the hash.
     Zeros mark a free slot, so a digest of zeros counts as present, with a probability of 2**-128.
     """
 

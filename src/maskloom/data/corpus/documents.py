@@ -138,11 +138,10 @@ def read_documents(
 ) -> Iterator[Document]:
     """Return an iterator over the documents of files and folders, in the order given.
 
-    Documents of a .txt file end at blank lines with "blank-line"; with "file" the whole file is one document and keeps
-    its blank lines. In the other formats each row is a document. A .txt document of more than `longest` bytes is split
-    instead of being rejected as too large. For line endings, see `data.corpus.text_blocks`. Bad text means bytes that
-    are not UTF-8, NUL characters and lone surrogates: "error" raises, "skip" drops the document or row, counts it and
-    lists it in `report`. Documents without any visible character are dropped and counted too.
+    Documents of a .txt file end at blank lines, or with "file" at its end; in the other formats each row is a document.
+    A .txt document of more than `longest` bytes is split instead of being rejected as too large. Bad text (bytes that
+    are not UTF-8, NUL characters, lone surrogates) raises with "error"; "skip" drops the document, counts it and lists
+    it in `report`. Documents without any visible character are dropped and counted too.
 
     Raises DataError (with the file and the line, row or byte offset) for bad text, bad JSON, a missing or ill-typed
     `text` field, truncated compressed files, documents that are too large, a file that changes while it is read, and as

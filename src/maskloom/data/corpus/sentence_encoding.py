@@ -50,10 +50,9 @@ def token_type(vocabulary_size: int) -> np.dtype:
 class SentenceEncoder:
     """Encodes documents; caches the ids of words, because a few thousand words make up most of a text.
 
-    "split" finds sentences by the rules of a language, "lines" treats each line as one. The ids are those that
-    `Tokenizer.token_ids` returns for each sentence. If pieces include the blank before a word, a document is encoded as
-    all its words with one blank between any two, so every sentence but the first begins with a blank. Differs from the
-    published code of BART, which encodes every line of text separately, without such a blank.
+    The ids are those that `Tokenizer.token_ids` returns for each sentence. If pieces include the blank before a word,
+    every sentence but the first of a document begins with a blank. Differs from the published code of BART, which
+    encodes every line of text separately, without such a blank.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:
@@ -210,9 +209,9 @@ def _encoded(ids: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> Encode
 
 
 def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Split text at line ends, and long lines between words; yield pieces with whether their last line is complete.
+    """Split text at line ends, and long lines between words or after `_LONGEST_RUN` bytes.
 
-    A run of `_LONGEST_RUN` bytes without any such place is split anyway: no word is that long.
+    Yields pieces, with whether their last line is complete.
     """
     start = 0
     while len(content) - start > _BLOCK_BYTES:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from maskloom.data.batch import Texts
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.counter_random import Permutation
 from maskloom.data.loader import Columns, Extent, position_numbers
+from maskloom.data.settings import PretrainingData
 from maskloom.errors import DataError, amount
-
-if TYPE_CHECKING:
-    from maskloom.data.corpus.opening import Corpus
-    from maskloom.data.settings import PretrainingData
 
 # The kinds of random draw.
 _DOCUMENTS, _ROWS = 401, 402

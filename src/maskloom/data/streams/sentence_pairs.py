@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from maskloom.data.batch import Texts
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.counter_random import Permutation, integers, uniform, words
 from maskloom.data.loader import Columns, Extent, position_numbers
+from maskloom.data.settings import PretrainingData
 from maskloom.errors import DataError
-
-if TYPE_CHECKING:
-    from maskloom.data.corpus.opening import Corpus
-    from maskloom.data.settings import PretrainingData
 
 BLOCK_SENTENCES = 200_000
 """Average number of sentences in a block of documents; instances are shuffled within a block."""
