@@ -190,19 +190,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
         raise DataError(f"{path}: format_version {version!r}; this program reads {FORMAT_VERSION}")
-    wanted = {"num_rows", "num_units", "width", "vectors", "precision", "sha256", "model", "source"}
-    if missing := sorted(wanted - manifest.keys()):
-        raise DataError(f"{path}: missing {', '.join(missing)}; write the features again")
-    sizes = [manifest[name] for name in ("num_rows", "num_units", "width")]
-    are_sizes = all(type(size) is int and 0 <= size < 2**40 for size in sizes)
-    vectors, sums = manifest["vectors"], manifest["sha256"]
-    are_names = isinstance(vectors, list) and all(isinstance(name, str) for name in vectors)
-    are_sums = isinstance(sums, dict) and set(sums) == {FEATURES, OFFSETS}
-    if not (are_sizes and are_names and are_sums and manifest["precision"] in tuple(_TYPES)):
-        raise DataError(
-            f"{path}: num_rows, num_units, width, vectors, precision or sha256 is not that of a folder of features; "
-            "write the features again"
-        )
+    sizes, vectors, sums = ("num_rows", "num_units", "width"), manifest.get("vectors"), manifest.get("sha256")
+    is_right = {
+        **{name: type(size := manifest.get(name)) is int and 0 <= size < 2**40 for name in sizes},
+        "vectors": isinstance(vectors, list) and all(isinstance(name, str) for name in vectors),
+        "precision": manifest.get("precision") in tuple(_TYPES),
+        "sha256": isinstance(sums, dict) and set(sums) == {FEATURES, OFFSETS},
+    }
+    if wrong := [f"{name} {manifest.get(name)!r:.80}" for name, is_good in is_right.items() if not is_good]:
+        raise DataError(f"{path}: {', '.join(wrong)}: not that of a folder of features; write the features again")
     return manifest
 
 

@@ -210,14 +210,14 @@ def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> list[str]
 
     def joined(block: np.ndarray) -> np.ndarray:
         found = pairs(block)
-        place = np.minimum(np.searchsorted(phrases, found), len(phrases) - 1)
-        is_phrase = phrases[place] == found
+        nearest = np.minimum(np.searchsorted(phrases, found), len(phrases) - 1)
+        is_phrase = phrases[nearest] == found
         # in a run of overlapping pairs every second one is joined, beginning with the first
-        starts = np.flatnonzero(is_phrase & ~np.concatenate([[False], is_phrase[:-1]]))
-        runs = np.cumsum(is_phrase & ~np.concatenate([[False], is_phrase[:-1]])) - 1
-        is_joined = is_phrase & ((np.arange(len(found)) - starts[runs]) % 2 == 0) if len(starts) else is_phrase
+        places = np.arange(len(found))
+        last_other = np.maximum.accumulate(np.where(is_phrase, -1, places))
+        is_joined = is_phrase & ((places - last_other) % 2 == 1)
         block = block.copy()
-        block[:-1][is_joined] = joins[place[is_joined]]
+        block[:-1][is_joined] = joins[nearest[is_joined]]
         return block[~np.concatenate([[False], is_joined])]
 
     if len(phrases):

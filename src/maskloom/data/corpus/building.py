@@ -226,11 +226,6 @@ def _building(out: Path) -> Iterator[None]:
             yield
 
 
-def document_digest(text: bytes) -> bytes:
-    """Return the 16-byte BLAKE2b digest of UTF-8 text; two documents collide with a probability of 2**-128."""
-    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
-
-
 class DigestSet:
     """A set of digests in one flat table: 27 to 53 bytes of memory per document; a Python set takes about 100.
 
@@ -261,9 +256,9 @@ class DigestSet:
 
 
 def _unique_documents(documents: Iterator[Document], seen: DigestSet) -> Iterator[tuple[bytes, Document]]:
-    """Yield (digest, document) for each distinct document."""
+    """Yield (digest, document) for each distinct document; two collide with a probability of 2**-128."""
     for document in documents:
-        digest = document_digest(document.content)
+        digest = hashlib.blake2b(document.content, digest_size=DIGEST_BYTES).digest()
         if seen.add(digest):
             yield digest, document
         # otherwise it would stay in memory while the next one is read

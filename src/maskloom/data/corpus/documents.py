@@ -35,6 +35,7 @@ _NUM_SKIPS_NAMED = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # a decoded character takes up to four bytes, so long text is decoded piece by piece
 _PIECE = 1 << 20
+_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -300,12 +301,11 @@ def _documents_of_files(
 
 
 def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
-    """Yield the documents of a .txt file, with None for each that is empty or rejected."""
+    """Yield the documents of a .txt file; None for each that is empty or rejected."""
     start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
     stream.lines.read(start)
     by_line = rule == "blank-line"
     advice = "put blank lines between documents" if by_line else "split the file"
-
     for raw in raw_documents(
         stream.lines.read,
         ends_at_blank_lines=by_line,
@@ -368,9 +368,6 @@ def _too_large(path: Path, place: str) -> str:
     return f"{path}, {place}: a document of more than {MAX_DOCUMENT_BYTES:,} bytes"
 
 
-_ROWS_AT_ONCE = 256
-
-
 def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
     """Yield the documents of a .parquet file, the text field of each row; None for any that is empty or rejected."""
     path, column = reader.path, TEXT_FIELD
@@ -393,23 +390,19 @@ def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
             held = ", ".join(sorted(name[:40] for name in schema)[:12])
             raise DataError(f"{path}: no column {column!r}; the file has {held or 'none'}")
         kind = schema[column]
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
             raise DataError(f"{path}: column {column!r} must hold strings, not {kind}")
         batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column])
         row = 0
         while True:
             try:
-                batch = next(batches, None)
+                batch = next(batches)
+            except StopIteration:
+                return
             except damage as error:
                 raise DataError(f"{path}, after row {row}: the Parquet file is damaged: {error}") from None
-            if batch is None:
-                return
-            values = batch.column(0)
-            if pa.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            for content in values.cast(pa.large_binary()).to_pylist():
+            for content in batch.column(0).cast(pa.large_binary()).to_pylist():
                 row += 1
                 if content is None:
                     raise DataError(f"{path}, row {row}: column {column!r} has no value")

@@ -68,9 +68,8 @@ def _documents(corpus: Corpus) -> Iterator[Finding]:
         yield Finding(
             "error",
             "one_document",
-            "the corpus has 1 document: next-sentence prediction draws random next sentences from other documents, "
-            "and nothing can be held out; put blank lines between documents, give more files, or train with "
-            "--set data.next_sentence=false",
+            "the corpus has 1 document: next-sentence prediction needs others, and nothing can be held out; put blank "
+            "lines between documents, give more files, or train with --set data.next_sentence=false",
         )
     elif corpus.num_documents < _FEW_DOCUMENTS:
         yield Finding(
@@ -95,7 +94,13 @@ def _short_documents(corpus: Corpus) -> Iterator[Finding]:
     num_sentences = np.diff(corpus.document_offsets)
     single, short = float((num_sentences == 1).mean()), float((num_sentences <= 2).mean())
     median = float(np.median(document_lengths(corpus)))
-    paragraphs = _why_paragraphs(corpus)
+    num_files, paragraphs = _num_divisible(corpus), ""
+    if num_files and corpus.num_documents >= _MANY_DOCUMENTS * num_files:
+        paragraphs = (
+            f"; if the blank lines in the {amount(num_files, '.txt file')} "
+            f"({corpus.num_documents / num_files:,.0f} documents per file on average) separate paragraphs of one text, "
+            "build again with --documents file"
+        )
     if single >= _SINGLE_WARNING:
         yield Finding(
             "error" if single >= _SINGLE_ERROR else "warning",
@@ -113,18 +118,6 @@ def _short_documents(corpus: Corpus) -> Iterator[Finding]:
             f"{single:.1%} one): next-sentence prediction learns little from short ones, and sequences of "
             f"{_SHORT_DOCUMENT} tokens are rarely full{paragraphs}, or train with --set data.next_sentence=false",
         )
-
-
-def _why_paragraphs(corpus: Corpus) -> str:
-    """Return advice if the documents may be paragraphs of the files, or "" if they cannot be."""
-    num_files, num_documents = _num_divisible(corpus), corpus.num_documents
-    if not num_files or num_documents < _MANY_DOCUMENTS * num_files:
-        return ""
-    return (
-        f"; if the blank lines in the {amount(num_files, '.txt file')} "
-        f"({num_documents / num_files:,.0f} documents per file on average) separate paragraphs of one text, "
-        "build again with --documents file"
-    )
 
 
 def _repeated(corpus: Corpus) -> Iterator[Finding]:
@@ -188,8 +181,7 @@ def _long_sentences(corpus: Corpus) -> Iterator[Finding]:
             "warning",
             "long_sentences",
             f"{fraction:.1%} of the tokens are in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
-            f"{longest:,}); a sequence holds only part of one; "
-            f"{advice}look for tables, code or text without punctuation",
+            f"{longest:,}); {advice}look for tables, code or text without punctuation",
         )
 
 

@@ -30,10 +30,9 @@ class Stretches(Columns):
 class RunningText:
     """An endless, seekable stream of rows of `max_length` tokens of running text.
 
-    An epoch is one sequence of tokens: all documents in an order specific to the epoch, with the marks of the
-    tokenizer's `running_text`. It is cut into rows, each followed by the first token of the next, and the rows are
-    shuffled too. The remainder at the end, less than a row, is evaluated but not trained on. A position is the number
-    of rows before it. Raises DataError for fewer than two tokens, and in training for less text than a row.
+    An epoch is one sequence of tokens, all documents in an order specific to the epoch with their marks, cut into rows
+    that are shuffled too. The remainder at the end, less than a row, is evaluated but not trained on. A position is the
+    number of rows before it. Raises DataError for fewer than two tokens, and in training for less text than a row.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:

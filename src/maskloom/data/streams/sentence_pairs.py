@@ -49,11 +49,11 @@ class Instances(Columns):
 class SentencePairs:
     """An endless, seekable stream of instances from some documents of a corpus.
 
-    Every epoch visits the documents in its own keyed permutation, in blocks of `documents_per_block`; the instances of
-    a block are shuffled by another keyed permutation. Instances have at most `max_length` tokens, including special
-    tokens; in each epoch, a document is cut for a shorter target, uniform from 2 tokens up, with probability
-    `short_seq_prob`; without `next_sentence` instances are single segments. With `static_masks` every epoch has the
-    instances of epoch 0, in its own order. Raises DataError if no document has the sentences that an instance needs.
+    Every epoch visits the documents in its own order, in blocks of `documents_per_block`, and shuffles the instances of
+    a block. Instances have at most `max_length` tokens, including special tokens; in each epoch, a document is cut for
+    a shorter target, uniform from 2 tokens up, with probability `short_seq_prob`; without `next_sentence` instances are
+    single segments. With `static_masks` every epoch has the instances of epoch 0, in its own order. Raises DataError if
+    no document has the sentences that an instance needs.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:
@@ -149,8 +149,7 @@ class SentencePairs:
     def _walk(self, visited: np.ndarray, epoch: int) -> Instances:
         """Cut the documents (indices in `self._documents`) into instances, in order.
 
-        Where a chunk ends depends only on its first sentence, so all possible chunks are computed in one pass, and only
-        the chain of chunks that are reached is followed step by step.
+        All possible chunks are computed in one pass, because where one ends depends only on its first sentence.
         """
         counts = self._count[visited]
         document_ends = np.cumsum(counts)
