@@ -148,19 +148,18 @@ def rewrite(path: Path, changed: Callable[[np.ndarray], np.ndarray]) -> None:
 
 
 def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
-    """Renumber words by their counts, remove the rare ones from the file, and return the vocabulary.
+    """Renumber the words, at least one, by their counts, remove the rare ones from the file, return the vocabulary.
 
     Raises DataError if fewer than two words are frequent enough.
     """
     counts = counts_of(path, len(words))
     kept = np.flatnonzero(counts >= min_count)
     if len(kept) < 2:
-        top = int(counts.max(initial=0))
-        first = f"{words[int(counts.argmax())]!r:.60}" if len(words) else ""
-        which = f"the most frequent, {first}, occurs {amount(top, 'time')}; " if first else ""
+        first = int(counts.argmax())
         raise DataError(
-            f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, only {len(kept)} occur that often, "
-            f"but at least two must; {which}give more text or a lower --min-count"
+            f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, only {len(kept)} occur that often, but "
+            f"at least two must; the most frequent, {words[first]!r:.60}, occurs {amount(int(counts[first]), 'time')}; "
+            "give more text or a lower --min-count"
         )
     order = sorted(kept.tolist(), key=lambda number: (-counts[number], words[number]))
     renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last one is for END

@@ -26,21 +26,18 @@ _ORDER, _BLOCK, _SHORT, _TARGET, _A_END, _IS_RANDOM, _DOCUMENT, _START, _FRONT_A
 
 @dataclass(frozen=True)
 class Instances(Columns):
-    """Instances as index columns, each (instances,) int64 except `keys`, uint64; tokens are gathered later.
+    """Instances as index columns, int64 except `keys`, uint64; tokens are gathered later.
 
-    Side A is `a_length` tokens of the sentences `a_first` to `a_last` (exclusive), after skipping the first `a_skip`
-    tokens; likewise B, whose length is 0 for single segments. `is_random` is 1 if B does not follow A, `epochs` is the
-    epoch that keys the masks, and `keys` distinguish the instances of an epoch.
+    The first four are (instances, 2), one column for each of the sides A and B: a side is `length` tokens of the
+    sentences `first` to `last` (exclusive), after skipping the first `skip` tokens. The length of B is 0 for single
+    segments. The others are (instances,): `is_random` is 1 if B does not follow A, `epochs` is the epoch that keys the
+    masks, and `keys` distinguish the instances of an epoch.
     """
 
-    a_first: np.ndarray
-    a_last: np.ndarray
-    a_skip: np.ndarray
-    a_length: np.ndarray
-    b_first: np.ndarray
-    b_last: np.ndarray
-    b_skip: np.ndarray
-    b_length: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    skip: np.ndarray
+    length: np.ndarray
     is_random: np.ndarray
     epochs: np.ndarray
     keys: np.ndarray
@@ -108,15 +105,17 @@ class SentencePairs:
         """Return the size of an epoch, estimated from its first instances, which training needs anyway."""
         number, block = next((number, block) for number, block in enumerate(self.epoch(0), 1) if len(block))
         fraction = min(1.0, number * self.documents_per_block / len(self._documents))
-        return Extent(round(len(block) / fraction), block.a_length + block.b_length + self._num_marks, self._num_marks)
+        return Extent(round(len(block) / fraction), block.length.sum(axis=1) + self._num_marks, self._num_marks)
 
     def gather(self, rows: Instances) -> Texts:
         """Return instances with their tokens and marks; A is segment 0, B is segment 1."""
         has_pairs, template = self._data.next_sentence, self._corpus.tokenizer.template
-        frames = template.frames(rows.a_length, rows.b_length if has_pairs else None)
-        self._fill(frames.token_ids, frames.first, rows.a_first, rows.a_last, rows.a_skip, rows.a_length)
-        if has_pairs:
-            self._fill(frames.token_ids, frames.second, rows.b_first, rows.b_last, rows.b_skip, rows.b_length)
+        frames = template.frames(rows.length[:, 0], rows.length[:, 1] if has_pairs else None)
+        for side, starts in enumerate((frames.first, frames.second) if has_pairs else (frames.first,)):
+            columns = starts, *(column[:, side] for column in (rows.first, rows.last, rows.skip, rows.length))
+            for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
+                part = self._corpus.sentences(first, last)[skipped : skipped + length]
+                frames.token_ids[start : start + length] = part
         return Texts(
             token_ids=frames.token_ids,
             segment_ids=frames.segment_ids,
@@ -125,11 +124,6 @@ class SentencePairs:
             epochs=rows.epochs,
             pair_labels=rows.is_random.copy() if has_pairs else None,
         )
-
-    def _fill(self, tokens: np.ndarray, *columns: np.ndarray) -> None:
-        """Copy one side of each instance to its packed position; columns: start, first, after last, skipped, length."""
-        for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
-            tokens[start : start + length] = self._corpus.sentences(first, last)[skipped : skipped + length]
 
     def block(self, epoch: int, block: int) -> Instances:
         """Return all instances of a block, in order. Raises DataError for a block that does not exist."""
@@ -183,7 +177,7 @@ class SentencePairs:
         (rows,) = np.nonzero(is_random)
         goal = chunks.targets[start[rows]] - a_side[2, rows]
         b_side[:, rows] = self._random_texts(chunks.indices[start[rows]], sentences[rows], goal, epoch)
-        return self._truncated(sentences, a_side, b_side, is_random, epoch)
+        return self._truncated(sentences, np.stack([a_side, b_side], axis=2), is_random, epoch)
 
     def swapped_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments of one chunk, half of them swapped (ALBERT, 3.1); skips a single last sentence."""
@@ -193,27 +187,22 @@ class SentencePairs:
         start = reached[last[reached] - reached > 1]
         sentences, last = chunks.sentences[start], last[start]
         middle = start + 1 + integers(last - start - 1, self._seed, _A_END, epoch, sentences)
-        first, second = chunks.side(start, start, middle), chunks.side(start, middle, last)
+        sides = np.stack([chunks.side(start, start, middle), chunks.side(start, middle, last)], axis=2)
         is_swapped = uniform(self._seed, _IS_RANDOM, epoch, sentences) < 0.5
-        a_side, b_side = np.where(is_swapped, second, first), np.where(is_swapped, first, second)
-        return self._truncated(sentences, a_side, b_side, is_swapped, epoch)
+        sides = np.where(is_swapped[:, None], sides[..., ::-1], sides)
+        return self._truncated(sentences, sides, is_swapped, epoch)
 
-    def _truncated(
-        self, sentences: np.ndarray, a_side: np.ndarray, b_side: np.ndarray, is_random: np.ndarray, epoch: int
-    ) -> Instances:
-        """Return instances of two sides, cut to fit; a side (3, instances) is as `_Chunks.side` returns it."""
-        a_first, a_last, a_length = a_side
-        b_first, b_last, b_length = b_side
-        a_kept, b_kept = truncated_lengths(a_length, b_length, self._room)
+    def _truncated(self, sentences: np.ndarray, sides: np.ndarray, is_random: np.ndarray, epoch: int) -> Instances:
+        """Return instances of two sides, cut to fit; `sides` (3, instances, 2) are as `_Chunks.side` returns them."""
+        first, last, whole = sides
+        length = np.stack(truncated_lengths(*whole.T, self._room), axis=1)
+        tosses = zip((whole - length).T, (_FRONT_A, _FRONT_B), strict=True)
+        skip = [_num_heads(num_tosses, self._seed, draw, epoch, sentences) for num_tosses, draw in tosses]
         return Instances(
-            a_first=a_first,
-            a_last=a_last,
-            a_skip=_num_heads(a_length - a_kept, self._seed, _FRONT_A, epoch, sentences),
-            a_length=a_kept,
-            b_first=b_first,
-            b_last=b_last,
-            b_skip=_num_heads(b_length - b_kept, self._seed, _FRONT_B, epoch, sentences),
-            b_length=b_kept,
+            first=first,
+            last=last,
+            skip=np.stack(skip, axis=1),
+            length=length,
             is_random=is_random.astype(np.int64),
             epochs=np.full(len(sentences), epoch, dtype=np.int64),
             keys=words(self._seed, _KEY, sentences, 0),
@@ -254,13 +243,11 @@ class SentencePairs:
         part = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
         sentences, after, whole, num_parts = np.repeat([first, after, num_tokens, num_parts], num_parts, axis=1)
         first_token, end_token = whole * part // num_parts, whole * (part + 1) // num_parts
-        zeros = np.zeros(len(part), dtype=np.int64)
+        columns = np.zeros((4, len(part), 2), dtype=np.int64)
+        columns[..., 0] = sentences, after, first_token, end_token - first_token
         return Instances(
-            a_first=sentences,
-            a_last=after,
-            a_skip=first_token,
-            a_length=end_token - first_token,
-            **dict.fromkeys(("b_first", "b_last", "b_skip", "b_length", "is_random"), zeros),
+            *columns,
+            is_random=np.zeros_like(part),
             epochs=np.full_like(part, epoch),
             keys=words(self._seed, _KEY, sentences, part),
         )
@@ -271,16 +258,16 @@ class Passages(SentencePairs):
 
     def gather(self, rows: Instances) -> Texts:
         """Return segments with their tokens and marks, and the positions of their sentences."""
-        texts, counts = super().gather(rows), rows.a_last - rows.a_first
+        texts, counts = super().gather(rows), rows.last[:, 0] - rows.first[:, 0]
         owners = np.repeat(np.arange(len(rows)), counts)
         first = np.cumsum(counts) - counts
-        sentences = rows.a_first[owners] + np.arange(len(owners)) - first[owners]
+        sentences = rows.first[owners, 0] + np.arange(len(owners)) - first[owners]
         lengths = self._corpus.sentence_lengths[sentences].astype(np.int64)
         ends = np.cumsum(lengths)
-        ends -= (ends[first] - lengths[first] + rows.a_skip)[owners]  # a sentence too long for a segment is cut
+        ends -= (ends[first] - lengths[first] + rows.skip[:, 0])[owners]  # a sentence too long for a segment is cut
         begins = np.maximum(ends - lengths, 0)
         starts = np.cumsum(texts.lengths) - texts.lengths + len(self._corpus.tokenizer.template.begin)
-        lengths = np.minimum(ends, rows.a_length[owners]) - begins
+        lengths = np.minimum(ends, rows.length[owners, 0]) - begins
         return replace(texts, sentence_starts=starts[owners] + begins, sentence_lengths=lengths)
 
 
