@@ -157,9 +157,9 @@ def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
     if len(kept) < 2:
         first = int(counts.argmax())
         raise DataError(
-            f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, only {len(kept)} occur that often, but "
-            f"at least two must; the most frequent, {words[first]!r:.60}, occurs {amount(int(counts[first]), 'time')}; "
-            "give more text or a lower --min-count"
+            f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, only {len(kept)} occur that often, "
+            f"but at least two must; the most frequent, {words[first]!r:.60}, occurs "
+            f"{amount(int(counts[first]), 'time')}; give more text or a lower --min-count"
         )
     order = sorted(kept.tolist(), key=lambda number: (-counts[number], words[number]))
     renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last one is for END

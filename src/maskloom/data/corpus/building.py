@@ -35,7 +35,7 @@ from maskloom.data.corpus.manifest import (
     write_manifest,
 )
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder, SentenceRule, token_type
-from maskloom.data.corpus.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
+from maskloom.data.corpus.shards import BUILDING_FOLDER, ShardRecord, finished_shard, map_lengths, write_shard
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import naming_disk, sync
@@ -370,11 +370,12 @@ def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
         offsets.write(np.zeros(1, "<i8").tobytes())
         for record in records:
             fault_point("corpus.lengths")
+            of_sentences, of_documents = map_lengths(out, record)
             # a shard of short lines can have tens of millions of sentences
-            for part in read_lengths(out, record, "sentences", _LENGTHS_AT_ONCE):
+            for part in np.array_split(of_sentences, 1 + len(of_sentences) // _LENGTHS_AT_ONCE):
                 lengths.write(part.tobytes())
                 offsets.write((first_token + np.cumsum(part, dtype="<i8")).tobytes())
                 first_token += int(part.sum(dtype=np.int64))
-            for part in read_lengths(out, record, "documents", _LENGTHS_AT_ONCE):
+            for part in np.array_split(of_documents, 1 + len(of_documents) // _LENGTHS_AT_ONCE):
                 documents.write((first_sentence + np.cumsum(part, dtype="<i8")).tobytes())
                 first_sentence += int(part.sum(dtype=np.int64))

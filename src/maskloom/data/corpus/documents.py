@@ -104,7 +104,7 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
             found.extend(_files_of_folder(path, report))
         elif not path.exists():
             raise DataError(f"{path}: no such file or folder")
-        elif not _is_known(path) and not _LANGUAGE.fullmatch(kind_of_file(path)):
+        elif not _is_known(path) and not _LANGUAGE.fullmatch(_kind(path)):
             raise DataError(f"{path}: unknown kind of file; {_KNOWN_KINDS} can be read")
         else:
             check_regular(path)
@@ -113,8 +113,8 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
 
 
 def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
-    """Raise ConfigError if `documents` is "file" but there is no .txt file, the only kind that the rule affects."""
-    if documents == "file" and not any(kind_of_file(source.path) == ".txt" for source in files):
+    """Raise ConfigError if `documents` is "file" but there is no plain text, the only kind that the rule affects."""
+    if documents == "file" and not any(is_plain_text(source.path) for source in files):
         raise ConfigError(
             "--documents file: the text has no .txt file, and each row of a .jsonl or .parquet file is a document "
             "anyway; leave it out"
@@ -203,7 +203,12 @@ def _decoded(content: bytes) -> Iterator[str]:
         start = end
 
 
-def kind_of_file(path: Path) -> str:
+def is_plain_text(path: Path) -> bool:
+    """Return whether a file that can be read holds plain text, in which blank lines may end documents."""
+    return _kind(path) not in (".jsonl", _PARQUET)
+
+
+def _kind(path: Path) -> str:
     """Return the suffix that identifies a file's format, ignoring a compression suffix."""
     name = path.name.lower()
     for compression in COMPRESSIONS:
@@ -212,7 +217,7 @@ def kind_of_file(path: Path) -> str:
 
 
 def _is_known(path: Path) -> bool:
-    return kind_of_file(path) in _KINDS or path.suffix.lower() == _PARQUET
+    return _kind(path) in _KINDS or path.suffix.lower() == _PARQUET
 
 
 @dataclass(frozen=True)
@@ -280,9 +285,9 @@ def _documents_of_files(
                 yield from filter(None, _documents_of_table(reader))
             else:
                 with closing(ByteStream(path)) as stream:
-                    is_text = kind_of_file(path) != ".jsonl"
-                    rows = _documents_of_text(stream, reader, rule) if is_text else _rows(stream, reader)
-                    for document in filter(None, rows):
+                    is_text = is_plain_text(path)
+                    found = _documents_of_text(stream, reader, rule) if is_text else _rows(stream, reader)
+                    for document in filter(None, found):
                         report.num_bytes_read = finished + stream.raw.position
                         yield document
                         # otherwise it would stay in memory while the next one is read

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
-from maskloom.data.corpus.documents import TEXT_FIELD, SourceFile, kind_of_file
+from maskloom.data.corpus.documents import TEXT_FIELD, SourceFile, is_plain_text
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 
 _NUM_FILES = 8
@@ -49,7 +49,7 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
         with reading_errors(path), closing(ByteStream(path)) as stream:
             block = stream.lines.read(_BLOCK)
             num_read += stream.raw.position if path.suffix.lower() in COMPRESSIONS else len(block)
-        text = _text_of_rows(block) if kind_of_file(path) == ".jsonl" else block
+        text = block if is_plain_text(path) else _text_of_rows(block)
         num_text += len(text)
         sample = text[:_SAMPLE_BYTES].decode("utf-8", "ignore").encode("utf-8")
         num_sampled += len(sample)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from maskloom.data.corpus.documents import kind_of_file
+from maskloom.data.corpus.documents import is_plain_text
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.statistics import (
     document_lengths,
@@ -50,10 +50,10 @@ def _is_by_lines(corpus: Corpus) -> bool:
 
 
 def _num_divisible(corpus: Corpus) -> int:
-    """Return the number of .txt files that the settings split into documents at blank lines."""
+    """Return the number of text files that the settings split into documents at blank lines."""
     if corpus.manifest["settings"].get("documents") == "file":
         return 0
-    return sum(kind_of_file(Path(source["name"])) == ".txt" for source in corpus.manifest["sources"])
+    return sum(is_plain_text(Path(source["name"])) for source in corpus.manifest["sources"])
 
 
 def lint_corpus(corpus: Corpus) -> list[Finding]:
@@ -84,7 +84,7 @@ def _documents(corpus: Corpus) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "no_document_boundaries",
-            f"{corpus.num_documents} documents from {num_files} .txt files, {mean:,.0f} tokens each: no blank lines "
+            f"{corpus.num_documents} documents from {num_files} text files, {mean:,.0f} tokens each: no blank lines "
             "separate documents, so each file is one; if a file holds several texts, put a blank line after each",
         )
 
@@ -97,7 +97,7 @@ def _short_documents(corpus: Corpus) -> Iterator[Finding]:
     num_files, paragraphs = _num_divisible(corpus), ""
     if num_files and corpus.num_documents >= _MANY_DOCUMENTS * num_files:
         paragraphs = (
-            f"; if the blank lines in the {amount(num_files, '.txt file')} "
+            f"; if the blank lines in the {amount(num_files, 'text file')} "
             f"({corpus.num_documents / num_files:,.0f} documents per file on average) separate paragraphs of one text, "
             "build again with --documents file"
         )
