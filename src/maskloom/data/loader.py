@@ -53,15 +53,19 @@ class Stream(Protocol[Rows, Gathered]):
 
     def read(self, position: dict[str, int], num_rows: int) -> tuple[Rows, dict[str, int]]:
         """Return the rows from a position ({} is the start), across epoch boundaries, and the position after them."""
+        ...
 
     def epoch(self, number: int) -> Iterator[Rows]:
         """Yield all rows of an epoch once, in groups of any size."""
+        ...
 
     def gather(self, rows: Rows) -> Gathered:
         """Return the rows with their tokens, as input for a corruption."""
+        ...
 
     def extent(self) -> Extent:
         """Return the size of an epoch."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class SentencePairs:
     def _truncated(self, sentences: np.ndarray, sides: np.ndarray, is_random: np.ndarray, epoch: int) -> Instances:
         """Return instances of two sides, cut to fit; `sides` (3, instances, 2) are as `_Chunks.side` returns them."""
         first, last, whole = sides
-        length = np.stack(truncated_lengths(*whole.T, self._room), axis=1)
+        length = np.stack(truncated_lengths(whole[:, 0], whole[:, 1], self._room), axis=1)
         tosses = zip((whole - length).T, (_FRONT_A, _FRONT_B), strict=True)
         skip = [_num_heads(num_tosses, self._seed, draw, epoch, sentences) for num_tosses, draw in tosses]
         return Instances(
