@@ -59,10 +59,10 @@ class PackedBatch:
 class PretrainingBatch(PackedBatch):
     """A batch for masked language modelling and next-sentence prediction (BERT paper 3.3).
 
-    Shapes: `token_ids` and `segment_ids` (tokens,), `lengths` (sequences,) in tokens, `mlm_positions` (predictions,)
-    ascending indices into the packed tokens, `mlm_labels` (predictions,) the original ids there, `nsp_labels`
-    (sequences,) 0 for the actual next text and 1 for a random or swapped one, or None without pairs; all int64. If rows
-    continue those of the previous batch, `begins` (sequences,) bool marks the rows that do not; otherwise it is None.
+    `mlm_positions` (predictions,) are ascending indices into the packed tokens, `mlm_labels` (predictions,) the
+    original ids there, `nsp_labels` (sequences,) 0 for the actual next text and 1 for a random or swapped one, or None
+    without pairs; all int64. If rows continue those of the previous batch, `begins` (sequences,) bool marks those that
+    do not.
     """
 
     mlm_positions: np.ndarray
@@ -104,9 +104,8 @@ class Texts(PackedBatch):
 class ClassificationBatch(PackedBatch):
     """A batch for tasks with one target per sequence (BERT paper 4.1).
 
-    Shapes: `token_ids` and `segment_ids` (tokens,) int64, `lengths` (sequences,) int64 in tokens, `labels` (sequences,)
-    int64 classes or float32 values, (sequences, labels) float32 for multi-label, or None if unknown, `indices`
-    (sequences,) int64 positions of the examples in their data set.
+    `labels` are (sequences,) int64 classes or float32 values, (sequences, labels) float32 for multi-label, or None if
+    unknown; `indices` (sequences,) int64 are positions of the examples in their data set.
     """
 
     labels: np.ndarray | None
@@ -117,11 +116,10 @@ class ClassificationBatch(PackedBatch):
 class TokenBatch(PackedBatch):
     """A batch for tasks with a target per token (BERT paper 5.3).
 
-    Shapes: `token_ids`, `segment_ids` and `labels` (tokens,) int64, with label -100 for a token that is not scored, or
-    None if unknown; `lengths` (sequences,) int64 in tokens, `indices` (sequences,) int64 positions in the data set.
-    `chains` (tokens,) int64 numbers, in ascending order, the runs of tokens whose targets depend on each other, and is
-    -1 for tokens in no run; None if targets are independent. `word_vectors` (tokens, size) float32 are the vectors of
-    the words that begin at tokens in chains, if the model reads them.
+    `labels` (tokens,) int64 are -100 for a token that is not scored, or None if unknown; `indices` (sequences,) int64
+    are positions in the data set. `chains` (tokens,) int64 numbers, in ascending order, the runs of tokens whose
+    targets depend on each other, and is -1 for tokens in no run; None if targets are independent. `word_vectors`
+    (tokens, size) float32 are the vectors of the words that begin at tokens in chains, if the model reads them.
     """
 
     labels: np.ndarray | None
@@ -153,10 +151,9 @@ class FeatureBatch(TokenBatch):
 class SourceTargetBatch(PackedBatch):
     """A batch of sources with their targets (Vaswani et al. 2017, 3.1).
 
-    Shapes, all int64: `token_ids` and `segment_ids` (source tokens,), `lengths` (sequences,) in source tokens;
-    `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it predicts there, empty and
-    None if targets are unknown; `target_lengths` and `indices` (sequences,), `marks` (sequences, marks) the tokens with
-    which every target begins, and the one with which it ends.
+    All int64: `target_ids` (target tokens,) what the decoder reads and `labels` (target tokens,) what it predicts
+    there, empty and None if targets are unknown; `target_lengths` and `indices` (sequences,), `marks` (sequences,
+    marks) the tokens with which every target begins, and the one with which it ends.
     """
 
     target_ids: np.ndarray
@@ -203,8 +200,7 @@ def read_and_predicted(
 class ChoiceBatch(PackedBatch):
     """A batch for multiple choice: the sequences of an example, one per choice, are adjacent (BERT paper 4.4).
 
-    Shapes, all int64: `token_ids` and `segment_ids` (tokens,), `lengths` (choices of all examples,) in tokens, `labels`
-    (examples,) the right choice, or None if unknown, `indices` and `num_choices` (examples,).
+    All int64: `labels` (examples,) the right choice, or None if unknown, `indices` and `num_choices` (examples,).
     """
 
     labels: np.ndarray | None
@@ -218,21 +214,15 @@ class ChoiceBatch(PackedBatch):
 
 @dataclass(frozen=True)
 class BothOrdersBatch(ChoiceBatch):
-    """A batch of pairs in both orders, A B and then B A, with a target for each pair (Radford et al. 2018, 3.3).
-
-    `labels` (pairs,) are as in `ClassificationBatch`, and `num_choices` (pairs,) are all 2.
-    """
+    """A batch of pairs in both orders, A B and then B A, with one label for each pair (Radford et al. 2018, 3.3)."""
 
 
 def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | None = None) -> list[np.ndarray]:
     """Return batches as int64 arrays of indices into `lengths` (examples,), longest examples first, for inference.
 
     A batch has at most `max_tokens` tokens, or one longer example, and at most `max_examples` examples. The largest
-    comes first, so that running out of memory shows immediately. Raises ValueError for a limit below 1.
+    comes first, so that running out of memory shows immediately.
     """
-    for name, most in (("max_tokens", max_tokens), ("max_examples", max_examples)):
-        if most is not None and most < 1:
-            raise ValueError(f"{name} is {most}; it must be at least 1")
     lengths = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-lengths, kind="stable")
     ends = _ends(lengths[order])

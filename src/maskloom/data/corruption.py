@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from maskloom.data.batch import PretrainingBatch, Texts
 from maskloom.data.counter_random import integers, uniform, words
-
-if TYPE_CHECKING:
-    from maskloom.data.settings import PretrainingData
-    from maskloom.text.vocabulary import Vocabulary
+from maskloom.data.settings import PretrainingData
+from maskloom.text.vocabulary import Vocabulary
 
 # One number for each kind of draw, so that no two kinds share random words.
 _SEQUENCE, _PRIORITY, _REPLACEMENT, _RANDOM_TOKEN = range(201, 205)
@@ -79,10 +77,9 @@ def num_predictions(lengths: np.ndarray, data: PretrainingData) -> np.ndarray:
 class Masking(Corruption[Texts, PretrainingBatch]):
     """Predicts some of the tokens, most of them replaced by [MASK] (BERT paper 3.3.1).
 
-    `masked_lm_prob` is a fraction of all tokens of a sequence, including special tokens, capped by
-    `max_predictions_per_seq`. A predicted token becomes [MASK] with probability `mask_prob`, stays unchanged with
-    `keep_prob`, and otherwise becomes a random token of the vocabulary. `whole_word_masking` predicts all pieces of a
-    word or none. [CLS] and [SEP] are never predicted, but may be drawn as random replacements.
+    `masked_lm_prob` is a fraction of all tokens of a sequence, including special tokens. A predicted token becomes
+    [MASK] with probability `mask_prob`, stays unchanged with `keep_prob`, and otherwise becomes a random token of the
+    vocabulary. [CLS] and [SEP] are never predicted, but may be drawn as random replacements.
     """
 
     def __call__(self, texts: Texts) -> PretrainingBatch:

@@ -55,12 +55,10 @@ class Permutation:
 
     Large ranges go through a Feistel network over the next power of four, with cycle walking until the value falls
     inside the range (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"); ranges of up to 4096, where such
-    a network is too regular, are sorted by one random word per element. Raises ValueError for a negative size.
+    a network is too regular, are sorted by one random word per element.
     """
 
     def __init__(self, size: int, seed: int, *counters: Counter) -> None:
-        if size < 0:
-            raise ValueError(f"size is {size}; it must be at least 0")
         self.size = int(size)
         self._key = int(words(seed, *counters))
         self._table: np.ndarray | None = None

@@ -62,17 +62,15 @@ class FeaturePlan:
 class FeatureWriter:
     """Writes the rows of units, in any order, to a folder that gets its final name when it is complete.
 
-    The disk space for all rows is allocated first, so OSError reports a lack of space immediately. Until the folder is
-    complete, the rows are in a folder next to it, with a flag for every unit whose rows are on disk: a writer with the
-    same plan resumes there, one with another plan starts over.
+    Until then the rows are in a folder next to it, with a flag for every unit whose rows are on disk: a writer with the
+    same plan resumes there. The disk space is allocated first, so OSError reports a lack of it immediately.
     """
 
     def __init__(self, folder: str | Path, plan: FeaturePlan) -> None:
         self._folder, self._plan = Path(folder), plan
         self._building = self._folder.with_name(self._folder.name + ".building")
         self._offsets, self._held = plan.offsets, plan.as_dict()
-        continues = self._continues()
-        if not continues:
+        if not (continues := self._continues()):
             shutil.rmtree(self._building, ignore_errors=True)
             self._building.mkdir(parents=True)
             (self._building / FEATURES).touch()
@@ -101,11 +99,9 @@ class FeatureWriter:
             values = rows.astype(_TYPES[self._plan.precision])
         if not np.isfinite(values).all():
             raise ValueError(f"activations are not finite in precision {self._plan.precision}")
-        start, numbers = 0, np.asarray(units).tolist()
-        for unit in numbers:
-            first, end = int(self._offsets[unit]), int(self._offsets[unit + 1])
-            self._array[first:end] = values[start : start + end - first]
-            start += end - first
+        numbers, ends = units.tolist(), np.cumsum(self._plan.row_counts[units])
+        for unit, part in zip(numbers, np.split(values, ends[:-1]), strict=True):
+            self._array[self._offsets[unit] : self._offsets[unit + 1]] = part
         self._unmarked += numbers
 
     def mark(self) -> None:
@@ -119,8 +115,7 @@ class FeatureWriter:
     def finish(self) -> None:
         """Write the manifest and give the folder its final name; raises ValueError if units are missing."""
         self.mark()
-        missing = self.missing_units()
-        if len(missing):
+        if len(missing := self.missing_units()):
             raise ValueError(f"{len(missing)} units are not written, the first: {missing[0]}")
         del self._array
         write_bytes(self._building / OFFSETS, self._offsets.astype("<i8").tobytes())
@@ -195,20 +190,15 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     version = manifest.get("format_version")
     if version != FORMAT_VERSION:
         raise DataError(f"{path}: format_version {version!r}; this program reads {FORMAT_VERSION}")
-    wanted = {"num_rows", "num_units", "width", "vectors", "precision", "sha256", "model", "source"}
-    missing = sorted(wanted - manifest.keys())
-    if missing:
-        raise DataError(f"{path}: missing {', '.join(missing)}; write the features again")
-    sizes = [manifest[name] for name in ("num_rows", "num_units", "width")]
-    are_sizes = all(type(size) is int and 0 <= size < 2**40 for size in sizes)
-    vectors, sums = manifest["vectors"], manifest["sha256"]
-    are_names = isinstance(vectors, list) and all(isinstance(name, str) for name in vectors)
-    are_sums = isinstance(sums, dict) and set(sums) == {FEATURES, OFFSETS}
-    if not (are_sizes and are_names and are_sums and manifest["precision"] in tuple(_TYPES)):
-        raise DataError(
-            f"{path}: num_rows, num_units, width, vectors, precision or sha256 is not that of a folder of features; "
-            "write the features again"
-        )
+    sizes, vectors, sums = ("num_rows", "num_units", "width"), manifest.get("vectors"), manifest.get("sha256")
+    is_right = {
+        **{name: type(size := manifest.get(name)) is int and 0 <= size < 2**40 for name in sizes},
+        "vectors": isinstance(vectors, list) and all(isinstance(name, str) for name in vectors),
+        "precision": manifest.get("precision") in tuple(_TYPES),
+        "sha256": isinstance(sums, dict) and set(sums) == {FEATURES, OFFSETS},
+    }
+    if wrong := [f"{name} {manifest.get(name)!r:.80}" for name, is_good in is_right.items() if not is_good]:
+        raise DataError(f"{path}: {', '.join(wrong)}: not that of a folder of features; write the features again")
     return manifest
 
 

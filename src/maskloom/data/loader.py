@@ -86,14 +86,12 @@ class Loader(Generic[Batch]):
     """Batches of a stream's rows, determined exactly by stream, corruption and position.
 
     Only the slice `rows` of every training batch is created, with the same positions and draws as in the whole batch:
-    several processes together create the batch that one process would. Raises ValueError for a batch size below 1.
+    several processes together create the batch that one process would.
     """
 
     def __init__(
         self, stream: Stream, corrupt: Corruption[Any, Batch], *, batch_size: int, rows: slice = slice(None)
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
         self._stream, self._corrupt, self._batch_size, self._rows = stream, corrupt, batch_size, rows
 
     def next_batch(self, position: dict[str, int]) -> tuple[Batch, dict[str, int]]:

@@ -25,11 +25,10 @@ _LONGEST_SPAN = 400
 
 @dataclass(frozen=True)
 class Restoring(Corruption[Texts, SourceTargetBatch]):
-    """The base of corruptions that make source and target from the same text.
+    """The base of corruptions that make source and target, both with the marks of the text, from the same text.
 
-    Source and target both have the marks of the text. The decoder reads the target up to its last token and predicts it
-    from the second one on. With a `decoder_start`, it reads that first and predicts all of the target, as BART and T5
-    do; the padding token serves as the start if no mark begins a text.
+    The decoder predicts the target from its second token on. With a `decoder_start`, it reads that first and predicts
+    all of the target, as BART and T5 do; the padding token serves as the start if no mark begins a text.
     """
 
     data: RestoringData

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from maskloom.data.batch import PretrainingBatch, Texts
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.words import RaggedIds
 from maskloom.data.corruption import Corruption, NextTokens
 from maskloom.data.streams.running_text import Contiguous, Stretches
 from maskloom.errors import ConfigError
 from maskloom.text.spelled_tokenizer import BEGIN_SENTENCE, END_SENTENCE, SpelledTokenizer
 from maskloom.text.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from maskloom.data.corpus.opening import Corpus
 
 
 class SentencesBothWays(Contiguous):

@@ -178,31 +178,32 @@ def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress,
     saved = start
     progress.begin("training word vectors", blocks, first)
     with stop_requests() as stop, stop.deferred():
-        for done in training.rounds():
+        for _ in training.rounds():
             now = time.monotonic()
-            is_asked = stop.received is not None and done.blocks_done < blocks
+            done = training.blocks_done
+            is_asked = stop.received is not None and done < blocks
             saves = is_asked or now - saved > _SECONDS_BETWEEN_SAVES
-            is_checked = saves or done.blocks_done == blocks
-            if not math.isfinite(done.loss) or (is_checked and not _is_finite(training)):
+            is_checked = saves or done == blocks
+            if not math.isfinite(training.loss) or (is_checked and not _is_finite(training)):
                 raise DataError(
-                    f"{out}: the loss or a vector is not finite after block {done.blocks_done:,} of {blocks:,}: "
+                    f"{out}: the loss or a vector is not finite after block {done:,} of {blocks:,}: "
                     f"the learning rate {training.recipe.peak_rate:g} is too high; "
                     "give a lower --learning-rate and another --out"
                 )
-            speed = (done.blocks_done - first) * len(training.tokens) * training.recipe.epochs / blocks / (now - start)
+            speed = (done - first) * len(training.tokens) * training.recipe.epochs / blocks / (now - start)
             log.write(
                 "step",
                 stage="words",
-                step=done.blocks_done,
-                loss=done.loss,
-                learning_rate=done.learning_rate,
+                step=done,
+                loss=training.loss,
+                learning_rate=training.rate_of(done - 1),
                 tokens_per_second=speed,
             )
-            progress.advance(done.blocks_done, loss=done.loss, tokens_per_s=speed)
+            progress.advance(done, loss=training.loss, tokens_per_s=speed)
             if saves:
                 _save(training, out, seconds + now - start)
                 saved = time.monotonic()
-                log.write("save", stage="words", step=done.blocks_done)
+                log.write("save", stage="words", step=done)
             if is_asked:
                 return {}  # leaving `deferred` raises
     progress.end()

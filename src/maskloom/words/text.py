@@ -148,19 +148,18 @@ def rewrite(path: Path, changed: Callable[[np.ndarray], np.ndarray]) -> None:
 
 
 def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
-    """Renumber words by their counts, remove the rare ones from the file, and return the vocabulary.
+    """Renumber the words, at least one, by their counts, remove the rare ones from the file, return the vocabulary.
 
     Raises DataError if fewer than two words are frequent enough.
     """
     counts = counts_of(path, len(words))
     kept = np.flatnonzero(counts >= min_count)
     if len(kept) < 2:
-        top = int(counts.max(initial=0))
-        first = f"{words[int(counts.argmax())]!r:.60}" if len(words) else ""
-        which = f"the most frequent, {first}, occurs {amount(top, 'time')}; " if first else ""
+        first = int(counts.argmax())
         raise DataError(
             f"--min-count {min_count}: of {amount(len(words), 'distinct word')}, only {len(kept)} occur that often, "
-            f"but at least two must; {which}give more text or a lower --min-count"
+            f"but at least two must; the most frequent, {words[first]!r:.60}, occurs "
+            f"{amount(int(counts[first]), 'time')}; give more text or a lower --min-count"
         )
     order = sorted(kept.tolist(), key=lambda number: (-counts[number], words[number]))
     renumbered = np.full(len(words) + 1, END - 1, np.int32)  # the last one is for END
@@ -210,14 +209,14 @@ def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> list[str]
 
     def joined(block: np.ndarray) -> np.ndarray:
         found = pairs(block)
-        place = np.minimum(np.searchsorted(phrases, found), len(phrases) - 1)
-        is_phrase = phrases[place] == found
+        nearest = np.minimum(np.searchsorted(phrases, found), len(phrases) - 1)
+        is_phrase = phrases[nearest] == found
         # in a run of overlapping pairs every second one is joined, beginning with the first
-        starts = np.flatnonzero(is_phrase & ~np.concatenate([[False], is_phrase[:-1]]))
-        runs = np.cumsum(is_phrase & ~np.concatenate([[False], is_phrase[:-1]])) - 1
-        is_joined = is_phrase & ((np.arange(len(found)) - starts[runs]) % 2 == 0) if len(starts) else is_phrase
+        places = np.arange(len(found))
+        last_other = np.maximum.accumulate(np.where(is_phrase, -1, places))
+        is_joined = is_phrase & ((places - last_other) % 2 == 1)
         block = block.copy()
-        block[:-1][is_joined] = joins[place[is_joined]]
+        block[:-1][is_joined] = joins[nearest[is_joined]]
         return block[~np.concatenate([[False], is_joined])]
 
     if len(phrases):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -34,18 +33,6 @@ _LOWEST_RATE = 1e-4
 _BLOCKS_OF_ROUND, _BLOCKS_BETWEEN_MEETINGS = 50, 10
 _ROWS_AT_ONCE = 2048
 _TINY = np.float32(1e-30)
-
-
-@dataclass(frozen=True)
-class Round:
-    """The result of a round: blocks done since the start, mean loss per prediction, learning rate.
-
-    A round without any prediction repeats the loss of the round before.
-    """
-
-    blocks_done: int
-    loss: float
-    learning_rate: float
 
 
 def keep_probabilities(counts: np.ndarray, sample: float) -> np.ndarray:
@@ -133,7 +120,10 @@ def make_tables(recipe: WordsRecipe, counts: np.ndarray) -> Tables:
 
 
 class WordTraining:
-    """The state of training: `vectors` (words, size), `outputs` (words or inner nodes, size), `blocks_done`, `loss`."""
+    """The state of training: `vectors` (words, size), `outputs` (words or inner nodes, size), `blocks_done`, `loss`.
+
+    The loss is the mean per prediction of the last round that had any.
+    """
 
     def __init__(self, recipe: WordsRecipe, counts: np.ndarray, tokens: np.ndarray) -> None:
         self.recipe, self.tokens, self.blocks_done, self.loss = recipe, tokens, 0, 0.0
@@ -146,7 +136,7 @@ class WordTraining:
         self._blocks_of_epoch = -(-len(tokens) // BLOCK)
         self.num_blocks = recipe.epochs * self._blocks_of_epoch
 
-    def rounds(self) -> Iterator[Round]:
+    def rounds(self) -> Iterator[None]:
         """Continue training, and yield after each round, when the state is consistent."""
         workers = self.recipe.workers
         meets = self.recipe.deterministic and workers > 1
@@ -169,7 +159,7 @@ class WordTraining:
                 self.blocks_done = end
                 total, num_predictions = map(sum, zip(*results, strict=True))
                 self.loss = total / num_predictions if num_predictions else self.loss
-                yield Round(end, self.loss, self.rate_of(end - 1))
+                yield
 
     def rate_of(self, block: int) -> float:
         """Return the learning rate of a block, numbered over all epochs."""

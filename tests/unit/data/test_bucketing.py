@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from maskloom.data.batch import sorted_batches
 
@@ -21,8 +20,3 @@ def test_an_example_beyond_the_budget_is_alone() -> None:
 
 def test_no_examples_no_batches() -> None:
     assert sorted_batches(np.array([], dtype=np.int64), 5) == []
-
-
-def test_a_budget_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_tokens is 0"):
-        sorted_batches(LENGTHS, 0)

@@ -107,7 +107,10 @@ def test_a_broken_manifest_is_refused(folder):
     for content, message in (
         ("{", "line 1, column 2: not valid JSON"),
         (json.dumps({**manifest, "format_version": 2}), "format_version 2; this program reads 1"),
-        (json.dumps({key: value for key, value in manifest.items() if key != "width"}), "missing width"),
+        (
+            json.dumps({key: value for key, value in manifest.items() if key != "width"}),
+            r"width None: not that of a folder of features",
+        ),
         ("[]", "expected a JSON object"),
     ):
         (folder / MANIFEST).write_text(content)

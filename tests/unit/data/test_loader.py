@@ -249,11 +249,6 @@ def test_instances_are_distributed_as_those_of_the_static_generator(random_corpu
     np.testing.assert_allclose(summary(dynamic), summary(static), rtol=0.06)
 
 
-def test_an_empty_batch_is_refused(random_corpus) -> None:
-    with pytest.raises(ValueError, match="batch_size is 0"):
-        _loader(random_corpus(3), batch_size=0)
-
-
 @pytest.mark.parametrize("whole_word_masking", [False, True])
 def test_a_rate_above_the_published_one_is_predicted_in_full(random_corpus, whole_word_masking: bool) -> None:
     data = PretrainingData(masked_lm_prob=0.3, max_length=64, whole_word_masking=whole_word_masking)

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from maskloom.data.corpus.opening import split_documents
-from maskloom.errors import ConfigError
 
 
 @pytest.mark.parametrize("num_documents", [2, 3, 10, 997])
@@ -30,9 +29,3 @@ def test_the_split_depends_on_the_seed_alone(memory_corpus) -> None:
     a, b = memory_corpus([[[5]]] * 50), memory_corpus([[[9, 8], [7]]] * 50)
     assert split_documents(a, 0.2, seed=3)[1].tolist() == split_documents(b, 0.2, seed=3)[1].tolist()
     assert split_documents(a, 0.2, seed=3)[1].tolist() != split_documents(a, 0.2, seed=4)[1].tolist()
-
-
-def test_shares_outside_the_range_are_refused(memory_corpus) -> None:
-    for share in (-0.1, 1.0):
-        with pytest.raises(ConfigError, match="held_out_fraction"):
-            split_documents(memory_corpus([[[5]]]), share, seed=0)

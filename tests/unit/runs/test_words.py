@@ -233,11 +233,11 @@ def test_vectors_that_are_not_finite_are_not_written(
 ) -> None:
     rounds = training.WordTraining.rounds
 
-    def spoiled(self: training.WordTraining) -> Iterator[training.Round]:
-        for done in rounds(self):
-            if done.blocks_done == self.num_blocks:
+    def spoiled(self: training.WordTraining) -> Iterator[None]:
+        for _ in rounds(self):
+            if self.blocks_done == self.num_blocks:
                 getattr(self, name)[0, 0] = np.inf
-            yield done
+            yield
 
     monkeypatch.setattr(training.WordTraining, "rounds", spoiled)
     with pytest.raises(DataError, match="the loss or a vector is not finite after block"):

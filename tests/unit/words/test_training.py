@@ -14,7 +14,8 @@ from maskloom.words.training import WordTraining, alias_table, huffman_codes, ke
 
 def trained(recipe: WordsRecipe, counts: np.ndarray, tokens: np.ndarray) -> WordTraining:
     state = WordTraining(recipe, counts, tokens)
-    assert state.num_blocks == [done.blocks_done for done in state.rounds()][-1]
+    [*state.rounds()]
+    assert state.blocks_done == state.num_blocks
     return state
 
 

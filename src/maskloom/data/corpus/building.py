@@ -35,7 +35,7 @@ from maskloom.data.corpus.manifest import (
     write_manifest,
 )
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder, SentenceRule, token_type
-from maskloom.data.corpus.shards import BUILDING_FOLDER, ShardRecord, finished_shard, read_lengths, write_shard
+from maskloom.data.corpus.shards import BUILDING_FOLDER, ShardRecord, finished_shard, map_lengths, write_shard
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.fault_points import fault_point
 from maskloom.system.files import naming_disk, sync
@@ -131,10 +131,10 @@ def build_corpus(
 
     This process reads and the workers of `work` encode; the workers of an engine must see `out` under the same absolute
     path. The output bytes are the same for any engine and number of workers, and after any interruption: a rerun reuses
-    the `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicate
-    documents are dropped, using 27 to 53 bytes of memory per document; other memory is bounded by the shards in
-    progress (at most `MAX_SHARD_BYTES` of text each; two per worker plus two) and by the word cache. `before_reading`
-    is called with the files, `progress` with ("reading and encoding", bytes done, total bytes).
+    the `num_kept_shards` that are finished, and leaves a finished corpus as it is (`already_built`). Exact duplicates
+    are dropped, using 27 to 53 bytes of memory per document; the shards in progress, two per worker plus two, have at
+    most `MAX_SHARD_BYTES` of text each. `before_reading` is called with the files, `progress` with ("reading and
+    encoding", bytes done, total bytes).
 
     Raises ConfigError for an invalid setting, and if the folder holds a corpus that was built differently or any other
     files, or lies in a folder of text; FolderInUseError if another process is building in it; DataError if the text has
@@ -226,15 +226,9 @@ def _building(out: Path) -> Iterator[None]:
             yield
 
 
-def document_digest(text: bytes) -> bytes:
-    """Return the 16-byte BLAKE2b digest of UTF-8 text; two documents collide with a probability of 2**-128."""
-    return hashlib.blake2b(text, digest_size=DIGEST_BYTES).digest()
-
-
 class DigestSet:
     """A set of digests in one flat table: 27 to 53 bytes of memory per document; a Python set takes about 100.
 
-    Uses open addressing with linear probing; digests are already well mixed, so their first bytes serve as the hash.
     Zeros mark a free slot, so a digest of zeros counts as present, with a probability of 2**-128.
     """
 
@@ -262,9 +256,9 @@ class DigestSet:
 
 
 def _unique_documents(documents: Iterator[Document], seen: DigestSet) -> Iterator[tuple[bytes, Document]]:
-    """Yield (digest, document) for each distinct document."""
+    """Yield (digest, document) for each distinct document; two collide with a probability of 2**-128."""
     for document in documents:
-        digest = document_digest(document.content)
+        digest = hashlib.blake2b(document.content, digest_size=DIGEST_BYTES).digest()
         if seen.add(digest):
             yield digest, document
         # otherwise it would stay in memory while the next one is read
@@ -277,17 +271,14 @@ def _shard_tasks(documents: Iterator[tuple[bytes, Document]], settings: dict[str
     recipe, total = json.dumps(settings, sort_keys=True), 0
     task = _ShardTask(0, recipe)
     for own_digest, document in documents:
-        if task.documents and task.num_bytes + len(document.content) > MAX_SHARD_BYTES:
+        smallest = max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, (total + task.num_characters) // _SHARE_OF_TEXT)
+        is_full = task.num_characters >= min(max_characters, smallest)
+        if task.documents and (is_full or task.num_bytes + len(document.content) > MAX_SHARD_BYTES):
             total += task.num_characters
             full, task = [task], _ShardTask(task.number + 1, recipe)
             yield full.pop()
         task.add(document, own_digest)
         del document
-        smallest = max(_SMALLEST_SHARD * _CHARACTERS_PER_TOKEN, (total + task.num_characters) // _SHARE_OF_TEXT)
-        if task.num_characters >= min(max_characters, smallest):
-            total += task.num_characters
-            full, task = [task], _ShardTask(task.number + 1, recipe)
-            yield full.pop()
     if task.documents:
         yield task
 
@@ -379,11 +370,12 @@ def _join_lengths(out: Path, records: list[ShardRecord]) -> None:
         offsets.write(np.zeros(1, "<i8").tobytes())
         for record in records:
             fault_point("corpus.lengths")
+            of_sentences, of_documents = map_lengths(out, record)
             # a shard of short lines can have tens of millions of sentences
-            for part in read_lengths(out, record, "sentences", _LENGTHS_AT_ONCE):
+            for part in np.array_split(of_sentences, 1 + len(of_sentences) // _LENGTHS_AT_ONCE):
                 lengths.write(part.tobytes())
                 offsets.write((first_token + np.cumsum(part, dtype="<i8")).tobytes())
                 first_token += int(part.sum(dtype=np.int64))
-            for part in read_lengths(out, record, "documents", _LENGTHS_AT_ONCE):
+            for part in np.array_split(of_documents, 1 + len(of_documents) // _LENGTHS_AT_ONCE):
                 documents.write((first_sentence + np.cumsum(part, dtype="<i8")).tobytes())
                 first_sentence += int(part.sum(dtype=np.int64))

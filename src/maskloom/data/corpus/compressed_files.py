@@ -88,32 +88,27 @@ class _ZstandardReader(io.RawIOBase):
     """Reads consecutive Zstandard frames; unlike the library's own reader, it detects a truncated frame."""
 
     def __init__(self, raw: io.RawIOBase) -> None:
-        self._raw = raw
-        self._frame = None
-        self._compressed = memoryview(b"")
-        self._plain = memoryview(b"")
+        self._pieces, self._left = _decompressed(raw), memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        while not self._plain:
-            if not self._compressed:
-                self._compressed = memoryview(self._raw.read(_BLOCK // 8) or b"")
-                if not self._compressed:
-                    if self._frame is not None:
-                        raise EOFError
-                    return 0
-            if self._frame is None:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            part = self._compressed[:_SLICE]
-            self._plain = memoryview(self._frame.decompress(part))
-            num_used = len(part)
-            if self._frame.eof:
-                num_used -= len(self._frame.unused_data)
-                self._frame = None
-            self._compressed = self._compressed[num_used:]
-        size = min(len(buffer), len(self._plain))
-        buffer[:size] = self._plain[:size]
-        self._plain = self._plain[size:]
+        if not self._left:
+            self._left = memoryview(next(filter(None, self._pieces), b""))
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
         return size
+
+
+def _decompressed(raw: io.RawIOBase) -> Iterator[bytes]:
+    frame = None
+    while compressed := memoryview(raw.read(_BLOCK // 8) or b""):
+        while compressed:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            part = compressed[:_SLICE]
+            yield frame.decompress(part)
+            compressed = compressed[len(part) - len(frame.unused_data) :]
+            frame = None if frame.eof else frame
+    if frame:
+        raise EOFError

@@ -35,6 +35,7 @@ _NUM_SKIPS_NAMED = 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # a decoded character takes up to four bytes, so long text is decoded piece by piece
 _PIECE = 1 << 20
+_ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ def source_files(paths: str | Path | Iterable[str | Path], report: ReadingReport
 
 
 def check_rule(files: list[SourceFile], documents: DocumentRule) -> None:
-    """Raise ConfigError if `documents` is "file" but there is no .txt file, the only kind that the rule affects."""
-    if documents == "file" and not any(_kind(source.path) == ".txt" for source in files):
+    """Raise ConfigError if `documents` is "file" but there is no plain text, the only kind that the rule affects."""
+    if documents == "file" and not any(is_plain_text(source.path) for source in files):
         raise ConfigError(
             "--documents file: the text has no .txt file, and each row of a .jsonl or .parquet file is a document "
             "anyway; leave it out"
@@ -138,11 +139,10 @@ def read_documents(
 ) -> Iterator[Document]:
     """Return an iterator over the documents of files and folders, in the order given.
 
-    Documents of a .txt file end at blank lines with "blank-line"; with "file" the whole file is one document and keeps
-    its blank lines. In the other formats each row is a document. A .txt document of more than `longest` bytes is split
-    instead of being rejected as too large. For line endings, see `data.corpus.text_blocks`. Bad text means bytes that
-    are not UTF-8, NUL characters and lone surrogates: "error" raises, "skip" drops the document or row, counts it and
-    lists it in `report`. Documents without any visible character are dropped and counted too.
+    Documents of a .txt file end at blank lines, or with "file" at its end; in the other formats each row is a document.
+    A .txt document of more than `longest` bytes is split instead of being rejected as too large. Bad text (bytes that
+    are not UTF-8, NUL characters, lone surrogates) raises with "error"; "skip" drops the document, counts it and lists
+    it in `report`. Documents without any visible character are dropped and counted too.
 
     Raises DataError (with the file and the line, row or byte offset) for bad text, bad JSON, a missing or ill-typed
     `text` field, truncated compressed files, documents that are too large, a file that changes while it is read, and as
@@ -201,6 +201,11 @@ def _decoded(content: bytes) -> Iterator[str]:
         except UnicodeDecodeError as error:
             raise UnicodeDecodeError("utf-8", content, start + error.start, start + error.end, error.reason) from None
         start = end
+
+
+def is_plain_text(path: Path) -> bool:
+    """Return whether a file that can be read holds plain text, in which blank lines may end documents."""
+    return _kind(path) not in (".jsonl", _PARQUET)
 
 
 def _kind(path: Path) -> str:
@@ -280,9 +285,9 @@ def _documents_of_files(
                 yield from filter(None, _documents_of_table(reader))
             else:
                 with closing(ByteStream(path)) as stream:
-                    is_text = _kind(path) != ".jsonl"
-                    rows = _documents_of_text(stream, reader, rule) if is_text else _rows(stream, reader)
-                    for document in filter(None, rows):
+                    is_text = is_plain_text(path)
+                    found = _documents_of_text(stream, reader, rule) if is_text else _rows(stream, reader)
+                    for document in filter(None, found):
                         report.num_bytes_read = finished + stream.raw.position
                         yield document
                         # otherwise it would stay in memory while the next one is read
@@ -301,12 +306,11 @@ def _documents_of_files(
 
 
 def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) -> Iterator[Document | None]:
-    """Yield the documents of a .txt file, with None for each that is empty or rejected."""
+    """Yield the documents of a .txt file; None for each that is empty or rejected."""
     start = len(_BYTE_ORDER_MARK) if stream.lines.peek(3)[:3] == _BYTE_ORDER_MARK else 0
     stream.lines.read(start)
     by_line = rule == "blank-line"
     advice = "put blank lines between documents" if by_line else "split the file"
-
     for raw in raw_documents(
         stream.lines.read,
         ends_at_blank_lines=by_line,
@@ -369,9 +373,6 @@ def _too_large(path: Path, place: str) -> str:
     return f"{path}, {place}: a document of more than {MAX_DOCUMENT_BYTES:,} bytes"
 
 
-_ROWS_AT_ONCE = 256
-
-
 def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
     """Yield the documents of a .parquet file, the text field of each row; None for any that is empty or rejected."""
     path, column = reader.path, TEXT_FIELD
@@ -394,23 +395,19 @@ def _documents_of_table(reader: _Reader) -> Iterator[Document | None]:
             held = ", ".join(sorted(name[:40] for name in schema)[:12])
             raise DataError(f"{path}: no column {column!r}; the file has {held or 'none'}")
         kind = schema[column]
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
             raise DataError(f"{path}: column {column!r} must hold strings, not {kind}")
         batches = file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column])
         row = 0
         while True:
             try:
-                batch = next(batches, None)
+                batch = next(batches)
+            except StopIteration:
+                return
             except damage as error:
                 raise DataError(f"{path}, after row {row}: the Parquet file is damaged: {error}") from None
-            if batch is None:
-                return
-            values = batch.column(0)
-            if pa.types.is_dictionary(values.type):
-                values = values.dictionary_decode()
-            for content in values.cast(pa.large_binary()).to_pylist():
+            for content in batch.column(0).cast(pa.large_binary()).to_pylist():
                 row += 1
                 if content is None:
                     raise DataError(f"{path}, row {row}: column {column!r} has no value")

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
-from maskloom.data.corpus.documents import TEXT_FIELD, SourceFile
+from maskloom.data.corpus.documents import TEXT_FIELD, SourceFile, is_plain_text
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 
 _NUM_FILES = 8
@@ -44,20 +44,19 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
     paths = [path for path, size in sizes.items() if size]
     if not paths:
         return None
-    num_read = num_unpacked = num_text = num_sampled = num_tokens = num_sentences = 0
+    num_read = num_text = num_sampled = num_tokens = num_sentences = 0
     for path in paths[:: -(-len(paths) // _NUM_FILES)]:
         with reading_errors(path), closing(ByteStream(path)) as stream:
             block = stream.lines.read(_BLOCK)
             num_read += stream.raw.position if path.suffix.lower() in COMPRESSIONS else len(block)
-        text = _text_of_rows(block) if ".jsonl" in path.name.lower() else block
-        num_unpacked += len(block)
+        text = block if is_plain_text(path) else _text_of_rows(block)
         num_text += len(text)
         sample = text[:_SAMPLE_BYTES].decode("utf-8", "ignore").encode("utf-8")
         num_sampled += len(sample)
         for part in encoder.parts([sample]):
             num_tokens += int(part.sentence_lengths.sum())
             num_sentences += len(part.sentence_lengths)
-    num_text_bytes = sum(sizes.values()) * num_unpacked / num_read * num_text / max(1, num_unpacked)
+    num_text_bytes = sum(sizes.values()) * num_text / num_read
     fraction = num_text_bytes / max(1, num_sampled)
     return CorpusEstimate(
         num_files=len(sizes),
@@ -70,7 +69,7 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
 
 
 def _text_of_rows(block: bytes) -> bytes:
-    """Return the texts of the complete, valid rows; errors in other rows are reported when the corpus is read."""
+    """Return the texts of the complete, valid rows."""
     texts = []
     for line in block.split(b"\n"):
         try:

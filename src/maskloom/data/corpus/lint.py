@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from maskloom.data.corpus.documents import is_plain_text
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.statistics import (
     document_lengths,
@@ -17,8 +19,6 @@ from maskloom.data.corpus.statistics import (
     token_counts,
 )
 from maskloom.errors import amount
-
-Level = Literal["error", "warning", "info"]
 
 _FEW_DOCUMENTS = 50
 _FEW_TOKENS, _TOO_FEW_TOKENS = 1_000_000, 20_000
@@ -40,7 +40,7 @@ _WHOLE_CHARACTERS = ((0x2E80, 0x30FF), (0x31C0, 0x9FFF), (0xAC00, 0xD7AF), (0xF9
 class Finding:
     """One problem of a corpus: its severity, a stable code, and a message with figures and advice."""
 
-    level: Level
+    level: Literal["error", "warning", "info"]
     code: str
     message: str
 
@@ -50,26 +50,26 @@ def _is_by_lines(corpus: Corpus) -> bool:
 
 
 def _num_divisible(corpus: Corpus) -> int:
-    """Return the number of .txt files that the settings split into documents at blank lines."""
-    is_whole = corpus.manifest["settings"].get("documents") == "file"
-    return 0 if is_whole else sum(".txt" in source["name"].lower() for source in corpus.manifest["sources"])
+    """Return the number of text files that the settings split into documents at blank lines."""
+    if corpus.manifest["settings"].get("documents") == "file":
+        return 0
+    return sum(is_plain_text(Path(source["name"])) for source in corpus.manifest["sources"])
 
 
 def lint_corpus(corpus: Corpus) -> list[Finding]:
     """Return the problems of a corpus: first errors, which ruin the run, then warnings, then infos."""
-    counts = token_counts(corpus)
-    found = [finding for check in _CHECKS for finding in check(corpus, counts)]
+    checks = (_documents, _short_documents, _repeated, _tokens, _long_sentences, _left_out)
+    found = [finding for check in checks for finding in check(corpus)]
     return sorted(found, key=lambda finding: ("error", "warning", "info").index(finding.level))
 
 
-def _documents(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+def _documents(corpus: Corpus) -> Iterator[Finding]:
     if corpus.num_documents == 1:
         yield Finding(
             "error",
             "one_document",
-            "the corpus has 1 document: next-sentence prediction draws random next sentences from other documents, "
-            "and nothing can be held out; put blank lines between documents, give more files, or train with "
-            "--set data.next_sentence=false",
+            "the corpus has 1 document: next-sentence prediction needs others, and nothing can be held out; put blank "
+            "lines between documents, give more files, or train with --set data.next_sentence=false",
         )
     elif corpus.num_documents < _FEW_DOCUMENTS:
         yield Finding(
@@ -78,26 +78,29 @@ def _documents(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
             f"the corpus has {corpus.num_documents} documents, fewer than {_FEW_DOCUMENTS}: the held-out part is one "
             "or two documents, too few for a reliable loss; put blank lines between documents or add text",
         )
-
-
-def _document_boundaries(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
     num_files = _num_divisible(corpus)
     mean = corpus.num_tokens / corpus.num_documents
     if corpus.num_documents <= num_files and mean > _LONG_DOCUMENT:
         yield Finding(
             "warning",
             "no_document_boundaries",
-            f"{corpus.num_documents} documents from {num_files} .txt files, {mean:,.0f} tokens each: no blank lines "
+            f"{corpus.num_documents} documents from {num_files} text files, {mean:,.0f} tokens each: no blank lines "
             "separate documents, so each file is one; if a file holds several texts, put a blank line after each",
         )
 
 
-def _single_sentences(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+def _short_documents(corpus: Corpus) -> Iterator[Finding]:
     """Find documents of one or two sentences: lines separated by blank lines, or paragraphs of books."""
     num_sentences = np.diff(corpus.document_offsets)
     single, short = float((num_sentences == 1).mean()), float((num_sentences <= 2).mean())
     median = float(np.median(document_lengths(corpus)))
-    paragraphs = _why_paragraphs(corpus)
+    num_files, paragraphs = _num_divisible(corpus), ""
+    if num_files and corpus.num_documents >= _MANY_DOCUMENTS * num_files:
+        paragraphs = (
+            f"; if the blank lines in the {amount(num_files, 'text file')} "
+            f"({corpus.num_documents / num_files:,.0f} documents per file on average) separate paragraphs of one text, "
+            "build again with --documents file"
+        )
     if single >= _SINGLE_WARNING:
         yield Finding(
             "error" if single >= _SINGLE_ERROR else "warning",
@@ -117,19 +120,7 @@ def _single_sentences(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
         )
 
 
-def _why_paragraphs(corpus: Corpus) -> str:
-    """Return advice if the documents may be paragraphs of the files, or "" if they cannot be."""
-    num_files, num_documents = _num_divisible(corpus), corpus.num_documents
-    if not num_files or num_documents < _MANY_DOCUMENTS * num_files:
-        return ""
-    return (
-        f"; if the blank lines in the {amount(num_files, '.txt file')} "
-        f"({num_documents / num_files:,.0f} documents per file on average) separate paragraphs of one text, "
-        "build again with --documents file"
-    )
-
-
-def _repeated(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+def _repeated(corpus: Corpus) -> Iterator[Finding]:
     repeated = repeated_sentences(corpus)
     if repeated.fraction < _REPEATED_WARNING:
         return
@@ -143,8 +134,9 @@ def _repeated(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
     )
 
 
-def _unknown(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
-    unknown, rate = corpus.vocabulary.special.unknown, num_unknown(counts, corpus) / corpus.num_tokens
+def _tokens(corpus: Corpus) -> Iterator[Finding]:
+    vocabulary, counts, num_tokens = corpus.vocabulary, token_counts(corpus), corpus.num_tokens
+    unknown, rate = vocabulary.special.unknown, num_unknown(counts, corpus) / num_tokens
     if rate >= _UNKNOWN_WARNING:
         yield Finding(
             "error" if rate >= _UNKNOWN_ERROR else "warning",
@@ -152,30 +144,16 @@ def _unknown(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
             f"{rate:.1%} of the tokens are {unknown}, above {_UNKNOWN_WARNING:.0%}: the vocabulary does not cover this "
             "text; train the vocabulary on the same text, or with a larger --size",
         )
-
-
-def _script(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
-    """Detect a foreign script: its words become single letters if the vocabulary has them, else [UNK]."""
-    vocabulary = corpus.vocabulary
+    # words of a foreign script become single letters if the vocabulary has them, else [UNK]
     letters = np.array([_is_letter(vocabulary.bare(token)) for token in vocabulary.tokens])
-    fraction = float((counts[letters].sum() + num_unknown(counts, corpus)) / corpus.num_tokens)
+    fraction = float(counts[letters].sum() / num_tokens) + rate
     if fraction >= _LETTERS_WARNING:
         yield Finding(
             "error" if fraction >= _LETTERS_ERROR else "warning",
             "other_script",
-            f"{fraction:.1%} of the tokens are single letters or {vocabulary.special.unknown or 'bytes'}: the text is "
-            "in a different script or language from the vocabulary; train the vocabulary on this text, or with a "
-            "larger --size",
+            f"{fraction:.1%} of the tokens are single letters or {unknown or 'bytes'}: the text is in a different "
+            "script or language from the vocabulary; train the vocabulary on this text, or with a larger --size",
         )
-
-
-def _is_letter(token: str) -> bool:
-    is_letter = len(token) == 1 and token.isalpha()
-    return is_letter and not any(first <= ord(token) <= last for first, last in _WHOLE_CHARACTERS)
-
-
-def _size(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
-    num_tokens = corpus.num_tokens
     if num_tokens < _FEW_TOKENS:
         yield Finding(
             "error" if num_tokens < _TOO_FEW_TOKENS else "warning",
@@ -185,7 +163,12 @@ def _size(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
         )
 
 
-def _long_sentences(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+def _is_letter(token: str) -> bool:
+    is_letter = len(token) == 1 and token.isalpha()
+    return is_letter and not any(first <= ord(token) <= last for first, last in _WHOLE_CHARACTERS)
+
+
+def _long_sentences(corpus: Corpus) -> Iterator[Finding]:
     num_tokens, longest = 0, 0
     for block in sentence_blocks(corpus):
         lengths = corpus.sentence_lengths[block]
@@ -198,12 +181,11 @@ def _long_sentences(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
             "warning",
             "long_sentences",
             f"{fraction:.1%} of the tokens are in sentences of more than {_LONG_SENTENCE} tokens (the longest has "
-            f"{longest:,}); a sequence holds only part of one; "
-            f"{advice}look for tables, code or text without punctuation",
+            f"{longest:,}); {advice}look for tables, code or text without punctuation",
         )
 
 
-def _left_out(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
+def _left_out(corpus: Corpus) -> Iterator[Finding]:
     manifest = corpus.manifest
     if skipped := manifest["num_skipped_documents"]:
         yield Finding(
@@ -226,16 +208,3 @@ def _left_out(corpus: Corpus, counts: np.ndarray) -> Iterator[Finding]:
             f"{duplicates:,} documents were dropped as exact duplicates of the {kept:,} that are left; "
             "check that the files do not hold the same text several times",
         )
-
-
-_CHECKS: tuple[Callable[[Corpus, np.ndarray], Iterator[Finding]], ...] = (
-    _documents,
-    _document_boundaries,
-    _single_sentences,
-    _repeated,
-    _unknown,
-    _script,
-    _size,
-    _long_sentences,
-    _left_out,
-)

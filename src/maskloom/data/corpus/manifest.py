@@ -117,10 +117,10 @@ def _is_sound(content: dict[str, Any]) -> bool:
     counts = [content[name] for name in ("num_documents", "num_sentences", "num_tokens")]
     counts += [shard["num_tokens"] for shard in shards] + [entry["num_bytes"] for entry in files.values()]
     left_out = {"num_skipped_documents": "skipped_documents", "num_ignored_files": "ignored_files"}
-    others = [content[name] for name in (*left_out, "num_duplicate_documents", "num_empty_documents")]
+    counts += [content[name] for name in (*left_out, "num_duplicate_documents", "num_empty_documents")]
     width = _TOKEN_BYTES[content["token_type"]]
     return (
-        all(type(count) is int and count >= 0 for count in (*counts, *others))
+        all(type(count) is int and count >= 0 for count in counts)
         and min(counts[:3]) > 0
         and all(
             isinstance(content[named], list) and bool(content[named]) >= bool(content[count])

@@ -18,7 +18,7 @@ from maskloom.data.corpus.manifest import (
 )
 from maskloom.data.corpus.shards import TokenShards
 from maskloom.data.counter_random import Permutation
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import DataError
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 
@@ -99,11 +99,8 @@ def split_documents(corpus: Corpus, held_out_fraction: float, *, seed: int) -> t
     """Return the indices of the training documents and the held-out documents, both as ascending int64.
 
     The split depends only on the fraction, the seed and the number of documents, never on their content. A fraction
-    above 0 holds out at least one document and leaves at least one, but a single document is never held out. Raises
-    ConfigError for a fraction outside [0, 1).
+    above 0 holds out at least one document and leaves at least one, but a single document is never held out.
     """
-    if not 0.0 <= held_out_fraction < 1.0:
-        raise ConfigError(f"held_out_fraction is {held_out_fraction}; it must be in [0, 1)")
     num_documents = corpus.num_documents
     num_held_out = 0
     if held_out_fraction > 0 and num_documents > 1:

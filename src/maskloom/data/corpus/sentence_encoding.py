@@ -50,10 +50,9 @@ def token_type(vocabulary_size: int) -> np.dtype:
 class SentenceEncoder:
     """Encodes documents; caches the ids of words, because a few thousand words make up most of a text.
 
-    "split" finds sentences by the rules of a language, "lines" treats each line as one. The ids are those that
-    `Tokenizer.token_ids` returns for each sentence. If pieces include the blank before a word, a document is encoded as
-    all its words with one blank between any two, so every sentence but the first begins with a blank. Differs from the
-    published code of BART, which encodes every line of text separately, without such a blank.
+    The ids are those that `Tokenizer.token_ids` returns for each sentence. If pieces include the blank before a word,
+    every sentence but the first of a document begins with a blank. Differs from the published code of BART, which
+    encodes every line of text separately, without such a blank.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:
@@ -71,28 +70,26 @@ class SentenceEncoder:
         self._known = WordTable(self.type)
 
     def parts(self, documents: list[bytes]) -> Iterator[EncodedDocuments]:
-        """Encode UTF-8 documents in order, several per part or a long one in several parts; yields at least one part.
+        """Encode UTF-8 documents in order, several per part or a long one in several parts.
 
         Each document is removed from the list before it is encoded, so that memory use falls as ids are produced.
         """
         documents.reverse()
-        while True:
-            if documents and len(documents[-1]) > _BLOCK_BYTES:
+        while documents:
+            if len(documents[-1]) > _BLOCK_BYTES:
                 yield from self._parts_of_document(documents.pop())
-            else:
-                block: list[bytes] = []
-                size = 0
-                while documents and size <= _BLOCK_BYTES >= len(documents[-1]):
-                    block.append(documents.pop())
-                    size += len(block[-1])
-                yield self._encode_block(block)
-            if not documents:
-                return
+                continue
+            block: list[bytes] = []
+            size = 0
+            while documents and size <= _BLOCK_BYTES >= len(documents[-1]):
+                block.append(documents.pop())
+                size += len(block[-1])
+            yield self._encode_block(block)
 
     def _encode_block(self, documents: list[bytes]) -> EncodedDocuments:
         content, num_lines = self._lines(documents)
         encoded, lengths = self._encode_lines(content)
-        # without any documents, one line is left over
+        # without any sentences, one line is left over
         lengths = lengths[: int(num_lines.sum())]
         owners = np.repeat(np.arange(len(documents)), num_lines)
         return _encoded(encoded, lengths, np.bincount(owners[lengths > 0], minlength=len(documents)))
@@ -100,13 +97,14 @@ class SentenceEncoder:
     def _parts_of_document(self, document: bytes) -> Iterator[EncodedDocuments]:
         """Encode one document piece by piece; the last part has its number of sentences."""
         num_sentences = num_open = 0
-        for piece, ends_line, is_last in _with_last(self._pieces_of_document(document)):
+        for piece, ends_line in self._pieces_of_document(document):
             encoded, lengths = self._encode_lines(piece)
             lengths[0] += num_open
             num_open = 0 if ends_line else int(lengths[-1])
             lengths = lengths if ends_line else lengths[:-1]
             num_sentences += np.count_nonzero(lengths)
-            yield _encoded(encoded, lengths, np.array([num_sentences] if is_last else [], dtype=np.int64))
+            yield _encoded(encoded, lengths, np.zeros(0, np.int64))
+        yield _encoded(np.zeros(0, self.type), np.zeros(0, np.int64), np.array([num_sentences]))
 
     def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
         """Yield the lines of a document, several at a time, with whether the last of them is complete."""
@@ -211,9 +209,9 @@ def _encoded(ids: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> Encode
 
 
 def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Split text at line ends, and long lines between words; yield pieces with whether their last line is complete.
+    """Split text at line ends, and long lines between words or after `_LONGEST_RUN` bytes.
 
-    A run of `_LONGEST_RUN` bytes without any such place is split anyway: no word is that long.
+    Yields pieces, with whether their last line is complete.
     """
     start = 0
     while len(content) - start > _BLOCK_BYTES:
@@ -235,15 +233,6 @@ def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
         yield content[start:end], is_line_end
         start = end + is_line_end
     yield content[start:] if start else content, True
-
-
-def _with_last(pieces: Iterator[tuple[bytes, bool]]) -> Iterator[tuple[bytes, bool, bool]]:
-    """Yield each piece with whether it is the last, or an empty line if there are no pieces."""
-    before = next(pieces, (b"", True))
-    for following in pieces:
-        yield before[0], before[1], False
-        before = following
-    yield before[0], before[1], True
 
 
 def _some(spans: WordSpans, chosen: np.ndarray) -> WordSpans:

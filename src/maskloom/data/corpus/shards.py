@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import numpy as np
 
@@ -105,20 +105,10 @@ def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord 
     return record if is_whole else None
 
 
-def read_lengths(
-    folder: Path, record: ShardRecord, of: Literal["sentences", "documents"], most: int
-) -> Iterator[np.ndarray]:
-    """Yield the tokens per sentence or sentences per document of a shard of an unfinished corpus, `most` at a time."""
-    start = 0 if of == "sentences" else record.num_sentences
-    left = record.num_sentences if of == "sentences" else record.num_documents
-    with _place(folder, record.number, "lengths").open("rb") as file:
-        file.seek(start * _LENGTH_TYPE.itemsize)
-        while left:
-            part = np.fromfile(file, dtype=_LENGTH_TYPE, count=min(left, most))
-            if not len(part):
-                raise OSError(f"{file.name}: was truncated; run the same build again")
-            left -= len(part)
-            yield part
+def map_lengths(folder: Path, record: ShardRecord) -> tuple[np.ndarray, np.ndarray]:
+    """Return the tokens per sentence and the sentences per document of a shard of an unfinished corpus, mapped."""
+    lengths = np.memmap(_place(folder, record.number, "lengths"), dtype=_LENGTH_TYPE, mode="r")
+    return lengths[: record.num_sentences], lengths[record.num_sentences :]
 
 
 def _place(folder: Path, number: int, suffix: str) -> Path:

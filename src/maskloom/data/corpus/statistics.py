@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +18,6 @@ _NUM_SPECIAL = 3
 # Half of the instances return about half of their tokens to the next.
 _SHARE_CONSUMED = 0.75
 _MAX_KEPT = 1 << 22
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
-_LENGTH_FACTOR = np.uint64(0xC2B2AE3D27D4EB4F)
-_LAST_POSITION = 1 << 16
 
 
 def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
@@ -34,8 +30,10 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
     counts = token_counts(corpus)
     document_tokens = document_lengths(corpus)
     sentence_lengths = corpus.sentence_lengths
-    size = int(sentence_lengths.max()) + 1
-    length_counts = sum(np.bincount(sentence_lengths[block], minlength=size) for block in sentence_blocks(corpus))
+    length_counts = np.zeros(int(sentence_lengths.max()) + 1, dtype=np.int64)
+    for block in sentence_blocks(corpus):
+        counted = np.bincount(sentence_lengths[block])
+        length_counts[: len(counted)] += counted
     order = np.argsort(-counts, kind="stable")[:_NUM_FREQUENT]
     tokens = corpus.vocabulary.tokens
     return {
@@ -44,7 +42,7 @@ def corpus_statistics(corpus: Corpus) -> dict[str, Any]:
         "num_tokens": corpus.num_tokens,
         "tokens_per_document": _described(np.bincount(document_tokens)),
         "sentences_per_document": _described(np.bincount(np.diff(corpus.document_offsets))),
-        "tokens_per_sentence": _described(np.asarray(length_counts)),
+        "tokens_per_sentence": _described(length_counts),
         "unknown_rate": num_unknown(counts, corpus) / corpus.num_tokens,
         "unigram_entropy": unigram_entropy(counts),
         "num_distinct_tokens": int((counts > 0).sum()),
@@ -94,9 +92,12 @@ def estimated_instances(document_tokens: np.ndarray, max_length: int) -> int:
 
 
 def sentence_blocks(corpus: Corpus) -> Iterator[slice]:
-    """Yield slices of bounded size that together cover all sentences of the corpus."""
-    for start in range(0, corpus.num_sentences, _BLOCK):
-        yield slice(start, min(start + _BLOCK, corpus.num_sentences))
+    """Yield slices that together cover all sentences of the corpus, of a million tokens or one sentence at most."""
+    offsets, first = corpus.sentence_offsets, 0
+    while first < corpus.num_sentences:
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK, side="right")) - 1)
+        yield slice(first, last)
+        first = last
 
 
 def _described(counts: np.ndarray) -> dict[str, float]:
@@ -111,8 +112,7 @@ def _described(counts: np.ndarray) -> dict[str, float]:
     return described | {"min": int(present[0]), "max": int(present[-1])}
 
 
-@dataclass(frozen=True)
-class RepeatedSentences:
+class RepeatedSentences(NamedTuple):
     """The `fraction` of sentences that repeat an earlier one; the index and the count of the most frequent one."""
 
     fraction: float
@@ -121,17 +121,19 @@ class RepeatedSentences:
 
 
 def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
-    """Measure how many sentences repeat an earlier one, by comparing 64-bit hashes of their ids.
+    """Measure how many sentences repeat an earlier one, by 64-bit hashes: sums of mixed ids and positions.
 
     A corpus of more than four million sentences is sampled by hash value: equal sentences are kept or dropped together,
     so the estimate of the fraction is unbiased.
     """
-    # powers of an odd number modulo 2**64, one per position; positions beyond the last share its power
-    powers = np.multiply.accumulate(np.full(_LAST_POSITION, _MULTIPLIER))
     stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
     hashes, positions = [], []
     for block in sentence_blocks(corpus):
-        found = _hashes(corpus, block, powers)
+        lengths = corpus.sentence_lengths[block].astype(np.int64)
+        starts = np.cumsum(lengths) - lengths
+        tokens = corpus.sentences(block.start, block.stop).astype(np.uint64)
+        places = np.arange(1, len(tokens) + 1) - np.repeat(starts, lengths)
+        found = np.add.reduceat(mixed(tokens | places.astype(np.uint64) << np.uint64(32)), starts)
         kept = np.flatnonzero(found % stride == 0)
         hashes.append(found[kept])
         positions.append(kept + block.start)
@@ -141,24 +143,3 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
     most = int(counts.argmax())
     fraction = 1.0 - len(values) / int(counts.sum())
     return RepeatedSentences(fraction, int(np.concatenate(positions)[first[most]]), int(counts[most]))
-
-
-def _hashes(corpus: Corpus, block: slice, powers: np.ndarray) -> np.ndarray:
-    """Return (sentences,) uint64: sums of mixed ids times the powers for their positions, modulo 2**64."""
-    lengths = corpus.sentence_lengths[block].astype(np.int64)
-    hashes = np.empty(len(lengths), dtype=np.uint64)
-    # process runs of sentences with a bounded total number of tokens
-    ends = np.cumsum(lengths)
-    first = 0
-    while first < len(lengths):
-        before = int(ends[first - 1]) if first else 0
-        last = max(first + 1, int(np.searchsorted(ends, before + (1 << 20))))
-        tokens = corpus.sentences(block.start + first, block.start + last).astype(np.uint64)
-        starts = np.cumsum(lengths[first:last]) - lengths[first:last]
-        positions = np.arange(len(tokens)) - np.repeat(starts, lengths[first:last])
-        spread = mixed(tokens + np.uint64(1)) * powers[np.minimum(positions, _LAST_POSITION - 1)]
-        hashes[first:last] = mixed(
-            np.add.reduceat(spread, starts) + lengths[first:last].astype(np.uint64) * _LENGTH_FACTOR
-        )
-        first = last
-    return hashes

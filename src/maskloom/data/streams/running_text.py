@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from maskloom.data.batch import Texts
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.counter_random import Permutation
 from maskloom.data.loader import Columns, Extent, position_numbers
+from maskloom.data.settings import PretrainingData
 from maskloom.errors import DataError, amount
-
-if TYPE_CHECKING:
-    from maskloom.data.corpus.opening import Corpus
-    from maskloom.data.settings import PretrainingData
 
 # The kinds of random draw.
 _DOCUMENTS, _ROWS = 401, 402
@@ -33,10 +30,9 @@ class Stretches(Columns):
 class RunningText:
     """An endless, seekable stream of rows of `max_length` tokens of running text.
 
-    An epoch is one sequence of tokens: all documents in an order specific to the epoch, with the marks of the
-    tokenizer's `running_text`. It is cut into rows, each followed by the first token of the next, and the rows are
-    shuffled too. The remainder at the end, less than a row, is evaluated but not trained on. A position is the number
-    of rows before it. Raises DataError for fewer than two tokens, and in training for less text than a row.
+    An epoch is one sequence of tokens, all documents in an order specific to the epoch with their marks, cut into rows
+    that are shuffled too. The remainder at the end, less than a row, is evaluated but not trained on. A position is the
+    number of rows before it. Raises DataError for fewer than two tokens, and in training for less text than a row.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from maskloom.data.batch import Texts
+from maskloom.data.corpus.opening import Corpus
 from maskloom.data.counter_random import Permutation, integers, uniform, words
 from maskloom.data.loader import Columns, Extent, position_numbers
+from maskloom.data.settings import PretrainingData
 from maskloom.errors import DataError
-
-if TYPE_CHECKING:
-    from maskloom.data.corpus.opening import Corpus
-    from maskloom.data.settings import PretrainingData
 
 BLOCK_SENTENCES = 200_000
 """Average number of sentences in a block of documents; instances are shuffled within a block."""
@@ -28,37 +26,31 @@ _ORDER, _BLOCK, _SHORT, _TARGET, _A_END, _IS_RANDOM, _DOCUMENT, _START, _FRONT_A
 
 @dataclass(frozen=True)
 class Instances(Columns):
-    """Instances as index columns, each (instances,) int64 except `keys`, uint64; tokens are gathered later.
+    """Instances as index columns, int64 except `keys`, uint64; tokens are gathered later.
 
-    Side A is `a_length` tokens of the sentences `a_first` to `a_last` (exclusive), after skipping the first `a_skip`
-    tokens; likewise B, whose length is 0 for single segments. `is_random` is 1 if B does not follow A, `epochs` is the
-    epoch that keys the masks, and `keys` distinguish the instances of an epoch.
+    The first four are (instances, 2), one column for each of the sides A and B: a side is `length` tokens of the
+    sentences `first` to `last` (exclusive), after skipping the first `skip` tokens. The length of B is 0 for single
+    segments. The others are (instances,): `is_random` is 1 if B does not follow A, `epochs` is the epoch that keys the
+    masks, and `keys` distinguish the instances of an epoch.
     """
 
-    a_first: np.ndarray
-    a_last: np.ndarray
-    a_skip: np.ndarray
-    a_length: np.ndarray
-    b_first: np.ndarray
-    b_last: np.ndarray
-    b_skip: np.ndarray
-    b_length: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    skip: np.ndarray
+    length: np.ndarray
     is_random: np.ndarray
     epochs: np.ndarray
     keys: np.ndarray
 
 
-_Side = tuple[np.ndarray, ...]
-
-
 class SentencePairs:
     """An endless, seekable stream of instances from some documents of a corpus.
 
-    Every epoch visits the documents in its own keyed permutation, in blocks of `documents_per_block`; the instances of
-    a block are shuffled by another keyed permutation. Instances have at most `max_length` tokens, including special
-    tokens; in each epoch, a document is cut for a shorter target, uniform from 2 tokens up, with probability
-    `short_seq_prob`; without `next_sentence` instances are single segments. With `static_masks` every epoch has the
-    instances of epoch 0, in its own order. Raises DataError if no document has the sentences that an instance needs.
+    Every epoch visits the documents in its own order, in blocks of `documents_per_block`, and shuffles the instances of
+    a block. Instances have at most `max_length` tokens, including special tokens; in each epoch, a document is cut for
+    a shorter target, uniform from 2 tokens up, with probability `short_seq_prob`; without `next_sentence` instances are
+    single segments. With `static_masks` every epoch has the instances of epoch 0, in its own order. Raises DataError if
+    no document has the sentences that an instance needs.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:
@@ -113,15 +105,17 @@ class SentencePairs:
         """Return the size of an epoch, estimated from its first instances, which training needs anyway."""
         number, block = next((number, block) for number, block in enumerate(self.epoch(0), 1) if len(block))
         fraction = min(1.0, number * self.documents_per_block / len(self._documents))
-        return Extent(round(len(block) / fraction), block.a_length + block.b_length + self._num_marks, self._num_marks)
+        return Extent(round(len(block) / fraction), block.length.sum(axis=1) + self._num_marks, self._num_marks)
 
     def gather(self, rows: Instances) -> Texts:
         """Return instances with their tokens and marks; A is segment 0, B is segment 1."""
         has_pairs, template = self._data.next_sentence, self._corpus.tokenizer.template
-        frames = template.frames(rows.a_length, rows.b_length if has_pairs else None)
-        self._fill(frames.token_ids, frames.first, rows.a_first, rows.a_last, rows.a_skip, rows.a_length)
-        if has_pairs:
-            self._fill(frames.token_ids, frames.second, rows.b_first, rows.b_last, rows.b_skip, rows.b_length)
+        frames = template.frames(rows.length[:, 0], rows.length[:, 1] if has_pairs else None)
+        for side, starts in enumerate((frames.first, frames.second) if has_pairs else (frames.first,)):
+            columns = starts, *(column[:, side] for column in (rows.first, rows.last, rows.skip, rows.length))
+            for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
+                part = self._corpus.sentences(first, last)[skipped : skipped + length]
+                frames.token_ids[start : start + length] = part
         return Texts(
             token_ids=frames.token_ids,
             segment_ids=frames.segment_ids,
@@ -130,11 +124,6 @@ class SentencePairs:
             epochs=rows.epochs,
             pair_labels=rows.is_random.copy() if has_pairs else None,
         )
-
-    def _fill(self, tokens: np.ndarray, *columns: np.ndarray) -> None:
-        """Copy one side of each instance to its packed position; columns: start, first, after last, skipped, length."""
-        for start, first, last, skipped, length in zip(*(column.tolist() for column in columns), strict=True):
-            tokens[start : start + length] = self._corpus.sentences(first, last)[skipped : skipped + length]
 
     def block(self, epoch: int, block: int) -> Instances:
         """Return all instances of a block, in order. Raises DataError for a block that does not exist."""
@@ -154,8 +143,7 @@ class SentencePairs:
     def _walk(self, visited: np.ndarray, epoch: int) -> Instances:
         """Cut the documents (indices in `self._documents`) into instances, in order.
 
-        Where a chunk ends depends only on its first sentence, so all possible chunks are computed in one pass, and only
-        the chain of chunks that are reached is followed step by step.
+        All possible chunks are computed in one pass, because where one ends depends only on its first sentence.
         """
         counts = self._count[visited]
         document_ends = np.cumsum(counts)
@@ -187,11 +175,9 @@ class SentencePairs:
         sentences, is_random = chunks.sentences[start], is_random[start]
         a_side, b_side = chunks.side(start, start, middle), chunks.side(start, middle, last)
         (rows,) = np.nonzero(is_random)
-        goal = chunks.targets[start[rows]] - a_side[2][rows]
-        drawn = self._random_texts(chunks.indices[start[rows]], sentences[rows], goal, epoch)
-        for column, values in zip(b_side, drawn, strict=True):
-            column[rows] = values
-        return self._truncated(sentences, a_side, b_side, is_random, epoch)
+        goal = chunks.targets[start[rows]] - a_side[2, rows]
+        b_side[:, rows] = self._random_texts(chunks.indices[start[rows]], sentences[rows], goal, epoch)
+        return self._truncated(sentences, np.stack([a_side, b_side], axis=2), is_random, epoch)
 
     def swapped_pairs(self, chunks: _Chunks, epoch: int) -> Instances:
         """Return pairs of segments of one chunk, half of them swapped (ALBERT, 3.1); skips a single last sentence."""
@@ -201,28 +187,22 @@ class SentencePairs:
         start = reached[last[reached] - reached > 1]
         sentences, last = chunks.sentences[start], last[start]
         middle = start + 1 + integers(last - start - 1, self._seed, _A_END, epoch, sentences)
-        first, second = chunks.side(start, start, middle), chunks.side(start, middle, last)
+        sides = np.stack([chunks.side(start, start, middle), chunks.side(start, middle, last)], axis=2)
         is_swapped = uniform(self._seed, _IS_RANDOM, epoch, sentences) < 0.5
-        a_side = tuple(np.where(is_swapped, there, here) for here, there in zip(first, second, strict=True))
-        b_side = tuple(np.where(is_swapped, here, there) for here, there in zip(first, second, strict=True))
-        return self._truncated(sentences, a_side, b_side, is_swapped, epoch)
+        sides = np.where(is_swapped[:, None], sides[..., ::-1], sides)
+        return self._truncated(sentences, sides, is_swapped, epoch)
 
-    def _truncated(
-        self, sentences: np.ndarray, a_side: _Side, b_side: _Side, is_random: np.ndarray, epoch: int
-    ) -> Instances:
-        """Return instances of two sides, cut to fit; a side is (first sentences, sentences after the last, lengths)."""
-        a_first, a_last, a_length = a_side
-        b_first, b_last, b_length = b_side
-        a_kept, b_kept = truncated_lengths(a_length, b_length, self._room)
+    def _truncated(self, sentences: np.ndarray, sides: np.ndarray, is_random: np.ndarray, epoch: int) -> Instances:
+        """Return instances of two sides, cut to fit; `sides` (3, instances, 2) are as `_Chunks.side` returns them."""
+        first, last, whole = sides
+        length = np.stack(truncated_lengths(whole[:, 0], whole[:, 1], self._room), axis=1)
+        tosses = zip((whole - length).T, (_FRONT_A, _FRONT_B), strict=True)
+        skip = [_num_heads(num_tosses, self._seed, draw, epoch, sentences) for num_tosses, draw in tosses]
         return Instances(
-            a_first=a_first,
-            a_last=a_last,
-            a_skip=_num_heads(a_length - a_kept, self._seed, _FRONT_A, epoch, sentences),
-            a_length=a_kept,
-            b_first=b_first,
-            b_last=b_last,
-            b_skip=_num_heads(b_length - b_kept, self._seed, _FRONT_B, epoch, sentences),
-            b_length=b_kept,
+            first=first,
+            last=last,
+            skip=np.stack(skip, axis=1),
+            length=length,
             is_random=is_random.astype(np.int64),
             epochs=np.full(len(sentences), epoch, dtype=np.int64),
             keys=words(self._seed, _KEY, sentences, 0),
@@ -263,13 +243,11 @@ class SentencePairs:
         part = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
         sentences, after, whole, num_parts = np.repeat([first, after, num_tokens, num_parts], num_parts, axis=1)
         first_token, end_token = whole * part // num_parts, whole * (part + 1) // num_parts
-        zeros = np.zeros(len(part), dtype=np.int64)
+        columns = np.zeros((4, len(part), 2), dtype=np.int64)
+        columns[..., 0] = sentences, after, first_token, end_token - first_token
         return Instances(
-            a_first=sentences,
-            a_last=after,
-            a_skip=first_token,
-            a_length=end_token - first_token,
-            **dict.fromkeys(("b_first", "b_last", "b_skip", "b_length", "is_random"), zeros),
+            *columns,
+            is_random=np.zeros_like(part),
             epochs=np.full_like(part, epoch),
             keys=words(self._seed, _KEY, sentences, part),
         )
@@ -280,26 +258,25 @@ class Passages(SentencePairs):
 
     def gather(self, rows: Instances) -> Texts:
         """Return segments with their tokens and marks, and the positions of their sentences."""
-        texts, counts = super().gather(rows), rows.a_last - rows.a_first
+        texts, counts = super().gather(rows), rows.last[:, 0] - rows.first[:, 0]
         owners = np.repeat(np.arange(len(rows)), counts)
         first = np.cumsum(counts) - counts
-        sentences = rows.a_first[owners] + np.arange(len(owners)) - first[owners]
+        sentences = rows.first[owners, 0] + np.arange(len(owners)) - first[owners]
         lengths = self._corpus.sentence_lengths[sentences].astype(np.int64)
         ends = np.cumsum(lengths)
-        ends -= (ends[first] - lengths[first] + rows.a_skip)[owners]  # a sentence too long for a segment is cut
+        ends -= (ends[first] - lengths[first] + rows.skip[:, 0])[owners]  # a sentence too long for a segment is cut
         begins = np.maximum(ends - lengths, 0)
         starts = np.cumsum(texts.lengths) - texts.lengths + len(self._corpus.tokenizer.template.begin)
-        lengths = np.minimum(ends, rows.a_length[owners]) - begins
+        lengths = np.minimum(ends, rows.length[owners, 0]) - begins
         return replace(texts, sentence_starts=starts[owners] + begins, sentence_lengths=lengths)
 
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Every sentence of a block as a possible start of a chunk; indices in the block start at 0.
+    """Every sentence of a block as a possible start of a chunk.
 
     All (sentences,): index in the corpus, index in the block after the document's last sentence, index of the document
-    in the stream's list, target length in tokens; `token_ends` (sentences + 1,) is the number of tokens before each
-    sentence.
+    in the stream's list, target length in tokens; `token_ends` (sentences + 1,) are the tokens before each sentence.
     """
 
     sentences: np.ndarray
@@ -313,10 +290,13 @@ class _Chunks:
         """The token offset in the block at which a chunk that starts at each sentence reaches its target length."""
         return self.token_ends[:-1] + self.targets
 
-    def side(self, start: np.ndarray, first: np.ndarray, end: np.ndarray) -> _Side:
-        """Return sides of chunks that begin at `start`: the block's indices `first` to `end` (exclusive)."""
-        sentences = self.sentences[start]
-        return sentences + (first - start), sentences + (end - start), self.token_ends[end] - self.token_ends[first]
+    def side(self, start: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """Return sides of chunks that begin at `start`: the block's indices `first` to `end` (exclusive).
+
+        The rows (3, chunks) are the first sentence, the sentence after the last, and the number of tokens.
+        """
+        offsets = self.sentences[start] - start
+        return np.stack([offsets + first, offsets + end, self.token_ends[end] - self.token_ends[first]])
 
 
 class PairTask(NamedTuple):

@@ -1,8 +1,9 @@
 """The digest set compared with Python's `set`."""
 
+import hashlib
 import random
 
-from maskloom.data.corpus.building import DigestSet, document_digest
+from maskloom.data.corpus.building import DigestSet
 
 
 def test_it_answers_like_a_set_through_many_doublings() -> None:
@@ -27,11 +28,6 @@ def test_collisions_of_the_first_bytes_are_told_apart() -> None:
 def test_memory_of_a_document_is_as_stated() -> None:
     found = DigestSet()
     for number in range(10_000):
-        found.add(document_digest(str(number).encode()))
+        found.add(hashlib.blake2b(str(number).encode(), digest_size=16).digest())
         if number > 3_000:
             assert 26 < len(found._table) / len(found) < 54
-
-
-def test_digests_differ_by_text() -> None:
-    assert document_digest("é".encode()) == document_digest("é".encode()) != document_digest(b"e")
-    assert len(document_digest(b"")) == 16

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from maskloom.data.corpus import documents
-from maskloom.data.corpus.documents import Document, ReadingReport, read_documents, source_files
+from maskloom.data.corpus.documents import Document, ReadingReport, check_rule, read_documents, source_files
 from maskloom.errors import ConfigError, DataError
 
 
@@ -278,6 +278,9 @@ def test_a_changed_byte_inside_a_gzip_file_is_noticed(tmp_path: Path) -> None:
 def test_a_file_that_is_named_for_its_language_is_text(tmp_path: Path) -> None:
     (source,) = source_files(write(tmp_path / "a.de", "ein Text"))
     assert (source.name, texts(source.path)) == ("a.de", ["ein Text"])
+    check_rule([source], "file")
+    with pytest.raises(ConfigError, match=r"the text has no \.txt file"):
+        check_rule(source_files(write(tmp_path / "a.txt.jsonl", rows("x"))), "file")
 
 
 def test_wrong_paths_and_kinds_are_named(tmp_path: Path) -> None:

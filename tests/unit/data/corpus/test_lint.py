@@ -78,7 +78,7 @@ def test_files_without_blank_lines_are_one_document_each(linted: Lint) -> None:
     found = linted(*("\n".join(documents(30, seed=seed)) for seed in range(3)))
     assert set(found) == {"few_documents", "no_document_boundaries"}
     message = found["no_document_boundaries"].message
-    assert message.startswith("3 documents from 3 .txt files, 1,200 tokens each: no blank line")
+    assert message.startswith("3 documents from 3 text files, 1,200 tokens each: no blank line")
     assert "3 documents, fewer than 50" in found["few_documents"].message
 
 
@@ -103,7 +103,7 @@ def test_paragraphs_of_books_that_became_documents(linted: Lint) -> None:
     assert message.startswith(
         "half of the documents have at most 20 tokens (58.8% have one or two sentences, 35.3% one)"
     )
-    assert "the 2 .txt files (85 documents per file on average) separate paragraphs of one text" in message
+    assert "the 2 text files (85 documents per file on average) separate paragraphs of one text" in message
     assert "build again with --documents file" in message
 
 

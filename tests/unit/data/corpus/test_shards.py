@@ -7,7 +7,7 @@ import pytest
 
 from maskloom.data.corpus import shards
 from maskloom.data.corpus.sentence_encoding import EncodedDocuments
-from maskloom.data.corpus.shards import TokenShards, finished_shard, read_lengths, write_shard
+from maskloom.data.corpus.shards import TokenShards, finished_shard, map_lengths, write_shard
 
 
 def encoded(documents: list[list[int]]) -> EncodedDocuments:
@@ -36,8 +36,7 @@ def test_a_written_shard_is_found_again_from_the_same_input_only(folder: Path) -
     assert finished_shard(folder, 3, "made from this") == record
     assert finished_shard(folder, 3, "made from that") is None
     assert finished_shard(folder, 4, "made from this") is None
-    assert [part.tolist() for part in read_lengths(folder, record, "documents", 9)] == [[2, 1]]
-    assert [part.tolist() for part in read_lengths(folder, record, "sentences", 2)] == [[4, 1], [2]]
+    assert [lengths.tolist() for lengths in map_lengths(folder, record)] == [[4, 1, 2], [2, 1]]
 
 
 @pytest.mark.parametrize("name", ["shards/00003.tokens", "building/00003.lengths", "building/00003.json"])

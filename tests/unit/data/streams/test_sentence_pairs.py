@@ -25,7 +25,8 @@ def _position(epoch: int, block: int, instance: int) -> dict[str, int]:
 
 
 def _rows(instances: Instances) -> list[tuple]:
-    return list(zip(*(column.tolist() for column in vars(instances).values()), strict=True))
+    columns = [part for column in vars(instances).values() for part in np.atleast_2d(column.T)]
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def _documents(corpus, sentences: np.ndarray) -> np.ndarray:
@@ -40,12 +41,12 @@ def test_pairs_fit_and_use_every_sentence(random_corpus, monkeypatch, max_length
     stream = SentencePairs(corpus, None, PretrainingData(max_length=max_length, short_seq_prob=rate), seed=1)
     assert stream.num_blocks > 3
     instances = _epoch(stream)
-    assert (instances.a_length >= 1).all()
-    assert (instances.b_length >= 1).all()
-    assert (instances.a_length + instances.b_length <= max_length - 3).all()
+    assert (instances.length[:, 0] >= 1).all()
+    assert (instances.length[:, 1] >= 1).all()
+    assert (instances.length[:, 0] + instances.length[:, 1] <= max_length - 3).all()
     used = np.zeros(corpus.num_sentences, dtype=np.int64)
     for first, middle, end, is_random in zip(
-        instances.a_first, instances.a_last, instances.b_last, instances.is_random, strict=True
+        instances.first[:, 0], instances.last[:, 0], instances.last[:, 1], instances.is_random, strict=True
     ):
         used[first:middle] += 1
         if not is_random:
@@ -56,13 +57,13 @@ def test_pairs_fit_and_use_every_sentence(random_corpus, monkeypatch, max_length
 def test_sides_stay_inside_a_document_and_random_ones_are_of_another(random_corpus) -> None:
     corpus = random_corpus(40)
     instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=64), seed=2))
-    a_document, b_document = _documents(corpus, instances.a_first), _documents(corpus, instances.b_first)
-    assert (a_document == _documents(corpus, instances.a_last - 1)).all()
-    assert (b_document == _documents(corpus, instances.b_last - 1)).all()
+    a_document, b_document = _documents(corpus, instances.first[:, 0]), _documents(corpus, instances.first[:, 1])
+    assert (a_document == _documents(corpus, instances.last[:, 0] - 1)).all()
+    assert (b_document == _documents(corpus, instances.last[:, 1] - 1)).all()
     is_random = instances.is_random == 1
     assert (a_document[is_random] != b_document[is_random]).all()
     assert (a_document[~is_random] == b_document[~is_random]).all()
-    assert (instances.b_first[~is_random] == instances.a_last[~is_random]).all()
+    assert (instances.first[:, 1][~is_random] == instances.last[:, 0][~is_random]).all()
     assert 0.5 <= is_random.mean() < 0.75
     assert len(np.unique(instances.keys)) == len(instances)
 
@@ -70,9 +71,9 @@ def test_sides_stay_inside_a_document_and_random_ones_are_of_another(random_corp
 def test_kept_tokens_lie_inside_the_sentences(random_corpus) -> None:
     corpus = random_corpus(40, most_tokens=90)
     instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=32), seed=2))
-    for side in "ab":
+    for side in range(2):
         first, last, skip, length = (
-            getattr(instances, f"{side}_{name}") for name in ("first", "last", "skip", "length")
+            column[:, side] for column in (instances.first, instances.last, instances.skip, instances.length)
         )
         whole = np.array([len(corpus.sentences(f, e)) for f, e in zip(first, last, strict=True)])
         assert (skip >= 0).all()
@@ -86,8 +87,8 @@ def test_random_texts_reach_what_is_left_of_the_target(random_corpus) -> None:
     instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=3))
     ends = corpus.document_offsets[1:]
     for row in np.nonzero(instances.is_random)[0]:
-        a_whole = len(corpus.sentences(instances.a_first[row], instances.a_last[row]))
-        first, last = instances.b_first[row], instances.b_last[row]
+        a_whole = len(corpus.sentences(instances.first[:, 0][row], instances.last[:, 0][row]))
+        first, last = instances.first[:, 1][row], instances.last[:, 1][row]
         assert last - first == 1 or len(corpus.sentences(first, last - 1)) < 61 - a_whole
         assert last in ends or len(corpus.sentences(first, last)) >= 61 - a_whole
 
@@ -96,7 +97,7 @@ def test_chunks_grow_to_the_target_or_the_end_of_the_document(random_corpus) -> 
     corpus = random_corpus(40, most_tokens=9)
     instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=64, short_seq_prob=0.0), seed=3))
     for row in np.nonzero(instances.is_random == 0)[0]:
-        first, last = instances.a_first[row], instances.b_last[row]
+        first, last = instances.first[:, 0][row], instances.last[:, 1][row]
         assert len(corpus.sentences(first, last - 1)) < 61
         assert last in corpus.document_offsets or len(corpus.sentences(first, last)) >= 61
 
@@ -106,9 +107,9 @@ def test_short_targets_are_drawn_once_a_document(memory_corpus) -> None:
     corpus = memory_corpus([[[7]] * 300 for _ in range(400)])
     instances = _epoch(SentencePairs(corpus, None, PretrainingData(max_length=35, short_seq_prob=0.5), seed=4))
     actual = instances.is_random == 0
-    documents = _documents(corpus, instances.a_first)
-    full = instances.b_last - instances.a_first
-    is_last = np.isin(instances.b_last, corpus.document_offsets)
+    documents = _documents(corpus, instances.first[:, 0])
+    full = instances.last[:, 1] - instances.first[:, 0]
+    is_last = np.isin(instances.last[:, 1], corpus.document_offsets)
     targets = {}
     for document, length in zip(documents[actual & ~is_last], full[actual & ~is_last], strict=True):
         assert targets.setdefault(document, length) == length
@@ -134,7 +135,7 @@ def test_a_single_document_works(memory_corpus, sentences, next_sentence: bool) 
     read, after = stream.read({}, 60)
     assert len(read) == 60
     assert after["epoch"] > 0
-    assert set(_documents(corpus, read.b_first).tolist()) == {0}
+    assert set(_documents(corpus, read.first[:, 1]).tolist()) == {0}
 
 
 def test_single_segments_use_every_token_once(random_corpus, monkeypatch) -> None:
@@ -142,24 +143,24 @@ def test_single_segments_use_every_token_once(random_corpus, monkeypatch) -> Non
     corpus = random_corpus(50, most_tokens=120)
     settings = PretrainingData(max_length=50, short_seq_prob=0.3, next_sentence=False)
     instances = _epoch(SentencePairs(corpus, None, settings, seed=5))
-    assert (instances.a_length >= 1).all()
-    assert (instances.a_length <= 48).all()
-    assert (instances.b_length == 0).all()
+    assert (instances.length[:, 0] >= 1).all()
+    assert (instances.length[:, 0] <= 48).all()
+    assert (instances.length[:, 1] == 0).all()
     starts = np.concatenate([[0], np.cumsum(corpus.sentence_lengths)])
     used = np.zeros(corpus.num_tokens, dtype=np.int64)
-    for first, skip, length in zip(instances.a_first, instances.a_skip, instances.a_length, strict=True):
+    for first, skip, length in zip(instances.first[:, 0], instances.skip[:, 0], instances.length[:, 0], strict=True):
         used[starts[first] + skip : starts[first] + skip + length] += 1
     assert (used == 1).all()
     assert len(np.unique(instances.keys)) == len(instances)
-    several = instances.a_last - instances.a_first > 1
-    assert (instances.a_skip[several] == 0).all(), "only a lone sentence is ever cut"
+    several = instances.last[:, 0] - instances.first[:, 0] > 1
+    assert (instances.skip[:, 0][several] == 0).all(), "only a lone sentence is ever cut"
 
 
 def test_only_the_documents_asked_for_are_read(random_corpus) -> None:
     corpus = random_corpus(30)
     chosen = np.array([3, 17, 4, 29])
     instances = _epoch(SentencePairs(corpus, chosen, PretrainingData(max_length=64), seed=1))
-    read = np.concatenate([_documents(corpus, instances.a_first), _documents(corpus, instances.b_first)])
+    read = np.concatenate([_documents(corpus, instances.first[:, 0]), _documents(corpus, instances.first[:, 1])])
     assert set(read.tolist()) == set(chosen.tolist())
 
 
@@ -275,11 +276,17 @@ def test_sentence_order_swaps_half_of_the_pairs_of_consecutive_texts(random_corp
     pairs = SentencePairs(corpus, None, data, seed=3).block(0, 0)
     is_swapped = pairs.is_random == 1
     assert 0.4 < is_swapped.mean() < 0.6
-    first, middle = np.where(is_swapped, pairs.b_first, pairs.a_first), np.where(is_swapped, pairs.b_last, pairs.a_last)
-    follows, last = np.where(is_swapped, pairs.a_first, pairs.b_first), np.where(is_swapped, pairs.a_last, pairs.b_last)
+    first, middle = (
+        np.where(is_swapped, pairs.first[:, 1], pairs.first[:, 0]),
+        np.where(is_swapped, pairs.last[:, 1], pairs.last[:, 0]),
+    )
+    follows, last = (
+        np.where(is_swapped, pairs.first[:, 0], pairs.first[:, 1]),
+        np.where(is_swapped, pairs.last[:, 0], pairs.last[:, 1]),
+    )
     assert (middle == follows).all()
     assert ((first < middle) & (middle < last)).all()
-    assert ((pairs.a_length > 0) & (pairs.b_length > 0) & (pairs.a_length + pairs.b_length <= 61)).all()
+    assert ((pairs.length[:, 0] > 0) & (pairs.length[:, 1] > 0) & (pairs.length[:, 0] + pairs.length[:, 1] <= 61)).all()
     offsets = np.asarray(corpus.document_offsets)
     assert (np.searchsorted(offsets, first, side="right") == np.searchsorted(offsets, last - 1, side="right")).all()
     order = np.argsort(first)
@@ -310,7 +317,7 @@ def test_a_block_without_pairs_in_sentence_order_is_empty(memory_corpus, monkeyp
         assert {name: column.dtype for name, column in vars(rows).items()} == {
             name: np.dtype(np.uint64 if name == "keys" else np.int64) for name in vars(rows)
         }
-        assert _documents(corpus, rows.a_first).tolist() == [number]
+        assert _documents(corpus, rows.first[:, 0]).tolist() == [number]
         assert after == _position(*divmod(4 * epoch + sizes.index(1) + 1, 4), 0)
         assert _rows(stream.read(after, 2)[0]) == _rows(
             Instances.join([stream.read(_position(epoch + later, 0, 0), 1)[0] for later in (1, 2)])
