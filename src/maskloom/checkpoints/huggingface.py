@@ -191,7 +191,7 @@ class _Contents:
         form, self.tensors, self.copies = format_of(config), dict[str, StoredTensor](), dict[str, StoredTensor]()
         self.tied, self.ignored, self.problems = form.tied_copies(config), list[str](), list[str]()
         rows = form.rows(config, tuple(form.heads))
-        by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow)}
+        by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow) if name}
         for name, tensor in stored.items():
             published, is_transposed = form.canonical(name, by_name)
             if form.is_ignored(name):
