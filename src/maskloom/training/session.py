@@ -287,14 +287,11 @@ class TrainingSession:
             if "kept" in self.memory and not is_best and self.memory["kept"]["step"] not in steps:
                 del self.memory["kept"]
                 self.memory.update(self._kept_before)
-            (saves.save if is_awaited else saves.start)(self._whole_state(), self._remembered(), self._pinned())
+            carry = self.state.carry and self.ranks.rows_of_all(self.state.carry)
+            state = replace(self.state, carry=carry)
+            (saves.save if is_awaited else saves.start)(state, self._remembered(), self._pinned())
             if is_awaited:
                 self.ranks.barrier()
-
-    def _whole_state(self) -> TrainState:
-        """Return the state with the carry of the rows of all ranks."""
-        carry = self.state.carry
-        return self.state if carry is None else replace(self.state, carry=self.ranks.rows_of_all(carry))
 
     def _remembered(self) -> dict[str, Any]:
         """Return the caller's memory and, if there is any, the session's own."""

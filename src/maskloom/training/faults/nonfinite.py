@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.data.corpus.words import RaggedIds
-from maskloom.objectives.objective import Objective
 from maskloom.system.files import replacing_folder, write_hashed, write_json
-from maskloom.training.ranks.ranks import ONE_RANK, Ranks, own_shard
+from maskloom.training.ranks.ranks import own_shard
 from maskloom.training.settings import TrainingSection
-from maskloom.training.state import StepReport, TrainState
+from maskloom.training.state import StepReport
 
 if TYPE_CHECKING:
     from maskloom.training.checkpointing.background_saves import Saves
@@ -65,10 +64,11 @@ class BadSteps:
 
     def answer(self, bad: NonFiniteStepError, session: TrainingSession, saves: Saves) -> None:
         """Log and dump a step, then skip its batch or rewind; raises NumericalError to stop."""
-        state, settings, ranks, report = session.state, session.settings, session.ranks, bad.report
-        action, folder = self._action_after(report.step, settings), session.log.path.parent / "dumps" / session.name
+        state, report = session.state, bad.report
+        action = self._action_after(report.step, session.settings)
+        folder = session.log.path.parent / "dumps" / session.name
         try:
-            place = write_dump(folder, state, session.objective, bad, settings=settings, seed=session.seed, ranks=ranks)
+            place = write_dump(folder, bad, session)
         except OSError as error:
             place = f"not written, {error}"
         session.write(
@@ -110,39 +110,32 @@ def _rewind(session: TrainingSession, saves: Saves) -> None:
         session.log.forget_after(session.name, restored.step)
 
 
-def write_dump(
-    folder: Path,
-    state: TrainState,
-    objective: Objective,
-    bad: NonFiniteStepError,
-    *,
-    settings: TrainingSection,
-    seed: int,
-    ranks: Ranks = ONE_RANK,
-) -> Path:
-    """Write a step that was not taken under `folder/step-N-PLACE` and return that folder; `state` is not changed.
+def write_dump(folder: Path, bad: NonFiniteStepError, session: TrainingSession) -> Path:
+    """Write a step that was not taken under `folder/step-N-PLACE` and return that folder; the state is not changed.
 
     `batch.safetensors` and `report.json` hold the batch, its place in the data and the names of parameters whose
     gradients are not finite; `carry.safetensors` holds what its rows carried, if anything. `model.safetensors` holds
     the weights, in the newest three dumps, unless they are sharded. PLACE is the batch's place in the data; a batch met
     again at the same step is not written twice. Raises OSError when the disk fails.
     """
+    state, ranks = session.state, session.ranks
     rank = f"-rank-{ranks.rank}" if ranks.world_size > 1 else ""
     final = folder / "-".join(map(str, (f"step-{bad.report.step:08d}{rank}", *state.position.values())))
-    counts, first_row = ranks.counts_and_first_row(objective, bad.batch)  # of all ranks, so each has to take part
+    # of all ranks, so each has to take part
+    counts, first_row = ranks.counts_and_first_row(session.objective, bad.batch)
     if final.exists():
         return final
     weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
     gradients = {name: weight.grad for name, weight in state.model.named_parameters() if weight.grad is not None}
     report: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "seed": seed,
+        "seed": session.seed,
         "position": state.position,
         "position_after": bad.position_after,
-        "micro_batch_size": state.micro_batch_size or settings.micro_batch_size,
+        "micro_batch_size": state.micro_batch_size or session.settings.micro_batch_size,
         "rank": ranks.rank,
         "world_size": ranks.world_size,
-        "objective": repr(objective),
+        "objective": repr(session.objective),
         "first_row": first_row,
         "target_counts": counts,
         **_plain(dataclasses.asdict(bad.report)),
