@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,51 +51,41 @@ class NonFiniteStepError(NumericalError):
         self.batch, self.report, self.position_after = batch, report, position_after
 
 
-class BadSteps:
-    """Answers a session's steps that are not finite, as `training.on_nonfinite` says.
+def answer_bad_step(bad: NonFiniteStepError, session: TrainingSession, saves: Saves) -> None:
+    """Log and dump a step, then skip its batch, rewind or raise NumericalError, as `training.on_nonfinite` says.
 
     More than `training.max_skips` batches skipped in a row, or rewinds in total, stop the run.
     """
-
-    def __init__(self) -> None:
-        # rewinds in total, and skips by step: those in a row share one, as a skip does not advance it
-        self.num_taken = Counter[str | int]()
-
-    def answer(self, bad: NonFiniteStepError, session: TrainingSession, saves: Saves) -> None:
-        """Log and dump a step, then skip its batch or rewind; raises NumericalError to stop."""
-        state, report = session.state, bad.report
-        action = self._action_after(report.step, session.settings)
-        folder = session.log.path.parent / "dumps" / session.name
-        try:
-            place = write_dump(folder, bad, session)
-        except OSError as error:
-            place = f"not written, {error}"
-        session.write(
-            "nonfinite",
-            step=report.step,
-            action=action,
-            loss=report.loss,
-            losses=report.losses,
-            gradient_norm=report.gradient_norm,
-            position=state.position,
-            dump=str(place),
-        )
-        problem = f"{bad} Batch and weights: {place}."
-        if action == "stop":
-            raise NumericalError(problem) from None
-        session.tell(f"WARNING: {problem}")
-        if action == "rewind":
-            _rewind(session, saves)
-        elif session.budget is not None:
-            session.budget.fractions.pop()  # of the step that was not taken
-        state.position = bad.position_after
-        session.tell(f"WARNING: continuing after step {state.step} with the batches after the bad one")
-
-    def _action_after(self, step: int, settings: TrainingSection) -> str:
-        rule = settings.on_nonfinite
-        counted = step if rule == "skip" else rule
-        self.num_taken[counted] += 1
-        return rule if self.num_taken[counted] <= settings.max_skips else "stop"
+    state, report, action = session.state, bad.report, session.settings.on_nonfinite
+    # skips are counted by step: those in a row share one, as a skip does not advance it
+    counted = report.step if action == "skip" else action
+    session.num_answers[counted] += 1
+    if session.num_answers[counted] > session.settings.max_skips:
+        action = "stop"
+    try:
+        place = write_dump(session.log.path.parent / "dumps" / session.name, bad, session)
+    except OSError as error:
+        place = f"not written, {error}"
+    session.write(
+        "nonfinite",
+        step=report.step,
+        action=action,
+        loss=report.loss,
+        losses=report.losses,
+        gradient_norm=report.gradient_norm,
+        position=state.position,
+        dump=str(place),
+    )
+    problem = f"{bad} Batch and weights: {place}."
+    if action == "stop":
+        raise NumericalError(problem) from None
+    session.tell(f"WARNING: {problem}")
+    if action == "rewind":
+        _rewind(session, saves)
+    elif session.budget is not None:
+        session.budget.fractions.pop()  # of the step that was not taken
+    state.position = bad.position_after
+    session.tell(f"WARNING: continuing after step {state.step} with the batches after the bad one")
 
 
 def _rewind(session: TrainingSession, saves: Saves) -> None:
