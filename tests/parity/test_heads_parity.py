@@ -18,7 +18,7 @@ from transformers import (
 from transformers import BertConfig as PeerConfig
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.checkpoints.published.bert import WORD_EMBEDDINGS, model_names
+from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.data.batch import ChoiceBatch, ClassificationBatch, PretrainingBatch, TokenBatch
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -152,14 +152,15 @@ def gradients_of_both(folder, batch, dtype):
     wanted = {name: parameter.grad for name, parameter in peer.named_parameters()}
     # transformers gives the padding embedding no gradient; ours trains it like any other.
     for gradients in (found, wanted):
-        gradients[WORD_EMBEDDINGS] = gradients[WORD_EMBEDDINGS][1:]
+        words = "bert.embeddings.word_embeddings.weight"
+        gradients[words] = gradients[words][1:]
     return found, wanted
 
 
 def published_gradients(model):
     parameters = dict(model.named_parameters())
     gradients = {}
-    for row in model_names(model.config.num_hidden_layers, tuple(model.heads)):
+    for row in BERT_FORMAT.rows(model.config, tuple(model.heads)):
         gradient = parameters[row.ours].grad
         gradients[row.huggingface] = gradient if row.part is None else gradient.chunk(3)[row.part]
     return gradients

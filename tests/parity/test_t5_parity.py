@@ -7,8 +7,7 @@ import torch
 import transformers
 
 from maskloom.checkpoints.huggingface import load_model, save_model
-from maskloom.checkpoints.safetensors_format import safetensors_pieces
-from maskloom.checkpoints.tensor_files import open_weights
+from maskloom.checkpoints.tensor_files import open_weights, safetensors_pieces
 from maskloom.errors import DataError
 from maskloom.generation.search import Generation
 from maskloom.generation.sources import decode_sources

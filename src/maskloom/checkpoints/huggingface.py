@@ -18,8 +18,7 @@ from maskloom.checkpoints.published.format import PublishedFormat, TensorName
 from maskloom.checkpoints.published.gpt import GPT_FORMAT
 from maskloom.checkpoints.published.own import RECURRENT_FORMATS, TRANSFORMER_FORMAT
 from maskloom.checkpoints.published.t5 import T5_FORMAT
-from maskloom.checkpoints.safetensors_format import safetensors_pieces
-from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights
+from maskloom.checkpoints.tensor_files import WEIGHTS, StoredTensor, open_weights, safetensors_pieces
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.models.architectures import architecture_of, published_config
 from maskloom.models.assembled import EncoderWithHeads, HeadOptions, build_model, fill_model
@@ -191,7 +190,7 @@ class _Contents:
         form, self.tensors, self.copies = format_of(config), dict[str, StoredTensor](), dict[str, StoredTensor]()
         self.tied, self.ignored, self.problems = form.tied_copies(config), list[str](), list[str]()
         rows = form.rows(config, tuple(form.heads))
-        by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow)}
+        by_name = {name: row for row in rows for name in (row.huggingface, row.tensorflow) if name}
         for name, tensor in stored.items():
             published, is_transposed = form.canonical(name, by_name)
             if form.is_ignored(name):
@@ -311,8 +310,7 @@ def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) 
 
 def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
     """Return the tensors to write; parts of a joint projection are copied, because the file stores them separately."""
-    parameters = dict(model.named_parameters())
-    tensors = {}
+    parameters, tensors = dict(model.named_parameters()), dict[str, Tensor]()
     heads, form = tuple(model.heads), format_of(model.config)
     has_pooler = not heads or not form.token_heads.issuperset(heads)
     other = form.other_type(model.config, heads)
@@ -331,21 +329,19 @@ def _published_tensors(model: EncoderWithHeads) -> dict[str, Tensor]:
 
 
 def _config_content(model: EncoderWithHeads, extra: dict[str, Any]) -> dict[str, Any]:
-    own = model.config.as_published()
+    own, form, heads = model.config.as_published(), format_of(model.config), tuple(model.heads)
     if clashes := sorted(key for key in extra if key in own and extra[key] != own[key]):
         raise ConfigError(f"extra_config may not change the model's own keys {clashes}")
-    class_names = format_of(model.config).class_names(model.config)
-    first, *others = (row for row in class_names if set(row[0]) <= set(model.heads))
-    unseen = format_of(model.config).unseen.difference(first[0])
-    classes = [first[1], *(name for heads, name in others if unseen.intersection(heads))]
+    first, *others = (row for row in form.class_names(model.config) if set(row[0]) <= set(heads))
+    unseen = form.unseen.difference(first[0])
+    classes = [first[1], *(name for of_heads, name in others if unseen.intersection(of_heads))]
     dtype = str(model.encoder.word_embeddings.dtype).removeprefix("torch.")
     content = {"architectures": classes, **own, "dtype": dtype}
-    if other := format_of(model.config).other_type(model.config, tuple(model.heads)):
+    if other := form.other_type(model.config, heads):
         content |= {"model_type": other.name, **other.keys}
-    if "crf" in model.heads:
-        # no other program opens it
+    if "crf" in heads:  # no other program opens it
         content["model_type"] = f"maskloom_{own['model_type'].removeprefix('maskloom_')}_crf"
-    labelled = next((name for name in model.heads if HEADS[name].is_labelled), None)
+    labelled = next((name for name in heads if HEADS[name].is_labelled), None)
     if labelled is not None:
         num_labels: int = model.heads[labelled].num_labels  # pyright: ignore[reportAssignmentType]
         names = {str(index): f"LABEL_{index}" for index in range(num_labels)}

@@ -34,7 +34,6 @@ _TYPES = {
     14: torch.bfloat16,
     19: torch.float16,
 }
-_OBJECT_GRAPH = ".ATTRIBUTES/"
 
 
 class _Entry(NamedTuple):
@@ -56,16 +55,11 @@ def open_bundle(index: Path) -> dict[str, StoredTensor]:
     content = memoryview(read_bytes(index, limit=_MAX_TABLE_BYTES))
     try:
         table = dict(_entries_of_table(content))
+        num_shards = _num_shards(table.pop(b"", None))
+        entries = dict(_entry(key, value) for key, value in table.items())
     except DamagedError as problem:
-        raise DataError(f"{index}: not a valid TensorFlow table: {problem}") from None
-    if b"" not in table:
-        raise DataError(f"{index}: not a checkpoint index: it has no header")
-    try:
-        num_shards = _num_shards(table[b""])
-        entries = dict(_entry(key, value) for key, value in table.items() if key)
-    except DamagedError as problem:
-        raise DataError(f"{index}: {problem}") from None
-    if any(_OBJECT_GRAPH in name for name in entries):
+        raise DataError(f"{index}: not a checkpoint index that can be read: {problem}") from None
+    if any(".ATTRIBUTES/" in name for name in entries):
         raise DataError(
             f"{index}: an object-based checkpoint of TensorFlow 2, whose names depend on the program that wrote it; "
             "only the layout of TensorFlow 1, with names such as bert/embeddings/word_embeddings, is supported"
@@ -103,8 +97,10 @@ def _read(name: str, entry: _Entry, path: Path) -> Tensor:
     return torch.frombuffer(values, dtype=_TYPES[entry.dtype]).reshape(entry.shape)
 
 
-def _num_shards(message: bytes) -> int:
+def _num_shards(message: bytes | None) -> int:
     """Return the number of shards from a BundleHeaderProto, after checking that the values can be read here."""
+    if message is None:
+        raise DamagedError("it has no header")
     fields = dict(_fields(message))
     num_shards, version = fields.get(1, 0), dict(_fields(_bytes(fields.get(3, b""))))
     if not isinstance(num_shards, int) or not 1 <= num_shards <= _MAX_SHARDS:

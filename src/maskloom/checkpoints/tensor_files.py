@@ -1,13 +1,17 @@
-"""Weight files without code: safetensors, whole or sharded; names and shapes are read before values."""
+"""Weight files without code: safetensors, whole or sharded; names and shapes are read before values.
+
+Also writing them, piece by piece.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -23,6 +27,18 @@ MAX_TENSORS = 20_000
 _MAX_HEADER_BYTES, _MAX_DIMENSIONS = 16 << 20, 16
 # The memory that JSON takes depends more on its number of parts than on its length; a tensor has about twelve.
 _MAX_PARTS = 20 * MAX_TENSORS
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 _FLOATS = ("F64", "F32", "F16", "BF16")
 # Pickles in various forms, programs (.pt2), and formats that this program cannot read.
 _UNSAFE = (
@@ -160,3 +176,26 @@ def _sharded(index: Path) -> dict[str, StoredTensor]:
             f"{index}: the index names {amount(len(missing), 'tensor')} that no file holds, such as {missing[0]!r:.80}"
         )
     return found
+
+
+def safetensors_pieces(
+    tensors: Mapping[str, Tensor], *, metadata: Mapping[str, str] | None = None
+) -> Iterator[memoryview]:
+    """Yield the header and then each tensor's values, as views of tensors that are contiguous in memory.
+
+    `metadata` is stored in the header. Wider types come first, and names are sorted within a type, so that every tensor
+    starts at a multiple of its width. Tensors on another device are copied one at a time.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), _TYPES[item[1].dtype], item[0]))
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    for name, tensor in ordered:
+        end = start + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for _, tensor in ordered:
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+        yield flat.view(torch.uint8).numpy().data

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from safetensors.torch import load_file
 
-from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.recipe_files import load_recipe

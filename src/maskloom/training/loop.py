@@ -73,7 +73,7 @@ def train_steps(
         for group in state.optimizer.param_groups:
             group["lr"] = rate_of(group, settings) * scale
         carried = with_carry(batch, objective, model, state.carry)
-        sizes = ranks.sum_({"sequences": len(batch.lengths), "tokens": len(batch.token_ids)})
+        num_tokens = ranks.sum_({"tokens": len(batch.token_ids)})["tokens"]
         losses, gradient_norm, is_finite = take(carried)  # accumulate, clip, update
         report = StepReport(
             step=state.step + 1,
@@ -81,8 +81,7 @@ def train_steps(
             losses=losses,
             learning_rate=settings.learning_rate * scale,
             gradient_norm=gradient_norm,
-            num_sequences=int(sizes["sequences"]),
-            num_tokens=int(sizes["tokens"]),
+            num_tokens=int(num_tokens),
             seconds=time.perf_counter() - started,
         )
         if not is_finite:

@@ -21,7 +21,7 @@ from maskloom.rows import Rows
 from maskloom.training.ranks.ranks import ONE_RANK, Ranks
 from maskloom.training.settings import TrainingSection
 
-# Marks a group with the parameters of heads, which have a learning rate of their own.
+# Tells whether a group has the parameters of heads with a learning rate of their own.
 _OF_HEADS = "of_heads"
 
 
@@ -31,17 +31,15 @@ def parameter_groups(model: nn.Module, weight_decay: float, *, has_own_head_rate
     Biases, norms and the modules that are `undecayed` in the architecture's row have none. With `has_own_head_rate`,
     the parameters of heads form two further groups, which `rate_of` recognises.
     """
-    exempt = _exempt(model)
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    groups = []
-    for of_heads in (False, True) if has_own_head_rate else (None,):
-        # wrappers may add prefixes to names
-        part = [parameter for name, parameter in named if of_heads in (None, "heads" in name.split("."))]
-        mark = {_OF_HEADS: True} if of_heads else {}
-        for decay, is_exempt in ((weight_decay, False), (0.0, True)):
-            parameters = [parameter for parameter in part if (parameter in exempt) is is_exempt]
-            groups.append({"params": parameters, "weight_decay": decay, **mark})
-    return [group for group in groups if group["params"]]
+    exempt, groups = _exempt(model), dict[tuple[bool, bool], list[nn.Parameter]]()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            of_heads = has_own_head_rate and "heads" in name.split(".")  # wrappers may add prefixes to names
+            groups.setdefault((of_heads, parameter in exempt), []).append(parameter)
+    return [
+        {"params": parameters, "weight_decay": 0.0 if is_exempt else weight_decay, _OF_HEADS: of_heads}
+        for (of_heads, is_exempt), parameters in sorted(groups.items())
+    ]
 
 
 def _exempt(model: nn.Module) -> set[nn.Parameter]:

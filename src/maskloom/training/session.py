@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,7 @@ from maskloom.training.faults.memory import (
     noted_micro_batch_size,
     release_free_memory,
 )
-from maskloom.training.faults.nonfinite import BadSteps, NonFiniteStepError, NumericalError
+from maskloom.training.faults.nonfinite import NonFiniteStepError, NumericalError, answer_bad_step
 from maskloom.training.loop import train_steps
 from maskloom.training.optimizers import TimeBudget
 from maskloom.training.precision import fastest_precision, in_precision
@@ -82,9 +83,9 @@ class TrainingSession:
     num_averaged: int = 0
 
     def __post_init__(self) -> None:
-        """Initialise the answers to bad steps, the warnings and the time budget."""
+        """Initialise the warnings, the counts of bad steps and the time budget."""
         settings = self.settings
-        self._watch, self._bad_steps = LossWatch(), BadSteps()
+        self._watch, self.num_answers = LossWatch(), Counter[str | int]()  # to bad steps: rewinds, and skips by step
         self._told_size: int | None = None
         self._found_precision: str | None = None
         self._kept_before: dict[str, Any] = {}
@@ -112,7 +113,7 @@ class TrainingSession:
         self.state.micro_batch_size = self._told_size = own.get("micro_batch_size")
         self._take_noted_size()
         self._found_precision = own.get("precision")
-        self._bad_steps.num_taken["rewind"] = own.get("rewinds", 0)
+        self.num_answers["rewind"] = own.get("rewinds", 0)
         if self.ranks.is_first:  # a kill between a save and this cleanup leaves one too many
             drop_old_checkpoints(self.checkpoints, restored.step, self.settings.keep_checkpoints, self._pinned())
         return restored.step
@@ -159,7 +160,7 @@ class TrainingSession:
                 try:
                     self._train(stop, saves)
                 except NonFiniteStepError as bad:
-                    self._bad_steps.answer(bad, self, saves)
+                    answer_bad_step(bad, self, saves)
                 except MemoryExhaustedError as error:
                     note_micro_batch_size(self.log.path.parent, error.micro_batch_size)
                     raise
@@ -287,14 +288,11 @@ class TrainingSession:
             if "kept" in self.memory and not is_best and self.memory["kept"]["step"] not in steps:
                 del self.memory["kept"]
                 self.memory.update(self._kept_before)
-            (saves.save if is_awaited else saves.start)(self._whole_state(), self._remembered(), self._pinned())
+            carry = self.state.carry and self.ranks.rows_of_all(self.state.carry)
+            state = replace(self.state, carry=carry)
+            (saves.save if is_awaited else saves.start)(state, self._remembered(), self._pinned())
             if is_awaited:
                 self.ranks.barrier()
-
-    def _whole_state(self) -> TrainState:
-        """Return the state with the carry of the rows of all ranks."""
-        carry = self.state.carry
-        return self.state if carry is None else replace(self.state, carry=self.ranks.rows_of_all(carry))
 
     def _remembered(self) -> dict[str, Any]:
         """Return the caller's memory and, if there is any, the session's own."""
@@ -303,7 +301,7 @@ class TrainingSession:
             "micro_batch_size": self.state.micro_batch_size,
             "precision": self._found_precision,
             "loss_scale": self.state.loss_scale,
-            "rewinds": self._bad_steps.num_taken["rewind"] or None,
+            "rewinds": self.num_answers["rewind"] or None,
             "has_ended": self._has_ended or None,
             "budget": None if self.budget is None else self.budget.as_dict(),
         }

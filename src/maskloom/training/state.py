@@ -55,6 +55,5 @@ class StepReport:
     losses: dict[str, float]
     learning_rate: float
     gradient_norm: float
-    num_sequences: int
     num_tokens: int
     seconds: float

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from maskloom.checkpoints.huggingface import load_model, read_config, save_model
-from maskloom.checkpoints.published.bert import model_names
+from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.own import _names
 from maskloom.errors import ConfigError, DataError
 from maskloom.models.architectures import ARCHITECTURES
@@ -53,7 +53,7 @@ def assert_equal(model, other):
 
 def tensorflow_arrays(folder):
     tensors = load_file(folder / "model.safetensors")
-    rows = {row.huggingface: row for row in model_names(2, ("mlm", "nsp"))}
+    rows = {row.huggingface: row for row in BERT_FORMAT.rows(CONFIG, ("mlm", "nsp"))}
     arrays = {}
     for name, value in tensors.items():
         row = rows[name]

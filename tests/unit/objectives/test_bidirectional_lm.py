@@ -1,4 +1,6 @@
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.training.faults.nonfinite import NonFiniteStepError, write_dump
 from maskloom.training.loop import train_steps
+from maskloom.training.ranks.ranks import ONE_RANK
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 from tools.replaying import replay_dump
@@ -167,7 +170,8 @@ def test_a_step_that_is_not_finite_is_dumped_and_replayed(tmp_path, bad):
     with pytest.raises(NonFiniteStepError) as caught:
         list(train_steps(state, objective, next_batch, settings=settings, seed=4))
     assert caught.value.report.step == bad
-    folder = write_dump(tmp_path, state, objective, caught.value, settings=settings, seed=4)
+    session: Any = SimpleNamespace(state=state, objective=objective, settings=settings, seed=4, ranks=ONE_RANK)
+    folder = write_dump(tmp_path, caught.value, session)
     assert (folder / "carry.safetensors").exists() == (bad == 2)
     losses = replay_dump(folder, model_of(), objective).losses
     assert losses == caught.value.report.losses

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 
-from maskloom.checkpoints.published.format import OWN_HEADS, OtherType, PublishedFormat, TensorName, lstm_names
+from maskloom.checkpoints.published.format import (
+    OWN_HEADS,
+    OtherType,
+    PublishedFormat,
+    TensorName,
+    lstm_names,
+    plain_rows,
+)
 from maskloom.models.bert_config import ROFORMER, BertConfig
 
 
-def _dense(ours: str, huggingface: str, tensorflow: str, part: int | None = None) -> tuple[TensorName, ...]:
+def _in_tensorflow(module: str) -> str:
+    """Return TensorFlow's name of a module, such as bert/encoder/layer_0/output/dense."""
+    return re.sub(r"\blayer\.", "layer_", module).replace(".", "/")
+
+
+def _dense(ours: str, huggingface: str, part: int | None = None) -> tuple[TensorName, ...]:
+    tensorflow = _in_tensorflow(huggingface)
     return (
         TensorName(f"{ours}.weight", f"{huggingface}.weight", f"{tensorflow}/kernel", part, is_transposed=True),
         TensorName(f"{ours}.bias", f"{huggingface}.bias", f"{tensorflow}/bias", part),
     )
 
 
-def _norm(ours: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
+def _norm(ours: str, huggingface: str) -> tuple[TensorName, ...]:
+    tensorflow = _in_tensorflow(huggingface)
     return (
         TensorName(f"{ours}.weight", f"{huggingface}.weight", f"{tensorflow}/gamma"),
         TensorName(f"{ours}.bias", f"{huggingface}.bias", f"{tensorflow}/beta"),
@@ -28,37 +43,29 @@ _EMBEDDINGS = (
         TensorName(f"encoder.embeddings.{ours}.weight", f"bert.embeddings.{name}.weight", f"bert/embeddings/{name}")
         for ours, name in _TABLES.items()
     ),
-    *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm", "bert/embeddings/LayerNorm"),
+    *_norm("encoder.embeddings.layer_norm", "bert.embeddings.LayerNorm"),
 )
 
 
-def _layer(number: int) -> tuple[TensorName, ...]:
-    ours, hf, tf = f"encoder.layers.{number}", f"bert.encoder.layer.{number}", f"bert/encoder/layer_{number}"
-    return (
-        *(
-            row
-            for part, name in enumerate(("query", "key", "value"))
-            for row in _dense(
-                f"{ours}.attention.qkv", f"{hf}.attention.self.{name}", f"{tf}/attention/self/{name}", part
-            )
-        ),
-        *_dense(f"{ours}.attention.output", f"{hf}.attention.output.dense", f"{tf}/attention/output/dense"),
-        *_norm(f"{ours}.attention_layer_norm", f"{hf}.attention.output.LayerNorm", f"{tf}/attention/output/LayerNorm"),
-        *_dense(f"{ours}.feed_forward.up", f"{hf}.intermediate.dense", f"{tf}/intermediate/dense"),
-        *_dense(f"{ours}.feed_forward.down", f"{hf}.output.dense", f"{tf}/output/dense"),
-        *_norm(f"{ours}.feed_forward_layer_norm", f"{hf}.output.LayerNorm", f"{tf}/output/LayerNorm"),
-    )
+def _layer(number: int) -> list[TensorName]:
+    ours, theirs = f"encoder.layers.{number}", f"bert.encoder.layer.{number}"
+    rows = list[TensorName]()
+    for part, name in enumerate(("query", "key", "value")):
+        rows += _dense(f"{ours}.attention.qkv", f"{theirs}.attention.self.{name}", part)
+    rows += _dense(f"{ours}.attention.output", f"{theirs}.attention.output.dense")
+    rows += _norm(f"{ours}.attention_layer_norm", f"{theirs}.attention.output.LayerNorm")
+    rows += _dense(f"{ours}.feed_forward.up", f"{theirs}.intermediate.dense")
+    rows += _dense(f"{ours}.feed_forward.down", f"{theirs}.output.dense")
+    rows += _norm(f"{ours}.feed_forward_layer_norm", f"{theirs}.output.LayerNorm")
+    return rows
 
 
 # What an embedding of another width adds, under RoFormer's name for it.
-_PROJECTION = _dense("encoder.embeddings.projection", "bert.embeddings_project", "bert/embeddings_project")
-
-# What `pre_norm` adds; no other program has a name for it.
-_FINAL_NORM = _norm("encoder.final_norm", "bert.encoder.final_norm", "bert/encoder/final_norm")
-
-_POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense", "bert/pooler/dense")
-
-_TOP = tuple(TensorName(f"encoder.top.{name}", f"bert.bi{name}", f"bert/bi{name}") for name in lstm_names(1))
+_PROJECTION = _dense("encoder.embeddings.projection", "bert.embeddings_project")
+# What `pre_norm` and `bilstm` add; no other program has names for them.
+_FINAL_NORM = plain_rows("encoder.final_norm", "bert.encoder.final_norm")
+_TOP = tuple(TensorName(f"encoder.top.{name}", f"bert.bi{name}") for name in lstm_names(1))
+_POOLER = _dense("encoder.pooler.dense", "bert.pooler.dense")
 
 
 def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, ...]:
@@ -69,10 +76,10 @@ def _output(head: str, huggingface: str, tensorflow: str) -> tuple[TensorName, .
     )
 
 
-HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
+_HEADS: dict[str, tuple[TensorName, ...]] = {
     "mlm": (
-        *_dense("heads.mlm.dense", "cls.predictions.transform.dense", "cls/predictions/transform/dense"),
-        *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm", "cls/predictions/transform/LayerNorm"),
+        *_dense("heads.mlm.dense", "cls.predictions.transform.dense"),
+        *_norm("heads.mlm.layer_norm", "cls.predictions.transform.LayerNorm"),
         TensorName("heads.mlm.bias", "cls.predictions.bias", "cls/predictions/output_bias"),
     ),
     "nsp": _output("nsp", "cls.seq_relationship", "cls/seq_relationship/"),
@@ -83,12 +90,9 @@ HEAD_NAMES: dict[str, tuple[TensorName, ...]] = {
     **OWN_HEADS,
 }
 
-# Heads that share a published name; the architecture in config.json says which one a file holds.
-SAME_NAME = ("classifier", "tagger", "choice")
-
-WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+_WORDS = "bert.embeddings.word_embeddings.weight"
 _TIED_COPIES = {
-    "cls.predictions.decoder.weight": WORD_EMBEDDINGS,
+    "cls.predictions.decoder.weight": _WORDS,
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
 
@@ -103,18 +107,7 @@ _IGNORED = (
 )
 
 
-def model_names(num_layers: int, heads: Sequence[str]) -> list[TensorName]:
-    """Return the rows of an encoder with `num_layers` layers, a pooler, and heads."""
-    layers = (row for layer in range(num_layers) for row in _layer(layer))
-    return [*_EMBEDDINGS, *layers, *_POOLER, *(row for head in heads for row in HEAD_NAMES[head])]
-
-
-def is_ignored(name: str) -> bool:
-    """Return whether a tensor of this name holds nothing that a model needs."""
-    return name in _IGNORED or name.endswith(_IGNORED_ENDS)
-
-
-def canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
+def _canonical(name: str, rows: Mapping[str, TensorName]) -> tuple[str, bool]:
     """Return a name's Hugging Face form, and whether its matrix is transposed; unknown names are returned unchanged."""
     row = rows.get(name.removesuffix(":0"))
     if row is not None and row.huggingface != name:
@@ -153,13 +146,12 @@ _CLASS_NAMES: tuple[tuple[tuple[str, ...], str], ...] = (
 
 
 def _rows(config: BertConfig, heads: Sequence[str]) -> list[TensorName]:
-    rows = model_names(config.num_hidden_layers, heads)
-    rows += [
-        *(_PROJECTION if config.embedding_size else ()),
-        *(_FINAL_NORM if config.pre_norm else ()),
-        *(_TOP if config.bilstm else ()),
-    ]
-    return [row for row in rows if not (config.rotary and row.ours == "encoder.embeddings.position.weight")]
+    rows = [row for row in _EMBEDDINGS if not (config.rotary and row.ours == "encoder.embeddings.position.weight")]
+    rows += [row for layer in range(config.num_hidden_layers) for row in _layer(layer)]
+    rows += _PROJECTION if config.embedding_size else ()
+    rows += _FINAL_NORM if config.pre_norm else ()
+    rows += _TOP if config.bilstm else ()
+    return [*rows, *_POOLER, *(row for head in heads for row in _HEADS[head])]
 
 
 def _class_names(config: BertConfig) -> tuple[tuple[tuple[str, ...], str], ...]:
@@ -182,14 +174,14 @@ BERT_FORMAT = PublishedFormat(
     name="BERT",
     prefix="bert.",
     rows=_rows,
-    heads=HEAD_NAMES,
+    heads=_HEADS,
     class_names=_class_names,
     tied_copies=lambda _: _TIED_COPIES,
-    is_ignored=is_ignored,
-    canonical=canonical,
+    is_ignored=lambda name: name in _IGNORED or name.endswith(_IGNORED_ENDS),
+    canonical=_canonical,
     pooler=_POOLER,
     top=_TOP,
-    same_name=SAME_NAME,
+    same_name=("classifier", "tagger", "choice"),
     token_heads=frozenset({"tagger", "span", "crf"}),
     other_type=_other_type,
 )

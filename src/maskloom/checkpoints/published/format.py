@@ -94,7 +94,7 @@ MAX_LSTM_LAYERS = 4
 
 
 def _of_head(head: str, names: Sequence[str], inner: str = "") -> tuple[TensorName, ...]:
-    return tuple(TensorName(f"heads.{head}.{inner}{name}", f"{head}.{name}", f"{head}/{name}") for name in names)
+    return tuple(TensorName(f"heads.{head}.{inner}{name}", f"{head}.{name}") for name in names)
 
 
 def lstm_names(num_layers: int) -> list[str]:

@@ -134,7 +134,7 @@ def _module_paths(path: Path) -> list[tuple[str, str]]:
     except (TypeError, LookupError):
         raise DataError(f"{path}: not a list of modules, each with a type and a path") from None
     for _, name in found:
-        if Path(name).name != name or (name and (path.parent / name).is_symlink()):
+        if Path(name).name != name or name == ".." or (name and (path.parent / name).is_symlink()):
             raise DataError(f"{path}: {name!r:.80} is not the name of a folder inside this one")
     if not found or found[0][0] != "Transformer":
         raise DataError(

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.errors import DataError, amount
 from maskloom.system.files import DISK_ERRORS, is_running, remove_tree, rename, taking_the_place, write_hashed
 from maskloom.system.foreign_files import MAX_JSON_BYTES, parse_json, read_bytes, why_changed

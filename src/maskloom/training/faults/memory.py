@@ -6,7 +6,7 @@ import ctypes
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -49,17 +49,14 @@ def release_free_memory() -> bool:
 @contextmanager
 def kept_memory() -> Iterator[None]:
     """Within, the C library retains freed memory: a page returned to the system is cleared before it is used again."""
-    _set_thresholds(dict.fromkeys(_THRESHOLDS, 2**31 - 1))
+    set_threshold = _MALLOPT or (lambda threshold, size: None)
+    for threshold in _THRESHOLDS:
+        set_threshold(threshold, 2**31 - 1)
     try:
         yield
     finally:
-        _set_thresholds(_THRESHOLDS)
-
-
-def _set_thresholds(sizes: Mapping[int, int]) -> None:
-    for threshold, size in sizes.items():
-        if _MALLOPT is not None:
-            _MALLOPT(threshold, size)
+        for threshold, size in _THRESHOLDS.items():
+            set_threshold(threshold, size)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.data.corpus.words import RaggedIds
-from maskloom.objectives.objective import Objective
 from maskloom.system.files import replacing_folder, write_hashed, write_json
-from maskloom.training.ranks.ranks import ONE_RANK, Ranks, own_shard
+from maskloom.training.ranks.ranks import own_shard
 from maskloom.training.settings import TrainingSection
-from maskloom.training.state import StepReport, TrainState
+from maskloom.training.state import StepReport
 
 if TYPE_CHECKING:
     from maskloom.training.checkpointing.background_saves import Saves
@@ -53,50 +51,41 @@ class NonFiniteStepError(NumericalError):
         self.batch, self.report, self.position_after = batch, report, position_after
 
 
-class BadSteps:
-    """Answers a session's steps that are not finite, as `training.on_nonfinite` says.
+def answer_bad_step(bad: NonFiniteStepError, session: TrainingSession, saves: Saves) -> None:
+    """Log and dump a step, then skip its batch, rewind or raise NumericalError, as `training.on_nonfinite` says.
 
     More than `training.max_skips` batches skipped in a row, or rewinds in total, stop the run.
     """
-
-    def __init__(self) -> None:
-        # rewinds in total, and skips by step: those in a row share one, as a skip does not advance it
-        self.num_taken = Counter[str | int]()
-
-    def answer(self, bad: NonFiniteStepError, session: TrainingSession, saves: Saves) -> None:
-        """Log and dump a step, then skip its batch or rewind; raises NumericalError to stop."""
-        state, settings, ranks, report = session.state, session.settings, session.ranks, bad.report
-        action, folder = self._action_after(report.step, settings), session.log.path.parent / "dumps" / session.name
-        try:
-            place = write_dump(folder, state, session.objective, bad, settings=settings, seed=session.seed, ranks=ranks)
-        except OSError as error:
-            place = f"not written, {error}"
-        session.write(
-            "nonfinite",
-            step=report.step,
-            action=action,
-            loss=report.loss,
-            losses=report.losses,
-            gradient_norm=report.gradient_norm,
-            position=state.position,
-            dump=str(place),
-        )
-        problem = f"{bad} Batch and weights: {place}."
-        if action == "stop":
-            raise NumericalError(problem) from None
-        session.tell(f"WARNING: {problem}")
-        if action == "rewind":
-            _rewind(session, saves)
-        elif session.budget is not None:
-            session.budget.fractions.pop()  # of the step that was not taken
-        state.position = bad.position_after
-        session.tell(f"WARNING: continuing after step {state.step} with the batches after the bad one")
-
-    def _action_after(self, step: int, settings: TrainingSection) -> str:
-        rule = settings.on_nonfinite
-        counted = step if rule == "skip" else rule
-        self.num_taken[counted] += 1
-        return rule if self.num_taken[counted] <= settings.max_skips else "stop"
+    state, report, action = session.state, bad.report, session.settings.on_nonfinite
+    # skips are counted by step: those in a row share one, as a skip does not advance it
+    counted = report.step if action == "skip" else action
+    session.num_answers[counted] += 1
+    if session.num_answers[counted] > session.settings.max_skips:
+        action = "stop"
+    try:
+        place = write_dump(session.log.path.parent / "dumps" / session.name, bad, session)
+    except OSError as error:
+        place = f"not written, {error}"
+    session.write(
+        "nonfinite",
+        step=report.step,
+        action=action,
+        loss=report.loss,
+        losses=report.losses,
+        gradient_norm=report.gradient_norm,
+        position=state.position,
+        dump=str(place),
+    )
+    problem = f"{bad} Batch and weights: {place}."
+    if action == "stop":
+        raise NumericalError(problem) from None
+    session.tell(f"WARNING: {problem}")
+    if action == "rewind":
+        _rewind(session, saves)
+    elif session.budget is not None:
+        session.budget.fractions.pop()  # of the step that was not taken
+    state.position = bad.position_after
+    session.tell(f"WARNING: continuing after step {state.step} with the batches after the bad one")
 
 
 def _rewind(session: TrainingSession, saves: Saves) -> None:
@@ -110,39 +99,32 @@ def _rewind(session: TrainingSession, saves: Saves) -> None:
         session.log.forget_after(session.name, restored.step)
 
 
-def write_dump(
-    folder: Path,
-    state: TrainState,
-    objective: Objective,
-    bad: NonFiniteStepError,
-    *,
-    settings: TrainingSection,
-    seed: int,
-    ranks: Ranks = ONE_RANK,
-) -> Path:
-    """Write a step that was not taken under `folder/step-N-PLACE` and return that folder; `state` is not changed.
+def write_dump(folder: Path, bad: NonFiniteStepError, session: TrainingSession) -> Path:
+    """Write a step that was not taken under `folder/step-N-PLACE` and return that folder; the state is not changed.
 
     `batch.safetensors` and `report.json` hold the batch, its place in the data and the names of parameters whose
     gradients are not finite; `carry.safetensors` holds what its rows carried, if anything. `model.safetensors` holds
     the weights, in the newest three dumps, unless they are sharded. PLACE is the batch's place in the data; a batch met
     again at the same step is not written twice. Raises OSError when the disk fails.
     """
+    state, ranks = session.state, session.ranks
     rank = f"-rank-{ranks.rank}" if ranks.world_size > 1 else ""
     final = folder / "-".join(map(str, (f"step-{bad.report.step:08d}{rank}", *state.position.values())))
-    counts, first_row = ranks.counts_and_first_row(objective, bad.batch)  # of all ranks, so each has to take part
+    # of all ranks, so each has to take part
+    counts, first_row = ranks.counts_and_first_row(session.objective, bad.batch)
     if final.exists():
         return final
     weights = {name: parameter.detach() for name, parameter in state.model.named_parameters()}
     gradients = {name: weight.grad for name, weight in state.model.named_parameters() if weight.grad is not None}
     report: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "seed": seed,
+        "seed": session.seed,
         "position": state.position,
         "position_after": bad.position_after,
-        "micro_batch_size": state.micro_batch_size or settings.micro_batch_size,
+        "micro_batch_size": state.micro_batch_size or session.settings.micro_batch_size,
         "rank": ranks.rank,
         "world_size": ranks.world_size,
-        "objective": repr(objective),
+        "objective": repr(session.objective),
         "first_row": first_row,
         "target_counts": counts,
         **_plain(dataclasses.asdict(bad.report)),

@@ -1,29 +1,33 @@
-from maskloom.checkpoints.published.bert import HEAD_NAMES, SAME_NAME, canonical, is_ignored, model_names
+from maskloom.checkpoints.published.bert import BERT_FORMAT
 from maskloom.checkpoints.published.format import MAX_LSTM_LAYERS
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 
-ROWS = model_names(12, ("mlm", "nsp"))
+BASE = BertConfig.of_size("base", vocab_size=9)
+HEADS = tuple(BERT_FORMAT.heads)
+ROWS = BERT_FORMAT.rows(BASE, ("mlm", "nsp"))
 
 
 def test_table_is_one_to_one_in_every_dialect():
     # heads with the same published name never occur in one file
-    rows = model_names(3, [head for head in HEAD_NAMES if head not in SAME_NAME[1:]])
-    for key in (lambda row: row.huggingface, lambda row: row.tensorflow, lambda row: (row.ours, row.part)):
+    rows = BERT_FORMAT.rows(BASE, [head for head in HEADS if head not in BERT_FORMAT.same_name[1:]])
+    for key in (lambda row: row.huggingface, lambda row: (row.ours, row.part)):
         assert len({key(row) for row in rows}) == len(rows)
+    in_tensorflow = [row.tensorflow for row in rows if row.tensorflow]
+    assert len(set(in_tensorflow)) == len(in_tensorflow) == 206 + 4  # 4 for classifier and span
 
 
 def test_base_has_the_published_number_of_tensors():
     # 199 for the encoder with its pooler and 7 for the heads.
     assert len(ROWS) == 206
-    assert len(model_names(12, ())) == 199
+    assert len(BERT_FORMAT.rows(BASE, ())) == 199
 
 
 def test_every_parameter_has_its_names():
     config = BertConfig(vocab_size=9, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=3)
     options = {"bilstm_tagger": {"layers": "scalar_mix", "lstm_size": 4, "lstm_layers": MAX_LSTM_LAYERS}}
-    model = build_model(config, tuple(HEAD_NAMES), num_labels=2, seed=0, head_options=options)
-    assert {row.ours for row in model_names(2, tuple(HEAD_NAMES))} == {name for name, _ in model.named_parameters()}
+    model = build_model(config, HEADS, num_labels=2, seed=0, head_options=options)
+    assert {row.ours for row in BERT_FORMAT.rows(config, HEADS)} == {name for name, _ in model.named_parameters()}
 
 
 def test_only_dense_kernels_are_transposed():
@@ -42,9 +46,9 @@ def test_names_of_all_dialects_meet():
         "bert/encoder/layer_3/attention/output/LayerNorm/gamma",
         "bert/encoder/layer_3/attention/output/LayerNorm/gamma:0",
     ):
-        assert canonical(foreign, tensorflow) == (name, False)
-    assert canonical("bert/pooler/dense/kernel", tensorflow) == ("bert.pooler.dense.weight", True)
-    assert canonical("something.else", tensorflow) == ("something.else", False)
+        assert BERT_FORMAT.canonical(foreign, tensorflow) == (name, False)
+    assert BERT_FORMAT.canonical("bert/pooler/dense/kernel", tensorflow) == ("bert.pooler.dense.weight", True)
+    assert BERT_FORMAT.canonical("something.else", tensorflow) == ("something.else", False)
 
 
 def test_buffers_and_optimizer_state_are_ignored():
@@ -55,5 +59,5 @@ def test_buffers_and_optimizer_state_are_ignored():
         "bert/pooler/dense/kernel/adam_m",
         "cls/predictions/output_bias/adam_v",
     ):
-        assert is_ignored(name)
-    assert not is_ignored("bert/pooler/dense/kernel")
+        assert BERT_FORMAT.is_ignored(name)
+    assert not BERT_FORMAT.is_ignored("bert/pooler/dense/kernel")

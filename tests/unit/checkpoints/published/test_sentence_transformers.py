@@ -9,7 +9,12 @@ from tests.unit.inference.generators import SIZES, generator_folder
 from tests.unit.inference.generators import WORDS as NUMBERS
 
 from maskloom.checkpoints.huggingface import read_config, save_model
-from maskloom.checkpoints.published.sentence_transformers import SentenceModules, read_modules, write_modules
+from maskloom.checkpoints.published.sentence_transformers import (
+    SentenceModules,
+    copy_modules,
+    read_modules,
+    write_modules,
+)
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
@@ -241,6 +246,21 @@ def test_damaged_lists_of_modules_are_refused(tmp_path, content):
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(DataError, match=r"modules\.json"):
         read_modules(tmp_path)
+
+
+def test_a_module_above_the_folder_is_refused_and_nothing_is_copied_from_there(tmp_path):
+    source, target = tmp_path / "from" / "model", tmp_path / "to" / "model"
+    source.mkdir(parents=True)
+    target.mkdir(parents=True)
+    write_json(source.parent / "note.json", {"whose": "theirs"})
+    write_json(target.parent / "note.json", {"whose": "mine"})
+    kinds = {"Transformer": "", "Pooling": ".."}
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for kind, path in kinds.items()]
+    write_json(source / "modules.json", modules)
+    for use in (read_modules, lambda folder: copy_modules(folder, target)):
+        with pytest.raises(DataError, match=r"modules\.json: '\.\.' is not the name of a folder inside this one"):
+            use(source)
+    assert json.loads((target.parent / "note.json").read_text()) == {"whose": "mine"}
 
 
 def test_the_published_folder_asks_for_length_1_and_256_tokens(minilm_folder):

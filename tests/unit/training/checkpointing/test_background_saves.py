@@ -20,7 +20,7 @@ from tests.unit.training.tiny_sessions import (
 )
 from torch.overrides import TorchFunctionMode
 
-from maskloom.checkpoints.safetensors_format import safetensors_pieces
+from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.training.checkpointing import background_saves, checkpoints
 from maskloom.training.checkpointing.background_saves import BackgroundSaves
 from maskloom.training.checkpointing.checkpoints import restore_checkpoint

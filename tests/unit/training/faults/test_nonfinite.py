@@ -3,6 +3,8 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.faults.nonfinite import NonFiniteStepError, _batch_as_data, write_dump
 from maskloom.training.loop import train_steps
+from maskloom.training.ranks.ranks import ONE_RANK
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
 from tools.replaying import batch_of_data, replay_dump
@@ -61,7 +64,10 @@ def _plant_in_sixth_position(model) -> None:
 
 
 def _dump(folder: Path, state: TrainState, bad: NonFiniteStepError) -> tuple[Path, dict]:
-    path = write_dump(folder, state, MaskedLanguageModeling(), bad, seed=4, settings=SETTINGS)
+    session: Any = SimpleNamespace(
+        state=state, objective=MaskedLanguageModeling(), settings=SETTINGS, seed=4, ranks=ONE_RANK
+    )
+    path = write_dump(folder, bad, session)
     return path, json.loads((path / "report.json").read_text(encoding="utf-8"))
 
 
