@@ -141,8 +141,9 @@ def _listed_settings(
         raise ConfigError("optuna needs the number of trials (--trials)")
     if not space:
         raise ConfigError("optuna needs something to search: --grid training.learning_rate=1e-5..1e-4")
-    ends = {key: values.low if isinstance(values, ValueRange) else values[0] for key, values in space.items()}
-    recipe_with(recipe, ends, source="the first trial")
+    for end in ("low", "high"):
+        tried = {key: getattr(one, end) if isinstance(one, ValueRange) else one[0] for key, one in space.items()}
+        recipe_with(recipe, tried, source="a trial")
     return []
 
 
