@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Control characters, lone surrogates (bytes of a file name that are not UTF-8), line separators and invisible
@@ -41,10 +41,11 @@ def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = Fal
     return lines
 
 
-def aligned(rows: list[tuple[str, str]]) -> list[str]:
-    """Return one line for each name and text, with the texts aligned."""
-    width = max(len(name) for name, _ in rows)
-    return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in rows]
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return one line for each row, a name and texts, with its cells aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [(name.replace("_", " "), *texts) for name, *texts in rows]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
 def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:

@@ -356,11 +356,10 @@ class _DevWatch:
         kept, path = self._folder / "best", self._folder / BEST_STEP
         if self._ranks.is_first and kept.exists():  # a finished run has removed it
             known = read_json_object(path) if path.exists() else {}
-            before = self.memory.pop("best", None)
-            entry = known.get("entry", before)  # a folder of an earlier release has no entry
+            self.memory.pop("best", None)
             is_whole = all((kept / name).exists() for name in (CONFIG, WEIGHTS))
-            if entry and is_whole and known.get("sha256") == saved_sum(kept):
-                self.memory["best"] = entry
+            if is_whole and known.get("sha256") == saved_sum(kept):
+                self.memory["best"] = known["entry"]
 
     def is_enough(self) -> bool:
         """Return whether the last `patience` evaluations brought no improvement."""
