@@ -160,6 +160,9 @@ class FinetuneRecipe(Section):
             raise ValueError(f"class_weights: task = {self.task!r} has no labels to weight; leave it at 'none'")
         if self.class_weights != "none" and getattr(settings, "crf", False):
             raise ValueError(f"class_weights apply to single tags, but {self.task}.crf = true scores whole sentences")
+        for name in ("keep_best", "max_evaluation_instances"):
+            if getattr(self.training, name):
+                raise ValueError(f"training.{name}: only pre-training reads it; leave it out")
         if self.training.average_checkpoints and self.training.minutes is not None:
             raise ValueError("training.average_checkpoints counts steps: leave out training.minutes")
         if self.keep_restarts and kind.has_decoder:

@@ -173,9 +173,13 @@ def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     plain = PretrainRecipe.model_validate({"objective": recipe.objective}).model
     own = [f"model.{key}" for key, value in plain if getattr(recipe.model, key) != value]
     said = [f"{', '.join(own)}: ignored, the initial model has its own sizes"] if has_init and own else []
-    if recipe.training.steps != TrainingSection().steps and (recipe.phases or recipe.training.minutes is not None):
-        why = "every phase has its own steps" if recipe.phases else "the clock ends the run (training.minutes)"
-        said.append(f"training.steps = {recipe.training.steps}: ignored, {why}")
+    training, usual = recipe.training, TrainingSection()
+    if training.steps != usual.steps and training.minutes is not None and not recipe.phases:
+        said.append(f"training.steps = {training.steps}: ignored, the clock ends the run (training.minutes)")
+    for name in ("steps", "batch_size", "learning_rate", "warmup_steps") if recipe.phases else ():
+        is_given = (value := getattr(training, name)) != getattr(usual, name)
+        if is_given and None not in [getattr(phase, name) for phase in recipe.phases]:
+            said.append(f"training.{name} = {value}: ignored, every phase has its own {name}")
     data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
     is_cap = data.max_predictions_per_seq is not None and data.max_length in lengths
     given = data.model_fields_set  # a run's own recipe sets all of them
