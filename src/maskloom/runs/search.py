@@ -141,9 +141,11 @@ def _listed_settings(
         raise ConfigError("optuna needs the number of trials (--trials)")
     if not space:
         raise ConfigError("optuna needs something to search: --grid training.learning_rate=1e-5..1e-4")
-    for end in ("low", "high"):
-        tried = {key: getattr(one, end) if isinstance(one, ValueRange) else one[0] for key, one in space.items()}
-        recipe_with(recipe, tried, source="a trial")
+    values_of = {key: (one.low, one.high) if isinstance(one, ValueRange) else one for key, one in space.items()}
+    first = {key: values[0] for key, values in values_of.items()}
+    for key, values in values_of.items():
+        for value in values:
+            recipe_with(recipe, {**first, key: value}, source="a trial")
     return []
 
 

@@ -292,6 +292,7 @@ def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
         ({"recipe": stepped, "space": GRIDS["paper"]}, "training.steps = 9 is also set; use only one of them"),
         ({"recipe": stepped, "method": "optuna", "num_trials": 2, "space": epochs}, "a trial: training.epochs: "),
         ({"method": "optuna", "num_trials": 2, "space": sizes}, "a trial: training.batch_size = 10000"),
+        ({"method": "optuna", "num_trials": 2, "space": {"seed": (1, -1)}}, "a trial: seed = -1"),
     ]:
         with pytest.raises(ConfigError, match=message):
             run(Finetuning(), **options)
