@@ -146,8 +146,9 @@ def _finetune(
         paths["word_vectors"] = vectors_file(section.word_vectors)
     sums = input_sums(paths)
     inputs = {**sums, "reading": reading.as_dict() | labels_told, "metric": plan.task.primary}
-    told = list[str]()
-    about = model_line(initial_model(plan, recipe.seed, told), recipe)  # raises here, in time, if they do not fit
+    start, told = initial_model(plan, recipe.seed)  # raises here, in time, if they do not fit
+    about = model_line(start, recipe)
+    del start
     ranks.rows(settings)
     if ranks.world_size > 1 and plan.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors stored on disk; run it in one process")
