@@ -150,7 +150,7 @@ def _parse_range(argument: str, low: str, high: str) -> ValueRange:
         # in brackets, a line break cannot end the value, and a # cannot hide the rest
         (first,), (last,) = (tomllib.loads(f"ends = [{end}]")["ends"] for end in (low, high))
     except (ValueError, RecursionError):
-        first = last = None
+        first = last = math.nan
     if not {type(first), type(last)} <= {int, float} or not -math.inf < first < last < math.inf:
         raise ConfigError(f"--grid {argument!r:.200}: a range is two numbers, the lower one first: 1e-5..1e-4")
     found = ValueRange(first, last)
