@@ -97,9 +97,8 @@ class FinetuneRecipe(Section):
     """A fine-tuning run: task, data and training; a section named after a kind of task is read only by that kind.
 
     `class_weights` weights the loss of each class, of each word tag, or of the positives of each label (multilabel): by
-    name, or "balanced" by the counts in train. `tune_on_dev` fits temperature and thresholds to dev at the end; the
-    thresholds maximise the primary metric. `keep_restarts` keeps the best model of every seed, for an ensemble. With a
-    `model` section, training starts from a new model with random weights and a vocabulary, not from a model folder.
+    name, or "balanced" by the counts in train. With a `model` section, training starts from a new model with random
+    weights and a vocabulary, not from a model folder.
     """
 
     kind: Literal["finetune"] = key("finetune", "Kind of run.")
@@ -156,25 +155,20 @@ class FinetuneRecipe(Section):
         if self.mix.dropout and self.features is not None:
             raise ValueError("mix.dropout: with [features], set features.dropout, which applies to the mixed vectors")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):
-            raise ValueError(
-                "bilstm = true: a BiLSTM is bidirectional; it cannot be combined with [features] or auxiliary_lm"
-            )
+            raise ValueError("bilstm = true, which reads in both directions, excludes [features] and auxiliary_lm")
         if self.class_weights != "none" and not kind.names_labels:
             raise ValueError(f"class_weights: task = {self.task!r} has no labels to weight; leave it at 'none'")
         if self.class_weights != "none" and getattr(settings, "crf", False):
-            raise ValueError(
-                f"class_weights: {self.task}.crf = true scores whole sentences, not single tags; use one of them"
-            )
+            raise ValueError(f"class_weights apply to single tags, but {self.task}.crf = true scores whole sentences")
+        for name in ("keep_best", "max_evaluation_instances"):
+            if getattr(self.training, name):
+                raise ValueError(f"training.{name}: only pre-training reads it; leave it out")
         if self.training.average_checkpoints and self.training.minutes is not None:
             raise ValueError("training.average_checkpoints counts steps: leave out training.minutes")
         if self.keep_restarts and kind.has_decoder:
-            raise ValueError(
-                f"keep_restarts = true: models of task = {self.task!r} cannot form an ensemble; leave it out"
-            )
+            raise ValueError(f"keep_restarts = true: models of task = {self.task!r} cannot form an ensemble")
         if self.tune_on_dev and (kind.is_scale or kind.has_decoder):
-            raise ValueError(
-                f"tune_on_dev = true: task = {self.task!r} has neither a temperature nor thresholds to fit"
-            )
+            raise ValueError(f"tune_on_dev = true: task = {self.task!r} has no temperature or thresholds to fit")
         is_named = "task" in self.model_fields_set  # otherwise --format determines it
         if is_named and self.pair.both_orders and not kind.has_both_orders:
             raise ValueError(f"pair.both_orders = true: task = {self.task!r} does not read pairs of texts")
@@ -182,9 +176,7 @@ class FinetuneRecipe(Section):
             why = "already predicts every token of its targets" if kind.has_decoder else "reads tokens, not sequences"
             raise ValueError(f"auxiliary_lm = {self.auxiliary_lm:g}: task = {self.task!r} {why}")
         if self.frozen and getattr(settings, "source_first", False):
-            raise ValueError(
-                f"frozen = true: {self.task}.source_first = true trains parts of the encoder; use one of them"
-            )
+            raise ValueError(f"frozen = true, but {self.task}.source_first = true trains parts of the encoder")
         self.training.refuse_contradictions()
         return self
 

@@ -41,11 +41,6 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("batch", "bs", "train_batch_size", "per_device_train_batch_size"), ("batch_size",)),
     **dict.fromkeys(("max_len", "max_seq_length", "max_seq_len", "sequence_length", "block_size"), ("max_length",)),
     **dict.fromkeys(("mlm_probability", "mask_rate", "masking_rate"), ("masked_lm_prob",)),
-    **dict.fromkeys(("mask_share",), ("mask_prob",)),
-    **dict.fromkeys(("keep_share",), ("keep_prob",)),
-    **dict.fromkeys(("short_sequence_rate",), ("short_seq_prob",)),
-    **dict.fromkeys(("max_predictions",), ("max_predictions_per_seq",)),
-    **dict.fromkeys(("held_out_share",), ("held_out_fraction",)),
     **dict.fromkeys(("whole_word", "do_whole_word_mask"), ("whole_word_masking",)),
     **dict.fromkeys(("warmup_proportion", "warmup", "warmup_share"), ("warmup_ratio", "warmup_steps")),
     **dict.fromkeys(("gradient_accumulation_steps", "micro_batch"), ("micro_batch_size",)),
@@ -57,7 +52,7 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("layers", "num_layers"), ("num_hidden_layers",)),
     **dict.fromkeys(("heads", "num_heads"), ("num_attention_heads",)),
 }
-"""Names from other programs and earlier recipes, mapped to ours, closest first; not every recipe kind has them all."""
+"""Names from other programs, mapped to ours, closest first; not every recipe kind has them all."""
 
 MODEL_KEYS = (
     "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
@@ -350,10 +345,9 @@ def _hint(kind: type[BaseModel], path: list[str]) -> str:
             return f"did you mean {' or '.join(map(repr, found))}{flag}?"
     all_names, section = {known.path.rpartition(".")[2] for known in recipe_keys(kind)}, kind
     for part in path[:-1]:
-        if section is not None and not part.isdigit():
-            field = section.model_fields.get(part)
-            section = None if field is None else _section_of(field.annotation)
-    here = [] if section is None else list(section.model_fields)
+        if not part.isdigit():
+            section = _section_of(section.model_fields[part].annotation) or section
+    here = list(section.model_fields)
     near = difflib.get_close_matches(path[-1], here, n=1, cutoff=0.5)
     like = difflib.get_close_matches(path[-1], all_names, n=1, cutoff=0.85)
     if like and like[0] not in here:

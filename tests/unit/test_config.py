@@ -238,6 +238,12 @@ def test_settings_that_a_task_with_targets_would_not_follow_are_refused(changes:
         load_recipe(FinetuneRecipe, None, ["task=seq2seq", *changes])
 
 
+@pytest.mark.parametrize("change", ["keep_best=true", "max_evaluation_instances=8"])
+def test_what_only_pre_training_reads_is_refused_in_fine_tuning(change: str) -> None:
+    with pytest.raises(ConfigError, match=f"{change.partition('=')[0]}: only pre-training reads it"):
+        load_recipe(FinetuneRecipe, None, [f"training.{change}"])
+
+
 @pytest.mark.parametrize(
     ("made_from", "changes", "message"),
     [

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from maskloom.data.batch import BothOrdersBatch
-from maskloom.errors import ConfigError
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import all_to_device, to_device
 from maskloom.layers.embeddings import TokenEmbeddings
@@ -61,10 +60,8 @@ class WithMixPenalty:
         return {**self.objective.target_counts(batch), "mix": float(len(batch.lengths))}
 
     def loss_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, Tensor]:
-        """Return the sums of the objective, and `mix` once per sequence; raises ConfigError if no layers are mixed."""
+        """Return the sums of the objective, and `mix` once per sequence."""
         weights = [part.weights for part in model.modules() if isinstance(part, ScalarMix)]
-        if not weights:
-            raise ConfigError(f"mix.l2 = {self.weight:g}: this model does not mix its layers")
         penalty = torch.stack([each.square().sum() for each in weights]).sum()
         return {**self.objective.loss_sums(model, batch), "mix": self.weight * len(batch.lengths) * penalty}
 

@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # Control characters, lone surrogates (bytes of a file name that are not UTF-8), line separators and invisible
@@ -41,10 +41,11 @@ def lines_of(result: dict[str, Any], indent: str = "", *, keeps_keys: bool = Fal
     return lines
 
 
-def aligned(rows: list[tuple[str, str]]) -> list[str]:
-    """Return one line for each name and text, with the texts aligned."""
-    width = max(len(name) for name, _ in rows)
-    return [f"{name.replace('_', ' '):<{width}}  {text}" for name, text in rows]
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Return one line for each row, a name and texts, with its cells aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [(name.replace("_", " "), *texts) for name, *texts in rows]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
 def screen_of(result: dict[str, Any], *, width: int = 80, height: int = 22) -> list[str]:
@@ -132,7 +133,7 @@ class LineProgress(Progress):
         print(printable(message, keep="\n"), file=sys.stderr, flush=True)
 
 
-class BarProgress(Progress):
+class _Bar(Progress):
     """A rich progress bar with the rate, the remaining time and the newest figures."""
 
     def __init__(self) -> None:
@@ -152,23 +153,19 @@ class BarProgress(Progress):
         self._task = None
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """Show a new bar."""
         self.end()
         self._task = self._bar.add_task(printable(what), total=total or None, completed=done, figures="")
         self._bar.start()
 
     def advance(self, done: int, **figures: float) -> None:
-        """Move the bar."""
         if self._task is not None:
             shown: dict[str, Any] = {"figures": _format(figures)} if figures else {}
             self._bar.update(self._task, completed=done, **shown)
 
     def say(self, message: str) -> None:
-        """Print one line above the bar."""
         self._bar.console.print(printable(message, keep="\n"), highlight=False, markup=False)
 
     def end(self) -> None:
-        """Leave the finished bar on the screen."""
         if self._task is not None:
             self._bar.stop()
             self._bar.remove_task(self._task)
@@ -177,7 +174,7 @@ class BarProgress(Progress):
 
 def terminal_progress() -> Progress:
     """Return a bar when standard error is a terminal, else plain lines."""
-    return BarProgress() if sys.stderr.isatty() else LineProgress()
+    return _Bar() if sys.stderr.isatty() else LineProgress()
 
 
 def stage_callback(progress: Progress) -> Callable[[str, int, int], None]:

@@ -146,8 +146,9 @@ def _finetune(
         paths["word_vectors"] = vectors_file(section.word_vectors)
     sums = input_sums(paths)
     inputs = {**sums, "reading": reading.as_dict() | labels_told, "metric": plan.task.primary}
-    told = list[str]()
-    about = model_line(initial_model(plan, recipe.seed, told), recipe)  # raises here, in time, if they do not fit
+    start, told = initial_model(plan, recipe.seed)  # raises here, in time, if they do not fit
+    about = model_line(start, recipe)
+    del start
     ranks.rows(settings)
     if ranks.world_size > 1 and plan.task.freezes_encoder:
         raise ConfigError("[features] trains a small model on vectors stored on disk; run it in one process")
@@ -242,19 +243,15 @@ def _run_restarts(
 def _check_model(recipe: FinetuneRecipe, source: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
     """Raise ConfigError for a loss or a length that the model does not support."""
     if recipe.auxiliary_lm and not config.is_causal:
-        raise ConfigError(
-            f"auxiliary_lm = {recipe.auxiliary_lm:g}: {source} is bidirectional, so it would see the tokens that it "
-            "has to predict; use a GPT or a left-to-right BERT"
-        )
-    limit, max_length = min(config.max_position_embeddings, tokenizer.max_length), recipe.data.max_length
-    if max_length > limit:
+        weight = f"auxiliary_lm = {recipe.auxiliary_lm:g}"
+        raise ConfigError(f"{weight}: {source} is bidirectional, so it would see the tokens that it has to predict")
+    positions, max_length = config.max_position_embeddings, recipe.data.max_length
+    if max_length > (limit := min(positions, tokenizer.max_length)):
         raise ConfigError(f"data.max_length {max_length} exceeds the {limit} tokens that {source} takes")
     most_written = getattr(recipe.task_settings(task_kind(recipe.task).settings), "max_target_length", 0)
-    if most_written > config.max_position_embeddings:
-        raise ConfigError(
-            f"{recipe.task}.max_target_length {most_written} exceeds the {config.max_position_embeddings} "
-            f"positions of the decoder in {source}"
-        )
+    if most_written > positions:
+        what = f"{recipe.task}.max_target_length {most_written}"
+        raise ConfigError(f"{what} exceeds the {positions} positions of the decoder in {source}")
 
 
 def _prepare(
@@ -319,8 +316,6 @@ def _check_class_list(reading: ReadingOptions, kind: Kind, names: tuple[str, ...
 def _class_weights(recipe: FinetuneRecipe, task: Task, train: EncodedData) -> list[float] | None:
     if recipe.class_weights == "none":
         return None
-    if not task.labels:
-        raise ConfigError(f"class_weights: a {task.kind} task has no labels to weight; leave it at none")
     if isinstance(recipe.class_weights, dict):
         return weights_by_name(recipe.class_weights, task.labels)
     return balanced_weights(task.targets(train), len(task.labels))

@@ -17,6 +17,7 @@ from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference.model_folder import load_tokenizer, task_tokenizer, tokenizer_read
+from maskloom.layers.layer_mix import ScalarMix
 from maskloom.models.architectures import architecture_of, config_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
 from maskloom.models.bart import LEARNED_FIRST
@@ -91,7 +92,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
         read_json_value(folder / _RESULT, "best", dict)
         return read_json_object(folder / _RESULT)
     settings = plan.settings
-    model = initial_model(plan, seed)
+    model, _ = initial_model(plan, seed)
     prepare_blocks(model, recompute=settings.activation_checkpointing, compile_=settings.compile)
     ranks.spread(model)
     state = TrainState.fresh(model, settings)
@@ -224,10 +225,10 @@ def _added(recipe: FinetuneRecipe) -> dict[str, Any]:
     return {**mix, **({"bilstm": True} if recipe.bilstm else {})}
 
 
-def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) -> EncoderWithHeads:
+def initial_model(plan: FinetunePlan, seed: int) -> tuple[EncoderWithHeads, list[str]]:
     """Return the source's encoder, or a new one of its sizes or the recipe's, with heads drawn from `seed`.
 
-    If embeddings start from word vectors, a sentence about them is appended to `told`.
+    The second value has a sentence on word vectors if embeddings start from them.
     """
     tokenizer = plan.tokenizer.of_targets
     task, num_tokens = plan.task, len(tokenizer.vocabulary)
@@ -235,9 +236,7 @@ def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) 
     build = partial(build_model, heads=heads, num_labels=num_outputs, seed=seed, head_options=options)
     if plan.recipe.model is not None:
         model = _learning(plan, build(plan.config))
-        sentences = take_word_vectors(model, plan.recipe.model, tokenizer)
-        (told if told is not None else []).extend(sentences)
-        return model
+        return model, take_word_vectors(model, plan.recipe.model, tokenizer)
     model, _report = load_model(
         plan.source,
         heads=heads,
@@ -257,11 +256,13 @@ def initial_model(plan: FinetunePlan, seed: int, told: list[str] | None = None) 
                 model.get_parameter(name).copy_(known[name])
     if plan.recipe.from_scratch:
         model = build(model.config)
-    return _learning(plan, model)
+    return _learning(plan, model), []
 
 
 def _learning(plan: FinetunePlan, model: EncoderWithHeads) -> EncoderWithHeads:
-    """Freeze the parameters that the plan does not train, and return the model."""
+    """Freeze what the plan does not train, and return the model; raises ConfigError for a penalty on a missing mix."""
+    if (penalty := plan.recipe.mix.l2) and not any(isinstance(part, ScalarMix) for part in model.modules()):
+        raise ConfigError(f"mix.l2 = {penalty:g}: this model does not mix its layers")
     if plan.task.freezes_encoder:
         model.encoder.requires_grad_(False)
     if plan.recipe.frozen:
@@ -356,11 +357,10 @@ class _DevWatch:
         kept, path = self._folder / "best", self._folder / BEST_STEP
         if self._ranks.is_first and kept.exists():  # a finished run has removed it
             known = read_json_object(path) if path.exists() else {}
-            before = self.memory.pop("best", None)
-            entry = known.get("entry", before)  # a folder of an earlier release has no entry
+            self.memory.pop("best", None)
             is_whole = all((kept / name).exists() for name in (CONFIG, WEIGHTS))
-            if entry and is_whole and known.get("sha256") == saved_sum(kept):
-                self.memory["best"] = entry
+            if is_whole and known.get("sha256") == saved_sum(kept):
+                self.memory["best"] = known["entry"]
 
     def is_enough(self) -> bool:
         """Return whether the last `patience` evaluations brought no improvement."""

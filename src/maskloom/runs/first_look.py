@@ -77,13 +77,14 @@ def look_at_training_data(model: Path, files: Sequence[Path], reading: ReadingOp
 
 
 def with_task(recipe: FinetuneRecipe, reading: ReadingOptions) -> FinetuneRecipe:
-    """Return the recipe with the kind of task that a format implies; raises ConfigError if it sets another one."""
+    """Return the recipe with the kind of task that a format implies; raises ConfigError for keys that do not fit it."""
     if reading.format is None:
         return recipe
     row = catalog_row(reading.format)
     if "task" in recipe.model_fields_set and recipe.task != row.kind:
         raise ConfigError(f"task = {recipe.task!r}, but the format {row.name} is a {row.kind} task")
-    return recipe.model_copy(update={"task": row.kind})
+    values = {**recipe.model_dump(exclude_unset=True), "task": row.kind}
+    return validate_recipe(FinetuneRecipe, values, source=f"recipe with the format {row.name}")
 
 
 def look_at_input(models: Sequence[Path], path: Path, reading: ReadingOptions, *, needs_label: bool) -> None:

@@ -38,6 +38,7 @@ _FEWEST_STEPS = 2
 _PROGRAM = 600 << 20
 # The paper's: a million steps of 128,000 tokens over 3.3 billion words (A.2).
 _MANY_EPOCHS = 40
+_COLUMNS = ("size", "parameters", "tokens/s", "steps", "tokens", "epochs", "FLOPs", "time", "memory", "reference")
 
 CURVES = Path(__file__).parent / "reference_curves.json"
 """Evaluations of runs of benchmarks/reference_curves.py: for each size a list of step, tokens and loss."""
@@ -216,12 +217,7 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
     lines = [
         f"corpus: {corpus['num_tokens']:,} tokens in {corpus['documents']:,} documents; device: {result['device']}",
         "",
-        *_table(
-            [
-                ("size", "parameters", "tokens/s", "steps", "tokens", "epochs", "FLOPs", "time", "memory", "reference"),
-                *(_cells(row) for row in rows),
-            ]
-        ),
+        *aligned([_COLUMNS, *map(_cells, rows)]),
     ]
     for size in result["too_large"]:
         lines.append(f"{size}: its weights, gradients and moments take more memory than is free")
@@ -241,15 +237,12 @@ def plan_lines(result: dict[str, Any], command: str = "maskloom pretrain --corpu
         for row in rows
         if row["epochs"] > _MANY_EPOCHS
     ]
-    if result["favoured"]:
-        lines += [
-            "",
-            f"{minutes:g} minutes favour {result['favoured']}: {command} --size {result['favoured']} --out RUN",
-        ]
+    if favoured := result["favoured"]:
+        lines += ["", f"{minutes:g} minutes favour {favoured}: {command} --size {favoured} --out RUN"]
         lines += [
             f"{row['size']}: its reference run ended earlier, so it may do as well"
             for row in rows
-            if row["is_beyond"] and row["size"] != result["favoured"]
+            if row["is_beyond"] and row["size"] != favoured
         ]
     return lines
 
@@ -272,8 +265,3 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['memory'] / 2**30:.1f} GiB",
         "" if loss is None else f"{'<' if row['is_beyond'] else ''}{loss:.2f}",
     )
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -38,7 +38,7 @@ from maskloom.runs.pretraining_plan import (
     phase_plans,
 )
 from maskloom.runs.resuming import changes_of, extended_recipe, extension_lines, verify_resuming
-from maskloom.runs.run_folder import METRICS, fingerprint, model_files, prepare_run_folder, run_id
+from maskloom.runs.run_folder import METRICS, input_sums, prepare_run_folder, run_id
 from maskloom.runs.start_summary import default_lines, model_line, phase_lines, step_display
 from maskloom.runs.word_vectors import take_word_vectors
 from maskloom.runs.words import vectors_file
@@ -157,14 +157,13 @@ def _pretrain(
 
 def _read_by(
     recipe: PretrainRecipe, corpus: Corpus, init: Path | None
-) -> tuple[dict[str, Path | None], dict[str, str | None]]:
+) -> tuple[dict[str, Path], dict[str, str | None]]:
     """Return the paths of a run's inputs, and their fingerprints."""
-    paths = {"corpus": corpus.folder, "init": init}
-    inputs = {"corpus": corpus.fingerprint, "init": init and fingerprint(*model_files(init))}
+    paths = {} if init is None else {"init": init}
     if init is None and recipe.model.word_vectors is not None:
         paths["word_vectors"] = vectors_file(recipe.model.word_vectors)
-        inputs["word_vectors"] = fingerprint(paths["word_vectors"])
-    return paths, inputs
+    inputs = {"corpus": corpus.fingerprint, "init": None, **input_sums(paths)}
+    return {"corpus": corpus.folder, **paths}, inputs
 
 
 def start_config(recipe: PretrainRecipe, tokenizer: Tokenizer, init: Path | None) -> ModelConfig:
@@ -194,19 +193,11 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
     if not any(file_inside(init, name) for name in TOKEN_FILES):
         return
     tokenizer = words or Tokenizer.load(init)
-    own = tokenizer.vocabulary
     if tokenizer.targets is not None:
         raise ConfigError(f"{init}: its sources have a separate vocabulary, so it cannot be trained to restore text")
     if tokenizer.identity()["vocabulary_sha256"] != corpus.tokenizer.identity()["vocabulary_sha256"]:
-        differing = (
-            place for place, pair in enumerate(zip(own.tokens, pieces.tokens, strict=False)) if pair[0] != pair[1]
-        )
-        first = next(differing, min(len(own), len(pieces)))
-        place = "in its merges" if own == pieces else f"from id {first} on"
-        raise ConfigError(
-            f"{init}: its vocabulary of {len(own)} pieces differs from the corpus's vocabulary of {len(pieces)} "
-            f"{place}; {hint}"
-        )
+        counts = f"{len(tokenizer.vocabulary)} pieces differs from the corpus's vocabulary of {len(pieces)}"
+        raise ConfigError(f"{init}: its vocabulary of {counts} in pieces or merges; {hint}")
 
 
 def _new_parts(report: LoadReport) -> list[str]:
@@ -342,12 +333,10 @@ class _Run:
         write_model_folder(out / "model", whole, tokenizer, card)
         if self.recipe.training.keep_best:
             step = write_best_model(whole, out / "checkpoints" / last.name, tokenizer, out / "best-model")
-            told = (
-                "no best model: no evaluation was compared, or its checkpoint no longer exists"
-                if step is None
-                else f"{out / 'best-model'}: the model of step {step}"
-            )
-            self.progress.say(told)
+            if step is None:
+                self.progress.say("no best model: no evaluation was compared, or its checkpoint no longer exists")
+            else:
+                self.progress.say(f"{out / 'best-model'}: the model of step {step}")
         if (unigram := unigram_of(metrics)) and (loss := metrics[f"{self.row.part}_loss"]) > unigram - _BELOW_UNIGRAM:
             self.progress.say(
                 f"note: the model uses no context yet: its loss, {loss:.2f} nats, is not clearly below the "

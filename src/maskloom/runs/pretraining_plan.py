@@ -81,9 +81,7 @@ def model_config(recipe: PretrainRecipe, *, vocab_size: int) -> ModelConfig:
     """Return the model's configuration; raises ConfigError for a wrong key or value of [model.config]."""
     if "vocab_size" in recipe.model.config:
         given = recipe.model.config["vocab_size"]
-        raise ConfigError(
-            f"model.config.vocab_size = {given!r:.200}: the vocabulary of the corpus determines it; leave it out"
-        )
+        raise ConfigError(f"model.config.vocab_size = {given!r:.200}: the corpus determines it; leave it out")
     if "causal" in recipe.model.config:
         raise ConfigError("model.config.causal: objective = 'causal_lm' makes a left-to-right model; leave it out")
     more: dict[str, Any] = {"vocab_size": vocab_size}
@@ -104,23 +102,16 @@ def check_model(recipe: PretrainRecipe, init: ModelConfig | None = None) -> None
     whose, model = ("[model.config]", "the model") if init is None else ("the initial model's", "the initial model")
     keys = [f"phases.{number}.max_length" for number in range(len(recipe.phases))] or ["data.max_length"]
     for key, plan in zip(keys, phase_plans(recipe), strict=True):
-        if plan.data.max_length > config.max_position_embeddings:
-            raise ConfigError(
-                f"{key} = {plan.data.max_length}: it may not exceed "
-                f"{whose} max_position_embeddings = {config.max_position_embeddings}"
-            )
+        if plan.data.max_length > (limit := config.max_position_embeddings):
+            most = f"{whose} max_position_embeddings = {limit}"
+            raise ConfigError(f"{key} = {plan.data.max_length}: it may not exceed {most}")
     if getattr(config, "bilstm", False):
-        raise ConfigError(
-            f"{whose} bilstm = true: a BiLSTM is added in fine-tuning: `maskloom finetune --set bilstm=true`"
-        )
-    if row.has_decoder and not architecture.has_decoder:
-        known = ", ".join(repr(name) for name, other in ARCHITECTURES.items() if other.has_decoder)
-        needs = f"objective = {recipe.objective!r} trains a decoder, but a {architecture.name} has none"
-        raise ConfigError(f"{needs}; model.architecture must be one of {known}, or left out for a transformer")
-    if row.has_state and not architecture.has_state:
-        known = ", ".join(repr(name) for name, other in ARCHITECTURES.items() if other.has_state)
-        needs = f"objective = {recipe.objective!r} carries state, but a {architecture.name} has none"
-        raise ConfigError(f"{needs}; model.architecture must be one of {known}")
+        raise ConfigError(f"{whose} bilstm = true: fine-tuning adds a BiLSTM: `maskloom finetune --set bilstm=true`")
+    for part, needs in (("has_decoder", "trains a decoder"), ("has_state", "carries state")):
+        if getattr(row, part) and not getattr(architecture, part):
+            known = ", ".join(repr(name) for name, other in ARCHITECTURES.items() if getattr(other, part))
+            what = f"objective = {recipe.objective!r} {needs}, but a {architecture.name} has none"
+            raise ConfigError(f"{what}; model.architecture must be one of {known}")
     if row.reads_spelling != (spells := architecture.reads_spelling):
         rows, key = ((ARCHITECTURES, "model.architecture"), (PRETRAINING, "objective"))[spells]
         known = ", ".join(repr(name) for name, other in rows.items() if other.reads_spelling)
@@ -166,12 +157,9 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
                     SentencePairs(corpus, documents, own, seed=recipe.seed)
             except DataError as error:
                 raise DataError(f"{corpus.folder}, {kind} documents: {error}") from None
-    plain = PretrainingData()
-    unused = [name for name in ("short_seq_prob", "static_masks") if getattr(data, name) != getattr(plain, name)]
-    if unused and row.reads_running_text(corpus):
-        raise ConfigError(
-            f"data.{unused[0]} = {getattr(data, unused[0])!r}: {corpus.folder} is read as running text; leave it out"
-        )
+    for name in ("short_seq_prob", "static_masks") if row.reads_running_text(corpus) else ():
+        if (value := getattr(data, name)) != getattr(PretrainingData(), name):
+            raise ConfigError(f"data.{name} = {value!r}: {corpus.folder} is read as running text; leave it out")
     if data.whole_word_masking:
         ids = corpus.sentences(0, min(_SAMPLE, corpus.num_sentences))
         size = len(ids) / max(1, int(corpus.vocabulary.begins_words(ids).sum()))
@@ -185,9 +173,13 @@ def ignored_settings(recipe: PretrainRecipe, *, has_init: bool) -> list[str]:
     plain = PretrainRecipe.model_validate({"objective": recipe.objective}).model
     own = [f"model.{key}" for key, value in plain if getattr(recipe.model, key) != value]
     said = [f"{', '.join(own)}: ignored, the initial model has its own sizes"] if has_init and own else []
-    if recipe.training.steps != TrainingSection().steps and (recipe.phases or recipe.training.minutes is not None):
-        why = "every phase has its own steps" if recipe.phases else "the clock ends the run (training.minutes)"
-        said.append(f"training.steps = {recipe.training.steps}: ignored, {why}")
+    training, usual = recipe.training, TrainingSection()
+    if training.steps != usual.steps and training.minutes is not None and not recipe.phases:
+        said.append(f"training.steps = {training.steps}: ignored, the clock ends the run (training.minutes)")
+    for name in ("steps", "batch_size", "learning_rate", "warmup_steps") if recipe.phases else ():
+        is_given = (value := getattr(training, name)) != getattr(usual, name)
+        if is_given and None not in [getattr(phase, name) for phase in recipe.phases]:
+            said.append(f"training.{name} = {value}: ignored, every phase has its own {name}")
     data, lengths = recipe.data, [phase.max_length for phase in recipe.phases]
     is_cap = data.max_predictions_per_seq is not None and data.max_length in lengths
     given = data.model_fields_set  # a run's own recipe sets all of them

@@ -76,7 +76,7 @@ def _result(ray: Any, reference: Any, name: str) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise getattr(error, "cause", None) or error from None
     except ray.exceptions.RayError as error:
-        what = str(error).strip().splitlines()[0]
+        what = str(error).strip().partition("\n")[0]
         raise ChildProcessError(
             f"Ray lost the worker for {name}, and again in {_NUM_RETRIES} retries; run the command again ({what})"
         ) from None

@@ -116,9 +116,8 @@ def reading_for(
         first = next(replace(reading, report=ReadingReport(path)).examples(), None)
         if first is not None and first.pair is None:
             two = "titles with their texts" if kind.is_titled else "pairs of texts"
-            raise DataError(
-                f"{path}: line {first.line}: only one text; the model was fine-tuned on {two}: give columns with both"
-            )
+            place = f"{path}: line {first.line}"
+            raise DataError(f"{place}: only one text; the model was fine-tuned on {two}: give columns with both")
     return reading
 
 

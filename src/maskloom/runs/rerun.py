@@ -54,10 +54,7 @@ def rerun(
     torch.set_num_threads(content["hardware"]["threads"])
     recipe = load_recipe(PretrainRecipe if kind_of_run(content) == "pretrain" else FinetuneRecipe, run / RECIPE)
     if recipe.training.minutes is not None:
-        raise ConfigError(
-            f"{run}: its learning rate followed the clock (training.minutes), so no rerun is bit-identical; "
-            "events.jsonl records the fraction of the time used at every step"
-        )
+        raise ConfigError(f"{run}: its learning rate followed the clock (training.minutes); no rerun is bit-identical")
     if isinstance(recipe, PretrainRecipe):
         pretrain(recipe, corpus=paths["corpus"], init=paths.get("init"), out=out, resume=resume, progress=progress)
     else:
@@ -75,11 +72,9 @@ def _check_environment(run: Path, before: dict[str, Any], allow_version_change: 
         raise ConfigError(f"{run}: {'; '.join(changes)}; --allow-version-change repeats the run anyway")
     if changes:
         progress.say(f"WARNING: {'; '.join(changes)}: the result may differ")
-    if now["world_size"] != before["world_size"]:
-        raise ConfigError(
-            f"{run} was trained by {before['world_size']} processes, this one has {now['world_size']}; "
-            f"start with torchrun --nproc-per-node {before['world_size']}"
-        )
+    if now["world_size"] != (number := before["world_size"]):
+        how = f"start with torchrun --nproc-per-node {number}"
+        raise ConfigError(f"{run} was trained by {number} processes, this one has {now['world_size']}; {how}")
     if changes := _changes(before["hardware"], now["hardware"], ("machine", "processor", "cuda")):
         progress.say(f"WARNING: {'; '.join(changes)}: the last bits may differ")
 

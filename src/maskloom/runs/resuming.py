@@ -73,9 +73,7 @@ def extended_recipe(
         if done and steps <= done:
             raise ConfigError(f"{asked}: {out} has already done {done} steps; {other}")
         if done and steps <= (warmup := before.resolved_warmup_steps()):
-            raise ConfigError(
-                f"{asked}: the run warms up for {warmup} steps, so it would end at a high learning rate; {other}"
-            )
+            raise ConfigError(f"{asked}: the run warms up for {warmup} steps, so its rate would not fall; {other}")
         # the plan under which that step was made; no step was made under later plans
         planned = next((later.steps for later in extensions if later.at >= done), before.steps)
         extensions = [earlier for earlier in extensions if earlier.at < done]
@@ -145,9 +143,7 @@ def verify_resuming(session: TrainingSession) -> None:
         return
     newest, start = whole[0], whole[1] if len(whole) > 1 else None
     if not (newest / MODEL).exists():
-        raise ConfigError(
-            f"{newest}: several processes wrote it in shards; --verify compares checkpoints of one process"
-        )
+        raise ConfigError(f"{newest}: several processes wrote it in shards, which --verify does not compare")
     target = step_of(newest)
     session.say(f"verifying: repeating steps {1 + (step_of(start) if start else 0)} to {target}")
     _replay(session, start, target)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
@@ -57,7 +58,7 @@ def prepare_run_folder(
     *,
     inputs: dict[str, Any],
     resume: bool,
-    paths: Mapping[str, Path | None] | None = None,
+    paths: Mapping[str, Path] = {},
     may_change: Collection[str] = (),
     before_change: Callable[[], object] = lambda: None,
 ) -> bool:
@@ -69,7 +70,7 @@ def prepare_run_folder(
     ConfigError if the folder holds something else, if it holds a run and `resume` is off, or if other keys or inputs
     differ from those at the start of the run. Raises DataError for a path that is not UTF-8.
     """
-    places = {name: path.resolve() for name, path in (paths or {}).items() if path is not None}
+    places = {name: path.resolve() for name, path in paths.items()}
     for place in (out, *places.values()):
         check_name(place)
     if holds_run(out, resume):
@@ -153,9 +154,7 @@ def described_model(out: Path) -> dict[str, Any]:
     """Return what `described` does; raises ConfigError also for a run that trained word vectors, which has no model."""
     description = described(out)
     if kind_of_run(description) == "words":
-        raise ConfigError(
-            f"{out} contains word vectors, not a model; `maskloom words --help` lists what can be done with them"
-        )
+        raise ConfigError(f"{out} contains word vectors, not a model; `maskloom words --help` lists their uses")
     return description
 
 
@@ -205,9 +204,8 @@ def _working_directory() -> str | None:
 
 
 def _processor() -> str:
-    lines = system_text("/proc/cpuinfo").splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") if lines else platform.processor()
+    named = re.search(r"^model name\s*:(.*)", system_text("/proc/cpuinfo"), re.MULTILINE)
+    return named[1].strip() if named else platform.processor()
 
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:

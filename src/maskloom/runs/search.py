@@ -141,8 +141,11 @@ def _listed_settings(
         raise ConfigError("optuna needs the number of trials (--trials)")
     if not space:
         raise ConfigError("optuna needs something to search: --grid training.learning_rate=1e-5..1e-4")
-    ends = {key: values.low if isinstance(values, ValueRange) else values[0] for key, values in space.items()}
-    recipe_with(recipe, ends, source="the first trial")
+    values_of = {key: (one.low, one.high) if isinstance(one, ValueRange) else one for key, one in space.items()}
+    first = {key: values[0] for key, values in values_of.items()}
+    for key, values in values_of.items():
+        for value in values:
+            recipe_with(recipe, {**first, key: value}, source="a trial")
     return []
 
 

@@ -62,18 +62,14 @@ def parse_space(arguments: Sequence[str]) -> dict[str, tuple[Any, ...] | ValueRa
     space: dict[str, tuple[Any, ...] | ValueRange] = {}
     given: set[str] = set()
     for argument in arguments:
-        key, separator, text = argument.partition("=")
-        key = key.strip()
-        if not separator:
-            if key not in GRIDS:
-                raise ConfigError(
-                    f"--grid {argument!r:.200}: expected key=value,value such as training.batch_size=16,32, "
-                    f"or a name: {', '.join(GRIDS)}"
-                )
+        key, separator, text = (part.strip() for part in argument.partition("="))
+        if not separator and key in GRIDS:
             space = {**GRIDS[key], **space}
             continue
-        if not key or not text.strip():
-            raise ConfigError(f"--grid {argument!r:.200}: expected key=value,value such as training.batch_size=16,32")
+        if not key or not text:
+            names = f"or a name: {', '.join(GRIDS)}"
+            expected = f"expected key=value,value such as training.batch_size=16,32, {names}"
+            raise ConfigError(f"--grid {argument!r:.200}: {expected}")
         if key in given:
             raise ConfigError(f"--grid {argument!r:.200}: {key} was already given; list all of its values together")
         given.add(key)
@@ -116,11 +112,8 @@ def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: st
         put_value(values, key, value, f"{source}: {key:.200}")
     recipe = validate_recipe(FinetuneRecipe, values, source=source)
     if recipe.training.minutes is not None:
-        raise ConfigError(
-            f"{source}: training.minutes: set epochs or steps instead, so that each trial can be repeated"
-        )
-    if "training.epochs" in settings and recipe.training.steps is not None:
-        steps = recipe.training.steps
+        raise ConfigError(f"{source}: training.minutes: set epochs or steps instead, for trials that can be repeated")
+    if "training.epochs" in settings and (steps := recipe.training.steps) is not None:
         raise ConfigError(f"{source}: training.epochs: training.steps = {steps} is also set; use only one of them")
     return recipe
 
@@ -156,17 +149,11 @@ def _parse_range(argument: str, low: str, high: str) -> ValueRange:
     try:
         # in brackets, a line break cannot end the value, and a # cannot hide the rest
         (first,), (last,) = (tomllib.loads(f"ends = [{end}]")["ends"] for end in (low, high))
-        ends = [first, last]
     except (ValueError, RecursionError):
-        ends = []
-    are_numbers = ends and all(
-        isinstance(end, int | float) and not isinstance(end, bool) and math.isfinite(end) for end in ends
-    )
-    if not are_numbers or ends[0] >= ends[1]:
+        first = last = math.nan
+    if not {type(first), type(last)} <= {int, float} or not -math.inf < first < last < math.inf:
         raise ConfigError(f"--grid {argument!r:.200}: a range is two numbers, the lower one first: 1e-5..1e-4")
-    found = ValueRange(*ends)
+    found = ValueRange(first, last)
     if found.kind == "float" and found.low <= 0:
-        raise ConfigError(
-            f"--grid {argument!r:.200}: a range of fractions must begin above 0; its scale is logarithmic"
-        )
+        raise ConfigError(f"--grid {argument!r:.200}: a range of fractions is logarithmic, so it must begin above 0")
     return found

@@ -42,9 +42,8 @@ def finetuning_lines(result: dict[str, Any]) -> list[str]:
     name, best, last, data = result["metric"], result["best"], result["last"], result["data"]
     kept = f"seed {result['best_seed']}, epoch {best['epoch']} (step {best['step']}): the best on dev by {name}"
     if "averaged" in best:
-        kept = (
-            f"seed {result['best_seed']}: the mean of the checkpoints at steps {', '.join(map(str, best['averaged']))}"
-        )
+        steps = ", ".join(map(str, best["averaged"]))
+        kept = f"seed {result['best_seed']}: the mean of the checkpoints at steps {steps}"
     if last["step"] != best["step"]:
         kept += f"; after its last epoch it had {_figure(name, last['scores'][name], last['scores'])}"
     rows = [("kept", kept), *_score_rows(name, best["scores"], best["reference"]), *_restart_rows(result)]

@@ -53,9 +53,7 @@ def extend_vocabulary(
     _check_out(folder, out, paths)
     tokenizer, reading = load_tokenizer(folder), ReadingReport()
     if not isinstance(tokenizer, WordPieceTokenizer):
-        raise ConfigError(
-            f"{folder}: vocab extend needs a WordPiece vocabulary (vocab.txt); this one has byte pairs (merges.txt)"
-        )
+        raise ConfigError(f"{folder}: vocab extend needs a WordPiece vocabulary (vocab.txt); this one is another kind")
     if tokenizer.targets is not None:
         raise ConfigError(f"{folder}: vocab extend is for models with one vocabulary; this one has two")
     texts = (document.text for document in read_documents(paths, on_bad_text=on_bad_text, report=reading))

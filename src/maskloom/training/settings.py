@@ -70,8 +70,12 @@ class TrainingSection(Section):
         "Additional logs of steps and evaluations: tensorboard writes RUN/tensorboard (needs the tensorboard extra).",
     )
     keep_checkpoints: Count = key(2, "Number of most recent checkpoints to keep.")
-    keep_best: bool = key(False, "Also keep the checkpoint that is best on held-out text, and write best-model/.")
-    max_evaluation_instances: Count | None = key(None, "Maximum held-out sequences per evaluation; defaults to all.")
+    keep_best: bool = key(
+        False, "Also keep the checkpoint best on held-out text, and write best-model/; pre-training only."
+    )
+    max_evaluation_instances: Count | None = key(
+        None, "Maximum held-out sequences per evaluation; defaults to all; pre-training only."
+    )
     num_threads: int | None = key(None, "Threads per process; defaults to PyTorch's choice.", ge=1, le=1024)
     device: str = key(
         "auto",

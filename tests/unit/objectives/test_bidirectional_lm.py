@@ -150,9 +150,6 @@ def test_a_penalty_is_the_squares_of_the_weights_of_a_mix_in_whatever_micro_batc
         loss = sum(float(objective.loss_sums(model, part)["mix"].detach()) for part in parts) / counts["mix"]
         assert loss == pytest.approx(0.5 * 14.0)
     assert isinstance(whole, PackedBatch)
-    del model.encoder.mix
-    with pytest.raises(ConfigError, match=r"mix\.l2 = 0\.5: this model does not mix its layers"):
-        objective.loss_sums(model, whole)
 
 
 @pytest.mark.parametrize("bad", [1, 2], ids=["without a carry", "with one"])

@@ -7,7 +7,13 @@ import pytest
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import first_look
-from maskloom.runs.first_look import look_at_input, look_at_questions, look_at_sources, look_at_training_data
+from maskloom.runs.first_look import (
+    look_at_input,
+    look_at_questions,
+    look_at_sources,
+    look_at_training_data,
+    with_task,
+)
 from maskloom.runs.reading_defaults import reading_of_sources
 from maskloom.tasks.tables import ReadingOptions
 
@@ -174,3 +180,23 @@ def test_sources_are_read_as_in_fine_tuning(model: Path, tmp_path: Path) -> None
     with pytest.raises(DataError, match=r"a\.de: line 2: empty prompt or source"):
         look_at_sources(model, lines, ReadingOptions())
     look_at_sources(model, lines, ReadingOptions(on_bad_rows="skip"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("swag", "pair.both_orders=true", "format swag: pair.both_orders = true: task = 'choice' does not read pairs"),
+        ("conll2003", "auxiliary_lm=0.5", "format conll2003: auxiliary_lm = 0.5: task = 'tagging' reads tokens"),
+        ("sts-b", 'class_weights="balanced"', "format sts-b: class_weights: task = 'regression' has no labels"),
+    ],
+)
+def test_keys_that_do_not_fit_the_task_of_a_format_are_refused(name: str, change: str, message: str) -> None:
+    recipe = load_recipe(FinetuneRecipe, None, [change])
+    with pytest.raises(ConfigError, match=message):
+        with_task(recipe, ReadingOptions(format=name))
+
+
+def test_the_task_of_a_format_leaves_the_other_keys_as_they_were_given() -> None:
+    recipe = with_task(load_recipe(FinetuneRecipe, None, ["training.epochs=2.0"]), ReadingOptions(format="swag"))
+    assert recipe == load_recipe(FinetuneRecipe, None, ["training.epochs=2.0", "task=choice"])
+    assert recipe.training.model_fields_set == {"epochs"}

@@ -35,6 +35,10 @@ def test_what_does_not_count_is_said():
         "training.steps = 40: ignored, every phase has its own steps",
     ]
     assert ignored_settings(load_recipe(PretrainRecipe, None, changes), has_init=False) == []
+    phases = "phases=[{max_length=32, steps=3, batch_size=4}, {max_length=32, steps=3, batch_size=8, warmup_steps=1}]"
+    recipe = load_recipe(PretrainRecipe, None, ["training.batch_size=16", "training.warmup_steps=2", phases])
+    said = ["training.batch_size = 16: ignored, every phase has its own batch_size"]
+    assert ignored_settings(recipe, has_init=False) == said
 
 
 def test_a_length_or_cap_that_phases_do_not_take_is_said():

@@ -74,7 +74,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path) -> None:
 
 def test_a_run_says_what_it_was_started_with(tmp_path) -> None:
     out, recipe = tmp_path / "run", FinetuneRecipe(seed=5, restarts=3)
-    paths = {"model": tmp_path / "a" / ".." / "model", "init": None}
+    paths = {"model": tmp_path / "a" / ".." / "model"}
     prepare_run_folder(out, recipe, inputs={"model": "sum"}, paths=paths, resume=False)
     found = json.loads((out / "run.json").read_text())
     assert found["seeds"] == [5, 6, 7]

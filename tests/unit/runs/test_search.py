@@ -278,7 +278,7 @@ def test_without_a_grid_it_says_that_there_is_one_trial(run, inputs):
 def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
     """Regression: with training.steps, trials that differed only in their epochs were the same run."""
     stepped = validate_recipe(FinetuneRecipe, {"training": {"steps": 9}}, source="test")
-    epochs = {"training.epochs": ValueRange(1.0, 2.0)}
+    epochs, sizes = {"training.epochs": ValueRange(1.0, 2.0)}, {"training.batch_size": ValueRange(1, 10**400)}
     for options, message in [
         ({"space": {"training.learning_rat": (1.0,)}}, "did you mean 'training.learning_rate'"),
         ({"space": {"training.batch_size": (8, 0)}}, "trial 2: training.batch_size = 0"),
@@ -290,7 +290,9 @@ def test_wrong_settings_are_refused_before_anything_is_written(run, inputs):
         ({"reading": ReadingOptions(format="rte"), "recipe": FinetuneRecipe(task="single")}, "rte is a pair task"),
         ({"recipe": stepped, "space": {"training.epochs": (1.0, 2.0)}}, "trial 1: training.epochs: training.steps = 9"),
         ({"recipe": stepped, "space": GRIDS["paper"]}, "training.steps = 9 is also set; use only one of them"),
-        ({"recipe": stepped, "method": "optuna", "num_trials": 2, "space": epochs}, "first trial: training.epochs: "),
+        ({"recipe": stepped, "method": "optuna", "num_trials": 2, "space": epochs}, "a trial: training.epochs: "),
+        ({"method": "optuna", "num_trials": 2, "space": sizes}, "a trial: training.batch_size = 10000"),
+        ({"method": "optuna", "num_trials": 2, "space": {"seed": (1, -1)}}, "a trial: seed = -1"),
     ]:
         with pytest.raises(ConfigError, match=message):
             run(Finetuning(), **options)
@@ -334,6 +336,7 @@ def test_grids_as_arguments():
         "a=1..2#00",
         "a=1..2\nb=3",
         "a=1#..2",
+        "a=1..1e400",
     ],
 )
 def test_arguments_that_are_no_grid(argument):
