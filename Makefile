@@ -26,7 +26,7 @@ quickstart: install
 
 # Two processes, each with one thread: most of the time passes in commands that start anew, faster from compiled files.
 test: develop
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu"
 
 test-all: develop
 	$(BIN)/python -m pytest
