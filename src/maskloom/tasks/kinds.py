@@ -19,14 +19,22 @@ from maskloom.tasks.examples import ReadExamples, text_example
 from maskloom.tasks.labels import check_alike, encode_labels, names_of_task
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.seq2seq.reading import iterate_sources
-from maskloom.tasks.seq2seq.settings import Seq2SeqSection, Seq2SeqSettings
-from maskloom.tasks.settings import ClassificationSettings, DocumentSection, DocumentSettings, KindSettings
+from maskloom.tasks.settings import (
+    ClassificationSettings,
+    DocumentSection,
+    DocumentSettings,
+    KindSettings,
+    Seq2SeqSection,
+    Seq2SeqSettings,
+    SpanSection,
+    SpanSettings,
+    TaggingSection,
+    TaggingSettings,
+)
 from maskloom.tasks.span.reading import check_answers, iterate_questions, question_example
-from maskloom.tasks.span.settings import SpanSection, SpanSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.reading import iterate_sentences, sentence_example, watch_forms
 from maskloom.tasks.tagging.schemes import PLAIN, check_tags, tags_of_task
-from maskloom.tasks.tagging.settings import TaggingSection, TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from maskloom.errors import ConfigError
+from maskloom.tasks.settings import SpanSettings
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Answer, Question
-from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.span.task import TextFinder, decode_answers
 from maskloom.tasks.tagging.encoding import encode_sentences
 from maskloom.tasks.tagging.features import sentence_words

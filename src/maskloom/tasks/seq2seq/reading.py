@@ -13,7 +13,7 @@ from maskloom.errors import ConfigError, DataError, amount
 from maskloom.tasks import tables
 from maskloom.tasks.examples import Example, ReadingReport, kept_examples
 from maskloom.tasks.reading import Form, iterate_examples, label_name
-from maskloom.tasks.seq2seq.settings import SUFFIX, Seq2SeqSettings
+from maskloom.tasks.settings import SUFFIX, Seq2SeqSettings
 from maskloom.tasks.tables import BadRowError, ReadingOptions, Row, row_text
 
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})

@@ -14,8 +14,8 @@ from maskloom.data.batch import TokenBatch
 from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import is_tag
 from maskloom.objectives.objective import NOT_SCORED
+from maskloom.tasks.settings import Context
 from maskloom.tasks.tagging.reading import TaggedSentence
-from maskloom.tasks.tagging.settings import Context
 from maskloom.text.templates import SequenceTemplate
 from maskloom.text.tokenizer import Tokenizer
 

@@ -15,8 +15,8 @@ from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
 from maskloom.data.feature_files import FeatureFile
 from maskloom.objectives.tagging import CrfTagging, FeatureCrfTagging, FeatureTagging
 from maskloom.tasks.encoding import EncodedExamples
+from maskloom.tasks.settings import FeaturesSection
 from maskloom.tasks.tagging.encoding import EncodedSentences
-from maskloom.tasks.tagging.settings import FeaturesSection
 from maskloom.tasks.task import Task
 from maskloom.text.word_vectors import WordVectors, read_vectors
 

@@ -16,6 +16,7 @@ from maskloom.metrics.entities import is_tag
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.examples import ReadingReport, checked_text, kept_examples
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 from maskloom.tasks.tagging.schemes import (
     ENTITY_RULE,
@@ -27,7 +28,6 @@ from maskloom.tasks.tagging.schemes import (
     breach_of,
     convert_tags,
 )
-from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans
 
 

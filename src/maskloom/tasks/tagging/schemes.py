@@ -13,8 +13,8 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import Entity, Scheme, entities_of, is_tag
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.labels import read_label_names
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.settings import TaggingSettings
 
 # The form of a file's tags: entities in a scheme, or plain tags of single words, such as parts of speech.
 PLAIN = "plain"

@@ -14,11 +14,11 @@ from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.metrics.metric import checked_primary
 from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.labels import checked_weights, labels_config
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import TaggedSentence, sentence_example
 from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, is_plain
-from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.tasks.task import Task
 from maskloom.tasks.tuning import fitted, tune_classes

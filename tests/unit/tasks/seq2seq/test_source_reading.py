@@ -7,7 +7,7 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.kinds import KINDS
-from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.settings import Seq2SeqSettings
 from maskloom.tasks.tables import ReadingOptions
 
 KIND = KINDS["seq2seq"]

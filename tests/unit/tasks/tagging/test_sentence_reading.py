@@ -8,9 +8,9 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import entities_of
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.reading import TaggedSentence, find_scheme, iterate_sentences, layout_of_sentences
-from maskloom.tasks.tagging.settings import TaggingSettings
 
 CONLL = """-DOCSTART- -X- -X- O
 
