@@ -12,6 +12,7 @@ from maskloom.cli import main
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor
+from maskloom.metrics.entities import entities_of
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import evaluate as evaluate_run
@@ -20,7 +21,7 @@ from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.predict import predict
 from maskloom.tasks.kinds import TAGGING
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.schemes import convert_tags
+from maskloom.tasks.tagging.schemes import tags_of
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -65,7 +66,7 @@ def write_columns(path, found, scheme="iob2", per_document=4):
     for number, rows in enumerate(found):
         if number % per_document == 0:
             lines += ["-DOCSTART- -X- O", ""]
-        tags = convert_tags([tag for _, tag in rows], "iob2", scheme)
+        tags = tags_of(entities_of([tag for _, tag in rows]), len(rows), scheme)
         lines += [f"{word} -X- {tag}" for (word, _), tag in zip(rows, tags, strict=True)] + [""]
     path.write_text("\n".join(lines) + "\n")
     return path

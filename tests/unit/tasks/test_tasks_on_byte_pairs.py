@@ -55,7 +55,7 @@ def question(*answers: str) -> Question:
 
 def sentence(text: str) -> TaggedSentence:
     words = tuple(text.split())
-    return TaggedSentence(words, tuple("O" for _ in words), 1, 1, 0, tuple((word,) for word in words))
+    return TaggedSentence(words, tuple("O" for _ in words), 1, columns=tuple((word,) for word in words))
 
 
 def in_a_text(tokenizer: Tokenizer, words: str) -> list[int]:

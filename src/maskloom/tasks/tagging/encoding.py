@@ -127,8 +127,7 @@ class EncodedSentences:
 
     def _num_split(self) -> int:
         """Return the number of sentences whose words are scored in more than one window."""
-        inner = self.windows[1:, 2]
-        inner = inner[~np.isin(inner, self.sentence_starts)]
+        inner = np.setdiff1d(self.windows[1:, 2], self.sentence_starts)
         return len(np.unique(np.searchsorted(self.sentence_starts, inner, side="right")))
 
     def _chain_words(self, first: int, end: int, first_word: int, end_word: int) -> tuple[np.ndarray, np.ndarray]:
@@ -192,10 +191,8 @@ def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path:
             raise DataError(f"{path}: line {sentence.line}: no tags (other sentences have them)")
         for place, tag in enumerate(sentence.tags):
             if tag not in ids:
-                raise DataError(
-                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r:.80} is not in the training data, "
-                    f"{_known(labels)}"
-                )
+                where = f"{path}: line {sentence.line_of(place)}"
+                raise DataError(f"{where}: the tag {tag!r:.80} is not in the training data, {_known(labels)}")
             found.append(ids[tag])
     return np.array(found, dtype=np.int64)
 
@@ -218,10 +215,8 @@ def plan_windows(
     of sentences in the flat words, and `documents` (sentences,) numbers that are equal for consecutive sentences of one
     document; `room` is the number of pieces that fit. Windows are in the order of their scored words, which cover every
     word exactly once. With the context "document", a window scores whole sentences as far as they fit, and is filled
-    with the surrounding text of the document, evenly on both sides if possible. Raises ValueError for a room below 1.
+    with the surrounding text of the document, evenly on both sides if possible.
     """
-    if room < 1:
-        raise ValueError(f"a window has room for {room} pieces; at least 1 is needed")
     if context == "document":
         bounds = np.unique(np.concatenate([[0], np.flatnonzero(np.diff(documents)) + 1, [len(documents)]]))
         parts = [
@@ -286,10 +281,9 @@ def _document_windows(word_starts: np.ndarray, sentence_starts: np.ndarray, room
 
 def _nearest(edges: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return, for each target, the index of the nearest of the ascending `edges`."""
-    after = np.clip(np.searchsorted(edges, targets), 1, max(len(edges) - 1, 1))
-    if len(edges) == 1:
-        return np.zeros(len(targets), dtype=np.int64)
-    return np.where(targets - edges[after - 1] <= edges[after] - targets, after - 1, after)
+    after = np.minimum(np.searchsorted(edges, targets), len(edges) - 1)
+    before = np.maximum(after - 1, 0)
+    return np.where(targets - edges[before] <= edges[after] - targets, before, after)
 
 
 def _filled(first: int, end: int, low: int, high: int, room: int) -> tuple[int, int]:

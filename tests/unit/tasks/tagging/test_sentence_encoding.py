@@ -22,7 +22,7 @@ LABELS = ("O", "B-X", "I-X")
 def sentence(text, tags=None, number=1, document=0):
     words = tuple(text.split(" "))
     columns = tuple((word,) for word in words)
-    return TaggedSentence(words, None if tags is None else tuple(tags.split()), number, number, document, columns)
+    return TaggedSentence(words, None if tags is None else tuple(tags.split()), number, document, columns)
 
 
 def tokens(ids):
