@@ -279,8 +279,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# Tried in this order; a first text is used only together with the second text of its entry.
-PAIRS = (
+_PAIRS = (
     ("sentence1", "sentence2"),
     ("text_a", "text_b"),
     ("text1", "text2"),
@@ -290,11 +289,20 @@ PAIRS = (
     ("question", "answer"),
     ("text", "pair"),
 )
-TITLED = (("title", "text"), ("title", "body"), ("headline", "text"), ("headline", "body"))
-"""The column names of titles and their texts."""
 TEXTS = ("text", "sentence", "sentence1", "text_a", "review", "question")
-"""The column names of single texts; the first one present is used."""
-_LABELS = ("label", "labels", "score", "gold_label", "is_duplicate", "class")
+"""The usual column names of single texts."""
+
+
+class UsualNames(NamedTuple):
+    """Column names that are tried, in this order, if the user gave none; `noun` is what messages call a label.
+
+    A first text is used only together with the second text of its entry in `pairs`.
+    """
+
+    pairs: Sequence[tuple[str, str]] = _PAIRS
+    texts: Sequence[str] = TEXTS
+    labels: Sequence[str] = ("label", "labels", "score", "gold_label", "is_duplicate", "class")
+    noun: str = "label"
 
 
 @dataclass(frozen=True)
@@ -374,11 +382,11 @@ def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> 
 def choose_names(
     names: list[str],
     options: ReadingOptions,
+    usual: UsualNames,
     *,
     place: str,
     takes_pair: bool | None,
     needs_label: bool,
-    pairs: Sequence[tuple[str, str]] = PAIRS,
 ) -> Columns:
     """Find the text, second text and label among `names`, which are header names or object keys.
 
@@ -387,23 +395,23 @@ def choose_names(
     lower = {name.lower(): name for name in reversed(names)}
     given_label = options.label_column if needs_label or options.label_column in names else None
     check_given((options.text_column, options.pair_column, given_label), names, place)
-    label = given_label or next((lower[name] for name in _LABELS if name in lower), None)
+    label = given_label or next((lower[name] for name in usual.labels if name in lower), None)
     if not needs_label and label in (options.text_column, options.pair_column):
         label = None
     text, pair = options.text_column, options.pair_column
     if text is None and pair is None and takes_pair is not False:
-        found = next((row for row in pairs if row[0] in lower and row[1] in lower), None)
+        found = next((row for row in usual.pairs if row[0] in lower and row[1] in lower), None)
         text, pair = (lower[found[0]], lower[found[1]]) if found else (None, None)
     if text is None:
-        text = next((lower[name] for name in TEXTS if name in lower and lower[name] not in (pair, label)), None)
-    if text is None and label is not None and label.lower() in TEXTS:
+        text = next((lower[name] for name in usual.texts if name in lower and lower[name] not in (pair, label)), None)
+    if text is None and label is not None and label.lower() in usual.texts:
         raise DataError(
             f"{place}: {label!r:.80} was given as the label column, which leaves no text column among "
             f"{listed(names)}; name the label column with --label-column, or the text column with --text-column"
         )
     if text is None:
         raise DataError(
-            f"{place}: no text column ({', '.join(TEXTS)}) among {listed(names)}; name it with "
+            f"{place}: no text column ({', '.join(usual.texts)}) among {listed(names)}; name it with "
             "--text-column, by number (from 1) if the file has no header"
         )
     if takes_pair and pair is None:
@@ -412,7 +420,7 @@ def choose_names(
             "name it with --pair-column"
         )
     if needs_label and label is None:
-        raise no_labels(place, _LABELS, names)
+        raise no_labels(place, usual.labels, names, usual.noun)
     if len({text, pair, label} - {None}) != len([name for name in (text, pair, label) if name is not None]):
         raise ConfigError(f"{place}: one column is used twice: text {text!r}, pair {pair!r}, label {label!r}")
     check_single((text, pair, label), names, place)

@@ -88,7 +88,7 @@ def test_columns_may_be_named(write):
     assert (one.text, one.label) == ("ein Mann", "a man")
     (one,) = read(path, text_column="en", needs_label=False).examples
     assert (one.text, one.label) == ("a man", None)
-    with pytest.raises(DataError, match=r"a\.csv: line 1: no target column"):
+    with pytest.raises(DataError, match=r"a\.csv: line 1: no text column"):
         read(path)
     (one,) = read(write("prompts.jsonl", '{"prompt": "a man"}\n'), needs_label=False).examples
     assert one.text == "a man"
