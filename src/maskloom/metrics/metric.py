@@ -49,9 +49,7 @@ def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> 
     """Return both arrays; raises ValueError if their shapes differ or a value is not finite."""
     predictions, targets = np.asarray(predictions), np.asarray(targets)
     if predictions.shape != targets.shape:
-        raise ValueError(
-            f"{name}: predictions have shape {predictions.shape}, targets {targets.shape}; they must agree"
-        )
+        raise ValueError(f"{name}: shapes {predictions.shape} of predictions, {targets.shape} of targets must agree")
     for what, values in (("prediction", predictions), ("target", targets)):
         finite = np.isfinite(values)
         if not finite.all():

@@ -159,9 +159,7 @@ def _number(value: Any) -> float:
     if not math.isfinite(number):
         raise BadRowError("label is not a finite number", f"{value!r:.80}; expected a number such as -3, 2.5 or 1e-3")
     if abs(number) > _LARGEST_TARGET:
-        raise BadRowError(
-            "label is too large for fp32", f"{value!r}; squared errors stay finite up to {_LARGEST_TARGET:g}"
-        )
+        raise BadRowError("label is too large for fp32", f"{value!r}, expected at most {_LARGEST_TARGET:g}")
     return number
 
 

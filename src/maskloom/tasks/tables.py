@@ -108,8 +108,7 @@ def layout_of(path: Path) -> str:
         held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(_LAYOUTS))[:8]
         hint = f", such as one of these in it: {', '.join(held)}" if held else ""
         raise DataError(f"{path}: is a folder; expected a file{hint}")
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    suffix = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes or [""])[-1]
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in _LAYOUTS and not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix not in _LAYOUTS:
@@ -211,11 +210,8 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        value = raw[error.start]
-        raise DataError(
-            f"{path}: line {number}: byte {error.start + 1} of the line is 0x{value:02x}, which is not UTF-8; "
-            "save the file as UTF-8"
-        ) from None
+        place = f"{path}: line {number}: byte {error.start + 1} of the line"
+        raise DataError(f"{place} is 0x{raw[error.start]:02x}, which is not UTF-8; save the file as UTF-8") from None
     if "\0" in text:
         raise DataError(f"{path}: line {number}: contains a NUL character; expected UTF-8 text (is this UTF-16?)")
     return text
@@ -405,25 +401,16 @@ def choose_names(
     if text is None:
         text = next((lower[name] for name in usual.texts if name in lower and lower[name] not in (pair, label)), None)
     if text is None and label is not None and label.lower() in usual.texts:
-        raise DataError(
-            f"{place}: {label!r:.80} was given as the label column, which leaves no text column among "
-            f"{listed(names)}; name the label column with --label-column, or the text column with --text-column"
-        )
+        left = f"{label!r:.80} was given as the label column, which leaves no text column"
+        raise DataError(f"{place}: {left} among {listed(names)}; name it with --text-column")
     if text is None:
-        raise DataError(
-            f"{place}: no text column ({', '.join(usual.texts)}) among {listed(names)}; name it with "
-            "--text-column, by number (from 1) if the file has no header"
-        )
+        by_number = "--text-column, by number (from 1) if the file has no header"
+        raise no_column("text column", usual.texts, names, place, by_number)
     if takes_pair and pair is None:
-        raise DataError(
-            f"{place}: no second text (such as sentence2, text_b, hypothesis) among {listed(names)}; "
-            "name it with --pair-column"
-        )
+        raise no_column("second text", [second for _, second in usual.pairs], names, place, "--pair-column")
     if needs_label and label is None:
-        raise no_labels(place, usual.labels, names, usual.noun)
-    if len({text, pair, label} - {None}) != len([name for name in (text, pair, label) if name is not None]):
-        raise ConfigError(f"{place}: one column is used twice: text {text!r}, pair {pair!r}, label {label!r}")
-    check_single((text, pair, label), names, place)
+        raise no_column(f"{usual.noun} column", usual.labels, names, place, "--label-column")
+    check_single([name for name in (text, pair, label) if name is not None], names, place)
     return Columns(text, pair, label)
 
 
@@ -434,18 +421,18 @@ def check_given(given: Iterable[str | None], names: Sequence[str], place: str) -
             raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {listed(names)}")
 
 
-def check_single(chosen: Iterable[str | None], names: Sequence[str], place: str) -> None:
-    """Raise DataError if the header repeats the name of a chosen column."""
+def check_single(chosen: Sequence[str], names: Sequence[str], place: str) -> None:
+    """Raise ConfigError if a column is chosen for two roles, DataError if the header repeats its name."""
     for name in chosen:
-        if name is not None and names.count(name) > 1:
+        if chosen.count(name) > 1:
+            raise ConfigError(f"{place}: one column is used twice: {name!r:.80}")
+        if names.count(name) > 1:
             raise DataError(f"{place}: the header has {names.count(name)} columns named {name!r:.80}")
 
 
-def no_labels(place: str, known: Sequence[str], names: Sequence[str], what: str = "label") -> DataError:
-    """Return the error for a table that has no label column with one of the known names."""
-    return DataError(
-        f"{place}: no {what} column ({', '.join(known)}) among {listed(names)}; name it with --label-column"
-    )
+def no_column(what: str, known: Sequence[str], names: Sequence[str], place: str, option: str) -> DataError:
+    """Return the error for a table without one of the known columns, which can be named by an option."""
+    return DataError(f"{place}: no {what} ({', '.join(known)}) among {listed(names)}; name it with {option}")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -45,9 +45,7 @@ def iterate_sources(
     """
     path = Path(path)
     if options.format is not None:
-        raise ConfigError(
-            f"--format {options.format}: no format has targets; name the target column with --label-column"
-        )
+        raise ConfigError(f"--format {options.format}: no format has targets; name their column with --label-column")
     if Path(path.name.lower().removesuffix(".gz")).suffix in _TABLES:
         if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")

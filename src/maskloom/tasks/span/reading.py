@@ -64,9 +64,8 @@ def iterate_questions(
     """Yield the questions of a file in file order.
 
     With `needs_label`, each question must have answers or be marked as unanswerable; otherwise answers are ignored.
-    Raises DataError, with file, place and rule, for a question that breaks a rule, unless `options.on_bad_rows` is
-    "skip", which counts it: an answer that is not at its stated position in the context, an empty question, context or
-    answer, a duplicate id, a missing or ill-typed key.
+    Raises DataError, with file, place and rule, for a question that breaks a rule, such as an answer that is not at its
+    place in the context, unless `options.on_bad_rows` is "skip", which counts it.
     """
     path = Path(path)
     if options.format is not None:
@@ -236,7 +235,7 @@ def question_rows(
         wanted += [options.label_column] if options.label_column and needs_label else []
         tables.check_given(wanted, names, place)
         if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
-            raise tables.no_labels(place, _ANSWERS, names, "answer")
+            raise tables.no_column("answer column", _ANSWERS, names, place, "--label-column")
         tables.check_single(wanted, names, place)
     if layout == "jsonl":
         return chain(seen, rows), partial(_squad_form, options, needs_label)

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from maskloom.data.batch import TokenBatch
-from maskloom.errors import ConfigError, DataError
-from maskloom.metrics.entities import is_tag
+from maskloom.errors import ConfigError
 from maskloom.objectives.objective import NOT_SCORED
+from maskloom.tasks.labels import unknown_label
 from maskloom.tasks.settings import Context
 from maskloom.tasks.tagging.reading import TaggedSentence
 from maskloom.text.templates import SequenceTemplate
@@ -153,7 +153,7 @@ def encode_sentences(
 
     `labels` are the tags in id order; sentences without tags yield no labels. A word without pieces, such as one of
     control characters, is encoded as unknown, so that words and tags stay aligned. Raises ConfigError for a length that
-    the tokenizer does not support, DataError, with `path` and line, for a tag that is not in `labels`.
+    the tokenizer does not support, UnknownLabelError, with `path` and line, for a tag that is not in `labels`.
     """
     vocabulary, template = tokenizer.vocabulary, tokenizer.template
     least = template.num_marks(1) + 1
@@ -172,7 +172,7 @@ def encode_sentences(
         pieces=np.fromiter((piece for part in pieces for piece in part), dtype=np.int32, count=int(word_starts[-1])),
         word_starts=word_starts,
         sentence_starts=sentence_starts,
-        labels=None if labels is None else _label_ids(sentences, labels, Path(path)),
+        labels=None if labels is None else _label_ids(sentences, labels, path),
         windows=plan_windows(word_starts, sentence_starts, documents, max_length - template.num_marks(1), context),
         template=template,
         max_length=max_length,
@@ -180,30 +180,18 @@ def encode_sentences(
     )
 
 
-def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path: Path) -> np.ndarray | None:
-    """Return the ids of all tags, or None if no sentence has tags."""
-    if all(sentence.tags is None for sentence in sentences):
-        return None
+def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path: str | Path) -> np.ndarray | None:
+    """Return the ids of all tags, or None if a sentence has no tags."""
     ids = {label: number for number, label in enumerate(labels)}
     found: list[int] = []
     for sentence in sentences:
         if sentence.tags is None:
-            raise DataError(f"{path}: line {sentence.line}: no tags (other sentences have them)")
+            return None
         for place, tag in enumerate(sentence.tags):
             if tag not in ids:
-                where = f"{path}: line {sentence.line_of(place)}"
-                raise DataError(f"{where}: the tag {tag!r:.80} is not in the training data, {_known(labels)}")
+                raise unknown_label(tag, labels, f"{path}: line {sentence.line_of(place)}")
             found.append(ids[tag])
     return np.array(found, dtype=np.int64)
-
-
-def _known(labels: Sequence[str]) -> str:
-    """Describe the known tags, with a hint on tags that are too rare to occur in training."""
-    if all(map(is_tag, labels)):
-        types = sorted({label[2:] for label in labels if label != "O"})
-        return f"whose entity types are {', '.join(types) or 'none'}"
-    shown = ", ".join(labels[:12]) + (" ..." if len(labels) > 12 else "")
-    return f"whose {len(labels)} tags are {shown}; to add tags, fine-tune with --labels FILE"
 
 
 def plan_windows(

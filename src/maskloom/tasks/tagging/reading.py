@@ -109,8 +109,7 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
     """Return the layout of a file, from `options.format`, from its suffix, or from the lines of a .txt file.
 
     If labels are not needed, a .csv file is a table of texts, and a .txt file is raw text unless its first lines have
-    equal numbers of columns that end in a tag. Raises ConfigError for an unknown format and for that of another kind of
-    task.
+    equal numbers of columns that end in a tag. Raises ConfigError for the format of another kind of task.
     """
     path, options = Path(path), options or ReadingOptions()
     if options.format in _FORMATS:
@@ -369,16 +368,12 @@ class _Columns:
         return None
 
     def _check_width(self, line: int) -> None:
+        place = f"{self._path}: line {line}"
         for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else 0)):
             if number > self._width:
-                raise DataError(
-                    f"{self._path}: line {line}: column {number} was requested as the {what}, but the row "
-                    f"has {self._width}"
-                )
+                raise DataError(f"{place}: column {number} was requested as the {what}, but the row has {self._width}")
         if self._needs_label and self._width < 2:
-            raise DataError(
-                f"{self._path}: line {line}: only one column; expected a word and its tag, separated by a space or tab"
-            )
+            raise DataError(f"{place}: only one column; expected a word and its tag, separated by a space or tab")
 
 
 def _column_number(column: str | None, what: str) -> int | None:

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.kinds import SPAN
 from maskloom.tasks.span.reading import Answer
 from maskloom.tasks.tables import ReadingOptions
@@ -287,6 +287,8 @@ def test_columns_by_name(tmp_path):
         read_questions(path, ReadingOptions(text_column="frage", pair_column="text"))
     with pytest.raises(DataError, match="there is no column '1'"):
         read_questions(path, ReadingOptions(text_column="1", pair_column="2"))
+    with pytest.raises(ConfigError, match="line 1: one column is used twice: 'text'"):
+        read_questions(path, ReadingOptions(text_column="text", pair_column="text", label_column="antwort"))
     doubled = write(tmp_path, "question\tcontext\tcontext\tanswer\nx\ty\tz\tw\n", "doubled.tsv")
     with pytest.raises(DataError, match="2 columns named 'context'"):
         read_questions(doubled)
