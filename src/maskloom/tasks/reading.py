@@ -90,7 +90,7 @@ def _find_columns(
     elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
         text, pair, label, num_fields = row.headerless
         return Columns(text, pair, label), tables.by_name(chain(seen, rows), tables.numbered(num_fields))
-    elif columns := tables.columns_by_number(path, names, options):
+    elif columns := tables.columns_by_number(path, names, options, needs_label=needs_label):
         return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
     else:
         rows = tables.by_name(rows, names)

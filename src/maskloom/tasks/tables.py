@@ -354,10 +354,10 @@ def numbered(num_columns: int) -> list[str]:
     return [str(number) for number in range(1, num_columns + 1)]
 
 
-def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> Columns | None:
+def columns_by_number(path: Path, first: list[str], options: ReadingOptions, *, needs_label: bool) -> Columns | None:
     """Return the columns given by number, counted from 1, or None if they are given by name.
 
-    Raises ConfigError for a mix of numbers and names, DataError if the first row is too short.
+    Raises ConfigError for a mix of numbers and names and for a missing number, DataError if the first row is too short.
     """
     given = [column for column in options.columns if column]
     numbers = [int(column) for column in given if is_column_number(column)]
@@ -368,8 +368,10 @@ def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> 
     if 0 in numbers:
         raise ConfigError("columns are counted from 1; there is no column 0")
     text, pair, label = (column and str(int(column)) for column in options.columns)
-    if not text:
-        raise ConfigError("columns by number: the text column must be given")
+    for what, is_given in (("text", text), ("label", label or not needs_label)):
+        if not is_given:
+            raise ConfigError(f"columns by number: the {what} column must be given (--{what}-column)")
+    check_single([column for column in (text, pair, label) if column], numbered(len(first)), f"{path}: line 1")
     if max(numbers) > len(first):
         raise DataError(f"{path}: line 1: column {max(numbers)} was requested, but the row has {len(first)}")
     return Columns(text, pair, label)

@@ -139,7 +139,7 @@ def test_windows_of_sentences_have_room_for_the_marks(tokenizer: Tokenizer) -> N
     data = encode_sentences([sentence("The lower river was low " * 4)], tokenizer, max_length=8, labels=("O",))
     assert data.lengths.max() == 8
     batch = data.batch(np.arange(len(data)))
-    assert (batch.labels == 0).sum() == data.num_words == 20
+    assert (batch.labels == 0).sum() == data.account()["num_words"] == 20
     with pytest.raises(ConfigError, match="max_length = 2: tagging needs 3 to"):
         encode_sentences([sentence("low")], tokenizer, max_length=2)
 

@@ -52,11 +52,6 @@ class EncodedSentences:
         """Number of sentences."""
         return len(self.sentences)
 
-    @property
-    def num_words(self) -> int:
-        """Number of words, all of which are scored."""
-        return len(self.word_starts) - 1
-
     def __len__(self) -> int:
         return len(self.windows)
 
@@ -110,7 +105,7 @@ class EncodedSentences:
         return {
             "max_length": self.max_length,
             "num_truncated_examples": 0,
-            "num_words": self.num_words,
+            "num_words": len(self.word_starts) - 1,
             "num_vanished_words": self.num_vanished_words,
             "num_windows": len(self),
             "num_split_sentences": self._num_split(),

@@ -134,7 +134,7 @@ def test_batches_bring_the_vectors_of_their_words(tmp_path):
         assert isinstance(part, FeatureBatch)
         assert part.chains is not None
         assert part.features[:, 0, 0].tolist() == part.token_ids[part.chains >= 0].tolist()
-    assert (joined.num_words, len(joined)) == (data.num_words, len(data))
+    assert joined.account() == data.account()
 
 
 def test_a_task_on_features_names_its_head_and_what_it_takes():

@@ -81,7 +81,7 @@ def corpora(draw):
 def test_no_word_is_ever_lost(sentences, max_length, context):
     data = encode_sentences(sentences, TOKENIZER, max_length=max_length, labels=LABELS, context=context)
     num_words = sum(len(s.words) for s in sentences)
-    assert data.num_words == num_words
+    assert data.account()["num_words"] == num_words
     assert data.lengths.max() <= max_length
     scored, rows = 0, [np.empty(0)] * len(data)
     for batch in batches_by_length(data, max_tokens=100):
@@ -164,5 +164,5 @@ def test_conll_2003_keeps_all_its_words(data_folder, minilm_folder, context, max
     data = TAGGING.read(data_folder / "conll2003" / "valid.txt")
     tokenizer = Tokenizer.load(minilm_folder)
     encoded = encode_sentences(data.examples, tokenizer, max_length=max_length, context=context)
-    assert encoded.num_words == int((encoded.windows[:, 3] - encoded.windows[:, 2]).sum()) == 51_362
+    assert encoded.account()["num_words"] == int((encoded.windows[:, 3] - encoded.windows[:, 2]).sum()) == 51_362
     assert encoded.lengths.max() <= max_length
