@@ -13,13 +13,11 @@ from maskloom.errors import UsageError, not_one_of
 class Metric(Protocol):
     """A score accumulated over batches; `primary` names the entry of `compute()` by which models are compared.
 
-    A metric that a library computes may also have `signatures()`, which describe the computation, by name of the score.
+    Higher is better. A metric that a library computes may also have `signatures()`, which describe the computation, by
+    name of the score.
     """
 
-    @property
-    def primary(self) -> str:
-        """The name of the score that decides which model is best; higher is better."""
-        ...
+    primary: str
 
     def update(self, predictions: Any, targets: Any) -> None:
         """Add the predictions and true values of some examples, in the same order."""

@@ -368,9 +368,9 @@ def columns_by_number(path: Path, first: list[str], options: ReadingOptions, *, 
     if 0 in numbers:
         raise ConfigError("columns are counted from 1; there is no column 0")
     text, pair, label = (column and str(int(column)) for column in options.columns)
-    for what, is_given in (("text", text), ("label", label or not needs_label)):
-        if not is_given:
-            raise ConfigError(f"columns by number: the {what} column must be given (--{what}-column)")
+    if not text or (needs_label and not label):
+        what = "label" if text else "text"
+        raise ConfigError(f"columns by number: the {what} column must be given (--{what}-column)")
     check_single([column for column in (text, pair, label) if column], numbered(len(first)), f"{path}: line 1")
     if max(numbers) > len(first):
         raise DataError(f"{path}: line 1: column {max(numbers)} was requested, but the row has {len(first)}")
