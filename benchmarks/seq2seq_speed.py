@@ -43,7 +43,7 @@ from maskloom.runs.corpus import train_vocabulary_from_files
 from maskloom.system.devices import chosen_device
 from maskloom.tasks.encoding import ShuffledBatches
 from maskloom.tasks.kinds import task_kind
-from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.settings import Seq2SeqSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary_training import VocabularySettings

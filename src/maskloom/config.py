@@ -18,8 +18,7 @@ from maskloom.recipe_files import validate_recipe as validate_recipe
 from maskloom.rows import row_of
 from maskloom.sections import Positive, Section, key
 from maskloom.tasks.kinds import KINDS
-from maskloom.tasks.settings import FinetuningData, KindSettings, MixSection, PairSection
-from maskloom.tasks.tagging.settings import FeaturesSection
+from maskloom.tasks.settings import FeaturesSection, FinetuningData, KindSettings, MixSection, PairSection
 from maskloom.training.settings import FinetuneTraining, Phase, TrainingSection
 
 _RATE_OF_NEW = 1e-3

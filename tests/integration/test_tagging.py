@@ -12,6 +12,7 @@ from maskloom.cli import main
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor
+from maskloom.metrics.entities import entities_of
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.runs import evaluate as evaluate_run
@@ -20,7 +21,7 @@ from maskloom.runs.evaluate import evaluate, tune
 from maskloom.runs.predict import predict
 from maskloom.tasks.kinds import TAGGING
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.schemes import convert_tags
+from maskloom.tasks.tagging.schemes import tags_of
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -65,7 +66,7 @@ def write_columns(path, found, scheme="iob2", per_document=4):
     for number, rows in enumerate(found):
         if number % per_document == 0:
             lines += ["-DOCSTART- -X- O", ""]
-        tags = convert_tags([tag for _, tag in rows], "iob2", scheme)
+        tags = tags_of(entities_of([tag for _, tag in rows]), len(rows), scheme)
         lines += [f"{word} -X- {tag}" for (word, _), tag in zip(rows, tags, strict=True)] + [""]
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -360,9 +361,7 @@ def test_parts_of_speech(model_folder, tmp_path, crf):
 def test_a_plain_tag_that_training_lacks_is_refused(model_folder, tmp_path):
     train, dev = write_parts_of_speech(tmp_path / "train.conll", 1, 8), tmp_path / "dev.conll"
     dev.write_text("saw VBD O\nmay MD O\n")
-    with pytest.raises(
-        DataError, match=r"dev.conll: line 2: the tag 'MD' is not in the training data, .*--labels FILE"
-    ):
+    with pytest.raises(DataError, match=r"dev.conll: line 2: the label 'MD' is not one of the .*--labels FILE"):
         finetune(
             recipe(), model=model_folder, train=train, dev=dev, out=tmp_path / "run",
             reading=ReadingOptions(label_column="2"),
@@ -387,7 +386,7 @@ def test_a_format_stands_for_the_task_and_its_score(model_folder, tmp_path, run)
 def test_a_type_that_training_lacks_is_refused(model_folder, tmp_path):
     train = write_columns(tmp_path / "train.conll", sentences(8, 1))
     (tmp_path / "dev.conll").write_text("anna B-PER\nmay B-DATE\n")
-    with pytest.raises(DataError, match=r"dev.conll: line 2: the tag 'B-DATE' .* entity types are LOC, PER"):
+    with pytest.raises(DataError, match=r"dev.conll: line 2: the label 'B-DATE' .*: 'O', 'B-LOC', 'I-LOC', 'B-PER'"):
         finetune(recipe(), model=model_folder, train=train, dev=tmp_path / "dev.conll", out=tmp_path / "run")
 
 

@@ -31,7 +31,7 @@ HARD = ["U.S.", "1996-08-22", "naïve", "O'Brien", "Zürich", "...", "$1,000", "
 
 
 def sentence(words, tags):
-    return TaggedSentence(tuple(words), tuple(tags), 1, 1, 0)
+    return TaggedSentence(tuple(words), tuple(tags), 1)
 
 
 def their_alignment(tokenizer, words, tags):

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from maskloom.tasks.examples import ReadingReport
+from maskloom.tasks.settings import SpanSettings
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import iterate_questions
-from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.span.task import decode_answers
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.vocabulary import Vocabulary

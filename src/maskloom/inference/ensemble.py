@@ -18,8 +18,7 @@ from maskloom.objectives.tagging import Tagging
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
 from maskloom.tasks.kinds import KINDS, changed
-from maskloom.tasks.settings import ClassificationSettings
-from maskloom.tasks.span.settings import SpanSettings
+from maskloom.tasks.settings import ClassificationSettings, SpanSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
 

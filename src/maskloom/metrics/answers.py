@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from maskloom.metrics.metric import checked_primary
 from maskloom.metrics.texts import TEXT_SCORES
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -58,13 +59,11 @@ def _percent(values: np.ndarray) -> float:
 def answer_scores(prediction: str, golds: Sequence[str], *, has_unanswerable: bool) -> tuple[float, float]:
     """Return exact match and F1 (0 to 1), each the best over the gold answers.
 
-    v2.0 ignores gold answers without words; if none are left, the right answer is the empty text. Raises ValueError for
-    a v1.1 question without a gold answer.
+    v2.0 ignores gold answers without words; if none are left, the right answer is the empty text. v1.1 needs a gold
+    answer.
     """
     if has_unanswerable:
         golds = [gold for gold in golds if normalize_answer(gold)] or [""]
-    if not golds:
-        raise ValueError("the question has no gold answer; only data with unanswerable questions may have none")
     return (
         max(exact_match(prediction, gold) for gold in golds),
         max(token_f1(prediction, gold, has_unanswerable=has_unanswerable) for gold in golds),
@@ -130,13 +129,11 @@ class AnswerMetric:
     def __init__(
         self, *, has_unanswerable: bool | None = None, primary: str = "f1", null_threshold: float | None = None
     ) -> None:
-        if primary not in ("f1", "exact_match"):
-            raise ValueError(f"primary {primary!r}: answers are scored by f1 or exact_match")
         if null_threshold is not None and math.isnan(null_threshold):
             raise ValueError("the null threshold is nan; expected a number")
+        self.primary = checked_primary(primary, ("f1", "exact_match"), "answers")
         self.null_threshold = null_threshold
         self._has_unanswerable = has_unanswerable
-        self.primary = primary
         self._parts: list[np.ndarray] = []
         # at most two distinct answers, enough to see that they differ
         self._texts: set[str] = set()
@@ -233,19 +230,18 @@ def score_answers(
     golds: Mapping[str, Sequence[str]],
     predictions: Mapping[str, str],
     *,
-    has_unanswerable: bool,
     null_odds: Mapping[str, float] | None = None,
     null_threshold: float | None = None,
 ) -> dict[str, Any]:
     """Score predictions by id against gold answers by id, under the names of the official scripts.
 
-    A question without a prediction counts as wrong in both versions, as in v1.1's script; v2.0's script leaves it out
-    of the mean. `first_missing` lists the first of these ids; `num_unknown` predictions belong to no question. Raises
-    ValueError for missing or infinite `null_odds`.
+    The rules are those of v2.0 if any question has no gold answer, else of v1.1. A question without a prediction counts
+    as wrong in both, as in v1.1's script; v2.0's leaves it out of the mean. `first_missing` lists the first of these
+    ids; `num_unknown` predictions belong to no question. Raises ValueError for missing or infinite `null_odds`.
     """
     missing = [name for name in golds if name not in predictions]
-    metric = AnswerMetric(has_unanswerable=has_unanswerable, null_threshold=null_threshold)
     found = [name for name in golds if name in predictions]
+    metric = AnswerMetric(null_threshold=null_threshold)
     if null_odds is not None and (without := [name for name in found if name not in null_odds]):
         raise ValueError(f"{len(without)} questions have a prediction but no null odds, the first is {without[0]!r}")
     odds = [None if null_odds is None else _finite_odds(null_odds[name], f"{name!r:.80}") for name in found]
@@ -253,12 +249,11 @@ def score_answers(
     metric.update(list(zip(texts, odds, strict=True)), [golds[name] for name in found])
     metric.add_missing([bool(golds[name]) for name in missing])
     report: dict[str, Any] = {**metric.compute(), "total": len(golds)}
-    if has_unanswerable:
+    num_answerable = sum(map(bool, golds.values()))
+    if num_answerable < len(golds):
         report = {"exact" if name == "exact_match" else name: value for name, value in report.items()}
+        report |= {"HasAns_total": num_answerable, "NoAns_total": len(golds) - num_answerable}
     if len(missing) == len(golds):
         report["note"] = "no prediction has the id of a question: these are predictions for another file"
-    if has_unanswerable:
-        num_answerable = sum(map(bool, golds.values()))
-        report |= {"HasAns_total": num_answerable, "NoAns_total": len(golds) - num_answerable}
     num_unknown = sum(name not in golds for name in predictions)
     return {**report, "num_missing": len(missing), "first_missing": missing[:_SHOWN_IDS], "num_unknown": num_unknown}

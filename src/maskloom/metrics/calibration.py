@@ -38,15 +38,13 @@ def log_sigmoid(logits: np.ndarray) -> np.ndarray:
 class CalibrationMetric:
     """Expected calibration error, Brier score and negative log likelihood, accumulated over batches of logits.
 
-    Memory does not grow with the number of examples. For classes, the error compares the mean probability of the most
-    likely class with its accuracy in `num_bins` bins of equal width, weighted by the number of examples in each. For
-    several labels, it compares the mean probability of each label with its frequency in the same way, and is averaged
-    over labels. A bin includes its upper edge but not its lower one; 0 belongs to the first.
+    For classes, the error compares the mean probability of the most likely class with its accuracy in `num_bins` bins
+    of equal width, weighted by the number of examples in each. For several labels, it compares the mean probability of
+    each label with its frequency in the same way, and is averaged over labels. A bin includes its upper edge but not
+    its lower one; 0 belongs to the first.
     """
 
     def __init__(self, *, temperature: float = 1.0, num_bins: int = NUM_BINS) -> None:
-        if num_bins < 1:
-            raise ValueError(f"num_bins is {num_bins}; at least one is needed")
         self.temperature = temperature
         self._edges = np.linspace(0.0, 1.0, num_bins + 1)
         self._confidences = self._hits = np.empty((0, 0))
@@ -78,8 +76,6 @@ class CalibrationMetric:
         num_columns, num_bins = confidences.shape[1], len(self._edges) - 1
         if not self._hits.size:
             self._confidences, self._hits = np.zeros((2, num_columns, num_bins))
-        if len(self._hits) != num_columns:
-            raise ValueError(f"calibration: {num_columns} labels after {len(self._hits)}; all batches must be alike")
         bins = np.clip(np.searchsorted(self._edges, confidences, side="left") - 1, 0, num_bins - 1)
         indices = (np.arange(num_columns) * num_bins + bins).ravel()
         for sums, values in ((self._confidences, confidences), (self._hits, hits)):
@@ -113,14 +109,6 @@ def calibration(
     return metric.compute()
 
 
-def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, *, temperature: float = 1.0) -> float:
-    """Return the mean of -log p of the targets over examples (and labels, if there are several), in nats."""
-    logits, targets = _checked(logits, targets)
-    if not logits.size:
-        raise ValueError("likelihood: no examples were given, so there is no mean")
-    return float(_losses(logits / temperature, targets).mean())
-
-
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the temperature in `TEMPERATURE_RANGE` with the highest likelihood; deterministic.
 
@@ -129,8 +117,12 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """
     from scipy.optimize import minimize_scalar
 
+    logits, targets = _checked(logits, targets)
+    if not logits.size:
+        raise ValueError("calibration: no examples were given, so there is no temperature to fit")
+
     def loss(log_temperature: float) -> float:
-        return negative_log_likelihood(logits, targets, temperature=float(np.exp(log_temperature)))
+        return float(_losses(logits / float(np.exp(log_temperature)), targets).mean())
 
     low, high = TEMPERATURE_RANGE
     found = minimize_scalar(

@@ -176,7 +176,7 @@ class RegressionMetric:
     """Pearson and Spearman correlation, their mean, and the mean squared error.
 
     A correlation is undefined if either side is constant up to rounding, or has fewer than two examples; it is then 0.
-    Spearman's ranks need all values together, so 16 bytes per example are kept: 1.6 megabytes for 100,000.
+    Spearman's ranks need all values together, so 16 bytes per example are kept.
     """
 
     def __init__(self, *, primary: str = "pearson") -> None:

@@ -13,13 +13,11 @@ from maskloom.errors import UsageError, not_one_of
 class Metric(Protocol):
     """A score accumulated over batches; `primary` names the entry of `compute()` by which models are compared.
 
-    A metric that a library computes may also have `signatures()`, which describe the computation, by name of the score.
+    Higher is better. A metric that a library computes may also have `signatures()`, which describe the computation, by
+    name of the score.
     """
 
-    @property
-    def primary(self) -> str:
-        """The name of the score that decides which model is best; higher is better."""
-        ...
+    primary: str
 
     def update(self, predictions: Any, targets: Any) -> None:
         """Add the predictions and true values of some examples, in the same order."""
@@ -49,9 +47,7 @@ def checked_pair(predictions: np.ndarray, targets: np.ndarray, *, name: str) -> 
     """Return both arrays; raises ValueError if their shapes differ or a value is not finite."""
     predictions, targets = np.asarray(predictions), np.asarray(targets)
     if predictions.shape != targets.shape:
-        raise ValueError(
-            f"{name}: predictions have shape {predictions.shape}, targets {targets.shape}; they must agree"
-        )
+        raise ValueError(f"{name}: shapes {predictions.shape} of predictions, {targets.shape} of targets must agree")
     for what, values in (("prediction", predictions), ("target", targets)):
         finite = np.isfinite(values)
         if not finite.all():

@@ -26,6 +26,7 @@ from maskloom.system.folder_lock import alone_in_folder
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
 from maskloom.tasks.kinds import TAGGING
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import ReadingOptions, read_rows
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import (
@@ -37,7 +38,6 @@ from maskloom.tasks.tagging.features import (
     sentence_words,
 )
 from maskloom.tasks.tagging.reading import layout_of_sentences
-from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS
 from maskloom.text.spelled_tokenizer import SpelledTokenizer
 from maskloom.text.tokenizer import Tokenizer

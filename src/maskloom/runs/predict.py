@@ -24,9 +24,9 @@ from maskloom.system.devices import describe_device
 from maskloom.system.files import output_file
 from maskloom.tasks.examples import ReadExamples, ReadingReport
 from maskloom.tasks.kinds import KINDS, changed
+from maskloom.tasks.settings import SpanSettings
 from maskloom.tasks.span.encoding import EncodedQuestions
 from maskloom.tasks.span.reading import Question
-from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.tables import ReadingOptions
 
 _WINDOW = 4096

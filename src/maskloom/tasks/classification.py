@@ -30,15 +30,15 @@ def classification_task(
 ) -> Task:
     """Return the task of a kind; `labels` are the label names in id order.
 
-    `primary` is the score by which models are compared: accuracy, f1, f1_macro or matthews for one label; pearson,
-    spearman or correlation for a score; f1_micro, f1_macro or exact_match for several labels. With `both_orders`, a
-    pair is read as A B and as B A, and the two vectors are added. Raises ValueError for a score that the kind does not
-    have, and for a wrong number of class weights or thresholds.
+    `primary` is accuracy, f1, f1_macro or matthews for one label; pearson, spearman or correlation for a score;
+    f1_micro, f1_macro or exact_match for several labels. Raises ValueError for a score that the kind does not have, and
+    for a wrong number of class weights or thresholds.
     """
     encode, tune = encode_both_orders if settings.both_orders else encode_examples, None
     if kind == "regression":
         objective, primary = Regression(), primary or "pearson"
-        decide, decode, metric = _scores, _decode_scores, partial(RegressionMetric, primary=primary)
+        decide, decode = _scores, lambda logits: [{"score": score} for score in _scores(logits).tolist()]
+        metric = partial(RegressionMetric, primary=primary)
     elif kind == "multilabel":
         objective = MultiLabelClassification(checked_weights(settings.class_weights, labels))
         primary = primary or "f1_micro"
@@ -114,7 +114,3 @@ def _decode_labels(
         }
         for row, marks in zip(probabilities, chosen, strict=True)
     ]
-
-
-def _decode_scores(logits: np.ndarray) -> list[dict[str, Any]]:
-    return [{"score": float(score)} for score in logits[:, 0]]

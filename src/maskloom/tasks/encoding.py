@@ -177,10 +177,9 @@ class ShuffledBatches:
     """An endless stream of full batches in which every unit occurs once per epoch; seeking is O(1).
 
     The stream concatenates the epochs, each in an order determined by (seed, epoch), and is cut into consecutive
-    batches. These mix long and short units: packed batches need no padding, and batches of similar lengths are less
-    random (they cost CoNLL-2003 a point of F1). `group_by_length` forms the latter, by sorting every 16 batches and
-    cutting them again. A position is a single number, the batch. Only the units at `rows` of each batch are built, so
-    that processes share it.
+    batches, which mix long and short units: packed batches need no padding. `group_by_length` sorts every 16 batches
+    and cuts them again; these are less random, and cost CoNLL-2003 a point of F1. A position is a single number, the
+    batch. Only the units at `rows` of each batch are built, so that processes share it.
     """
 
     data: EncodedData

@@ -19,14 +19,22 @@ from maskloom.tasks.examples import ReadExamples, text_example
 from maskloom.tasks.labels import check_alike, encode_labels, names_of_task
 from maskloom.tasks.reading import iterate_examples
 from maskloom.tasks.seq2seq.reading import iterate_sources
-from maskloom.tasks.seq2seq.settings import Seq2SeqSection, Seq2SeqSettings
-from maskloom.tasks.settings import ClassificationSettings, DocumentSection, DocumentSettings, KindSettings
+from maskloom.tasks.settings import (
+    ClassificationSettings,
+    DocumentSection,
+    DocumentSettings,
+    KindSettings,
+    Seq2SeqSection,
+    Seq2SeqSettings,
+    SpanSection,
+    SpanSettings,
+    TaggingSection,
+    TaggingSettings,
+)
 from maskloom.tasks.span.reading import check_answers, iterate_questions, question_example
-from maskloom.tasks.span.settings import SpanSection, SpanSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.reading import iterate_sentences, sentence_example, watch_forms
 from maskloom.tasks.tagging.schemes import PLAIN, check_tags, tags_of_task
-from maskloom.tasks.tagging.settings import TaggingSection, TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 
 if TYPE_CHECKING:
@@ -40,9 +48,8 @@ class TaskKind:
     `iterate(path, options, settings, needs_label=, report=)` yields examples; `label_names(train, options, settings)`
     returns the labels in id order; `check(train, dev)` raises DataError for data that nothing can be learned from;
     `make(labels, primary, settings)` returns the task and raises ValueError for a score that it does not have. Settings
-    are instances of the `settings` class, with the keys of `section` (the recipe section named after the kind), of
-    `data_settings(train)` (derived from the training data), and of `model_settings(config)` (derived from the model's
-    configuration). `examples_at_once` limits how many examples are encoded and held in memory at a time.
+    are instances of the `settings` class, with the keys of the recipe's `section`, of `data_settings(train)` and of
+    `model_settings(config)`. `examples_at_once` limits how many examples are in memory at a time.
     `example_of(item, number)` creates an example from an item given in Python.
 
     `takes` describes the input to users; `pipeline_tag` is what a model hub calls the kind. If it `names_labels`, the
@@ -54,10 +61,9 @@ class TaskKind:
 
     `judge(example, prediction, target, labels)` compares a prediction with the truth for display;
     `targets_by_example(encoded, targets)` converts the targets of a task to one per example. `label_ids(data, names)`
-    computes the targets if they depend only on the examples, and raises DataError for an unknown label: files of such
-    kinds are checked before torch is imported. `first_settings` are used to read a file before more is known;
-    `watch(examples, path, options, section)` passes examples through and, at the end, raises DataError for errors that
-    only the whole file reveals.
+    computes the targets without torch if they depend only on the examples, and raises DataError for an unknown label.
+    `first_settings` are used to read a file before more is known; `watch(examples, path, options, section)` passes
+    examples through and, at the end, raises DataError for errors that only the whole file reveals.
 
     A kind that `has_both_orders` reads pairs of texts that may be swapped; `with_pairs` names a kind for pairs, on
     whose files models of this kind may also have been trained. A kind that `reads_folders` accepts a folder as a file,

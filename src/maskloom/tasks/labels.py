@@ -204,9 +204,12 @@ def _names(example: Example) -> tuple[str, ...]:
 
 def _id_of(label: object, ids: dict[str, int], names: tuple[str, ...], path: Path, line: int) -> int:
     if label not in ids:
-        shown = ", ".join(f"{name!r:.80}" for name in names[:20]) + (" ..." if len(names) > 20 else "")
-        raise UnknownLabelError(
-            f"{path}: line {line}: the label {label!r:.80} is not one of the task's labels: "
-            f"{shown}{did_you_mean(str(label), names)}"
-        )
+        raise unknown_label(str(label), names, f"{path}: line {line}")
     return ids[str(label)]
+
+
+def unknown_label(label: str, names: Sequence[str], place: str) -> UnknownLabelError:
+    """Return the error for a label that is not among the names of the task's labels."""
+    shown = ", ".join(f"{name!r:.80}" for name in names[:20]) + (" ..." if len(names) > 20 else "")
+    hint = did_you_mean(label, names)
+    return UnknownLabelError(f"{place}: the label {label!r:.80} is not one of the task's labels: {shown}{hint}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -16,7 +16,7 @@ from maskloom.system.foreign_files import is_utf8
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import CatalogRow, Kind, catalog_row
 from maskloom.tasks.examples import NO_GOLD_LABEL, Example, ReadingReport, TitledExample, kept_examples
-from maskloom.tasks.tables import PAIRS, TITLED, BadRowError, Columns, ReadingOptions, Row, row_text
+from maskloom.tasks.tables import BadRowError, Columns, ReadingOptions, Row, UsualNames, row_text
 
 # float() also accepts "1_000", "infinity" and the digits of other scripts.
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
@@ -27,14 +27,14 @@ _LARGEST_TARGET = 1e16
 class Form(NamedTuple):
     """How the rows of a kind of task are read: as which `example`, and with which parsers of the label and the text.
 
-    A second text is required if `takes_pair`, optional if that is None; `pairs` are the usual column names of two.
-    The parsers raise BadRowError, with the rule, for a wrong value.
+    A second text is required if `takes_pair`, optional if that is None. The parsers raise BadRowError, with the rule,
+    for a wrong value.
     """
 
     label: Callable[[Any], Any]
     takes_pair: bool | None = None
     example: type[Example] = Example
-    pairs: Sequence[tuple[str, str]] = PAIRS
+    usual: UsualNames = UsualNames()
     text: Callable[[Any, str], str] = row_text
 
 
@@ -90,7 +90,7 @@ def _find_columns(
     elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
         text, pair, label, num_fields = row.headerless
         return Columns(text, pair, label), tables.by_name(chain(seen, rows), tables.numbered(num_fields))
-    elif columns := tables.columns_by_number(path, names, options):
+    elif columns := tables.columns_by_number(path, names, options, needs_label=needs_label):
         return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
     else:
         rows = tables.by_name(rows, names)
@@ -101,8 +101,8 @@ def _find_columns(
             pair_column=options.pair_column or row.pair,
             label_column=options.label_column or (row.label if row.label in names else None),
         )
-    how = {"takes_pair": form.takes_pair, "needs_label": needs_label, "pairs": form.pairs}
-    return tables.choose_names(names, options, place=f"{path}: line {line}", **how), rows
+    how = {"place": f"{path}: line {line}", "takes_pair": form.takes_pair, "needs_label": needs_label}
+    return tables.choose_names(names, options, form.usual, **how), rows
 
 
 def _example(columns: Columns, form: Form, row: CatalogRow | None, record: Row) -> Example:
@@ -159,17 +159,16 @@ def _number(value: Any) -> float:
     if not math.isfinite(number):
         raise BadRowError("label is not a finite number", f"{value!r:.80}; expected a number such as -3, 2.5 or 1e-3")
     if abs(number) > _LARGEST_TARGET:
-        raise BadRowError(
-            "label is too large for fp32", f"{value!r}; squared errors stay finite up to {_LARGEST_TARGET:g}"
-        )
+        raise BadRowError("label is too large for fp32", f"{value!r}, expected at most {_LARGEST_TARGET:g}")
     return number
 
 
+_TITLED = (("title", "text"), ("title", "body"), ("headline", "text"), ("headline", "body"))
 FORMS: dict[Kind, Form] = {
     "single": Form(label_name, takes_pair=False),
     "pair": Form(label_name, takes_pair=True),
     "regression": Form(_number),
     "multilabel": Form(_names),
-    "document": Form(_names, example=TitledExample, pairs=TITLED),
+    "document": Form(_names, example=TitledExample, usual=UsualNames(pairs=_TITLED)),
 }
 """How the kinds with one vector per text or pair read their rows."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Strict
+from pydantic import ConfigDict, Field, Strict, model_validator
 
 from maskloom.sections import Count, Length, Positive, Rate, Section, key
+from maskloom.tasks.tagging.splitting import WordSplitter
 
 
 class FinetuningData(Section):
@@ -95,3 +96,127 @@ class DocumentSettings(DocumentSection, ClassificationSettings):
 
     similar: Annotated[tuple[Annotated[tuple[int, int, float], Strict(False)], ...], Strict(False)] = ()
     implied: Annotated[tuple[Annotated[tuple[int, int], Strict(False)], ...], Strict(False)] = ()
+
+
+class SpanSection(Section):
+    """Answers as spans of a context (paper 4.2, 4.3), parametrised as in the published code.
+
+    `stride` is the step between windows. In data with unanswerable questions, the answer is empty if the null answer
+    scores more than `null_threshold` above the best span.
+    """
+
+    stride: Count = key(128, "Tokens between the starts of successive windows of a context.")
+    max_question_length: Count = key(64, "Maximum question length in tokens; longer ones are truncated.")
+    max_answer_length: Count = key(30, "Maximum answer length in tokens.")
+    num_best: Count = key(20, "Candidate answers kept per question.")
+    null_threshold: float = key(
+        0.0, "The answer is empty if the null answer outscores the best answer by more than this."
+    )
+
+
+class SpanSettings(SpanSection, KindSettings):
+    """Settings of span answers; with `has_unanswerable`, the model may decide that the context has no answer."""
+
+    has_unanswerable: bool = False
+
+
+Context = Literal["sentence", "document"]
+
+
+class TaggingSection(Section):
+    """Tagging of words (paper 5.3): how files encode tags, and how much of a document a word sees.
+
+    `scheme` "plain" is for tags of single words, such as parts of speech; "auto" distinguishes them from entity tags.
+    """
+
+    scheme: Literal["auto", "iob1", "iob2", "bioes", "bilou", "io", "plain"] = key(
+        "auto", "How tags mark entities; auto detects the scheme, plain is for tags of single words."
+    )
+    context: Context = key("sentence", "What each word attends to: its sentence, or also the surrounding sentences.")
+    crf: bool = key(False, "Add a linear-chain conditional random field.")
+
+
+# Layer names of LayerCombination; whether the encoder has those layers is known only once it is loaded.
+_LAYERS = "^(embeddings|last|second_to_last|(sum|concat)_last_four|sum_all|scalar_mix|all|[-0-9, ]+)$"
+
+
+class FeaturesSection(Section):
+    """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them.
+
+    `layers` is embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, scalar_mix, all, or
+    comma-separated layer numbers, 0 for the embeddings.
+    """
+
+    layers: str = key(
+        "concat_last_four",
+        "Layers of the frozen encoder: embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, "
+        "scalar_mix, all, or numbers such as 0,6 (0 for the embeddings).",
+        pattern=_LAYERS,
+    )
+    lstm_size: int = key(768, "Width of the BiLSTM, both directions together.", ge=2, le=65_536, multiple_of=2)
+    lstm_layers: int = key(2, "Layers of the BiLSTM.", ge=1, le=4)
+    dropout: float = key(0.1, "Dropout of the BiLSTM.", ge=0.0, lt=1.0)
+    precision: Literal["float32", "float16"] = key("float32", "Number format of the vectors on disk.")
+    word_vectors: str | None = key(
+        None,
+        "Word vectors to concatenate with the encoder's, as in the ELMo paper: a `words train` folder or a file in "
+        "word2vec's format.",
+    )
+
+
+class TaggingSettings(TaggingSection, KindSettings):
+    """Settings of tagging; `words` splits raw text, and `trained_scheme` is the scheme of the model's tags.
+
+    With `features`, `mix_layer_norm` normalises the layers before they are mixed.
+    """
+
+    features: FeaturesSection | None = None
+    mix_layer_norm: bool = False
+    words: WordSplitter | None = None
+    class_weights: list[Positive] | None = None
+    trained_scheme: str | None = None
+
+
+SUFFIX = r"^[\w-]+$"
+"""The pattern of the suffix of a file of targets, without the dot."""
+
+
+class Seq2SeqSection(Section):
+    """Generating targets from sources."""
+
+    max_target_length: Length = key(128, "Maximum tokens per target; longer ones are truncated and counted.", ge=3)
+    label_smoothing: float = key(
+        0.1, "Fraction of the target distribution spread evenly over the vocabulary.", ge=0.0, lt=1.0
+    )
+    beam: int = key(4, "Beam size; 1 is greedy search.", ge=1, le=1000)
+    length_penalty: float = key(
+        0.6, "Beam search divides log-probabilities by ((5 + length) / 6) to this power.", ge=0.0, le=100.0
+    )
+    min_tokens: int = key(0, "Minimum tokens per generated text.", ge=0, le=100_000)
+    no_repeat_ngram: int = key(
+        0, "Never generate an n-gram of this length twice in a text; 0 allows all.", ge=0, le=100
+    )
+    source_layers: int | None = key(
+        None, "Layers of the new encoder in front of a BART for sources with their own vocabulary; defaults to 6.", ge=1
+    )
+    source_first: bool = key(
+        False,
+        "Train only a BART's new source encoder, its position embeddings and the input projection of its first "
+        "self-attention: the first of two training steps for translation.",
+    )
+    target_suffix: Annotated[str, Field(pattern=SUFFIX)] | None = key(
+        None, 'Suffix of the target file that matches a source file line by line: "en" for train.de and train.en.'
+    )
+
+    @model_validator(mode="after")
+    def _lengths_fit(self) -> Self:
+        if self.min_tokens > self.max_target_length:
+            rule = f"it may not exceed max_target_length = {self.max_target_length}"
+            raise ValueError(f"min_tokens = {self.min_tokens}: {rule}")
+        return self
+
+
+class Seq2SeqSettings(Seq2SeqSection, KindSettings):
+    """Settings of sequence-to-sequence tasks; `decoder_start` is the model's own token before every target."""
+
+    decoder_start: int | None = None

@@ -108,8 +108,7 @@ def layout_of(path: Path) -> str:
         held = sorted(held.name for held in path.iterdir() if set(held.suffixes) & set(_LAYOUTS))[:8]
         hint = f", such as one of these in it: {', '.join(held)}" if held else ""
         raise DataError(f"{path}: is a folder; expected a file{hint}")
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    suffix = suffixes[-2] if len(suffixes) > 1 and suffixes[-1] == ".gz" else (suffixes or [""])[-1]
+    suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in _LAYOUTS and not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix not in _LAYOUTS:
@@ -211,11 +210,8 @@ def _decoded(raw: bytes, path: Path, number: int) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        value = raw[error.start]
-        raise DataError(
-            f"{path}: line {number}: byte {error.start + 1} of the line is 0x{value:02x}, which is not UTF-8; "
-            "save the file as UTF-8"
-        ) from None
+        place = f"{path}: line {number}: byte {error.start + 1} of the line"
+        raise DataError(f"{place} is 0x{raw[error.start]:02x}, which is not UTF-8; save the file as UTF-8") from None
     if "\0" in text:
         raise DataError(f"{path}: line {number}: contains a NUL character; expected UTF-8 text (is this UTF-16?)")
     return text
@@ -279,8 +275,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-# Tried in this order; a first text is used only together with the second text of its entry.
-PAIRS = (
+_PAIRS = (
     ("sentence1", "sentence2"),
     ("text_a", "text_b"),
     ("text1", "text2"),
@@ -290,11 +285,20 @@ PAIRS = (
     ("question", "answer"),
     ("text", "pair"),
 )
-TITLED = (("title", "text"), ("title", "body"), ("headline", "text"), ("headline", "body"))
-"""The column names of titles and their texts."""
 TEXTS = ("text", "sentence", "sentence1", "text_a", "review", "question")
-"""The column names of single texts; the first one present is used."""
-_LABELS = ("label", "labels", "score", "gold_label", "is_duplicate", "class")
+"""The usual column names of single texts."""
+
+
+class UsualNames(NamedTuple):
+    """Column names that are tried, in this order, if the user gave none; `noun` is what messages call a label.
+
+    A first text is used only together with the second text of its entry in `pairs`.
+    """
+
+    pairs: Sequence[tuple[str, str]] = _PAIRS
+    texts: Sequence[str] = TEXTS
+    labels: Sequence[str] = ("label", "labels", "score", "gold_label", "is_duplicate", "class")
+    noun: str = "label"
 
 
 @dataclass(frozen=True)
@@ -350,10 +354,10 @@ def numbered(num_columns: int) -> list[str]:
     return [str(number) for number in range(1, num_columns + 1)]
 
 
-def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> Columns | None:
+def columns_by_number(path: Path, first: list[str], options: ReadingOptions, *, needs_label: bool) -> Columns | None:
     """Return the columns given by number, counted from 1, or None if they are given by name.
 
-    Raises ConfigError for a mix of numbers and names, DataError if the first row is too short.
+    Raises ConfigError for a mix of numbers and names and for a missing number, DataError if the first row is too short.
     """
     given = [column for column in options.columns if column]
     numbers = [int(column) for column in given if is_column_number(column)]
@@ -364,8 +368,10 @@ def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> 
     if 0 in numbers:
         raise ConfigError("columns are counted from 1; there is no column 0")
     text, pair, label = (column and str(int(column)) for column in options.columns)
-    if not text:
-        raise ConfigError("columns by number: the text column must be given")
+    if not text or (needs_label and not label):
+        what = "label" if text else "text"
+        raise ConfigError(f"columns by number: the {what} column must be given (--{what}-column)")
+    check_single([column for column in (text, pair, label) if column], numbered(len(first)), f"{path}: line 1")
     if max(numbers) > len(first):
         raise DataError(f"{path}: line 1: column {max(numbers)} was requested, but the row has {len(first)}")
     return Columns(text, pair, label)
@@ -374,11 +380,11 @@ def columns_by_number(path: Path, first: list[str], options: ReadingOptions) -> 
 def choose_names(
     names: list[str],
     options: ReadingOptions,
+    usual: UsualNames,
     *,
     place: str,
     takes_pair: bool | None,
     needs_label: bool,
-    pairs: Sequence[tuple[str, str]] = PAIRS,
 ) -> Columns:
     """Find the text, second text and label among `names`, which are header names or object keys.
 
@@ -387,35 +393,26 @@ def choose_names(
     lower = {name.lower(): name for name in reversed(names)}
     given_label = options.label_column if needs_label or options.label_column in names else None
     check_given((options.text_column, options.pair_column, given_label), names, place)
-    label = given_label or next((lower[name] for name in _LABELS if name in lower), None)
+    label = given_label or next((lower[name] for name in usual.labels if name in lower), None)
     if not needs_label and label in (options.text_column, options.pair_column):
         label = None
     text, pair = options.text_column, options.pair_column
     if text is None and pair is None and takes_pair is not False:
-        found = next((row for row in pairs if row[0] in lower and row[1] in lower), None)
+        found = next((row for row in usual.pairs if row[0] in lower and row[1] in lower), None)
         text, pair = (lower[found[0]], lower[found[1]]) if found else (None, None)
     if text is None:
-        text = next((lower[name] for name in TEXTS if name in lower and lower[name] not in (pair, label)), None)
-    if text is None and label is not None and label.lower() in TEXTS:
-        raise DataError(
-            f"{place}: {label!r:.80} was given as the label column, which leaves no text column among "
-            f"{listed(names)}; name the label column with --label-column, or the text column with --text-column"
-        )
+        text = next((lower[name] for name in usual.texts if name in lower and lower[name] not in (pair, label)), None)
+    if text is None and label is not None and label.lower() in usual.texts:
+        left = f"{label!r:.80} was given as the label column, which leaves no text column"
+        raise DataError(f"{place}: {left} among {listed(names)}; name it with --text-column")
     if text is None:
-        raise DataError(
-            f"{place}: no text column ({', '.join(TEXTS)}) among {listed(names)}; name it with "
-            "--text-column, by number (from 1) if the file has no header"
-        )
+        by_number = "--text-column, by number (from 1) if the file has no header"
+        raise no_column("text column", usual.texts, names, place, by_number)
     if takes_pair and pair is None:
-        raise DataError(
-            f"{place}: no second text (such as sentence2, text_b, hypothesis) among {listed(names)}; "
-            "name it with --pair-column"
-        )
+        raise no_column("second text", [second for _, second in usual.pairs], names, place, "--pair-column")
     if needs_label and label is None:
-        raise no_labels(place, _LABELS, names)
-    if len({text, pair, label} - {None}) != len([name for name in (text, pair, label) if name is not None]):
-        raise ConfigError(f"{place}: one column is used twice: text {text!r}, pair {pair!r}, label {label!r}")
-    check_single((text, pair, label), names, place)
+        raise no_column(f"{usual.noun} column", usual.labels, names, place, "--label-column")
+    check_single([name for name in (text, pair, label) if name is not None], names, place)
     return Columns(text, pair, label)
 
 
@@ -426,18 +423,18 @@ def check_given(given: Iterable[str | None], names: Sequence[str], place: str) -
             raise DataError(f"{place}: there is no column {wanted!r:.80}; the columns are {listed(names)}")
 
 
-def check_single(chosen: Iterable[str | None], names: Sequence[str], place: str) -> None:
-    """Raise DataError if the header repeats the name of a chosen column."""
+def check_single(chosen: Sequence[str], names: Sequence[str], place: str) -> None:
+    """Raise ConfigError if a column is chosen for two roles, DataError if the header repeats its name."""
     for name in chosen:
-        if name is not None and names.count(name) > 1:
+        if chosen.count(name) > 1:
+            raise ConfigError(f"{place}: one column is used twice: {name!r:.80}")
+        if names.count(name) > 1:
             raise DataError(f"{place}: the header has {names.count(name)} columns named {name!r:.80}")
 
 
-def no_labels(place: str, known: Sequence[str], names: Sequence[str], what: str = "label") -> DataError:
-    """Return the error for a table that has no label column with one of the known names."""
-    return DataError(
-        f"{place}: no {what} column ({', '.join(known)}) among {listed(names)}; name it with --label-column"
-    )
+def no_column(what: str, known: Sequence[str], names: Sequence[str], place: str, option: str) -> DataError:
+    """Return the error for a table without one of the known columns, which can be named by an option."""
+    return DataError(f"{place}: no {what} ({', '.join(known)}) among {listed(names)}; name it with {option}")
 
 
 def listed(names: Sequence[str]) -> str:

@@ -66,8 +66,6 @@ def test_gold_answers_without_a_word_count_in_v1_only():
     assert answer_scores("", ["the", "cat"], has_unanswerable=False) == (1.0, 0.0)
     assert answer_scores("", ["the", "cat"], has_unanswerable=True) == (0.0, 0.0)
     assert answer_scores("", [], has_unanswerable=True) == (1.0, 1.0)
-    with pytest.raises(ValueError, match="no gold answer"):
-        answer_scores("cat", [], has_unanswerable=False)
 
 
 def official_sweep(scores, texts, odds, golds):
@@ -192,9 +190,7 @@ def test_null_odds_that_are_no_finite_numbers_are_refused(odds):
     with pytest.raises(ValueError, match="null odds of question 1 are"):
         AnswerMetric().update([("cat", 0.0), ("dog", odds)], [("cat",), ()])
     with pytest.raises(ValueError, match="null odds of 'b' are"):
-        score_answers(
-            {"a": ["cat"], "b": []}, {"a": "cat", "b": "dog"}, has_unanswerable=True, null_odds={"a": 0, "b": odds}
-        )
+        score_answers({"a": ["cat"], "b": []}, {"a": "cat", "b": "dog"}, null_odds={"a": 0, "b": odds})
     with pytest.raises(ValueError, match="null threshold is nan"):
         AnswerMetric(null_threshold=math.nan)
 
@@ -203,7 +199,7 @@ def test_null_odds_that_are_no_finite_numbers_are_refused(odds):
 def test_missing_predictions_are_wrong_and_named(has_unanswerable):
     golds = {"1": ["cat"], "2": ["dog"], "3": [] if has_unanswerable else ["mouse"], "4": ["owl"]}
     odds = {"1": -2.0, "4": 1.0} if has_unanswerable else None
-    report = score_answers(golds, {"1": "cat", "4": "owl", "9": "x"}, has_unanswerable=has_unanswerable, null_odds=odds)
+    report = score_answers(golds, {"1": "cat", "4": "owl", "9": "x"}, null_odds=odds)
     assert (report["num_missing"], report["first_missing"], report["total"]) == (2, ["2", "3"], 4)
     assert report.get("NoAns_total") == (1 if has_unanswerable else None)
     assert report["num_unknown"] == 1
@@ -213,7 +209,7 @@ def test_missing_predictions_are_wrong_and_named(has_unanswerable):
         assert report["NoAns_f1"] == 0.0
         assert report["best_f1"] == 50.0
         with pytest.raises(ValueError, match="first is '4'"):
-            score_answers(golds, {"1": "cat", "4": "owl"}, has_unanswerable=True, null_odds={"1": 0.0})
+            score_answers(golds, {"1": "cat", "4": "owl"}, null_odds={"1": 0.0})
 
 
 def test_best_threshold_of_one_class():
@@ -268,6 +264,6 @@ def test_published_predictions_get_their_published_scores(data_folder, predictio
 
 
 def test_predictions_of_another_file_are_called_that():
-    report = score_answers({"1": ["cat"]}, {"9": "cat"}, has_unanswerable=False)
+    report = score_answers({"1": ["cat"]}, {"9": "cat"})
     assert "predictions for another file" in report["note"]
-    assert "note" not in score_answers({"1": ["cat"]}, {"1": "cat"}, has_unanswerable=False)
+    assert "note" not in score_answers({"1": ["cat"]}, {"1": "cat"})

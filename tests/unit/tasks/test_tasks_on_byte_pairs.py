@@ -7,9 +7,9 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 
 from maskloom.errors import ConfigError
+from maskloom.tasks.settings import SpanSettings
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Answer, Question
-from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.span.task import TextFinder, decode_answers
 from maskloom.tasks.tagging.encoding import encode_sentences
 from maskloom.tasks.tagging.features import sentence_words
@@ -55,7 +55,7 @@ def question(*answers: str) -> Question:
 
 def sentence(text: str) -> TaggedSentence:
     words = tuple(text.split())
-    return TaggedSentence(words, tuple("O" for _ in words), 1, 1, 0, tuple((word,) for word in words))
+    return TaggedSentence(words, tuple("O" for _ in words), 1, columns=tuple((word,) for word in words))
 
 
 def in_a_text(tokenizer: Tokenizer, words: str) -> list[int]:
@@ -139,7 +139,7 @@ def test_windows_of_sentences_have_room_for_the_marks(tokenizer: Tokenizer) -> N
     data = encode_sentences([sentence("The lower river was low " * 4)], tokenizer, max_length=8, labels=("O",))
     assert data.lengths.max() == 8
     batch = data.batch(np.arange(len(data)))
-    assert (batch.labels == 0).sum() == data.num_words == 20
+    assert (batch.labels == 0).sum() == data.account()["num_words"] == 20
     with pytest.raises(ConfigError, match="max_length = 2: tagging needs 3 to"):
         encode_sentences([sentence("low")], tokenizer, max_length=2)
 

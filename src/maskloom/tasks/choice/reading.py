@@ -50,7 +50,7 @@ def choose_columns(
     """Find the columns among header names or object keys; `lists` are the keys whose values are lists.
 
     `options` may name the context (text column), the stem (pair column) and the label; choices are found by name:
-    ending0, choice_1, answerA and so on. Raises DataError for missing columns and for names that the header repeats,
+    ending0, choice_1, answerA, or a list. Raises DataError for missing columns and for names that the header repeats,
     ConfigError for columns given by number or used twice.
     """
     lower = {name.lower(): name for name in reversed(names)}
@@ -71,16 +71,10 @@ def choose_columns(
     if context is None:
         context, stem = first(_QUESTIONS, options.pair_column, label), options.pair_column
     if context is None:
-        raise DataError(
-            f"{place}: no context column ({', '.join((*_CONTEXTS, *_QUESTIONS))}) among {tables.listed(names)}; "
-            "name it with --text-column"
-        )
+        raise tables.no_column("context column", (*_CONTEXTS, *_QUESTIONS), names, place, "--text-column")
     if needs_label and label is None:
-        raise tables.no_labels(place, _LABELS, names)
-    used = [name for name in (context, stem, label, *choices) if name is not None]
-    if len(set(used)) != len(used):
-        raise ConfigError(f"{place}: one column is used twice: context {context!r}, stem {stem!r}, label {label!r}")
-    tables.check_single(used, names, place)
+        raise tables.no_column("label column", _LABELS, names, place, "--label-column")
+    tables.check_single([name for name in (context, stem, label, *choices) if name is not None], names, place)
     return ChoiceColumns(context, stem, choices, label, first(_IDENTIFIERS, context, stem, label))
 
 
@@ -144,9 +138,7 @@ def race_files(folder: Path) -> list[Path]:
             raise DataError(f"{level}: is a link to {level.resolve()}, outside the folder; replace it with a copy")
     found = [path for level in levels for path in sorted(level.glob("*.txt")) if file_inside(level, path.name)]
     if not found:
-        raise DataError(
-            f"{folder}: no .txt file in it or in its high/ or middle/; for RACE, give its train/, dev/ or test/"
-        )
+        raise DataError(f"{folder}: no .txt file in it, its high/ or middle/; give train/, dev/ or test/ of RACE")
     return found
 
 
@@ -270,12 +262,10 @@ def iterate_choices(
 ) -> Iterator[ChoiceExample]:
     """Yield the examples one by one, in file order.
 
-    The header of a table names its columns (SWAG: `sent1` is the context, `sent2` the stem, `ending0` to `ending3` the
-    choices); CODAH has no header, but category, prompt, choices and label in this order. JSONL has the same names as
-    keys, or one key with a list of choices, whose number may differ between rows. A label is a number from 0 or a
-    letter from A. Raises DataError, with file and line, for missing columns and for a row that breaks a rule: a label
-    outside the choices, an empty text, a duplicate id; with `options.on_bad_rows` "skip", such rows are dropped and
-    counted instead. Raises ConfigError for the format of another kind of task.
+    A table has columns, JSONL has keys, with the names that `choose_columns` finds; CODAH has no header, but category,
+    prompt, choices and label in this order. A label is a number from 0 or a letter from A. Raises DataError, with file
+    and line, for missing columns and for a row that breaks a rule, unless `options.on_bad_rows` is "skip", which counts
+    it; ConfigError for the format of another kind of task.
     """
     path = Path(path)
     row = None if options.format is None else catalog_row(options.format, kinds=("choice",))
@@ -384,12 +374,9 @@ def _label(value: Any, num_choices: int) -> int:
 
 def check_choices(train: ReadExamples, dev: ReadExamples) -> None:
     """Raise DataError if the same choice is right in every training example."""
-    labels = {example.label for example in train.examples}
+    labels, path = {example.label for example in train.examples}, train.report.path
     if len(labels) == 1:
-        raise DataError(
-            f"{train.report.path}: all {len(train.examples)} rows have choice {labels.pop()} as the right one; "
-            "there is nothing to learn"
-        )
+        raise DataError(f"{path}: choice {labels.pop()} is right in all {len(train.examples)} rows; nothing to learn")
 
 
 def choice_example(item: Any, number: int) -> ChoiceExample:

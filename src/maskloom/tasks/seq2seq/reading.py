@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,16 @@ from maskloom.errors import ConfigError, DataError, amount
 from maskloom.tasks import tables
 from maskloom.tasks.examples import Example, ReadingReport, kept_examples
 from maskloom.tasks.reading import Form, iterate_examples, label_name
-from maskloom.tasks.seq2seq.settings import SUFFIX, Seq2SeqSettings
-from maskloom.tasks.tables import BadRowError, ReadingOptions, Row, row_text
+from maskloom.tasks.settings import SUFFIX, Seq2SeqSettings
+from maskloom.tasks.tables import TEXTS, BadRowError, ReadingOptions, Row, UsualNames, row_text
 
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
-# The usual column names; the first one present is used.
 _SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue", "prompt", "mr", "triples")
-_TARGETS = ("target", "tgt", "summary", "translation", "output", "ref", "texts")
+_USUAL = UsualNames(
+    texts=tuple(dict.fromkeys((*_SOURCES, *TEXTS))),
+    labels=("target", "tgt", "summary", "translation", "output", "ref", "texts"),
+    noun="target",
+)
 
 
 class Source(Example):
@@ -43,17 +45,14 @@ def iterate_sources(
     """
     path = Path(path)
     if options.format is not None:
-        raise ConfigError(
-            f"--format {options.format}: no format has targets; name the target column with --label-column"
-        )
+        raise ConfigError(f"--format {options.format}: no format has targets; name their column with --label-column")
     if Path(path.name.lower().removesuffix(".gz")).suffix in _TABLES:
         if options.target_suffix is not None:
             raise ConfigError(f"--target-suffix {options.target_suffix}: {path} has its targets in a column")
-        named = _with_usual_names(path, options, needs_label=needs_label)
         if options.pair_column is not None:
             rule = "a seq2seq task takes one text; name the target column with --label-column"
             raise ConfigError(f"pair column {options.pair_column!r:.80}: {rule}")
-        yield from iterate_examples(path, _FORM, named, needs_label=needs_label, report=report)
+        yield from iterate_examples(path, _FORM, options, needs_label=needs_label, report=report)
         return
     suffix = settings.target_suffix if options.target_suffix is None else options.target_suffix
     if needs_label and suffix is None:
@@ -73,29 +72,6 @@ def _beside(path: Path, suffix: str) -> Path:
     packed = path.suffix.lower() == ".gz"
     plain = (path.with_suffix("") if packed else path).with_suffix(f".{suffix}")
     return also if packed and (also := plain.with_name(f"{plain.name}{path.suffix}")).exists() else plain
-
-
-def _with_usual_names(path: Path, options: ReadingOptions, *, needs_label: bool) -> ReadingOptions:
-    """Fill in the usual column names where the user gave none and the first row has them."""
-    rows = tables.read_rows(path, tables.layout_of(path))
-    first = next((row for row in rows if row.problem is None), None)
-    lower = {str(name).strip().lower(): str(name).strip() for name in (first.fields if first else ())}
-    if first and needs_label and options.label_column is None and not {*_TARGETS} & lower.keys():
-        raise tables.no_labels(f"{path}: line {first.line}", _TARGETS, [*lower.values()], "target")
-    source, target = (next((lower[name] for name in names if name in lower), None) for names in (_SOURCES, _TARGETS))
-    is_numbered = options.label_column is not None and tables.is_column_number(options.label_column)
-    is_named = options.text_column is not None or source is not None or is_numbered
-    if first and not is_named and lower.keys().isdisjoint(tables.TEXTS):
-        raise DataError(
-            f"{path}: line {first.line}: no text column ({', '.join(_SOURCES)}) among "
-            f"{tables.listed([*lower.values()])}; name it with --text-column, by number (from 1) if the file has no "
-            "header"
-        )
-    return replace(
-        options,
-        text_column=options.text_column or source,
-        label_column=options.label_column or (target if needs_label else None),
-    )
 
 
 def _lines(sources: Path, targets: Path | None) -> Iterator[Row]:
@@ -149,4 +125,4 @@ def _targets(value: Any) -> str | tuple[str, ...]:
     return tuple(targets) if len(targets) > 1 else targets[0]
 
 
-_FORM = Form(_targets, takes_pair=False, example=Source, text=_text)
+_FORM = Form(_targets, takes_pair=False, example=Source, usual=_USUAL, text=_text)

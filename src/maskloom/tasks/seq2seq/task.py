@@ -21,7 +21,7 @@ from maskloom.metrics.texts import TEXT_SCORES, TextMetric
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, encode_examples, encoded_texts
 from maskloom.tasks.examples import Example, ReadExamples
-from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.settings import Seq2SeqSettings
 from maskloom.tasks.task import Outputs, Task
 from maskloom.text.tokenizer import Tokenizer
 

@@ -35,7 +35,7 @@ class Question:
     """One question about a context.
 
     `answers` is None if they are unknown, and empty if the context does not contain the answer. `line` is the line of a
-    row or, in a SQuAD file, the number of the question, from 1. `title` names the article, if any.
+    row or, in a SQuAD file, the number of the question, from 1.
     """
 
     id: str
@@ -43,7 +43,6 @@ class Question:
     context: str
     answers: tuple[Answer, ...] | None
     line: int
-    title: str | None = None
 
     @property
     def is_impossible(self) -> bool:
@@ -59,18 +58,14 @@ class Question:
         return {"id": self.id, "question": self.question}
 
 
-_SHOWN = 60
-
-
 def iterate_questions(
     path: str | Path, options: ReadingOptions, settings: Any, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[Question]:
     """Yield the questions of a file in file order.
 
     With `needs_label`, each question must have answers or be marked as unanswerable; otherwise answers are ignored.
-    Raises DataError, with file, place and rule, for a question that breaks a rule, unless `options.on_bad_rows` is
-    "skip", which counts it: an answer that is not at its stated position in the context, an empty question, context or
-    answer, a duplicate id, a missing or ill-typed key.
+    Raises DataError, with file, place and rule, for a question that breaks a rule, such as an answer that is not at its
+    place in the context, unless `options.on_bad_rows` is "skip", which counts it.
     """
     path = Path(path)
     if options.format is not None:
@@ -90,7 +85,6 @@ def iterate_questions(
             context=context,
             answers=_answers(fields, context) if needs_label else None,
             line=row.line,
-            title=fields["title"] if isinstance(fields.get("title"), str) else None,
         )
         if question.id in seen:
             raise BadRowError("an id appears twice", f"{question.id!r:.80} is also the id of {seen[question.id]}")
@@ -146,15 +140,9 @@ def _answer(value: Any, context: str) -> Answer:
         return Answer(stripped, start + len(text) - len(text.lstrip()))
     if context.startswith(stripped, start):
         return Answer(stripped, start)
-    raise BadRowError("an answer is not at its place in the context", _what_stands(stripped, start, context))
-
-
-def _what_stands(text: str, start: int, context: str) -> str:
-    """Describe the text at an answer's stated position, and the nearest position where the answer occurs."""
-    there = context[start : start + min(len(text), _SHOWN)]
-    found = [at for at in (context.rfind(text, 0, start + len(text)), context.find(text, start)) if at >= 0]
-    elsewhere = f"; the nearest occurrence is at {min(found, key=lambda at: abs(at - start))}" if found else ""
-    return f"{text[:_SHOWN]!r:.80} at {start}, where the context has {there!r:.80}{elsewhere}"
+    there = context[start : start + len(stripped)]
+    detail = f"{stripped!r:.80} at {start}, where the context has {there!r:.80}"
+    raise BadRowError("an answer is not at its place in the context", detail)
 
 
 MAX_JSON_BYTES = 1 << 30
@@ -162,7 +150,7 @@ MAX_JSON_BYTES = 1 << 30
 
 
 def squad_rows(path: Path) -> Iterator[Row]:
-    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in file order, with context and title.
+    """Yield the questions of a SQuAD v1.1 or v2.0 file, .json or .json.gz, in file order, with their contexts.
 
     Raises DataError, with file and place, for a file that cannot be read or has no articles and paragraphs.
     """
@@ -170,22 +158,21 @@ def squad_rows(path: Path) -> Iterator[Row]:
     number = 0
     for article_number, article in enumerate(articles, start=1):
         title = article.get("title") if isinstance(article, dict) else None
-        title = title if isinstance(title, str) else None
-        article_place = f"article {article_number}" + (f" ({title:.80})" if title else "")
+        article_place = f"article {article_number}" + (f" ({title:.80})" if title and isinstance(title, str) else "")
         for paragraph_number, paragraph in enumerate(_list_of(article, "paragraphs", path, article_place), start=1):
             place = f"{article_place}, paragraph {paragraph_number}"
             for question_number, question in enumerate(_list_of(paragraph, "qas", path, place), start=1):
                 number += 1
-                yield _row(question, paragraph.get("context"), title, f"{place}, question {question_number}", number)
+                yield _row(question, paragraph.get("context"), f"{place}, question {question_number}", number)
 
 
-def _row(question: Any, context: Any, title: str | None, place: str, number: int) -> Row:
+def _row(question: Any, context: Any, place: str, number: int) -> Row:
     if not isinstance(question, dict):
         return Row({}, number, f"a question is not an object: it is {type(question).__name__}", place)
     identifier = question.get("id")
     if identifier is None:
         return Row({}, number, "no id", place)
-    return Row({**question, "context": context, "title": title}, number, place=f"{place} (id {identifier!r:.80})")
+    return Row({**question, "context": context}, number, place=f"{place} (id {identifier!r:.80})")
 
 
 def read_json(path: Path) -> Any:
@@ -248,7 +235,7 @@ def question_rows(
         wanted += [options.label_column] if options.label_column and needs_label else []
         tables.check_given(wanted, names, place)
         if needs_label and not any(name in names for name in (options.label_column, *_ANSWERS)):
-            raise tables.no_labels(place, _ANSWERS, names, "answer")
+            raise tables.no_column("answer column", _ANSWERS, names, place, "--label-column")
         tables.check_single(wanted, names, place)
     if layout == "jsonl":
         return chain(seen, rows), partial(_squad_form, options, needs_label)
@@ -266,7 +253,6 @@ def _squad_form(options: ReadingOptions, needs_label: bool, row: Row) -> dict[st
         "context": fields.get(options.pair_column or "context"),
         "answers": answers,
         "is_impossible": True if answers == [] and is_impossible is None else is_impossible,
-        "title": fields.get("title"),
     }
 
 
@@ -317,9 +303,8 @@ def score_files(
 ) -> dict[str, Any]:
     """Score predictions against the answers to questions; ids without a prediction count as wrong and are listed.
 
-    Predictions are a JSON object of texts by id, as `predict` writes to a .json file. The rules are those of v2.0 if
-    any question is unanswerable, else of v1.1. `null_odds` is a JSON object of numbers by id. Raises DataError for an
-    invalid file.
+    Predictions are a JSON object of texts by id, as `predict` writes to a .json file; `null_odds` is one of numbers.
+    Raises DataError for an invalid file.
     """
     path = Path(predictions)
     how = (data, ReadingOptions(), {})
@@ -327,11 +312,8 @@ def score_files(
     texts = _by_id(path, str, "a text")
     odds = None if null_odds is None else _by_id(Path(null_odds), (int, float), "a number")
     golds = {question.id: [answer.text for answer in question.answers] for question in questions}
-    has_unanswerable = any(question.is_impossible for question in questions)
     try:
-        return score_answers(
-            golds, texts, has_unanswerable=has_unanswerable, null_odds=odds, null_threshold=null_threshold
-        )
+        return score_answers(golds, texts, null_odds=odds, null_threshold=null_threshold)
     except ValueError as error:
         raise DataError(f"{null_odds or path}: {error}") from None
 

@@ -15,9 +15,9 @@ from maskloom.errors import DataError
 from maskloom.metrics.answers import AnswerMetric
 from maskloom.objectives.classification import SpanPrediction
 from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.settings import SpanSettings
 from maskloom.tasks.span.encoding import EncodedQuestions, encode_questions, is_max_context
 from maskloom.tasks.span.reading import Question
-from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.task import Outputs, Task
 from maskloom.text import normalization
 from maskloom.text.tokenizer import Tokenizer

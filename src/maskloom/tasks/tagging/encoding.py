@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from maskloom.data.batch import TokenBatch
-from maskloom.errors import ConfigError, DataError
-from maskloom.metrics.entities import is_tag
+from maskloom.errors import ConfigError
 from maskloom.objectives.objective import NOT_SCORED
+from maskloom.tasks.labels import unknown_label
+from maskloom.tasks.settings import Context
 from maskloom.tasks.tagging.reading import TaggedSentence
-from maskloom.tasks.tagging.settings import Context
 from maskloom.text.templates import SequenceTemplate
 from maskloom.text.tokenizer import Tokenizer
 
@@ -51,11 +51,6 @@ class EncodedSentences:
     def num_examples(self) -> int:
         """Number of sentences."""
         return len(self.sentences)
-
-    @property
-    def num_words(self) -> int:
-        """Number of words, all of which are scored."""
-        return len(self.word_starts) - 1
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -110,7 +105,7 @@ class EncodedSentences:
         return {
             "max_length": self.max_length,
             "num_truncated_examples": 0,
-            "num_words": self.num_words,
+            "num_words": len(self.word_starts) - 1,
             "num_vanished_words": self.num_vanished_words,
             "num_windows": len(self),
             "num_split_sentences": self._num_split(),
@@ -127,8 +122,7 @@ class EncodedSentences:
 
     def _num_split(self) -> int:
         """Return the number of sentences whose words are scored in more than one window."""
-        inner = self.windows[1:, 2]
-        inner = inner[~np.isin(inner, self.sentence_starts)]
+        inner = np.setdiff1d(self.windows[1:, 2], self.sentence_starts)
         return len(np.unique(np.searchsorted(self.sentence_starts, inner, side="right")))
 
     def _chain_words(self, first: int, end: int, first_word: int, end_word: int) -> tuple[np.ndarray, np.ndarray]:
@@ -154,7 +148,7 @@ def encode_sentences(
 
     `labels` are the tags in id order; sentences without tags yield no labels. A word without pieces, such as one of
     control characters, is encoded as unknown, so that words and tags stay aligned. Raises ConfigError for a length that
-    the tokenizer does not support, DataError, with `path` and line, for a tag that is not in `labels`.
+    the tokenizer does not support, UnknownLabelError, with `path` and line, for a tag that is not in `labels`.
     """
     vocabulary, template = tokenizer.vocabulary, tokenizer.template
     least = template.num_marks(1) + 1
@@ -173,7 +167,7 @@ def encode_sentences(
         pieces=np.fromiter((piece for part in pieces for piece in part), dtype=np.int32, count=int(word_starts[-1])),
         word_starts=word_starts,
         sentence_starts=sentence_starts,
-        labels=None if labels is None else _label_ids(sentences, labels, Path(path)),
+        labels=None if labels is None else _label_ids(sentences, labels, path),
         windows=plan_windows(word_starts, sentence_starts, documents, max_length - template.num_marks(1), context),
         template=template,
         max_length=max_length,
@@ -181,32 +175,18 @@ def encode_sentences(
     )
 
 
-def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path: Path) -> np.ndarray | None:
-    """Return the ids of all tags, or None if no sentence has tags."""
-    if all(sentence.tags is None for sentence in sentences):
-        return None
+def _label_ids(sentences: Sequence[TaggedSentence], labels: Sequence[str], path: str | Path) -> np.ndarray | None:
+    """Return the ids of all tags, or None if a sentence has no tags."""
     ids = {label: number for number, label in enumerate(labels)}
     found: list[int] = []
     for sentence in sentences:
         if sentence.tags is None:
-            raise DataError(f"{path}: line {sentence.line}: no tags (other sentences have them)")
+            return None
         for place, tag in enumerate(sentence.tags):
             if tag not in ids:
-                raise DataError(
-                    f"{path}: line {sentence.line_of(place)}: the tag {tag!r:.80} is not in the training data, "
-                    f"{_known(labels)}"
-                )
+                raise unknown_label(tag, labels, f"{path}: line {sentence.line_of(place)}")
             found.append(ids[tag])
     return np.array(found, dtype=np.int64)
-
-
-def _known(labels: Sequence[str]) -> str:
-    """Describe the known tags, with a hint on tags that are too rare to occur in training."""
-    if all(map(is_tag, labels)):
-        types = sorted({label[2:] for label in labels if label != "O"})
-        return f"whose entity types are {', '.join(types) or 'none'}"
-    shown = ", ".join(labels[:12]) + (" ..." if len(labels) > 12 else "")
-    return f"whose {len(labels)} tags are {shown}; to add tags, fine-tune with --labels FILE"
 
 
 def plan_windows(
@@ -218,10 +198,8 @@ def plan_windows(
     of sentences in the flat words, and `documents` (sentences,) numbers that are equal for consecutive sentences of one
     document; `room` is the number of pieces that fit. Windows are in the order of their scored words, which cover every
     word exactly once. With the context "document", a window scores whole sentences as far as they fit, and is filled
-    with the surrounding text of the document, evenly on both sides if possible. Raises ValueError for a room below 1.
+    with the surrounding text of the document, evenly on both sides if possible.
     """
-    if room < 1:
-        raise ValueError(f"a window has room for {room} pieces; at least 1 is needed")
     if context == "document":
         bounds = np.unique(np.concatenate([[0], np.flatnonzero(np.diff(documents)) + 1, [len(documents)]]))
         parts = [
@@ -286,10 +264,9 @@ def _document_windows(word_starts: np.ndarray, sentence_starts: np.ndarray, room
 
 def _nearest(edges: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Return, for each target, the index of the nearest of the ascending `edges`."""
-    after = np.clip(np.searchsorted(edges, targets), 1, max(len(edges) - 1, 1))
-    if len(edges) == 1:
-        return np.zeros(len(targets), dtype=np.int64)
-    return np.where(targets - edges[after - 1] <= edges[after] - targets, after - 1, after)
+    after = np.minimum(np.searchsorted(edges, targets), len(edges) - 1)
+    before = np.maximum(after - 1, 0)
+    return np.where(targets - edges[before] <= edges[after] - targets, before, after)
 
 
 def _filled(first: int, end: int, low: int, high: int, room: int) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
 from maskloom.data.feature_files import FeatureFile
 from maskloom.objectives.tagging import CrfTagging, FeatureCrfTagging, FeatureTagging
 from maskloom.tasks.encoding import EncodedExamples
+from maskloom.tasks.settings import FeaturesSection
 from maskloom.tasks.tagging.encoding import EncodedSentences
-from maskloom.tasks.tagging.settings import FeaturesSection
 from maskloom.tasks.task import Task
 from maskloom.text.word_vectors import WordVectors, read_vectors
 
@@ -125,21 +125,22 @@ def _encode_with_vectors(encode: Callable[..., Any], vectors: WordVectors, *give
     return replace(encoded, vectors=(vectors.matrix, np.array(rows, dtype=np.int64)))
 
 
-def on_features(task: Task, features: FeaturesSection, *, mix_layer_norm: bool = False) -> Task:
+def on_features(task: Task, features: FeaturesSection, mix_layer_norm: bool) -> Task:
     """Return a tagging task that trains a BiLSTM on vectors of a frozen encoder."""
-    norm = {"mix_layer_norm": True} if mix_layer_norm else {}
-    head_options = {HEAD: features.model_dump(exclude={"precision", "word_vectors"}) | norm}
-    objective, encode = task.objective, task.encode
+    options = features.model_dump(exclude={"precision", "word_vectors"})
+    if mix_layer_norm:
+        options["mix_layer_norm"] = True
+    encode, has_crf = task.encode, isinstance(task.objective, CrfTagging)
     if features.word_vectors is not None:
         vectors = _opened(features.word_vectors, *_stamp(features.word_vectors))
-        head_options[HEAD]["word_size"] = vectors.matrix.shape[1]
+        options["word_size"] = vectors.matrix.shape[1]
         encode = partial(_encode_with_vectors, encode, vectors)
     return replace(
         task,
         encode=encode,
-        heads=(HEAD, "crf") if isinstance(objective, CrfTagging) else (HEAD,),
-        objective=(FeatureCrfTagging if isinstance(objective, CrfTagging) else FeatureTagging)(**vars(objective)),
-        head_options=head_options,
-        published_config={**task.published_config, "maskloom_heads": head_options},
+        heads=(HEAD, "crf") if has_crf else (HEAD,),
+        objective=(FeatureCrfTagging if has_crf else FeatureTagging)(**vars(task.objective)),
+        head_options={HEAD: options},
+        published_config={**task.published_config, "maskloom_heads": {HEAD: options}},
         freezes_encoder=True,
     )

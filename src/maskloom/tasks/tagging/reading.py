@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.metrics.entities import is_tag
+from maskloom.metrics.entities import entities_of, is_tag
 from maskloom.tasks import tables
 from maskloom.tasks.catalog import CATALOG, catalog_row
 from maskloom.tasks.examples import ReadingReport, checked_text, kept_examples
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import BLANK, BadRowError, ReadingOptions, Row, row_text
 from maskloom.tasks.tagging.schemes import (
     ENTITY_RULE,
@@ -25,9 +26,8 @@ from maskloom.tasks.tagging.schemes import (
     FormFinder,
     TagForm,
     breach_of,
-    convert_tags,
+    tags_of,
 )
-from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitter, blank_spans
 
 
@@ -35,23 +35,22 @@ from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, Span, WordSplitte
 class TaggedSentence:
     """One sentence of a file: its words and, if the file has them, their tags in the requested scheme.
 
-    `line` is the file line of the first word, `number` counts sentences from 1, and `document` counts the documents of
-    the file from 0. For a file in columns, `columns` has the fields of each word as written, with `separator` between
-    them, and `opening` the fields of a -DOCSTART- line right before the sentence. `source_text` and `source_spans` are
-    the text that raw words were split from and the characters (start, end) of each word; without a text, words are
-    joined by single spaces. Raises ValueError if words and tags, columns or spans differ in number.
+    `line` is the file line of the first word; `document` counts the documents of the file from 0. For a file in
+    columns, `columns` has the fields of each word as written, with `separator` between them, and `opening` the fields
+    of a -DOCSTART- line right before the sentence. `source_text` and `source_spans` are the text that raw words were
+    split from and the characters (start, end) of each word; without a text, words are joined by single spaces. Raises
+    ValueError if words and tags, columns or spans differ in number.
     """
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     line: int
-    number: int
-    document: int
+    document: int = 0
     columns: tuple[tuple[str, ...], ...] | None = None
     separator: str = " "
     opening: tuple[str, ...] | None = None
     source_text: str | None = None
-    source_spans: tuple[tuple[int, int], ...] | None = None
+    source_spans: tuple[Span, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("tags", "columns", "source_spans"):
@@ -60,13 +59,10 @@ class TaggedSentence:
                 raise ValueError(f"line {self.line}: {len(self.words)} words but {len(values)} {name}")
 
     @classmethod
-    def of_text(
-        cls, text: str, spans: Iterable[tuple[int, int]], line: int, number: int, document: int
-    ) -> TaggedSentence:
+    def of_text(cls, text: str, spans: Sequence[Span], line: int, document: int = 0) -> TaggedSentence:
         """Return the sentence whose words are the given spans (start, end) of a text."""
-        spans = tuple(spans)
         words = tuple(text[start:end] for start, end in spans)
-        return cls(words, None, line, number, document, source_text=text, source_spans=spans)
+        return cls(words, None, line, document, source_text=text, source_spans=tuple(spans))
 
     @cached_property
     def text(self) -> str:
@@ -74,7 +70,7 @@ class TaggedSentence:
         return " ".join(self.words) if self.source_text is None else self.source_text
 
     @cached_property
-    def spans(self) -> tuple[tuple[int, int], ...]:
+    def spans(self) -> tuple[Span, ...]:
         """The characters of each word in `text`, (start, end)."""
         if self.source_spans is not None:
             return self.source_spans
@@ -113,8 +109,7 @@ def layout_of_sentences(path: str | Path, options: ReadingOptions | None = None,
     """Return the layout of a file, from `options.format`, from its suffix, or from the lines of a .txt file.
 
     If labels are not needed, a .csv file is a table of texts, and a .txt file is raw text unless its first lines have
-    equal numbers of columns that end in a tag. Raises ConfigError for an unknown format and for that of another kind of
-    task.
+    equal numbers of columns that end in a tag. Raises ConfigError for the format of another kind of task.
     """
     path, options = Path(path), options or ReadingOptions()
     if options.format in _FORMATS:
@@ -164,6 +159,7 @@ _NO_WORDS = "a sentence without words"
 _Split = Callable[[str], list[Span]]
 # A sentence as read from a file, or the first rule that it breaks.
 _Found = TaggedSentence | BadRowError
+_Fields = tuple[str, ...]
 
 
 def iterate_sentences(
@@ -179,13 +175,12 @@ def iterate_sentences(
     Plain tags are unchanged: the tags of a file without entity tags, and all tags if the model's scheme is "plain".
 
     A file in columns has one word per line and a blank line between sentences; the word is the first column and the tag
-    the last unless `options` gives other numbers, and the tag may be absent if not needed; -DOCSTART- starts a
-    document. JSONL has `tokens` with `tags`, or a `text` still to be split into words. A .txt file without columns has
-    one raw sentence per line, for prediction only, and a .csv file is a table with such a column. Lines already split
-    into words are split only at blanks. The report notes this, and words that are unlike those of the training data. A
-    file without document marks is one document. The scheme "auto" requires an extra pass over the file to detect it.
-    Raises DataError, with file and line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip",
-    which counts it, and for a file that cannot be read.
+    the last unless `options` gives other numbers; -DOCSTART- starts a document. JSONL has `tokens` with `tags`, or a
+    `text` still to be split into words. For prediction only, a .txt file without columns has one raw sentence per line,
+    and a .csv file is a table with such a column. The report notes how raw text is split, and words that are unlike
+    those of the training data. The scheme "auto" requires an extra pass over the file. Raises DataError, with file and
+    line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it, and for a file
+    that cannot be read.
     """
     path, options, settings = Path(path), options or ReadingOptions(), settings or TaggingSettings()
     report = report or ReadingReport(path)
@@ -233,11 +228,7 @@ def _splitter(path: Path, layout: Layout, learned: WordSplitter | None, report: 
 
 
 def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagForm:
-    """Return the scheme of the tags in a file; if there are mistakes, the scheme with the fewest.
-
-    Returns "plain" if no tag is an entity tag. Raises DataError, with both lines, for a file that has tags of both
-    forms, unless `options.on_bad_rows` is "skip": then only its entity tags count.
-    """
+    """Return what `FormFinder` finds in a file, which may have tags of both forms if bad rows are skipped."""
     path, options = Path(path), options or ReadingOptions()
     forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
     layout = layout_of_sentences(path, options)
@@ -250,7 +241,7 @@ def find_scheme(path: str | Path, options: ReadingOptions | None = None) -> TagF
 def watch_forms(
     sentences: Iterable[TaggedSentence], path: Path, options: ReadingOptions, settings: TaggingSettings
 ) -> Iterator[TaggedSentence]:
-    """Yield the sentences; after the last, raise as `find_scheme` does if the scheme in `settings` is "auto"."""
+    """Yield the sentences; after the last, raise as `FormFinder` does if the scheme in `settings` is "auto"."""
     forms = FormFinder(path, allows_both=options.on_bad_rows == "skip")
     for sentence in sentences:
         forms.add(sentence.tags or (), sentence.line_of)
@@ -289,7 +280,7 @@ def _converted(scheme: TagForm, target: TagForm, found: _Found) -> TaggedSentenc
         place, rule = breach
         where = "" if found.columns is not None else f"word {place + 1}: "
         raise BadRowError("tag not allowed by the scheme", f"{where}{rule}", found.line_of(place))
-    return replace(found, tags=tuple(convert_tags(tags, scheme, target)))
+    return found if scheme == target else replace(found, tags=tuple(tags_of(entities_of(tags), len(tags), target)))
 
 
 class _Columns:
@@ -303,14 +294,14 @@ class _Columns:
         self._width = 0  # until the first word
         self._is_tabbed = False
         # The fields of lines seen so far: most lines recur, and are then not split and checked again.
-        self._rows: dict[str, tuple[str, ...]] = {}
+        self._rows: dict[str, _Fields] = {}
         self._has_bad = False
 
     def sentences(self) -> Iterator[_Found]:
-        """Yield the sentences between blank lines, each with its line, number and document."""
-        rows: list[tuple[str, ...]] = []
-        opening: tuple[str, ...] | None = None
-        first_line = number = document = 0
+        """Yield the sentences between blank lines, each with its line and document."""
+        rows: list[_Fields] = []
+        opening: _Fields | None = None
+        first_line = document = 0
         is_document_open = False
         # a final blank line ends the last sentence
         for line, text in chain(tables.read_lines(self._path), [(0, "")]):
@@ -319,9 +310,8 @@ class _Columns:
                 fields = tuple(SPACES.split(text.strip(" \t")))
                 if fields[0] in ("", DOCUMENT_START):
                     if rows:
-                        number += 1
                         is_document_open = True
-                        yield self._sentence(rows, first_line, number, document, opening)
+                        yield self._sentence(rows, first_line, document, opening)
                         rows, opening = [], None
                     if fields[0]:
                         document += is_document_open
@@ -332,7 +322,7 @@ class _Columns:
                 first_line = line
             rows.append(row)
 
-    def _new_row(self, text: str, line: int) -> tuple[str, ...]:
+    def _new_row(self, text: str, line: int) -> _Fields:
         """Return the fields of a line not seen before; the first in the file sets the width and the separator."""
         is_first = not self._width
         if is_first:
@@ -351,9 +341,7 @@ class _Columns:
         self._has_bad |= self._problem(row, line) is not None
         return row
 
-    def _sentence(
-        self, rows: list[tuple[str, ...]], first_line: int, number: int, document: int, opening: tuple[str, ...] | None
-    ) -> _Found:
+    def _sentence(self, rows: list[_Fields], first_line: int, document: int, opening: _Fields | None) -> _Found:
         for line, row in enumerate(rows, first_line) if self._has_bad else ():
             if problem := self._problem(row, line):
                 return problem
@@ -362,14 +350,13 @@ class _Columns:
             words=columns[self._word - 1],
             tags=tuple(map(str.strip, columns[self._tag - 1])) if self._needs_label else None,
             line=first_line,
-            number=number,
             document=document,
             columns=tuple(rows),
             separator="\t" if self._is_tabbed else " ",
             opening=opening,
         )
 
-    def _problem(self, row: tuple[str, ...], line: int) -> BadRowError | None:
+    def _problem(self, row: _Fields, line: int) -> BadRowError | None:
         if len(row) != self._width:
             separator = "tabs" if self._is_tabbed else "spaces"
             detail = f"{len(row)} between {separator}, expected {self._width} as in the first row"
@@ -381,16 +368,12 @@ class _Columns:
         return None
 
     def _check_width(self, line: int) -> None:
+        place = f"{self._path}: line {line}"
         for what, number in (("word", self._word), ("tag", self._tag if self._needs_label else 0)):
             if number > self._width:
-                raise DataError(
-                    f"{self._path}: line {line}: column {number} was requested as the {what}, but the row "
-                    f"has {self._width}"
-                )
+                raise DataError(f"{place}: column {number} was requested as the {what}, but the row has {self._width}")
         if self._needs_label and self._width < 2:
-            raise DataError(
-                f"{self._path}: line {line}: only one column; expected a word and its tag, separated by a space or tab"
-            )
+            raise DataError(f"{place}: only one column; expected a word and its tag, separated by a space or tab")
 
 
 def _column_number(column: str | None, what: str) -> int | None:
@@ -403,19 +386,16 @@ def _column_number(column: str | None, what: str) -> int | None:
 
 def _record_sentences(rows: Iterator[Row], parse: Callable[[Row], TaggedSentence]) -> Iterator[_Found]:
     """Yield one sentence per record; consecutive records with the same document name are one document."""
-    number = document = 0
-    previous: Any = None
+    document, previous = -1, object()
     for row in rows:
         if row.problem == BLANK:
             continue
-        number += 1
         try:
-            if isinstance(row.fields, dict):
-                fields = row.by_name()
-                name = next((str(fields[key]) for key in _DOCUMENT_KEYS if key in fields), None)
-                document += number > 1 and name != previous
-                previous = name
-            yield replace(parse(row), number=number, document=document)
+            fields = row.by_name() if isinstance(row.fields, dict) else {}
+            name = next((str(fields[key]) for key in _DOCUMENT_KEYS if key in fields), None)
+            document += name != previous
+            previous = name
+            yield replace(parse(row), document=document)
         except BadRowError as problem:
             problem.line = row.line
             yield problem
@@ -423,7 +403,7 @@ def _record_sentences(rows: Iterator[Row], parse: Callable[[Row], TaggedSentence
 
 def _text_record(split: _Split, row: Row) -> TaggedSentence:
     text = str(next(iter(row.fields)))
-    return TaggedSentence.of_text(text, split(text), row.line, 0, 0)
+    return TaggedSentence.of_text(text, split(text), row.line)
 
 
 def _json_record(split: _Split, options: ReadingOptions, needs_label: bool, row: Row) -> TaggedSentence:
@@ -431,7 +411,7 @@ def _json_record(split: _Split, options: ReadingOptions, needs_label: bool, row:
     key, value = _find(fields, named, _WORD_KEYS if needs_label else (*_WORD_KEYS, *_TEXT_KEYS), "words")
     if not needs_label and (isinstance(value, str) or (key in _TEXT_KEYS and not named)):
         text = row_text(value, "the text", empty=None)
-        sentence = TaggedSentence.of_text(text, split(text), row.line, 0, 0)
+        sentence = TaggedSentence.of_text(text, split(text), row.line)
         if not sentence.words:
             raise BadRowError(_NO_WORDS)
         return sentence
@@ -442,7 +422,7 @@ def _json_record(split: _Split, options: ReadingOptions, needs_label: bool, row:
         tags = _strings(_find(fields, options.label_column, _TAG_KEYS, "tags")[1], "tag")
         if len(tags) != len(words):
             raise BadRowError("words and tags differ in number", f"{len(words)} words, {len(tags)} tags")
-    return TaggedSentence(words, tags, row.line, 0, 0)
+    return TaggedSentence(words, tags, row.line)
 
 
 def _find(fields: dict[str, Any], named: str | None, known: tuple[str, ...], what: str) -> tuple[str, Any]:
@@ -469,10 +449,10 @@ def sentence_example(splitter: WordSplitter, item: Any, number: int) -> TaggedSe
     """Return the sentence for a text or a list of words, as a document of its own."""
     if isinstance(item, list):
         words = tuple(checked_text(word, number, may_be_blank=False) for word in item)
-        sentence = TaggedSentence(words, None, number + 1, number, number)
+        sentence = TaggedSentence(words, None, number + 1, number)
     else:
         text = checked_text(item, number, may_be_blank=False)
-        sentence = TaggedSentence.of_text(text, splitter.spans(text), number + 1, number, number)
+        sentence = TaggedSentence.of_text(text, splitter.spans(text), number + 1, number)
     if not sentence.words:
         raise DataError(f"input {number}: a sentence without words")
     return sentence

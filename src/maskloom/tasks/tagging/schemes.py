@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.metrics.entities import Entity, Scheme, entities_of, is_tag
+from maskloom.metrics.entities import Entity, Scheme, is_tag
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.labels import read_label_names
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.settings import TaggingSettings
 
 # The form of a file's tags: entities in a scheme, or plain tags of single words, such as parts of speech.
 PLAIN = "plain"
@@ -67,13 +67,12 @@ class FormFinder:
                 f"line {entity_line} is an entity tag; use entity tags throughout, or any tags with "
                 'tagging.scheme = "plain"'
             )
-        breaches: dict[Scheme, tuple[int, int]] = {}
-        for scheme in SCHEMES:
-            bad = [pair for pair in self._pairs if _breach(*pair, scheme) or _is_unusual(*pair, scheme)]
-            # At a tie, the scheme that has every prefix is more likely.
-            foreign = [pair for pair in bad if pair[1][0] not in f"O{_PREFIXES[scheme]}"]
-            breaches[scheme] = (sum(self._pairs[pair] for pair in bad), sum(self._pairs[pair] for pair in foreign))
-        return min(SCHEMES, key=lambda scheme: breaches[scheme])
+        return min(SCHEMES, key=self._breaches)
+
+    def _breaches(self, scheme: Scheme) -> tuple[int, int]:
+        """Return how many tags breach a scheme, and how many of these have a prefix that it lacks, for a tie."""
+        bad = [(tag, n) for (before, tag), n in self._pairs.items() if _is_unusual(before, tag, scheme)]
+        return sum(n for _, n in bad), sum(n for tag, n in bad if tag[0] not in f"O{_PREFIXES[scheme]}")
 
 
 def breach_of(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
@@ -88,20 +87,11 @@ def breach_of(tags: Sequence[str], scheme: Scheme) -> tuple[int, str] | None:
     return None
 
 
-def convert_tags(tags: Sequence[str], source: Scheme, target: Scheme) -> list[str]:
-    """Convert tags to another scheme; IO merges adjacent entities of one type. Raises ValueError for invalid tags."""
-    if breach := breach_of(tags, source):
-        raise ValueError(f"tag {breach[0]} is {tags[breach[0]]!r:.80}: {breach[1]}")
-    return list(tags) if source == target else tags_of(entities_of(tags), len(tags), target)
-
-
 def tags_of(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> list[str]:
-    """Convert entities, ordered and without overlaps, to tags; raises ValueError if they overlap or do not fit."""
+    """Convert entities, ordered and without overlaps, to tags; IO merges adjacent entities of one type."""
     tags = ["O"] * num_words
     previous = Entity("", 0, 0)
     for entity in entities:
-        if not previous.end <= entity.start < entity.end <= num_words:
-            raise ValueError(f"{entity} overlaps the one before it, or is not within {num_words} words")
         first, inside, last, single = _PLACES[scheme]
         if scheme == "iob1":
             touches = entity.type == previous.type and entity.start == previous.end and previous.end > 0
@@ -148,8 +138,9 @@ def _breach(previous: str, tag: str, scheme: Scheme) -> str | None:
 
 
 def _is_unusual(previous: str, tag: str, scheme: Scheme) -> bool:
-    """Return whether a tag is allowed but unusual in the scheme: a B- in IOB1 where I- would do."""
-    return scheme == "iob1" and tag[0] == "B" and (previous == "O" or previous[2:] != tag[2:])
+    """Return whether a tag breaches the scheme, or is a B- in IOB1 where I- would do."""
+    is_needless = scheme == "iob1" and tag[0] == "B" and (previous == "O" or previous[2:] != tag[2:])
+    return is_needless or _breach(previous, tag, scheme) is not None
 
 
 def is_plain(labels: Collection[str], settings: TaggingSettings) -> bool:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 
 from maskloom.metrics.calibration import softmax
-from maskloom.metrics.entities import EntityMetric, TagTable, entities_of
+from maskloom.metrics.entities import Entity, EntityMetric, TagTable, entities_of
 from maskloom.metrics.labels import SingleLabelMetric
 from maskloom.metrics.metric import checked_primary
 from maskloom.objectives.tagging import CrfTagging, Tagging
 from maskloom.tasks.labels import checked_weights, labels_config
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tagging.encoding import EncodedSentences, encode_sentences
 from maskloom.tasks.tagging.features import on_features
 from maskloom.tasks.tagging.reading import TaggedSentence, sentence_example
 from maskloom.tasks.tagging.schemes import PLAIN, forbidden_pairs, is_plain
-from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING
 from maskloom.tasks.task import Task
 from maskloom.tasks.tuning import fitted, tune_classes
@@ -61,9 +61,7 @@ def tagging_task(labels: tuple[str, ...], primary: str | None, settings: Tagging
         forms=dict.fromkeys((".conll", ".txt"), lambda sentence, row: column_lines(sentence, row["tags"])),
         example_of=partial(sentence_example, settings.words or UNKNOWN_TRAINING),
     )
-    if settings.features is None:
-        return task
-    return on_features(task, settings.features, mix_layer_norm=settings.mix_layer_norm)
+    return task if settings.features is None else on_features(task, settings.features, settings.mix_layer_norm)
 
 
 def tag_ids(rows: np.ndarray, num_labels: int) -> np.ndarray:
@@ -97,13 +95,11 @@ def decode_tags(
     *,
     names_entities: bool = True,
 ) -> list[dict[str, Any]]:
-    """Return, for each sentence, its `words`, their `tags`, and its `entities` or, for plain tags, per-word values.
-
-    These are `spans`, the characters (start, end) of each word in the sentence's text, and `tag_probabilities`.
+    """Return, for each sentence, its `words`, their `tags`, and its `entities`, found as by conlleval.
 
     An entity has `text`, `type`, `start` and `end` in characters of the sentence's text, `words` (first and end index)
-    and `probability`: the product of the probabilities of its words' tags at that temperature. Tags are those of
-    `decide_tags`; entities are found in them as by conlleval.
+    and `probability`: the product of the probabilities of its words' tags. For plain tags, there are `spans`, the
+    characters (start, end) of each word, and `tag_probabilities` instead.
     """
     rows = encoded.word_rows(outputs)
     ids = tag_ids(rows, len(labels))
@@ -115,7 +111,7 @@ def decode_tags(
         names: list[str] = [labels[number] for number in tags.tolist()]
         row: dict[str, Any] = {"words": list(sentence.words), "tags": names}
         if names_entities:
-            row["entities"] = _entities(sentence, names, probabilities)
+            row["entities"] = [_entity(sentence, one, probabilities) for one in entities_of(names)]
         else:
             row["spans"] = [list(span) for span in sentence.spans]
             row["tag_probabilities"] = probabilities.tolist()
@@ -123,28 +119,24 @@ def decode_tags(
     return found
 
 
-def _entities(sentence: TaggedSentence, tags: Sequence[str], probabilities: np.ndarray) -> list[dict[str, Any]]:
-    found = []
-    for kind, first, end in entities_of(tags):
-        start, stop = sentence.spans[first][0], sentence.spans[end - 1][1]
-        found.append(
-            {
-                "text": sentence.text[start:stop],
-                "type": kind,
-                "start": start,
-                "end": stop,
-                "words": [first, end],
-                "probability": float(np.prod(probabilities[first:end])),
-            }
-        )
-    return found
+def _entity(sentence: TaggedSentence, entity: Entity, probabilities: np.ndarray) -> dict[str, Any]:
+    kind, first, end = entity
+    start, stop = sentence.spans[first][0], sentence.spans[end - 1][1]
+    return {
+        "text": sentence.text[start:stop],
+        "type": kind,
+        "start": start,
+        "end": stop,
+        "words": [first, end],
+        "probability": float(np.prod(probabilities[first:end])),
+    }
 
 
 def column_lines(sentence: TaggedSentence, tags: Sequence[str]) -> list[str]:
     """Return a sentence as lines in columns, with the predicted tag last, followed by a blank line.
 
-    Columns and separator are those of the file if it had columns; otherwise the word is the only other column. The
-    separator is a tab if any word contains a space. A -DOCSTART- line before the sentence is repeated.
+    The other columns are those of the file, or the word alone; the separator is a tab if any word contains a space. A
+    -DOCSTART- line before the sentence is repeated.
     """
     columns = sentence.columns or tuple((word,) for word in sentence.words)
     separator = "\t" if any(" " in word for word in sentence.words) else sentence.separator

@@ -122,7 +122,7 @@ def test_unknown_scores_are_refused():
 def test_data_that_teaches_nothing_is_refused():
     examples = random_examples(8)
     same = [dataclasses.replace(one, label=1) for one in examples]
-    with pytest.raises(DataError, match="all 8 rows have choice 1"):
+    with pytest.raises(DataError, match="choice 1 is right in all 8 rows"):
         CHOICE.check(read(same), read(examples))
     CHOICE.check(read(examples), read(random_examples(8, num_choices=3)))
 

@@ -107,7 +107,7 @@ def test_race_is_a_folder_of_articles(tmp_path):
     assert [one.line for one in read_choices(folder).examples] == [1, 1, 2, 2]
     with pytest.raises(DataError, match=r"train/middle: is a folder; expected a file"):
         read_choices(folder / "middle")
-    with pytest.raises(DataError, match=r"no \.txt file in it or in its high/ or middle/; for RACE, give"):
+    with pytest.raises(DataError, match=r"no \.txt file in it, its high/ or middle/; give train/"):
         read_choices(tmp_path, ReadingOptions(format="race"))
 
 

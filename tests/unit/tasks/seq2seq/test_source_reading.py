@@ -7,7 +7,7 @@ import pytest
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.kinds import KINDS
-from maskloom.tasks.seq2seq.settings import Seq2SeqSettings
+from maskloom.tasks.settings import Seq2SeqSettings
 from maskloom.tasks.tables import ReadingOptions
 
 KIND = KINDS["seq2seq"]
@@ -88,7 +88,7 @@ def test_columns_may_be_named(write):
     assert (one.text, one.label) == ("ein Mann", "a man")
     (one,) = read(path, text_column="en", needs_label=False).examples
     assert (one.text, one.label) == ("a man", None)
-    with pytest.raises(DataError, match=r"a\.csv: line 1: no target column"):
+    with pytest.raises(DataError, match=r"a\.csv: line 1: no text column"):
         read(path)
     (one,) = read(write("prompts.jsonl", '{"prompt": "a man"}\n'), needs_label=False).examples
     assert one.text == "a man"

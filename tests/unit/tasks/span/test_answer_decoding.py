@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
+from maskloom.tasks.settings import SpanSettings
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Question
-from maskloom.tasks.span.settings import SpanSettings
 from maskloom.tasks.span.task import TextFinder, decode_answers
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer

@@ -23,7 +23,7 @@ def sentences(*lengths, document=0):
     found, place = [], 0
     for number, length in enumerate(lengths):
         words = tuple(f"w{place + n}" + ("x" if n % 3 == 0 else "") for n in range(length))
-        found.append(TaggedSentence(words, tuple("O" for _ in words), number + 1, number, document))
+        found.append(TaggedSentence(words, tuple("O" for _ in words), number + 1, document))
         place += length
     return found
 
@@ -42,7 +42,7 @@ def test_words_have_their_vectors_as_they_are_then_in_lower_case_else_zeros(tmp_
     )
     assert task.head_options["bilstm_tagger"]["word_size"] == 2
     assert "word_vectors" not in task.head_options["bilstm_tagger"]
-    given = [TaggedSentence(words, None, 1, 0, 0) for words in (("w0", "W2", "w1"), ("W1", "w2x"))]
+    given = [TaggedSentence(words, None, 1) for words in (("w0", "W2", "w1"), ("W1", "w2x"))]
     data = ReadExamples(given, ReadingReport(tmp_path / "x"))
     batch = task.encode(data, TOKENIZER, 40).batch(np.array([1, 0]))
     assert batch.word_vectors.tolist()[:4] == [[0, 0], [3, 4], [0, 0], [0, 0]]  # [CLS], W1, w2x of two pieces
@@ -134,7 +134,7 @@ def test_batches_bring_the_vectors_of_their_words(tmp_path):
         assert isinstance(part, FeatureBatch)
         assert part.chains is not None
         assert part.features[:, 0, 0].tolist() == part.token_ids[part.chains >= 0].tolist()
-    assert (joined.num_words, len(joined)) == (data.num_words, len(data))
+    assert joined.account() == data.account()
 
 
 def test_a_task_on_features_names_its_head_and_what_it_takes():

@@ -8,9 +8,9 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.metrics.entities import entities_of
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.reading import TaggedSentence, find_scheme, iterate_sentences, layout_of_sentences
-from maskloom.tasks.tagging.settings import TaggingSettings
 
 CONLL = """-DOCSTART- -X- -X- O
 
@@ -47,13 +47,13 @@ def jsonl(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_columns_are_read_with_lines_numbers_and_documents(write):
+def test_columns_are_read_with_lines_and_documents(write):
     path = write(CONLL)
     data = read_sentences(path)
-    assert [(s.words, s.tags, s.line, s.number, s.document) for s in data.examples] == [
-        (("EU", "rejects"), ("B-ORG", "O"), 3, 1, 0),
-        (("Peter", "Blackburn"), ("B-PER", "I-PER"), 6, 2, 0),
-        (("Rome",), ("B-LOC",), 11, 3, 1),
+    assert [(s.words, s.tags, s.line, s.document) for s in data.examples] == [
+        (("EU", "rejects"), ("B-ORG", "O"), 3, 0),
+        (("Peter", "Blackburn"), ("B-PER", "I-PER"), 6, 0),
+        (("Rome",), ("B-LOC",), 11, 1),
     ]
     assert find_scheme(path) == "iob2"
     assert data.examples[1].line_of(1) == 7
@@ -300,7 +300,7 @@ def test_bad_sentences_are_skipped_and_counted(write):
     content = "a O\nb\n\nc B-X\nd I-X\n\ne O\nf I-X\n\ng ?\n\nh I-Y\n\ni B-X\n"
     report = ReadingReport(write(content))
     kept = list(iterate_sentences(report.path, ReadingOptions(on_bad_rows="skip"), report=report))
-    assert [(s.words, s.number) for s in kept] == [(("c", "d"), 2), (("i",), 6)]
+    assert [(s.words, s.line) for s in kept] == [(("c", "d"), 4), (("i",), 14)]
     assert report.dropped == {
         "wrong number of columns": 1,
         "tag not allowed by the scheme": 2,
@@ -354,4 +354,4 @@ def test_conll_2003_has_its_published_counts(
 
 def test_words_and_tags_that_differ_in_number_make_no_sentence():
     with pytest.raises(ValueError, match="line 7: 2 words but 1 tags"):
-        TaggedSentence(("a", "b"), ("O",), 7, 1, 0)
+        TaggedSentence(("a", "b"), ("O",), 7)

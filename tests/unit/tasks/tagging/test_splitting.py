@@ -7,8 +7,8 @@ import pytest
 
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS, make_task
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tagging.reading import iterate_sentences
-from maskloom.tasks.tagging.settings import TaggingSettings
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 
 TREEBANK = """\

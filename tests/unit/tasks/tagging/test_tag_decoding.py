@@ -21,7 +21,7 @@ LABELS = ("O", "B-X", "I-X")
 
 
 def sentence(text, **more):
-    return TaggedSentence(tuple(text.split()), None, 1, 1, 0, **more)
+    return TaggedSentence(tuple(text.split()), None, 1, **more)
 
 
 def outputs_of(encoded, *tags, sure=4.0):
@@ -47,7 +47,7 @@ def test_decisions_are_read_at_first_pieces():
 
 def test_entities_have_text_places_and_probability():
     text = "a  ab, c"
-    given = TaggedSentence.of_text(text, UNKNOWN_TRAINING.spans(text), 1, 1, 0)
+    given = TaggedSentence.of_text(text, UNKNOWN_TRAINING.spans(text), 1)
     encoded = encode_sentences([given], TOKENIZER, max_length=9)
     (found,) = decode_tags(LABELS, 1.0, encoded, outputs_of(encoded, "B-X", "I-X", "O", "B-X"))
     probability = np.exp(4) / (np.exp(4) + 2)
@@ -85,7 +85,7 @@ def test_words_of_a_split_sentence_come_back_in_order():
 
 def test_plain_tags_have_places_and_probabilities_word_by_word():
     text = "a  ab,"
-    given = TaggedSentence.of_text(text, UNKNOWN_TRAINING.spans(text), 1, 1, 0)
+    given = TaggedSentence.of_text(text, UNKNOWN_TRAINING.spans(text), 1)
     encoded = encode_sentences([given], TOKENIZER, max_length=9)
     outputs = outputs_of(encoded, "B-X", "O", "I-X")
     (found,) = decode_tags(("NOUN", "VERB", "X"), 1.0, encoded, outputs, names_entities=False)
@@ -128,4 +128,4 @@ def test_lines_in_columns():
     assert column_lines(given, ["O", "B-X"]) == ["-DOCSTART- -X- O O", "", "a N O O", "b V I-X B-X", ""]
     tabbed = sentence("a", columns=(("a", "O"),), separator="\t")
     assert column_lines(tabbed, ["O"]) == ["a\tO\tO", ""]
-    assert column_lines(TaggedSentence(("a b", "c"), None, 1, 1, 0), ["O", "O"]) == ["a b\tO", "c\tO", ""]
+    assert column_lines(TaggedSentence(("a b", "c"), None, 1), ["O", "O"]) == ["a b\tO", "c\tO", ""]

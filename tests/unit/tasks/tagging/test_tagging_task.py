@@ -6,8 +6,8 @@ import pytest
 from maskloom.errors import ConfigError, DataError
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS, TAGGING, make_task
+from maskloom.tasks.settings import TaggingSettings
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.tagging.settings import TaggingSettings
 
 LABELS = ("O", "B-X", "I-X")
 

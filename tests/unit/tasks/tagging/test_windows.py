@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -102,8 +101,3 @@ def test_sentences_that_fit_are_scored_whole_with_context_on_both_sides(lengths,
 def test_no_sentences_have_no_windows():
     for context in ("sentence", "document"):
         assert len(plan_windows(np.zeros(1, int), np.zeros(1, int), np.zeros(0, int), 5, context)) == 0
-
-
-def test_room_for_nothing_is_refused():
-    with pytest.raises(ValueError, match="room for 0 pieces"):
-        plan_windows(np.arange(2), np.arange(2), np.zeros(1, int), 0, "sentence")
