@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.copies import to_device
+from maskloom.layers.positions import rotated
 from maskloom.layers.processor.grouped_attention import grouped_attention
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.processor.packed_attention import flash_attention, prefers_packed
-from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 
 _SHORT = 128  # up to this many tokens our own function trains faster than torch's, even without dropout
@@ -25,13 +25,11 @@ class SelfAttention(nn.Module):
 
     Query, key and value projections are one matrix product, rows in that order. With `causal`, each token attends only
     to itself and earlier tokens. If the layout has a `rotation`, queries and keys are rotated by their positions. In
-    training, dropout is applied to the probabilities. Raises ValueError if the heads do not divide the hidden size.
+    training, dropout is applied to the probabilities. The heads must divide the hidden size.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, causal: bool = False) -> None:
         super().__init__()
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden size {hidden_size} is not divisible by {num_heads} heads")
         self.num_heads = num_heads
         self.dropout = dropout
         self.causal = causal

@@ -18,7 +18,7 @@ from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import InitialRules
 from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowSelfAttention
-from maskloom.layers.rotary import rotation
+from maskloom.layers.positions import rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.model_config import ModelConfig
@@ -51,10 +51,11 @@ class Encoder(nn.Module):
 
     A subclass creates `embeddings` (with a table `word`), `layers`, `final_norm` and `pooler`, and maps ids to vectors
     in `embedded`. It may put a layer on `top`, which `topped` calls. If it `is_rotary`, attention rotates queries and
-    keys by their positions.
+    keys by their positions. If it `pools_state`, `pooled` needs the state that layers kept.
     """
 
     is_rotary = False
+    pools_state = False
     initial_rules: InitialRules = _NO_RULES
 
     config: ModelConfig
@@ -155,6 +156,8 @@ class Encoder(nn.Module):
         """
         self.check_packed(token_ids, segment_ids, layout)
         layout = self.placed(layout)
+        if past is None and self.pools_state:
+            past = [Kept(token_ids.new_empty(0)) for _ in self.layers]
         hidden = self.embedded(token_ids, segment_ids, layout)
         dtype = self.word_embeddings.dtype  # on a GPU, embeddings and layers may return half precision
         states = [hidden.to(dtype)]
@@ -216,9 +219,7 @@ class Encoder(nn.Module):
             return padded if is_real is None else padded * is_real.unsqueeze(2)
 
         states = None if output.hidden_states is None else tuple(pad(state) for state in output.hidden_states)
-        is_last = states is not None and output.hidden_states[-1] is output.last_hidden_state  # pyright: ignore[reportOptionalSubscript]
-        last = states[-1] if is_last else pad(output.last_hidden_state)  # pyright: ignore[reportOptionalSubscript]
-        return EncoderOutput(last_hidden_state=last, pooled=output.pooled, hidden_states=states)
+        return EncoderOutput(pad(output.last_hidden_state), output.pooled, states)
 
     def check_packed(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> None:
         """Raise ValueError for ids that do not fit a layout, and for sequences that are too long."""

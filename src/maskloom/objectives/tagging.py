@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
 from maskloom.layers.copies import to_device
-from maskloom.layers.crf import LinearChainCRF, Penalties
+from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
@@ -81,14 +81,13 @@ class CrfTagging(TaskObjective):
         rows[where] = torch.cat([crf.log_marginals(emissions, lengths), _OFF_PATH * (1 - best.to(logits.dtype))], dim=1)
         return BatchOutputs(rows, None if batch.labels is None else self._loss_sum(model, logits, batch))
 
-    def _penalties(self, crf: LinearChainCRF) -> Penalties | None:
+    def _penalties(self, crf: LinearChainCRF) -> Tensor | None:
         if not self.forbidden:
             return None
-        scores = np.zeros((crf.num_tags + 1, crf.num_tags + 1), dtype=np.float32)
-        first, second = np.array(self.forbidden).T
-        scores[first, second] = _FORBIDDEN
-        found = torch.from_numpy(scores).to(crf.start.device)
-        return Penalties(found[-1, :-1], found[:-1, :-1], found[:-1, -1])
+        penalties = crf.start.new_zeros(crf.num_tags + 1, crf.num_tags + 1)
+        first, second = map(list, zip(*self.forbidden, strict=True))
+        penalties[first, second] = _FORBIDDEN
+        return penalties
 
     def _loss_sum(self, model: EncoderWithHeads, logits: Tensor, batch: TokenBatch) -> Tensor:
         where, lengths = _chains(batch, labels_of(batch) != NOT_SCORED)
