@@ -19,8 +19,10 @@ def sinusoids(position_ids: Tensor, width: int, last: int | None = None) -> Tens
     """Return PE of each position, (tokens, width): sin(p / 10000^(2i/d)) at 2i and the cosine at 2i + 1.
 
     Positions are integers from 0 to `last`, which has no upper limit. If `last` is None, the maximum is read from the
-    device, which synchronises. The width must be even.
+    device, which synchronises. Raises ValueError for an odd width.
     """
+    if width % 2:
+        raise ValueError(f"sinusoidal positions need an even width, not {width}")
     if last is None:
         last = int(position_ids.max()) if len(position_ids) else 0
     return _table(1 << (last + 1).bit_length(), width, str(position_ids.device)).index_select(0, position_ids)
