@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Self, cast
 
@@ -18,7 +18,6 @@ from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import InitialRules
 from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowSelfAttention
-from maskloom.layers.positions import rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.model_config import ModelConfig
@@ -50,11 +49,10 @@ class Encoder(nn.Module):
     """A stack of layers over packed tokens; padding is never computed.
 
     A subclass creates `embeddings` (with a table `word`), `layers`, `final_norm` and `pooler`, and maps ids to vectors
-    in `embedded`. It may put a layer on `top`, which `topped` calls. If it `is_rotary`, attention rotates queries and
-    keys by their positions. If it `pools_state`, `pooled` needs the state that layers kept.
+    in `embedded`. It may put a layer on `top`, which `topped` calls. If it `pools_state`, `pooled` needs the state that
+    layers kept.
     """
 
-    is_rotary = False
     pools_state = False
     initial_rules: InitialRules = _NO_RULES
 
@@ -129,12 +127,8 @@ class Encoder(nn.Module):
         return layers, norm() if pre_norm else nn.Identity()
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
-        """Return the layout that the layers read: in a rotary encoder, with the rotation of its positions."""
-        if not self.is_rotary:
-            return layout
-        positions = layout.filled_up(layout.position_ids.unsqueeze(1))
-        num_heads = self.config.num_attention_heads
-        return replace(layout, rotation=rotation(positions, self.config.hidden_size // num_heads, num_heads))
+        """Return the layout that the layers read."""
+        return layout
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the input of the first layer, (tokens, hidden): by default word embeddings alone."""
