@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,8 +12,8 @@ class LinearChainCRF(nn.Module):
     """Score whole tag sequences: emissions plus transitions between neighbours plus start and end scores.
 
     `transitions[i, j]` is the score of tag j after tag i; `start` and `end` (tags,) score the first and the last tag of
-    a chain. Inputs are packed: `emissions` (words, tags) of all chains are concatenated, and `lengths` (chains,) are
-    numbers of words, each at least 1. Parameters start at zero. Scores are natural logarithms.
+    a chain. Inputs are packed: `emissions` (words, tags) of all `chains`, each of at least 1 word. Parameters start at
+    zero. Scores are natural logarithms.
     """
 
     def __init__(self, num_tags: int) -> None:
@@ -24,30 +23,29 @@ class LinearChainCRF(nn.Module):
         self.end = nn.Parameter(torch.zeros(num_tags))
         self.transitions = nn.Parameter(torch.zeros(num_tags, num_tags))
 
-    def loss_sum(self, emissions: Tensor, tags: Tensor, lengths: np.ndarray) -> Tensor:
+    def loss_sum(self, emissions: Tensor, tags: Tensor, chains: SequenceLayout) -> Tensor:
         """Return the negative log likelihood of `tags` (words,), summed over all chains, in nats."""
         if len(emissions) == 0:
             return emissions.sum() + 0.0 * (self.start.sum() + self.end.sum() + self.transitions.sum())
-        return (self.log_partition(emissions, lengths) - self.path_score(emissions, tags, lengths)).sum()
+        return (self.log_partition(emissions, chains) - self.path_score(emissions, tags, chains)).sum()
 
-    def path_score(self, emissions: Tensor, tags: Tensor, lengths: np.ndarray) -> Tensor:
+    def path_score(self, emissions: Tensor, tags: Tensor, chains: SequenceLayout) -> Tensor:
         """Return the score of the given tags of each chain, (chains,)."""
-        chains = SequenceLayout.from_lengths(lengths, emissions.device)
         moves = self.transitions[tags.roll(1), tags] * (chains.position_ids > 0)
         grid, _ = _by_step(emissions.gather(1, tags[:, None]) + moves[:, None], chains)
         scores = grid.sum(dim=0)[:, 0] + self.start[tags[chains.first_positions]]
         return scores + self.end[tags[chains.last_positions]]
 
-    def log_partition(self, emissions: Tensor, lengths: np.ndarray) -> Tensor:
+    def log_partition(self, emissions: Tensor, chains: SequenceLayout) -> Tensor:
         """Return the log-sum-exp of the scores of all tag sequences of each chain, (chains,)."""
-        forward = self._forward(*_by_step(emissions, SequenceLayout.from_lengths(lengths, emissions.device)))
+        forward = self._forward(*_by_step(emissions, chains))
         return torch.logsumexp(forward[-1] + self.end, dim=-1)
 
-    def log_marginals(self, emissions: Tensor, lengths: np.ndarray) -> Tensor:
+    def log_marginals(self, emissions: Tensor, chains: SequenceLayout) -> Tensor:
         """Return the marginal log probability of each tag at each word, (words, tags)."""
         if len(emissions) == 0:
             return emissions
-        scores, is_word = _by_step(emissions, SequenceLayout.from_lengths(lengths, emissions.device))
+        scores, is_word = _by_step(emissions, chains)
         forward = self._forward(scores, is_word)
         backward = [self.end.expand_as(forward[0])]
         for step in range(len(scores) - 1, 0, -1):
@@ -57,7 +55,7 @@ class LinearChainCRF(nn.Module):
         return torch.log_softmax(_packed(torch.stack(forward) + torch.stack(backward[::-1]), is_word), dim=-1)
 
     @torch.no_grad()
-    def best_tags(self, emissions: Tensor, lengths: np.ndarray, penalties: Tensor | None = None) -> Tensor:
+    def best_tags(self, emissions: Tensor, chains: SequenceLayout, penalties: Tensor | None = None) -> Tensor:
         """Return the tags (words,) of the best-scoring sequence of each chain (Viterbi 1967); ties go to the lower tag.
 
         `penalties` (tags + 1, tags + 1) are added to the scores of transitions from row to column, to suppress
@@ -65,7 +63,7 @@ class LinearChainCRF(nn.Module):
         """
         if len(emissions) == 0:
             return torch.empty(0, dtype=torch.int64, device=emissions.device)
-        scores, is_word = _by_step(emissions, SequenceLayout.from_lengths(lengths, emissions.device))
+        scores, is_word = _by_step(emissions, chains)
         start, transitions, end = self.start, self.transitions, self.end
         if penalties is not None:
             start, end = start + penalties[-1, :-1], end + penalties[:-1, -1]
