@@ -12,7 +12,7 @@ from maskloom.generation.search import Generation
 from maskloom.generation.sources import decode_sources
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
-from maskloom.models.marian_config import MarianConfig
+from maskloom.models.bart_config import MarianConfig
 from maskloom.models.model_config import ModelSection
 
 pytestmark = pytest.mark.parity

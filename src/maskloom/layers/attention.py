@@ -10,12 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from maskloom.layers.copies import to_device
+from maskloom.layers.positions import rotated
 from maskloom.layers.processor.grouped_attention import grouped_attention
 from maskloom.layers.processor.matrix_products import Dense
-from maskloom.layers.processor.packed_attention import flash_attention, prefers_packed
-from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
+from maskloom.system.devices import has_bf16
 
+_HALF = (torch.float16, torch.bfloat16)
 _SHORT = 128  # up to this many tokens our own function trains faster than torch's, even without dropout
 _MORE = 8  # minimum number of positions by which a full cache grows
 
@@ -25,13 +26,11 @@ class SelfAttention(nn.Module):
 
     Query, key and value projections are one matrix product, rows in that order. With `causal`, each token attends only
     to itself and earlier tokens. If the layout has a `rotation`, queries and keys are rotated by their positions. In
-    training, dropout is applied to the probabilities. Raises ValueError if the heads do not divide the hidden size.
+    training, dropout is applied to the probabilities. The heads must divide the hidden size.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, causal: bool = False) -> None:
         super().__init__()
-        if hidden_size % num_heads:
-            raise ValueError(f"hidden size {hidden_size} is not divisible by {num_heads} heads")
         self.num_heads = num_heads
         self.dropout = dropout
         self.causal = causal
@@ -216,7 +215,7 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
     length, h heads, d head size.
     """
     if prefers_packed(qkv, layout, num_heads):
-        return flash_attention(qkv, layout, num_heads, dropout, causal=causal)
+        return _flash_attention(qkv, layout, num_heads, dropout, causal=causal)
     slots = layout.to_slots(qkv)
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)
@@ -234,3 +233,27 @@ def attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, 
         )
         contexts.append(context_nhsd.transpose(1, 2).reshape(group.num_slots, -1))
     return layout.from_slots(contexts[0] if len(contexts) == 1 else torch.cat(contexts))
+
+
+def prefers_packed(qkv: Tensor, layout: SequenceLayout, num_heads: int) -> bool:
+    """Return whether torch's fused variable-length kernels support a batch.
+
+    They need half precision on CUDA, compute capability 8.0 or later, head sizes that are a multiple of 8 up to 256,
+    and packed sequences of which none is empty.
+    """
+    is_half = qkv.is_cuda and qkv.dtype in _HALF and has_bf16(qkv.device)
+    takes_heads = qkv.shape[1] // (3 * num_heads) in range(8, 257, 8)
+    return is_half and takes_heads and layout.is_packed and not layout.has_empty_sequences
+
+
+def _flash_attention(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float, *, causal: bool) -> Tensor:
+    """Return softmax(q k / sqrt(d)) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden).
+
+    It is the operator beneath `torch.nn.attention.varlen`, whose own function does not support dropout.
+    """
+    offsets, longest = layout.row_offsets.int(), layout.max_length
+    parts = qkv.view(len(qkv), 3, num_heads, -1).unbind(1)
+    context_tnd, *_ = torch.ops.aten._flash_attention_forward(
+        *parts, offsets, offsets, longest, longest, dropout, causal, return_debug_mask=False
+    )
+    return context_tnd.flatten(1)

@@ -19,9 +19,9 @@ from maskloom.layers.attention import KeyValues, SelfAttention
 from maskloom.layers.cross_attention import CrossAttention, Memory
 from maskloom.layers.dropout import Dropout
 from maskloom.layers.feed_forward import FeedForward
+from maskloom.layers.positions import rotated
 from maskloom.layers.processor.matrix_products import Dense
 from maskloom.layers.processor.onednn import prefers_onednn
-from maskloom.layers.rotary import rotated
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 
@@ -53,34 +53,32 @@ def next_token_step(layer: TransformerLayer, rows: Tensor) -> Step:
     attention, feed_forward = cast(SelfAttention, layer.attention), cast(FeedForward, layer.feed_forward)
     qkv, output, down = (_product(part, rows) for part in (attention.qkv, attention.output, feed_forward.down))
     up = _product(feed_forward.up, rows, feed_forward.activation)
-    norm_1, norm_2 = (_norm(part) for part in (layer.attention_layer_norm, layer.feed_forward_layer_norm))
-    read_source = _reading(layer, rows) if layer.has_memory else None
+    residual = _pre_norm if layer.pre_norm else _post_norm
+    attend = residual(layer.attention_layer_norm, lambda x, layout, past: output(past.attend(rotated(qkv(x), layout))))
+    transform = residual(layer.feed_forward_layer_norm, lambda x: down(up(x)))
+    read = None
+    if layer.has_memory:
+        cross = cast(CrossAttention, layer.cross_attention)
+        query, context = (_product(part, rows) for part in (cross.query, cross.output))
+        read = residual(layer.cross_attention_layer_norm, lambda x, memory: context(memory.attend(cross, query(x))))
 
-    def pre_norm(hidden: Tensor, layout: SequenceLayout, past: KeyValues, memory: Memory | None = None) -> Tensor:
-        hidden = hidden + output(past.attend(rotated(qkv(norm_1(hidden)), layout)))
-        hidden = hidden if read_source is None else read_source(hidden, memory)
-        return hidden + down(up(norm_2(hidden)))
+    def step(hidden: Tensor, layout: SequenceLayout, past: KeyValues, memory: Memory | None = None) -> Tensor:
+        hidden = attend(hidden, layout, past)
+        return transform(hidden if read is None else read(hidden, memory))
 
-    def post_norm(hidden: Tensor, layout: SequenceLayout, past: KeyValues, memory: Memory | None = None) -> Tensor:
-        hidden = norm_1(hidden + output(past.attend(rotated(qkv(hidden), layout))))
-        hidden = hidden if read_source is None else read_source(hidden, memory)
-        return norm_2(hidden + down(up(hidden)))
-
-    return pre_norm if layer.pre_norm else post_norm
+    return step
 
 
-def _reading(layer: TransformerLayer, rows: Tensor) -> Callable[[Tensor, Memory | None], Tensor]:
-    """Return a function that applies the layer's cross-attention block."""
-    attention, norm = cast(CrossAttention, layer.cross_attention), _norm(layer.cross_attention_layer_norm)
-    query, output = (_product(part, rows) for part in (attention.query, attention.output))
+def _pre_norm(norm: nn.Module, block: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that computes x + block(LN(x))."""
+    normed = _norm(norm)
+    return lambda x, *more: x + block(normed(x), *more)
 
-    def pre_norm(hidden: Tensor, memory: Memory | None) -> Tensor:
-        return hidden + output(cast(Memory, memory).attend(attention, query(norm(hidden))))
 
-    def post_norm(hidden: Tensor, memory: Memory | None) -> Tensor:
-        return norm(hidden + output(cast(Memory, memory).attend(attention, query(hidden))))
-
-    return pre_norm if layer.pre_norm else post_norm
+def _post_norm(norm: nn.Module, block: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that computes LN(x + block(x))."""
+    normed = _norm(norm)
+    return lambda x, *more: normed(x + block(x, *more))
 
 
 def _product(part: Dense, rows: Tensor, activation: Activation | None = None) -> Callable[[Tensor], Tensor]:

@@ -29,9 +29,9 @@ class TokenEmbeddings(nn.Module):
     ) -> None:
         super().__init__()
         embedding_size = embedding_size or hidden_size
-        self.word = _table(vocab_size, embedding_size)
-        self.segment = _table(num_segments, embedding_size)
-        self.position = None if num_positions is None else _table(num_positions, embedding_size)
+        self.word = table(vocab_size, embedding_size)
+        self.segment = table(num_segments, embedding_size)
+        self.position = None if num_positions is None else table(num_positions, embedding_size)
         self.layer_norm = nn.LayerNorm(embedding_size, eps=layer_norm_eps)
         self.dropout = Dropout(dropout)
         self.projection = None if embedding_size == hidden_size else Dense(embedding_size, hidden_size)
@@ -42,9 +42,9 @@ class TokenEmbeddings(nn.Module):
         return summed if self.projection is None else self.projection(summed)
 
     def _summed(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
-        table = self.word.weight
-        if self.position is not None and table.dtype == torch.float32 and fused_type(table) is not None:
-            tables = [table.weight for table in (self.word, self.segment, self.position)]
+        words = self.word.weight
+        if self.position is not None and words.dtype == torch.float32 and fused_type(words) is not None:
+            tables = [words, self.segment.weight, self.position.weight]
             rate = self.dropout.p if self.dropout.training else 0.0
             return normed_embedding(tables, (token_ids, segment_ids, position_ids), self.layer_norm, rate)
         total = self.word(token_ids) + self.segment(segment_ids)
@@ -58,8 +58,8 @@ class WordEmbeddings(nn.Module):
 
     def __init__(self, vocab_size: int, hidden_size: int, dropout: float = 0.0, num_positions: int = 0) -> None:
         super().__init__()
-        self.word = _table(vocab_size, hidden_size)
-        self.position = _table(num_positions, hidden_size) if num_positions else None
+        self.word = table(vocab_size, hidden_size)
+        self.position = table(num_positions, hidden_size) if num_positions else None
         self.dropout = Dropout(dropout)
 
     def forward(self, token_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
@@ -68,7 +68,7 @@ class WordEmbeddings(nn.Module):
         return self.dropout(total if self.position is None else total + self.position(position_ids))
 
 
-def _table(num_rows: int, num_columns: int) -> nn.Embedding:
+def table(num_rows: int, num_columns: int) -> nn.Embedding:
     """Return a trainable table whose values are set later, by `initialize` or from a file.
 
     The constructor of nn.Embedding draws values, and a draw on the meta device makes torch import its compiler, which

@@ -54,18 +54,14 @@ class LayerCombination:
             return cls(",".join(map(str, numbers)), _indices(numbers, num_layers), "each")
         if choice in _NAMED:
             chosen, join = _NAMED[choice]
-            if (needed := max(0, -(chosen.start or 0))) > num_layers:
-                layers = "layer" if needed == 2 else "layers"
-                raise ConfigError(
-                    f"layers = {choice!r}: the encoder has {num_layers} {layers}, but {needed} are needed"
-                )
+            if (needed := -(chosen.start or 0)) > num_layers:
+                raise ConfigError(f"layers = {choice!r} needs {needed} layers; the encoder has {num_layers}")
             return cls(choice, tuple(range(num_layers + 1)[chosen]), join)
         try:
             numbers = [int(part) for part in choice.split(",")]
         except ValueError:
-            raise ConfigError(
-                f"layers = {choice!r}: neither layer numbers nor one of {', '.join(LAYER_CHOICES)}"
-            ) from None
+            known = ", ".join(LAYER_CHOICES)
+            raise ConfigError(f"layers = {choice!r}: neither layer numbers nor one of {known}") from None
         return cls(choice, _indices(numbers, num_layers), "each")
 
     @property

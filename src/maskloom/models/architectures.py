@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import DataError
-from maskloom.models.bart_config import BART_SIZES, BartConfig
+from maskloom.models.bart_config import BART_SIZES, BartConfig, MarianConfig
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.elmo_config import ELMO_SIZES, ElmoConfig
 from maskloom.models.gpt_config import GptConfig
-from maskloom.models.marian_config import MarianConfig
 from maskloom.models.model_config import SIZES, ModelConfig, ModelSection
 from maskloom.models.recurrent_config import RECURRENT_SIZES, GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.models.t5_config import T5_SIZES, T5Config

@@ -1,4 +1,4 @@
-"""The configuration of a BART, read and written with the keys of its published files."""
+"""The configurations of BART and Marian, read and written with the keys of their published files."""
 
 from __future__ import annotations
 
@@ -8,35 +8,11 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import SIZES, Fraction, ModelConfig
 
-# Published keys to our keys.
-_PUBLISHED = {
-    "vocab_size": "vocab_size",
-    "d_model": "hidden_size",
-    "encoder_layers": "num_hidden_layers",
-    "decoder_layers": "num_decoder_layers",
-    "encoder_attention_heads": "num_attention_heads",
-    "encoder_ffn_dim": "intermediate_size",
-    "activation_function": "hidden_act",
-    "dropout": "hidden_dropout_prob",
-    "attention_dropout": "attention_probs_dropout_prob",
-    "activation_dropout": "activation_dropout",
-    "classifier_dropout": "classifier_dropout",
-    "max_position_embeddings": "max_position_embeddings",
-    "scale_embedding": "scale_embedding",
-    "init_std": "initializer_range",
-    "pad_token_id": "pad_token_id",
-    "bos_token_id": "bos_token_id",
-    "eos_token_id": "eos_token_id",
-    "decoder_start_token_id": "decoder_start_token_id",
-    "forced_bos_token_id": "forced_bos_token_id",
-    "forced_eos_token_id": "forced_eos_token_id",
-    "source_vocab_size": "source_vocab_size",
-    "source_layers": "num_source_layers",
-}
-_OF_SOURCES = ("source_vocab_size", "source_layers")
 _USUAL_SOURCE_LAYERS = 6
-# Published keys of the decoder, and the keys of the encoder whose values they must equal.
-_ALIKE = {"decoder_attention_heads": "encoder_attention_heads", "decoder_ffn_dim": "encoder_ffn_dim"}
+# Published keys of the decoder, and our keys of the encoder whose values they must equal.
+_ALIKE = {"decoder_attention_heads": "num_attention_heads", "decoder_ffn_dim": "intermediate_size"}
+# Defaults of published files of Marian that differ from ours.
+_OF_MARIAN = {"pad_token_id": 58_100, "decoder_start_token_id": 58_100, "scale_embedding": False}
 BART_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "small")},
     "base": {"num_hidden_layers": 6, "hidden_size": 768, "num_attention_heads": 12},
@@ -80,6 +56,19 @@ class BartConfig(ModelConfig):
     has_sinusoids: ClassVar[bool] = False
     """Whether positions are sinusoidal and embeddings are not normalised."""
     model_types: ClassVar = ("bart", "maskloom_bart_crf", "maskloom_bart_sources")
+    published_names: ClassVar = {
+        "hidden_size": "d_model",
+        "num_hidden_layers": "encoder_layers",
+        "num_decoder_layers": "decoder_layers",
+        "num_attention_heads": "encoder_attention_heads",
+        "intermediate_size": "encoder_ffn_dim",
+        "hidden_act": "activation_function",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+        "initializer_range": "init_std",
+        "num_source_layers": "source_layers",
+    }
+    unpublished: ClassVar = frozenset({"layer_norm_eps"})
     required_values: ClassVar = {
         "is_encoder_decoder": (True, None),
         "is_decoder": (False, None),
@@ -122,28 +111,75 @@ class BartConfig(ModelConfig):
         own = {"vocab_size": self.source_vocab_size, "num_hidden_layers": self.num_source_layers}
         return self.model_copy(update={**own, "source_vocab_size": None, "num_source_layers": None})
 
-    @classmethod
-    def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a published mapping under the keys of this class."""
-        return {key: values[theirs] for theirs, key in _PUBLISHED.items() if theirs in values}
-
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, including model_type."""
-        own = self.model_dump()
-        content = {theirs: own[key] for theirs, key in _PUBLISHED.items()}
-        content["decoder_layers"] = self.num_decoder_layers or self.num_hidden_layers
-        alike = {theirs: content[encoder] for theirs, encoder in _ALIKE.items()}
-        model_type = "bart" if self.source_vocab_size is None else "maskloom_bart_sources"
+        content = super().as_published()
+        content |= {"decoder_layers": self.num_decoder_layers or self.num_hidden_layers, "is_encoder_decoder": True}
+        content |= {theirs: getattr(self, key) for theirs, key in _ALIKE.items()}
         if self.source_vocab_size is None:
-            content = {key: value for key, value in content.items() if key not in _OF_SOURCES}
-        return {"model_type": model_type, "is_encoder_decoder": True, **content, **alike}
+            del content["source_vocab_size"], content["source_layers"]
+            return content
+        return {**content, "model_type": "maskloom_bart_sources"}
 
     @classmethod
     def _unsupported(cls, values: dict[str, Any]) -> list[str]:
-        published = {theirs: cls.model_fields[key].default for theirs, key in _PUBLISHED.items()}
         found = super()._unsupported(values)
-        for theirs, encoder in _ALIKE.items():
-            one, other = (values.get(key, published[encoder]) for key in (theirs, encoder))
+        for theirs, key in _ALIKE.items():
+            encoder, default = cls.published_names[key], cls.model_fields[key].default
+            one, other = values.get(theirs, default), values.get(encoder, default)
             if one != other:
                 found.append(f"{theirs} = {one!r:.200}: only the value of {encoder}, {other!r:.200}, is supported")
+        return found
+
+
+class MarianConfig(BartConfig):
+    """The keys of a BART, for the original Transformer: scaled embeddings with sinusoids, and no norm after them.
+
+    All sines of a position come before its cosines. Everything else is as in BART, including the keys in files.
+    """
+
+    vocab_size: Annotated[int, Field(ge=1, le=10_000_000)] = 58_101
+    scale_embedding: bool = True
+    pad_token_id: TokenId | None = None
+    bos_token_id: TokenId | None = None
+    eos_token_id: TokenId | None = 0
+    decoder_start_token_id: TokenId = 0
+    forced_eos_token_id: TokenId | None = 0
+
+    has_sinusoids: ClassVar[bool] = True
+    model_types: ClassVar = ("marian", "maskloom_marian_crf")
+    required_values: ClassVar = {
+        **{key: values for key, values in BartConfig.required_values.items() if key != "extra_pos_embeddings"},
+        "normalize_embedding": (False, None),
+        "static_position_embeddings": (True, None),
+        "share_encoder_decoder_embeddings": (True, None),
+    }
+
+    @model_validator(mode="after")
+    def _is_the_original(self) -> Self:
+        if self.hidden_size % 2:
+            raise ValueError(f"hidden_size {self.hidden_size} must be even for sinusoidal positions")
+        if self.source_vocab_size is not None:
+            raise ValueError("source_vocab_size: only a BART has a source encoder")
+        return self
+
+    @property
+    def never_generated(self) -> tuple[int, ...]:
+        """Padding: published models give it a logit of 0, however low the others are, and forbid it."""
+        return () if self.pad_token_id in (None, self.eos_token_id) else (self.pad_token_id,)
+
+    @classmethod
+    def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a published mapping under the keys of this class."""
+        return super().own_keys({**_OF_MARIAN, **values})
+
+    def as_published(self) -> dict[str, Any]:
+        """Return the mapping that goes into config.json, including model_type."""
+        return {**super().as_published(), "model_type": self.model_types[0], "decoder_vocab_size": self.vocab_size}
+
+    @classmethod
+    def _unsupported(cls, values: dict[str, Any]) -> list[str]:
+        found, size = super()._unsupported(values), values.get("decoder_vocab_size")
+        if size not in (None, values.get("vocab_size", cls.model_fields["vocab_size"].default)):
+            found.append(f"decoder_vocab_size = {size!r:.200} must equal vocab_size")
         return found

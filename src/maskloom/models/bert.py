@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from maskloom.layers.activations import ACTIVATIONS
 from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.initialization import initialize
 from maskloom.layers.pooling import TokenPooler
+from maskloom.layers.positions import rotation
 from maskloom.layers.recurrent import BiLSTM
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.bert_config import BertConfig
@@ -18,14 +22,11 @@ __all__ = ["Bert", "BertConfig"]
 
 
 class Bert(Encoder):
-    """The encoder: embeddings, layers (post-norm as published, or pre-norm with `pre_norm`), pooler.
-
-    `layers.initialization` sets the initial weights; the padding token's row is not special.
-    """
+    """The encoder: embeddings, layers (post-norm as published, or pre-norm with `pre_norm`), pooler."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.config, self.is_rotary = config, config.rotary
+        self.config = config
         self.embeddings = TokenEmbeddings(
             vocab_size=config.vocab_size,
             num_segments=config.type_vocab_size,
@@ -42,6 +43,13 @@ class Bert(Encoder):
         activation = ACTIVATIONS[config.hidden_act] if config.rotary else torch.tanh
         self.pooler = TokenPooler(config.hidden_size, reads=reads, activation=activation)
         initialize(self, std=config.initializer_range)
+
+    def placed(self, layout: SequenceLayout) -> SequenceLayout:
+        """Return the layout that the layers read: if positions are rotary, with their rotation."""
+        if not cast(BertConfig, self.config).rotary:
+            return layout
+        positions, num_heads = layout.filled_up(layout.position_ids.unsqueeze(1)), self.config.num_attention_heads
+        return replace(layout, rotation=rotation(positions, self.config.hidden_size // num_heads, num_heads))
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the normed sum of word, segment and, unless positions are rotary, position embeddings (paper 3.2)."""

@@ -60,15 +60,17 @@ class BertConfig(ModelConfig):
         return values
 
     @model_validator(mode="after")
-    def _heads_have_pairs(self) -> Self:
+    def _parts_fit(self) -> Self:
         if self.rotary and (size := self.hidden_size // self.num_attention_heads) % 2:
             raise ValueError(f"rotary = true needs heads of even size; hidden_size / num_attention_heads is {size}")
+        if self.bilstm and self.hidden_size % 2:
+            raise ValueError(f"bilstm = true: hidden_size {self.hidden_size} must be even: two directions share it")
         return self
 
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Return a published mapping under the keys of this class: a RoFormer has rotary positions."""
-        return values | ({"rotary": True} if values.get("model_type") == ROFORMER else {})
+        return super().own_keys(values) | ({"rotary": True} if values.get("model_type") == ROFORMER else {})
 
     @property
     def is_roformer(self) -> bool:

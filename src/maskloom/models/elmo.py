@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from maskloom.layers.attention import Kept
 from maskloom.layers.characters import CharacterCNN, Characters, Highway
 from maskloom.layers.dropout import Dropout
+from maskloom.layers.embeddings import table
 from maskloom.layers.initialization import InitialRules, initialize
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.pooling import OverTokens
@@ -55,7 +56,7 @@ class WordSpellings(nn.Module):
             output_size=size,
             activation_name=config.hidden_act,
         )
-        self.word = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, size), freeze=False)
+        self.word = table(config.vocab_size, size)
 
     def forward(self, characters: Tensor) -> Tensor:
         """Return the vectors of words; a repeated word is computed only once."""
@@ -128,7 +129,7 @@ class Elmo(Encoder):
             mixed = self.top(mixed, words)
         # a sequence is represented by its words, not by its sentence marks
         is_word = ~torch.isin(characters[:, 1], characters.new_tensor([CONTINUES, CONTINUES + 1]))
-        counts = np.add.reduceat([*is_word.cpu().numpy().astype(np.int64), 0], np.cumsum(words.sizes) - words.sizes)
+        counts = np.add.reduceat(np.append(is_word.cpu().numpy(), 0), np.cumsum(words.sizes) - words.sizes)
         counts = np.where(words.sizes > 0, counts, 0)
         return EncoderOutput(
             last_hidden_state=mixed.index_select(0, places),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Self, cast
 
@@ -18,7 +18,6 @@ from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.feed_forward import FeedForward, GatedFeedForward
 from maskloom.layers.initialization import InitialRules
 from maskloom.layers.narrow_attention import NarrowCrossAttention, NarrowSelfAttention
-from maskloom.layers.rotary import rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.layers.transformer import TransformerLayer
 from maskloom.models.model_config import ModelConfig
@@ -50,11 +49,11 @@ class Encoder(nn.Module):
     """A stack of layers over packed tokens; padding is never computed.
 
     A subclass creates `embeddings` (with a table `word`), `layers`, `final_norm` and `pooler`, and maps ids to vectors
-    in `embedded`. It may put a layer on `top`, which `topped` calls. If it `is_rotary`, attention rotates queries and
-    keys by their positions.
+    in `embedded`. It may put a layer on `top`, which `topped` calls. If it `pools_state`, `pooled` needs the state that
+    layers kept.
     """
 
-    is_rotary = False
+    pools_state = False
     initial_rules: InitialRules = _NO_RULES
 
     config: ModelConfig
@@ -128,12 +127,8 @@ class Encoder(nn.Module):
         return layers, norm() if pre_norm else nn.Identity()
 
     def placed(self, layout: SequenceLayout) -> SequenceLayout:
-        """Return the layout that the layers read: in a rotary encoder, with the rotation of its positions."""
-        if not self.is_rotary:
-            return layout
-        positions = layout.filled_up(layout.position_ids.unsqueeze(1))
-        num_heads = self.config.num_attention_heads
-        return replace(layout, rotation=rotation(positions, self.config.hidden_size // num_heads, num_heads))
+        """Return the layout that the layers read."""
+        return layout
 
     def embedded(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> Tensor:
         """Return the input of the first layer, (tokens, hidden): by default word embeddings alone."""
@@ -155,6 +150,8 @@ class Encoder(nn.Module):
         """
         self.check_packed(token_ids, segment_ids, layout)
         layout = self.placed(layout)
+        if past is None and self.pools_state:
+            past = [Kept(token_ids.new_empty(0)) for _ in self.layers]
         hidden = self.embedded(token_ids, segment_ids, layout)
         dtype = self.word_embeddings.dtype  # on a GPU, embeddings and layers may return half precision
         states = [hidden.to(dtype)]
@@ -216,9 +213,7 @@ class Encoder(nn.Module):
             return padded if is_real is None else padded * is_real.unsqueeze(2)
 
         states = None if output.hidden_states is None else tuple(pad(state) for state in output.hidden_states)
-        is_last = states is not None and output.hidden_states[-1] is output.last_hidden_state  # pyright: ignore[reportOptionalSubscript]
-        last = states[-1] if is_last else pad(output.last_hidden_state)  # pyright: ignore[reportOptionalSubscript]
-        return EncoderOutput(last_hidden_state=last, pooled=output.pooled, hidden_states=states)
+        return EncoderOutput(pad(output.last_hidden_state), output.pooled, states)
 
     def check_packed(self, token_ids: Tensor, segment_ids: Tensor, layout: SequenceLayout) -> None:
         """Raise ValueError for ids that do not fit a layout, and for sequences that are too long."""

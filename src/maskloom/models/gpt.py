@@ -16,7 +16,7 @@ class Gpt(Encoder):
     """Word and position embeddings, causal layers, and the last token's vector for a sequence (equation 2).
 
     Layers are post-norm, as in GPT; with `pre_norm` a norm comes before each block and one after the last layer, as in
-    GPT-2. There are no segments. `layers.initialization` sets the initial weights.
+    GPT-2. There are no segments.
     Differs from the published code, which applies embedding dropout to the table and computes logits for positions too.
     """
 

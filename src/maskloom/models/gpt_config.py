@@ -8,22 +8,6 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import Fraction, ModelConfig
 
-# Published keys to our keys.
-_PUBLISHED = {
-    "vocab_size": "vocab_size",
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "resid_pdrop": "hidden_dropout_prob",
-    "attn_pdrop": "attention_probs_dropout_prob",
-    "embd_pdrop": "embedding_dropout_prob",
-    "summary_first_dropout": "classifier_dropout",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "initializer_range": "initializer_range",
-    "pad_token_id": "pad_token_id",
-}
 # Our names of activations to the names in the first GPT's files.
 _FIRST_ACTIVATIONS = {"gelu_new": "gelu", "relu": "relu", "silu": "silu"}
 
@@ -44,6 +28,19 @@ class GptConfig(ModelConfig):
 
     causal: ClassVar[bool] = True
     model_types: ClassVar = ("openai-gpt", "gpt2", "maskloom_openai-gpt_crf", "maskloom_gpt2_crf")
+    published_names: ClassVar = {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+        "intermediate_size": "n_inner",
+        "max_position_embeddings": "n_positions",
+        "hidden_dropout_prob": "resid_pdrop",
+        "attention_probs_dropout_prob": "attn_pdrop",
+        "embedding_dropout_prob": "embd_pdrop",
+        "classifier_dropout": "summary_first_dropout",
+        "layer_norm_eps": "layer_norm_epsilon",
+    }
+    unpublished: ClassVar = frozenset({"hidden_act", "pre_norm"})
     required_values: ClassVar = {
         "scale_attn_weights": (True, None),
         "scale_attn_by_inverse_layer_idx": (False, None),
@@ -72,7 +69,7 @@ class GptConfig(ModelConfig):
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Return a published mapping under the keys of this class; absent sizes are derived as in published code."""
-        own = {key: values[theirs] for theirs, key in _PUBLISHED.items() if values.get(theirs) is not None}
+        own = {key: value for key, value in super().own_keys(values).items() if value is not None}
         own["pre_norm"] = "gpt2" in str(values.get("model_type"))
         if own["pre_norm"]:
             own["hidden_act"] = values.get("activation_function", "gelu_new")
@@ -87,11 +84,10 @@ class GptConfig(ModelConfig):
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, including model_type."""
-        own = self.model_dump()
-        content = {theirs: own[key] for theirs, key in _PUBLISHED.items() if own[key] is not None}
+        content = {key: value for key, value in super().as_published().items() if value is not None}
         if self.pre_norm:
             # without these keys, transformers uses its own ids
             marks = {"bos_token_id": None, "eos_token_id": None}
-            return {"model_type": "gpt2", **content, "activation_function": self.hidden_act, **marks}
+            return {**content, "model_type": "gpt2", "activation_function": self.hidden_act, **marks}
         del content["n_inner"]
-        return {"model_type": "openai-gpt", **content, "afn": _FIRST_ACTIVATIONS[self.hidden_act]}
+        return {**content, "afn": _FIRST_ACTIVATIONS[self.hidden_act]}

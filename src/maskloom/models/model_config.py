@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -86,8 +86,9 @@ class ModelConfig(BaseModel):
     model_types: ClassVar[tuple[str, ...]] = ()
     # Published keys that change the computation, with the values that match this encoder's computation.
     required_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    # Names of our keys in errors about published files.
+    # The published names of our keys, where they differ, and our keys that published files do not have.
     published_names: ClassVar[Mapping[str, str]] = {}
+    unpublished: ClassVar[frozenset[str]] = frozenset()
 
     @field_validator("hidden_act")
     @classmethod
@@ -175,12 +176,11 @@ class ModelConfig(BaseModel):
         DataError, naming the file and every wrong key, also for settings that this encoder does not support.
         """
         problems = [f"{source}: {problem}" for problem in cls._unsupported(values)]
-        own = cls.own_keys(values)
         try:
-            config = cls.model_validate({key: value for key, value in own.items() if key in cls.model_fields})
+            config = cls.model_validate(cls.own_keys(values))
         except ValidationError as error:
-            names = cls.published_names
-            problems += [f"{source}: {cls._explain(problem, names)}" for problem in error.errors(include_url=False)]
+            for problem in error.errors(include_url=False):
+                problems.append(f"{source}: {cls._explain(problem, cls.published_names)}")
             raise DataError("\n".join(problems)) from None
         if problems:
             raise DataError("\n".join(problems))
@@ -188,12 +188,15 @@ class ModelConfig(BaseModel):
 
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a published mapping under the keys of this class."""
-        return values
+        """Return a published mapping under the keys of this class, without keys that it does not have."""
+        theirs = {key: cls.published_names.get(key, key) for key in cls.model_fields if key not in cls.unpublished}
+        return {key: values[name] for key, name in theirs.items() if name in values}
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, including model_type."""
-        return {"model_type": self.model_types[0], **self.model_dump()}
+        own = self.model_dump(exclude={*self.unpublished})
+        content = {self.published_names.get(key, key): value for key, value in own.items()}
+        return {"model_type": self.model_types[0], **content}
 
     @classmethod
     def _unsupported(cls, values: dict[str, Any]) -> list[str]:
@@ -214,11 +217,19 @@ class ModelConfig(BaseModel):
         key = (names or {}).get(key, key)
         reason = reason_of(problem)
         if problem["type"] == "extra_forbidden":
-            akin = [kind for kind in cls.mro()[1].__subclasses__() if key in kind.model_fields]
-            near = difflib.get_close_matches(key, cls.model_fields, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(cls.model_fields))}"
-            if akin:
-                names_of_akin = " and ".join(kind.__name__.removesuffix("Config").lower() for kind in akin)
-                hint = f"it is a key of the architecture {names_of_akin}"
+            if akin := [name for name, kind in _architectures(ModelConfig) if key in kind.model_fields]:
+                hint = f"it is a key of the architecture {' and '.join(akin)}"
+            elif near := difflib.get_close_matches(key, cls.model_fields, n=1):
+                hint = f"did you mean {near[0]!r}?"
+            else:
+                hint = f"known: {', '.join(sorted(cls.model_fields))}"
             return f"unknown model key {key!r:.200}; {hint}"
         return f"{key} = {problem['input']!r:.200}: {reason}" if key else reason
+
+
+def _architectures(base: type[ModelConfig]) -> Iterator[tuple[str, type[ModelConfig]]]:
+    """Yield the name and the configuration of each architecture."""
+    for kind in base.__subclasses__():
+        if kind.model_types:
+            yield kind.__name__.removesuffix("Config").lower(), kind
+        yield from _architectures(kind)

@@ -24,7 +24,7 @@ from maskloom.layers.pooling import LastToken, OverTokens
 from maskloom.layers.recurrent import RecurrentLayer
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.decoder import TiedDecoder
-from maskloom.models.encoder import Encoder, EncoderOutput
+from maskloom.models.encoder import Encoder
 from maskloom.models.recurrent_config import RecurrentConfig
 
 
@@ -74,28 +74,16 @@ class Recurrent(Encoder):
         self.layers = recurrent_layers(config, bidirectional=not config.causal)
         self.final_norm = Dropout(config.hidden_dropout_prob) if config.causal else nn.Identity()
         self.last = LastToken("last" if config.causal else "ends")
-        self._query = config.attention_query if config.pooling == "attention" else None
+        self._query = None
         if config.pooling == "attention":
+            self._query = config.attention_query
             self.pooler = AttentionPooling(config.attention_energy, size, is_learned=self._query == "learned")
         else:
             self.pooler = self.last if config.pooling == "last" else OverTokens(config.pooling)
+        self.pools_state = self._query == "c"
         forget_bias = getattr(config, "forget_bias", 0.0)
         self.initial_rules: InitialRules = {nn.RNNBase: partial(_fill, forget_bias=forget_bias)}
         initialize(self, std=config.initializer_range, rules=self.initial_rules)
-
-    def encode_packed(
-        self,
-        token_ids: Tensor,
-        segment_ids: Tensor,
-        layout: SequenceLayout,
-        *,
-        keep_hidden_states: bool = False,
-        past: Sequence[Kept] | None = None,
-    ) -> EncoderOutput:
-        """Encode packed sequences as `Encoder` does; `past` holds the state of each layer, empty at first."""
-        if past is None and self._query == "c":
-            past = [Kept(token_ids.new_empty(0)) for _ in self.layers]
-        return super().encode_packed(token_ids, segment_ids, layout, keep_hidden_states=keep_hidden_states, past=past)
 
     def pooled(self, hidden: Tensor, layout: SequenceLayout, past: Sequence[Kept] | None) -> Tensor:
         """Pool token vectors to one vector per sequence, (sequences, hidden); `past` is the state that layers kept."""

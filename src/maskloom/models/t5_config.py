@@ -8,28 +8,6 @@ from pydantic import Field, model_validator
 
 from maskloom.models.model_config import SIZES, ModelConfig, Width
 
-# Published keys to our keys.
-_PUBLISHED = {
-    "vocab_size": "vocab_size",
-    "d_model": "hidden_size",
-    "d_kv": "head_size",
-    "d_ff": "intermediate_size",
-    "num_layers": "num_hidden_layers",
-    "num_decoder_layers": "num_decoder_layers",
-    "num_heads": "num_attention_heads",
-    "relative_attention_num_buckets": "relative_attention_num_buckets",
-    "relative_attention_max_distance": "relative_attention_max_distance",
-    "dropout_rate": "hidden_dropout_prob",
-    "classifier_dropout": "classifier_dropout",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "initializer_factor": "initializer_factor",
-    "initializer_range": "initializer_range",
-    "n_positions": "max_position_embeddings",
-    "tie_word_embeddings": "tie_word_embeddings",
-    "pad_token_id": "pad_token_id",
-    "eos_token_id": "eos_token_id",
-    "decoder_start_token_id": "decoder_start_token_id",
-}
 T5_SIZES = {
     **{name: SIZES[name] for name in ("tiny", "mini", "base", "large")},
     "small": {"num_hidden_layers": 6, "hidden_size": 512, "num_attention_heads": 8},
@@ -66,9 +44,18 @@ class T5Config(ModelConfig):
 
     model_types: ClassVar = ("t5", "maskloom_t5", "maskloom_t5_crf")  # the latter two have heads unknown elsewhere
     required_values: ClassVar = {"is_decoder": (False, None)}
-    published_names: ClassVar = {ours: theirs for theirs, ours in _PUBLISHED.items()} | {
-        "hidden_act": "feed_forward_proj"
+    published_names: ClassVar = {
+        "hidden_size": "d_model",
+        "head_size": "d_kv",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        "hidden_act": "feed_forward_proj",
+        "hidden_dropout_prob": "dropout_rate",
+        "layer_norm_eps": "layer_norm_epsilon",
+        "max_position_embeddings": "n_positions",
     }
+    unpublished: ClassVar = frozenset({"attention_probs_dropout_prob", "gated"})
 
     @model_validator(mode="before")
     @classmethod
@@ -110,7 +97,7 @@ class T5Config(ModelConfig):
     @classmethod
     def own_keys(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Return a published mapping under the keys of this class; absent keys have the published defaults."""
-        own = {key: values[theirs] for theirs, key in _PUBLISHED.items() if values.get(theirs) is not None}
+        own = {key: value for key, value in super().own_keys(values).items() if value is not None}
         name = values.get("feed_forward_proj", "relu")
         own["gated"] = isinstance(name, str) and name.startswith("gated-")
         own["hidden_act"] = {"gated-gelu": "gelu_new"}.get(name, name.removeprefix("gated-")) if own["gated"] else name
@@ -127,8 +114,7 @@ class T5Config(ModelConfig):
 
     def as_published(self) -> dict[str, Any]:
         """Return the mapping that goes into config.json, including model_type."""
-        own = self.model_dump()
-        content = {theirs: own[key] for theirs, key in _PUBLISHED.items() if own[key] is not None}
+        content = {key: value for key, value in super().as_published().items() if value is not None}
         act = "gelu" if self.gated and self.hidden_act == "gelu_new" else self.hidden_act
         form = {"feed_forward_proj": f"gated-{act}" if self.gated else act, "is_encoder_decoder": True}
-        return {"model_type": self.model_types[0], **content, **form}
+        return {**content, **form}

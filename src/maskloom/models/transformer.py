@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from maskloom.layers.attention import KeyValues
 from maskloom.layers.cross_attention import CrossAttention, Memory, PackedMemory, PaddedMemory
 from maskloom.layers.dropout import Dropout
+from maskloom.layers.embeddings import table
 from maskloom.layers.general_attention import AttentionLayout
 from maskloom.layers.initialization import InitialRules, initialize
 from maskloom.layers.pooling import LastToken
@@ -57,10 +58,8 @@ class ScaledEmbeddings(nn.Module):
         source_size: int | None = None,
     ) -> None:
         super().__init__()
-        self.word = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size), freeze=False)
-        self.source = None
-        if source_size is not None:
-            self.source = nn.Embedding.from_pretrained(torch.empty(source_size, config.hidden_size), freeze=False)
+        self.word = table(config.vocab_size, config.hidden_size)
+        self.source = None if source_size is None else table(source_size, config.hidden_size)
         self.positions = positions
         self.layer_norm = layer_norm or nn.Identity()
         self.dropout = Dropout(config.hidden_dropout_prob)
@@ -90,11 +89,9 @@ class Positions(nn.Module):
         sines_first: bool = False,
     ) -> None:
         super().__init__()
-        self._sines_first = sines_first
-        self.table = None
-        self.offset, self._size, self._scale = offset, hidden_size, math.sqrt(hidden_size) if scales_words else 1.0
-        if num_positions is not None:
-            self.table = nn.Embedding.from_pretrained(torch.empty(num_positions + offset, hidden_size), freeze=False)
+        self.offset, self._size, self._sines_first = offset, hidden_size, sines_first
+        self._scale = math.sqrt(hidden_size) if scales_words else 1.0
+        self.table = None if num_positions is None else table(num_positions + offset, hidden_size)
 
     def forward(self, position_ids: Tensor, last: int | None = None) -> Tensor:
         """Return the vectors of positions up to `last`, (tokens, hidden)."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from maskloom.data.batch import BothOrdersBatch
 from maskloom.layers.attention import Kept
-from maskloom.layers.copies import all_to_device, to_device
+from maskloom.layers.copies import to_device
 from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -88,10 +88,9 @@ def encode_batch(
         check_ids("token", batch.token_ids, embeddings.word.num_embeddings)
         check_ids("segment", batch.segment_ids, embeddings.segment.num_embeddings)
     device = model_device(model)
-    token_ids, segment_ids = all_to_device([batch.token_ids, batch.segment_ids], device)
     return model.encoder.encode_packed(
-        token_ids,
-        segment_ids,
+        to_device(batch.token_ids, device),
+        to_device(batch.segment_ids, device),
         SequenceLayout.from_lengths(batch.lengths, device),
         keep_hidden_states=keep_hidden_states,
         past=past,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
 from maskloom.layers.copies import to_device
-from maskloom.layers.crf import LinearChainCRF, Penalties
+from maskloom.layers.crf import LinearChainCRF
 from maskloom.layers.layer_mix import LayerCombination
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
@@ -75,24 +75,24 @@ class CrfTagging(TaskObjective):
     def outputs(self, model: EncoderWithHeads, batch: TokenBatch) -> BatchOutputs:
         """Return log probabilities and best paths, with the loss if there are labels."""
         crf, logits, (where, lengths) = _crf(model), self.logits(model, batch), _chains(batch)
-        emissions = logits[where]
-        best = F.one_hot(crf.best_tags(emissions, lengths, self._penalties(crf)), crf.num_tags)
+        emissions, chains = logits[where], SequenceLayout.from_lengths(lengths, logits.device)
+        best = F.one_hot(crf.best_tags(emissions, chains, self._penalties(crf)), crf.num_tags)
         rows = logits.new_zeros((len(logits), 2 * crf.num_tags))
-        rows[where] = torch.cat([crf.log_marginals(emissions, lengths), _OFF_PATH * (1 - best.to(logits.dtype))], dim=1)
+        rows[where] = torch.cat([crf.log_marginals(emissions, chains), _OFF_PATH * (1 - best.to(logits.dtype))], dim=1)
         return BatchOutputs(rows, None if batch.labels is None else self._loss_sum(model, logits, batch))
 
-    def _penalties(self, crf: LinearChainCRF) -> Penalties | None:
+    def _penalties(self, crf: LinearChainCRF) -> Tensor | None:
         if not self.forbidden:
             return None
-        scores = np.zeros((crf.num_tags + 1, crf.num_tags + 1), dtype=np.float32)
-        first, second = np.array(self.forbidden).T
-        scores[first, second] = _FORBIDDEN
-        found = torch.from_numpy(scores).to(crf.start.device)
-        return Penalties(found[-1, :-1], found[:-1, :-1], found[:-1, -1])
+        penalties = crf.start.new_zeros(crf.num_tags + 1, crf.num_tags + 1)
+        first, second = map(list, zip(*self.forbidden, strict=True))
+        penalties[first, second] = _FORBIDDEN
+        return penalties
 
     def _loss_sum(self, model: EncoderWithHeads, logits: Tensor, batch: TokenBatch) -> Tensor:
         where, lengths = _chains(batch, labels_of(batch) != NOT_SCORED)
-        return _crf(model).loss_sum(logits[where], label_tensor(batch, logits)[where], lengths)
+        chains = SequenceLayout.from_lengths(lengths, logits.device)
+        return _crf(model).loss_sum(logits[where], label_tensor(batch, logits)[where], chains)
 
 
 class _OnFrozenVectors(TaskObjective):

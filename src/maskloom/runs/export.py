@@ -24,9 +24,8 @@ from maskloom.inference.model_folder import (
 )
 from maskloom.models.architectures import architecture_of
 from maskloom.models.assembled import EncoderWithHeads, build_model
-from maskloom.models.bart_config import BartConfig
+from maskloom.models.bart_config import BartConfig, MarianConfig
 from maskloom.models.heads import HEADS
-from maskloom.models.marian_config import MarianConfig
 from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads

@@ -77,11 +77,6 @@ def test_dropout_has_the_gradient_of_its_own_mask(causal):
     assert float((gradient * direction).sum()) == pytest.approx(float(slope), rel=1e-6)
 
 
-def test_heads_must_divide_the_hidden_size():
-    with pytest.raises(ValueError, match="hidden size 10 is not divisible by 3 heads"):
-        SelfAttention(10, 3, 0.1)
-
-
 @pytest.mark.parametrize("dropout", [0.0, 1e-9])
 @pytest.mark.parametrize("lengths", [[8, 8], [8, 7, 3]])
 def test_causal_tokens_see_nothing_of_those_after_them(lengths, dropout):

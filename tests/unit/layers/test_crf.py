@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.layers.crf import LinearChainCRF, Penalties
+from maskloom.layers.crf import LinearChainCRF
+from maskloom.layers.sequence_layout import SequenceLayout
 
 NUM_TAGS = 3
 
@@ -21,7 +22,7 @@ def random_chains(seed, lengths=(3, 1, 5, 2)):
     crf, generator = random_crf(seed)
     emissions = torch.randn(sum(lengths), NUM_TAGS, generator=generator, dtype=torch.float64)
     tags = torch.randint(0, NUM_TAGS, (sum(lengths),), generator=generator)
-    return crf, emissions, tags, np.array(lengths)
+    return crf, emissions, tags, SequenceLayout.from_lengths(lengths)
 
 
 @torch.no_grad()
@@ -38,11 +39,11 @@ def all_paths(crf, emissions):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_equals_enumeration(seed):
-    crf, emissions, tags, lengths = random_chains(seed)
-    partitions, scores = crf.log_partition(emissions, lengths), crf.path_score(emissions, tags, lengths)
-    best, marginals = crf.best_tags(emissions, lengths), crf.log_marginals(emissions, lengths).exp()
+    crf, emissions, tags, chains = random_chains(seed)
+    partitions, scores = crf.log_partition(emissions, chains), crf.path_score(emissions, tags, chains)
+    best, marginals = crf.best_tags(emissions, chains), crf.log_marginals(emissions, chains).exp()
     first = 0
-    for chain, length in enumerate(lengths):
+    for chain, length in enumerate(chains.sizes):
         part = slice(first, first + length)
         paths = all_paths(crf, emissions[part])
         total = np.logaddexp.reduce(list(paths.values()))
@@ -56,42 +57,45 @@ def test_everything_equals_enumeration(seed):
             ]
             assert marginals[first + step].tolist() == pytest.approx(expected, abs=1e-9)
         first += length
-    assert float(crf.loss_sum(emissions, tags, lengths).detach()) == pytest.approx(
+    assert float(crf.loss_sum(emissions, tags, chains).detach()) == pytest.approx(
         float((partitions - scores).sum().detach())
     )
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_best_tags_under_penalties_equal_enumeration(seed):
-    crf, emissions, _, lengths = random_chains(seed)
+    crf, emissions, _, chains = random_chains(seed)
     other, _ = random_crf(seed + 100)
-    penalties = Penalties(3 * other.start.detach(), 3 * other.transitions.detach(), 3 * other.end.detach())
-    found = crf.best_tags(emissions, lengths, penalties)
-    for name in ("start", "transitions", "end"):
-        getattr(crf, name).data += getattr(penalties, name)
-    assert found.tolist() == crf.best_tags(emissions, lengths).tolist()
+    penalties = torch.zeros(NUM_TAGS + 1, NUM_TAGS + 1, dtype=emissions.dtype)
+    parts = {"start": penalties[-1, :-1], "transitions": penalties[:-1, :-1], "end": penalties[:-1, -1]}
+    for name, part in parts.items():
+        part += 3 * getattr(other, name).detach()
+    found = crf.best_tags(emissions, chains, penalties)
+    for name, part in parts.items():
+        getattr(crf, name).data += part
+    assert found.tolist() == crf.best_tags(emissions, chains).tolist()
     paths = all_paths(crf, emissions[:3])
     assert tuple(found[:3].tolist()) == max(paths, key=lambda path: paths[path])
 
 
 def test_chains_do_not_touch_each_other():
-    crf, emissions, tags, lengths = random_chains(9)
-    whole = crf.loss_sum(emissions, tags, lengths)
+    crf, emissions, tags, chains = random_chains(9)
+    whole = crf.loss_sum(emissions, tags, chains)
+    lengths = chains.sizes
     starts = np.cumsum(lengths) - lengths
     alone = [
-        crf.loss_sum(emissions[start : start + size], tags[start : start + size], np.array([size]))
+        crf.loss_sum(emissions[start : start + size], tags[start : start + size], SequenceLayout.from_lengths([size]))
         for start, size in zip(starts, lengths, strict=True)
     ]
     torch.testing.assert_close(whole, torch.stack(alone).sum())
     order = np.array([2, 0, 3, 1])
     words = np.concatenate([np.arange(starts[chain], starts[chain] + lengths[chain]) for chain in order])
-    torch.testing.assert_close(
-        crf.best_tags(emissions[words], lengths[order]), crf.best_tags(emissions, lengths)[words]
-    )
+    found = crf.best_tags(emissions[words], SequenceLayout.from_lengths(lengths[order]))
+    torch.testing.assert_close(found, crf.best_tags(emissions, chains)[words])
 
 
 def test_gradient_is_that_of_finite_differences():
-    crf, emissions, tags, lengths = random_chains(5)
+    crf, emissions, tags, chains = random_chains(5)
     emissions.requires_grad_()
 
     def loss(emissions, start, end, transitions):
@@ -104,23 +108,23 @@ def test_gradient_is_that_of_finite_differences():
             self.crf = crf
 
         def forward(self, emissions):
-            return self.crf.loss_sum(emissions, tags, lengths)
+            return self.crf.loss_sum(emissions, tags, chains)
 
     assert torch.autograd.gradcheck(loss, (emissions, crf.start, crf.end, crf.transitions))
 
 
 def test_gradient_by_emission_is_marginal_minus_truth():
-    crf, emissions, tags, lengths = random_chains(6)
+    crf, emissions, tags, chains = random_chains(6)
     emissions.requires_grad_()
-    (gradient,) = torch.autograd.grad(crf.loss_sum(emissions, tags, lengths), emissions)
-    expected = crf.log_marginals(emissions, lengths).exp() - torch.nn.functional.one_hot(tags, NUM_TAGS)
+    (gradient,) = torch.autograd.grad(crf.loss_sum(emissions, tags, chains), emissions)
+    expected = crf.log_marginals(emissions, chains).exp() - torch.nn.functional.one_hot(tags, NUM_TAGS)
     torch.testing.assert_close(gradient, expected.detach())
 
 
 def test_new_parameters_leave_a_softmax_for_each_word():
     emissions = torch.randn(6, NUM_TAGS, generator=torch.Generator().manual_seed(0))
     tags = torch.tensor([0, 1, 2, 2, 1, 0])
-    loss = LinearChainCRF(NUM_TAGS).loss_sum(emissions, tags, np.array([4, 2]))
+    loss = LinearChainCRF(NUM_TAGS).loss_sum(emissions, tags, SequenceLayout.from_lengths([4, 2]))
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(emissions, tags, reduction="sum"))
 
 
@@ -128,33 +132,23 @@ def test_far_apart_scores_stay_finite():
     crf = LinearChainCRF(2)
     crf.transitions.data.fill_(-1e4)
     emissions = torch.tensor([[1e4, -1e4]] * 50)
-    loss = crf.loss_sum(emissions, torch.zeros(50, dtype=torch.int64), np.array([50]))
+    loss = crf.loss_sum(emissions, torch.zeros(50, dtype=torch.int64), SequenceLayout.from_lengths([50]))
     assert torch.isfinite(loss)
-    assert crf.best_tags(emissions, np.array([50])).tolist() == [0] * 50
+    assert crf.best_tags(emissions, SequenceLayout.from_lengths([50])).tolist() == [0] * 50
 
 
 def test_a_forbidden_transition_changes_the_best_path():
     crf = LinearChainCRF(2)
     emissions = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
-    assert crf.best_tags(emissions, np.array([2])).tolist() == [0, 1]
+    assert crf.best_tags(emissions, SequenceLayout.from_lengths([2])).tolist() == [0, 1]
     crf.transitions.data[0, 1] = -100.0
-    assert crf.best_tags(emissions, np.array([2])).tolist() == [0, 0]
+    assert crf.best_tags(emissions, SequenceLayout.from_lengths([2])).tolist() == [0, 0]
 
 
 def test_no_words_cost_nothing_and_keep_a_gradient():
     crf = LinearChainCRF(NUM_TAGS)
-    loss = crf.loss_sum(torch.zeros(0, NUM_TAGS), torch.zeros(0, dtype=torch.int64), np.zeros(0, dtype=np.int64))
+    loss = crf.loss_sum(torch.zeros(0, NUM_TAGS), torch.zeros(0, dtype=torch.int64), SequenceLayout.from_lengths([]))
     loss.backward()
     assert float(loss.detach()) == 0.0
     assert crf.transitions.grad is not None
-    assert len(crf.best_tags(torch.zeros(0, NUM_TAGS), np.zeros(0, dtype=np.int64))) == 0
-
-
-def test_wrong_input_is_refused():
-    crf = LinearChainCRF(NUM_TAGS)
-    with pytest.raises(ValueError, match="the chains have 4 words"):
-        crf.log_partition(torch.zeros(3, NUM_TAGS), np.array([2, 2]))
-    with pytest.raises(ValueError, match="chain 1 has length 0"):
-        crf.log_partition(torch.zeros(3, NUM_TAGS), np.array([3, 0]))
-    with pytest.raises(ValueError, match="num_tags is 0"):
-        LinearChainCRF(0)
+    assert len(crf.best_tags(torch.zeros(0, NUM_TAGS), SequenceLayout.from_lengths([]))) == 0

@@ -57,8 +57,8 @@ def test_every_named_choice_is_tested_above_and_fits_a_model_of_twelve_layers():
         ([1, 1], 5, "each only once"),
         ([5, -1], 5, "each only once"),
         ([], 5, "at least one is needed"),
-        ("sum_last_four", 3, "3 layers, but 4 are needed"),
-        ("second_to_last", 1, "1 layer, but 2 are needed"),
+        ("sum_last_four", 3, "needs 4 layers; the encoder has 3"),
+        ("second_to_last", 1, "needs 2 layers; the encoder has 1"),
         ("1,", 5, "neither layer numbers"),
     ],
 )

@@ -118,6 +118,12 @@ def test_all_wrong_values_are_reported_at_once():
     assert [line.split()[1] for line in str(caught.value).splitlines()] == ["model_type", "vocab_size", "hidden_act"]
 
 
+@pytest.mark.parametrize(("model_type", "key"), [("bart", "d_model"), ("gpt2", "n_embd"), ("t5", "d_model")])
+def test_a_wrong_value_is_named_by_the_key_of_its_file(model_type, key):
+    with pytest.raises(DataError, match=rf"c\.json: {key} = -1: it must be greater"):
+        published_config({"model_type": model_type, key: -1}, "c.json")
+
+
 @pytest.mark.parametrize("values", [[], "bert", None])
 def test_a_configuration_is_an_object(values):
     with pytest.raises(DataError, match="a model configuration is a JSON object"):
@@ -149,6 +155,13 @@ def test_sizes_take_overrides():
             {"rotary": True, "num_attention_heads": 128},
             r"\[model.config\] rotary = true needs heads of even size; hidden_size / num_attention_heads is 1",
         ),
+        (
+            "tiny",
+            {"bilstm": True, "hidden_size": 9, "num_attention_heads": 3},
+            r"\[model.config\] bilstm = true: hidden_size 9 must be even: two directions share it",
+        ),
+        ("tiny", {"forget_bias": 1.0}, "'forget_bias'; it is a key of the architecture lstm and gru"),
+        ("tiny", {"pooling": "max"}, "'pooling'; it is a key of the architecture rnn and lstm and gru"),
         ("tiny", {"hidden_size": "128"}, "hidden_size = '128'"),
         ("tiny", {"name": "huge"}, "unknown model key 'name'"),
     ],

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from maskloom.data.batch import TokenBatch
+from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.tagging import CrfTagging, Tagging
@@ -44,7 +45,7 @@ def test_the_loss_is_that_of_the_chains_alone():
     emissions = objective.logits(built, batch())
     crf = built.heads["crf"]
     expected = sum(
-        crf.loss_sum(emissions[places], torch.from_numpy(LABELS[places]), np.array([len(places)]))
+        crf.loss_sum(emissions[places], torch.from_numpy(LABELS[places]), SequenceLayout.from_lengths([len(places)]))
         for places in ([1, 3], [4], [10, 11, 12], [16, 17])
     )
     (loss,) = objective.loss_sums(built, batch()).values()
@@ -65,9 +66,9 @@ def test_rows_hold_probabilities_and_the_best_path_over_all_words_of_a_chain():
     assert (outputs.rows[outside] == 0).all()
     places = np.flatnonzero(CHAINS == 2)
     emissions = objective.logits(built, batch())[places]
-    lengths = np.array([len(places)])
-    torch.testing.assert_close(outputs.rows[places, :4], built.heads["crf"].log_marginals(emissions, lengths))
-    assert outputs.rows[places, 4:].argmax(1).tolist() == built.heads["crf"].best_tags(emissions, lengths).tolist()
+    chains = SequenceLayout.from_lengths([len(places)])
+    torch.testing.assert_close(outputs.rows[places, :4], built.heads["crf"].log_marginals(emissions, chains))
+    assert outputs.rows[places, 4:].argmax(1).tolist() == built.heads["crf"].best_tags(emissions, chains).tolist()
     inside = np.flatnonzero(CHAINS >= 0)
     torch.testing.assert_close(outputs.rows[inside, :4].exp().sum(1), torch.ones(len(inside)))
     # both halves are normalised, so they weigh the same in a softmax

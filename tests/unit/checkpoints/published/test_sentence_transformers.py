@@ -18,9 +18,8 @@ from maskloom.checkpoints.published.sentence_transformers import (
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.models.assembled import build_model
-from maskloom.models.bart_config import BartConfig
+from maskloom.models.bart_config import BartConfig, MarianConfig
 from maskloom.models.bert import BertConfig
-from maskloom.models.marian_config import MarianConfig
 from maskloom.runs.convert import conversion_lines, convert
 from maskloom.runs.export import describe_vectors
 from maskloom.system.files import write_json

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from maskloom.layers.attention import attend
-from maskloom.layers.processor.packed_attention import prefers_packed
+from maskloom.layers.attention import attend, prefers_packed
 from maskloom.layers.sequence_layout import SequenceLayout
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from maskloom.layers.attention import SelfAttention
-from maskloom.layers.rotary import rotated, rotation
+from maskloom.layers.positions import rotated, rotation
 from maskloom.layers.sequence_layout import SequenceLayout
 
 LENGTHS = [5, 1, 13, 12, 5]
