@@ -26,11 +26,13 @@ class SelfAttention(nn.Module):
 
     Query, key and value projections are one matrix product, rows in that order. With `causal`, each token attends only
     to itself and earlier tokens. If the layout has a `rotation`, queries and keys are rotated by their positions. In
-    training, dropout is applied to the probabilities. The heads must divide the hidden size.
+    training, dropout is applied to the probabilities. Raises ValueError if the heads do not divide the hidden size.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, *, causal: bool = False) -> None:
         super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden size {hidden_size} is not divisible by {num_heads} heads")
         self.num_heads = num_heads
         self.dropout = dropout
         self.causal = causal

@@ -17,11 +17,13 @@ from maskloom.layers.sequence_layout import SequenceLayout
 class CrossAttention(nn.Module):
     """Attention from the decoder's tokens (queries) to all tokens of the encoder's last layer (keys and values).
 
-    Dropout is applied to the probabilities in training. The heads must divide the hidden size.
+    Dropout is applied to the probabilities in training. Raises ValueError if the heads do not divide the hidden size.
     """
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float) -> None:
         super().__init__()
+        if hidden_size % num_heads:
+            raise ValueError(f"hidden size {hidden_size} is not divisible by {num_heads} heads")
         self.num_heads, self.dropout = num_heads, dropout
         self.query = Dense(hidden_size, hidden_size)
         self.key_value = Dense.joined(hidden_size, hidden_size, hidden_size)

@@ -86,10 +86,14 @@ class RecurrentLayer(CarriedLayer):
 
     Two directions share the hidden size, which must be even. Dropout is applied to the inputs, never to the state
     (Zaremba et al. 2014, 3.1). The state of a sequence is (parts, hidden): h and, for an LSTM, c.
+
+    Raises ValueError if the hidden size of a bidirectional layer is odd.
     """
 
     def __init__(self, cell: str, hidden_size: int, *, bidirectional: bool, dropout: float) -> None:
         super().__init__()
+        if bidirectional and hidden_size % 2:
+            raise ValueError(f"hidden size {hidden_size} must be even: two directions share it")
         self.cell = CELLS[cell]
         self.state_shape = (self.cell.num_parts, hidden_size)
         width = hidden_size // 2 if bidirectional else hidden_size
@@ -113,11 +117,13 @@ class RecurrentLayer(CarriedLayer):
 class BiLSTM(nn.Module):
     """A stack of bidirectional LSTMs: (tokens, inputs) to (tokens, output_size).
 
-    Each direction has half of `output_size`, which must be even. `dropout` is applied between layers.
+    Each direction has half of `output_size`; ValueError is raised if that is odd. `dropout` is applied between layers.
     """
 
     def __init__(self, input_size: int, output_size: int, *, num_layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
+        if output_size < 2 or output_size % 2:
+            raise ValueError(f"output_size {output_size} must be even: two directions share it")
         self.output_size = output_size
         self.lstm = nn.LSTM(
             input_size,

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from maskloom.layers.attention import SelfAttention, attend
+from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.sequence_layout import SequenceLayout
 
 LENGTHS = [5, 1, 13, 12, 0, 5, 2]
@@ -134,3 +135,9 @@ def test_a_row_that_may_attend_to_nothing_is_zero_and_not_a_mean():
     assert taught.any()
     layout = SequenceLayout.from_lengths([0, 2])
     assert attend(torch.randn(2, 30), layout, 2, 0.0).shape == (2, 10)  # padding rows are not computed at all
+
+
+def test_heads_must_divide_the_hidden_size():
+    for layer in (SelfAttention, CrossAttention):
+        with pytest.raises(ValueError, match="hidden size 10 is not divisible by 3 heads"):
+            layer(10, 3, 0.1)

@@ -153,3 +153,10 @@ def test_dropout_falls_on_the_inputs_and_in_training_alone():
     assert not torch.equal(run(layer, x, [5]), run(layer, x, [5]))
     layer.eval()
     assert torch.equal(run(layer, x, [5]), run(layer, x, [5]))
+
+
+def test_two_directions_need_an_even_size():
+    with pytest.raises(ValueError, match="output_size 5 must be even"):
+        BiLSTM(3, 5)
+    with pytest.raises(ValueError, match="hidden size 5 must be even: two directions share it"):
+        RecurrentLayer("gru", 5, bidirectional=True, dropout=0.0)
