@@ -217,19 +217,17 @@ class Choice:
         taken: list[tuple[int, int]],
         ended: list[Continuation],
     ) -> None:
-        """Record a step with `log_probabilities` (texts, vocabulary) if requested, with a single device read."""
+        """Record a step with `log_probabilities` (texts, vocabulary) if requested."""
         if self.steps is None:
             return
         best = log_probabilities.topk(min(_NOTED, log_probabilities.shape[1]))
-        rows, columns = to_device(np.array(taken, np.int64).reshape(-1, 2), log_probabilities.device).unbind(1)
-        parts = (best.indices, best.values, log_probabilities[rows, columns])
-        read, size = torch.cat([part.double().flatten() for part in parts]).tolist(), best.indices.numel()
-        pairs, width = [*zip(map(int, read[:size]), read[size : 2 * size], strict=True)], best.indices.shape[1]
-        rows_of = (pairs[start : start + width] for start in range(0, size, width))
-        candidates = [[pair for pair in row if pair[1] > -math.inf] for row in rows_of]
-        for (place, token), value in zip(taken, read[2 * size :], strict=True):
+        candidates = [
+            [(token, value) for token, value in zip(tokens, values, strict=True) if value > -math.inf]
+            for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+        for place, token in taken:
             if all(token != other for other, _ in candidates[place]):
-                candidates[place].append((token, value))
+                candidates[place].append((token, float(log_probabilities[place, token])))
         kept = [replace(text, token_ids=[*text.token_ids]) for text in texts]
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 

@@ -62,12 +62,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     embedded = {"vocab_size": tokenizer.of_targets}
     if tokenizer.targets is not None or config.get("source_vocab_size") is not None:
         embedded["source_vocab_size"] = tokenizer
-        if tokenizer.targets is None:
-            raise DataError(
-                f"{folder}: config.json has source_vocab_size, but there is no {TARGETS} folder with a vocabulary"
-            )
-        if config.get("source_vocab_size") is None:
-            raise DataError(f"{folder}: there is a folder {TARGETS}, but config.json has no source_vocab_size")
+        if tokenizer.targets is None or config.get("source_vocab_size") is None:
+            missing = f"folder {TARGETS}" if tokenizer.targets is None else "source_vocab_size in config.json"
+            raise DataError(f"{folder}: there is no {missing}; a model with two vocabularies needs both")
     for key, part in embedded.items():
         size = config.get(key, 30_522)
         if type(size) is not int:
@@ -101,11 +98,6 @@ def tokenizer_read(config: ModelConfig, words: Tokenizer) -> Tokenizer:
     if architecture_of(config).reads_spelling:
         return SpelledTokenizer.of(words)
     return replace(words, max_length=config.max_position_embeddings)
-
-
-def task_tokenizer(folder: Path) -> Tokenizer:
-    """Open the tokenizer of a model to be fine-tuned, with the special tokens that tasks need."""
-    return load_tokenizer(folder).with_task_tokens()
 
 
 class _Settings(Section):

@@ -233,17 +233,14 @@ class Predictor(TaskModel):
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the outputs of the model's head for encoded examples; raises DataError if the weights are broken."""
-        try:
-            return model_outputs(
-                self.model,
-                self.required_task().objective,
-                encoded,
-                max_tokens=self.max_tokens,
-                max_units=self.batch_size,
-                precision=self.precision,
-            )
-        except ValueError as error:
-            raise DataError(str(error)) from None
+        return model_outputs(
+            self.model,
+            self.required_task().objective,
+            encoded,
+            max_tokens=self.max_tokens,
+            max_units=self.batch_size,
+            precision=self.precision,
+        )
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[MaskCandidate]]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from maskloom.errors import ConfigError
 from maskloom.system.files import write_json, write_text
 from maskloom.text.templates import GPT_TEXTS, RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer, library_of
@@ -28,7 +27,7 @@ class BytePairTokenizer(Tokenizer):
     If the vocabulary has a `suffix` (GPT's "</w>"), text is split into words by BERT's rules, and a character outside
     the vocabulary becomes the unknown token. Otherwise text is split into bytes like GPT-2's, which preserves white
     space and case; `prefix_space` prepends a space. Ids match the `tokenizers` library, and thus transformers, except
-    that special tokens in a text are plain text unless requested. Raises ConfigError for a `max_length` below 3.
+    that special tokens in a text are plain text unless requested.
     """
 
     merges: tuple[tuple[str, str], ...] = field(repr=False)
@@ -38,10 +37,6 @@ class BytePairTokenizer(Tokenizer):
     files: ClassVar[tuple[str, ...]] = ("vocab.json", "merges.txt", *SETTINGS_FILES)
     task_marks: ClassVar[str] = GPT_TEXTS
     text_marks: ClassVar[str] = RUNNING_TEXT
-
-    def __post_init__(self) -> None:
-        if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: the start, delimiter and extract tokens alone need 3")
 
     @classmethod
     def open(cls, folder: Path) -> BytePairTokenizer:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import models, pre_tokenizers
 
-from maskloom.errors import ConfigError, DataError
-from maskloom.text.tokenizer import Tokenizer
+from maskloom.errors import DataError
+from maskloom.text.tokenizer import Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_limit, read_object
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SpecialTokens, Vocabulary
 
@@ -35,10 +35,6 @@ class SpelledTokenizer(Tokenizer):
     files: ClassVar[tuple[str, ...]] = SETTINGS_FILES
     task_marks: ClassVar[str] = "classify A separator classify B separator"
     text_marks: ClassVar[str] = "classify A separator"
-
-    def __post_init__(self) -> None:
-        if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: the marks of a sentence and a word need 3 tokens")
 
     @classmethod
     def of(cls, words: Tokenizer | None = None) -> SpelledTokenizer:
@@ -94,13 +90,7 @@ class SpelledTokenizer(Tokenizer):
 
     def _build_library(self) -> tokenizers.Tokenizer:
         ids = dict(self.vocabulary.ids)
-        library = tokenizers.Tokenizer(models.BPE(ids, [], continuing_subword_prefix=CONTINUATION_PREFIX))
-        library.normalizer = normalizers.BertNormalizer(  # pyright: ignore[reportAttributeAccessIssue]
-            clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
-        )
-        cut, spell = (
-            pre_tokenizers.BertPreTokenizer(),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        )
+        library = library_of(models.BPE(ids, [], continuing_subword_prefix=CONTINUATION_PREFIX), lowercase=False)
+        cut, spell = library.pre_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         library.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])  # pyright: ignore[reportAttributeAccessIssue]
         return library

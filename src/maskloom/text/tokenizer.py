@@ -79,6 +79,10 @@ class Tokenizer(ABC):
     text_marks: ClassVar[str]
     has_segments: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.max_length < 3:
+            raise ConfigError(f"max_length = {self.max_length}: it must be at least 3, for two marks and a token")
+
     @classmethod
     def load(cls, folder: str | Path, *, max_length: int | None = None, **rules: Any) -> Tokenizer:
         """Open a folder written by `save` or in Hugging Face layout; arguments override the folder's settings.
