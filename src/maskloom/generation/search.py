@@ -78,9 +78,7 @@ class Generation:
             raise ConfigError(f"min_tokens {self.min_tokens}: it may not exceed max_tokens, {self.max_tokens}")
         plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
         if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
-            raise ConfigError(
-                f"beam = {self.beam} with {', '.join(changed)}: beam search does not sample; use only one of them"
-            )
+            raise ConfigError(f"beam = {self.beam} with {', '.join(changed)}: beam search does not sample")
 
     def changed(self, given: Mapping[str, Any]) -> Generation:
         """Return a copy with the `given` settings; a sampling setting turns beam search off."""
@@ -152,9 +150,7 @@ def continue_texts(
     limit = model.config.max_position_embeddings
     for number, prompt in enumerate(prompts):
         if not 0 < len(prompt) < limit:
-            raise DataError(
-                f"prompt {number}: {len(prompt)} tokens; expected 1 to {limit - 1} (the model takes at most {limit})"
-            )
+            raise DataError(f"prompt {number}: {len(prompt)} tokens; expected 1 to {limit - 1}, by the model's limit")
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
     num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
     numbers = list(range(len(prompts))) if numbers is None else list(numbers)
@@ -310,10 +306,8 @@ class Decoder:
         if not model.config.is_causal:
             raise ConfigError("only a left-to-right model can continue a text")
         if (head := model.vocabulary_head) is None:
-            raise ConfigError(
-                "this model was saved without its language-model head and cannot continue a text; use the folder that "
-                "it was fine-tuned from, or keep the head in fine-tuning with auxiliary_lm above 0"
-            )
+            how = "use the one that it was fine-tuned from, or fine-tune with auxiliary_lm above 0"
+            raise ConfigError(f"this model has no language-model head and cannot continue a text; {how}")
         self._encoder, self._vocabulary_head = model.encoder, head
         self._read_by(model.encoder.layers, model.encoder.word_embeddings, room, width)
 

@@ -39,9 +39,8 @@ def resolve_model_folder(path: str | Path) -> Path:
         raise DataError(f"{path}: expected a folder with config.json, model.safetensors and vocab.txt, got a file")
     refuse_unconverted(path)
     if (path / "recipe.toml").exists():
-        raise DataError(
-            f"{path}: this run has no model/ yet; finish it with --resume, or: maskloom export {path} --out DIR"
-        )
+        how = f"finish it with --resume, or: maskloom export {path} --out DIR"
+        raise DataError(f"{path}: this run has no model/ yet; {how}")
     held = sorted(entry.name for entry in path.iterdir())[:8]
     raise DataError(f"{path}: no config.json here or in {path / 'model'}; found: {', '.join(held) or 'nothing'}")
 
@@ -70,16 +69,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         if type(size) is not int:
             raise DataError(f"{folder}: {key} = {size!r:.80} is not a whole number")
         if len(part.vocabulary) > size:
-            raise DataError(
-                f"{folder}: the vocabulary has {len(part.vocabulary)} tokens, the model embeds {size}; "
-                "these files do not belong together"
-            )
+            what = f"the vocabulary has {len(part.vocabulary)} tokens, the model embeds {size}"
+            raise DataError(f"{folder}: {what}; these files do not belong together")
     known = read_settings(folder).get("vocabularies") if tokenizer.targets is not None else None
     if known is not None and {"vocabularies": known} != vocabularies_of(tokenizer):
-        raise DataError(
-            f"{folder}: the source and target vocabularies are not the ones in {SETTINGS_FILE}, with which the "
-            "model was trained"
-        )
+        raise DataError(f"{folder}: the source and target vocabularies are not the ones in {SETTINGS_FILE}")
     return tokenizer
 
 

@@ -262,10 +262,8 @@ class Predictor(TaskModel):
         positions = np.flatnonzero(ids == vocabulary.mask_id)
         num_asked = text.count(vocabulary.tokens[vocabulary.mask_id])
         if len(positions) < max(num_asked, 1):
-            raise DataError(
-                f"{text[:60]!r:.80}: {num_asked} [MASK] in the text, {len(positions)} within the first "
-                f"{self.max_length} tokens; at least one is needed and all must fit"
-            )
+            what = f"{num_asked} [MASK] in the text, {len(positions)} within the first {self.max_length} tokens"
+            raise DataError(f"{text[:60]!r:.80}: {what}; at least one is needed and all must fit")
         batch = PackedBatch(ids, np.asarray(encoding.segments, dtype=np.int64), np.array([len(ids)]))
         with inference_in(self.precision, self.device):
             hidden = encode_batch(self.model, batch).last_hidden_state[torch.from_numpy(positions)]

@@ -50,9 +50,7 @@ def chosen_device(name: Any = "auto") -> torch.device:
             raise ConfigError(f"device {name!r}: each process uses its own GPU; give 'cuda'")
         local = os.environ.get("LOCAL_RANK")
         if local is None and min(num_processes(), num_gpus) > 1:
-            raise ConfigError(
-                f"LOCAL_RANK is not set, so it is unclear which of {num_gpus} GPUs to use; torchrun sets it"
-            )
+            raise ConfigError(f"LOCAL_RANK is not set, which chooses one of {num_gpus} GPUs; torchrun sets it")
         number = int(local or 0) % num_gpus
     if number >= num_gpus:
         raise ConfigError(f"device {name!r}: torch {torch.__version__} finds {num_gpus} CUDA devices here")

@@ -316,9 +316,7 @@ class Tokenizer(ABC):
         if limit > self.max_length:
             raise ConfigError(f"max_length = {limit}: the model's limit is {self.max_length} tokens")
         if limit < num_marks:
-            raise ConfigError(
-                f"max_length = {limit}: the special tokens of {amount(num_texts, 'text')} need {num_marks}"
-            )
+            raise ConfigError(f"max_length = {limit}: the marks of {amount(num_texts, 'text')} need {num_marks}")
         return limit
 
     def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:

@@ -110,10 +110,7 @@ def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) ->
     if rules.get("type", "BertNormalizer") != "BertNormalizer":
         raise DataError(f"{folder}: the normalizer of tokenizer.json is {rules['type']!r}; BERT's is 'BertNormalizer'")
     if rules.get("strip_accents") not in (None, lowercase):
-        raise DataError(
-            f"{folder}: strip_accents is {rules['strip_accents']!r} but do_lower_case is {lowercase!r}; in BERT's "
-            "rules do_lower_case decides both"
-        )
+        raise DataError(f"{folder}: strip_accents is {rules['strip_accents']!r}; BERT's is do_lower_case, {lowercase}")
     for key in ("tokenize_chinese_chars", "handle_chinese_chars", "clean_text", "do_basic_tokenize"):
         if rules.get(key) is False:
             raise DataError(f"{folder}: {key} is false; in BERT's rules it is always true")
@@ -175,12 +172,9 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
     take_added(ids, library, folder / "tokenizer.json")
     tokens = tokens_by_id(ids, path)
     suffix = END_OF_WORD if any(token.endswith(END_OF_WORD) for token in tokens) else ""
-    missing = [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids))
-    if missing:
-        raise DataError(
-            f"{path}: neither GPT's tokens (none ends with {END_OF_WORD!r}) nor GPT-2's ({len(missing)} bytes "
-            f"have no token, such as {missing[0]!r})"
-        )
+    if missing := [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids)):
+        why = f"no token ends with {END_OF_WORD!r}, as in GPT, or is the byte {missing[0]!r}, as in GPT-2"
+        raise DataError(f"{path}: {why}")
     special = _special_tokens(folder, config, ids, suffix, path)
     vocabulary = Vocabulary(tokens, special, prefix="", suffix=suffix, source=str(path))
     _check_merges(merges, vocabulary, path)

@@ -103,9 +103,7 @@ class Vocabulary:
                 raise DataError(f"{source}, line {line}: token {token!r:.80} contains an unpaired surrogate")
             first_line[token] = line
         if missing := [token for token in self.special.tokens if token not in first_line]:
-            raise DataError(
-                f"{source}: no {', '.join(missing)} among {len(self.tokens)} tokens; its special tokens are needed"
-            )
+            raise DataError(f"{source}: no {', '.join(missing)} among {len(self.tokens)} tokens; all are needed")
 
     def __len__(self) -> int:
         return len(self.tokens)
