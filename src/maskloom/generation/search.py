@@ -26,11 +26,7 @@ _SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "num_best": 1, "seed": 0, "
 MOST_BEAMS = 1000
 _BLOCK = 64  # values per block whose maximum is computed first
 _NOTED = 6  # candidates recorded per text in each step
-_RANGES = (
-    ("temperature", 1e6, "from 0 to 1e+06"),
-    ("top_p", 1.0, "above 0 and at most 1"),
-    ("length_penalty", 100.0, "from 0 to 100"),
-)
+_LARGEST = {"temperature": 1e6, "top_p": 1.0, "length_penalty": 100.0}
 
 
 @dataclass(frozen=True)
@@ -67,12 +63,13 @@ class Generation:
                 raise ConfigError(f"{name} {value!r:.80}: expected a whole number of at least {smallest}, below 2^63")
         if (self.beam or 0) > MOST_BEAMS:
             raise ConfigError(f"beam {self.beam}: expected a whole number of at most {MOST_BEAMS:,}")
-        for name, largest, rule in _RANGES:
+        for name, largest in _LARGEST.items():
             value = getattr(self, name)
             if value is None and name == "length_penalty":
                 continue
             is_fit = isinstance(value, int | float) and type(value) is not bool and 0.0 <= value <= largest
             if not is_fit or (name == "top_p" and value == 0.0):
+                rule = "above 0 and at most 1" if name == "top_p" else f"from 0 to {largest:g}"
                 raise ConfigError(f"{name} {value!r:.80}: expected a number {rule}")
         if self.min_tokens > self.max_tokens:
             raise ConfigError(f"min_tokens {self.min_tokens}: it may not exceed max_tokens, {self.max_tokens}")
@@ -213,17 +210,19 @@ class Choice:
         taken: list[tuple[int, int]],
         ended: list[Continuation],
     ) -> None:
-        """Record a step with `log_probabilities` (texts, vocabulary) if requested."""
+        """Record a step with `log_probabilities` (texts, vocabulary) if requested, with a single device read."""
         if self.steps is None:
             return
         best = log_probabilities.topk(min(_NOTED, log_probabilities.shape[1]))
-        candidates = [
-            [(token, value) for token, value in zip(tokens, values, strict=True) if value > -math.inf]
-            for tokens, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        ]
-        for place, token in taken:
+        rows, columns = to_device(np.array(taken, np.int64).reshape(-1, 2), log_probabilities.device).unbind(1)
+        parts = (best.indices, best.values, log_probabilities[rows, columns])
+        read, size = torch.cat([part.double().flatten() for part in parts]).tolist(), best.indices.numel()
+        pairs, width = [*zip(map(int, read[:size]), read[size : 2 * size], strict=True)], best.indices.shape[1]
+        rows_of = (pairs[start : start + width] for start in range(0, size, width))
+        candidates = [[pair for pair in row if pair[1] > -math.inf] for row in rows_of]
+        for (place, token), value in zip(taken, read[2 * size :], strict=True):
             if all(token != other for other, _ in candidates[place]):
-                candidates[place].append((token, float(log_probabilities[place, token])))
+                candidates[place].append((token, value))
         kept = [replace(text, token_ids=[*text.token_ids]) for text in texts]
         self.steps.append(DecodingStep(kept, candidates, taken, ended))
 

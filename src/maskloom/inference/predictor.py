@@ -273,7 +273,7 @@ class Predictor(TaskModel):
         best = probabilities[:, : len(vocabulary)].topk(min(top_k, len(vocabulary)))  # a model may have more rows
         return [
             [
-                {"token": vocabulary.tokens[token], "token_id": token, "probability": probability}
+                {"token": vocabulary.tokens[int(token)], "token_id": token, "probability": probability}
                 for probability, token in zip(row_values, row_tokens, strict=True)
             ]
             for row_values, row_tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True)

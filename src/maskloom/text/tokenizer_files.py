@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -161,10 +161,12 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
         merges_path = file_inside(folder, "merges.txt")
         if merges_path is None:
             raise DataError(f"{folder}: vocab.json without merges.txt, which lists the merges in order")
-        ids, merges = read_json_object(path, limit=MAX_VOCABULARY_BYTES), _read_merges(merges_path)
+        ids, merges = read_json_object(path, limit=MAX_VOCABULARY_BYTES), _lines_of_merges(merges_path)
     elif model.get("type") == "BPE":
-        path = folder / "tokenizer.json"
-        ids, merges = model.get("vocab"), _listed_merges(model.get("merges"), path)
+        path, listed = folder / "tokenizer.json", model.get("merges")
+        if not isinstance(listed, list):
+            raise DataError(f"{path}: merges is not a list but {type(listed).__name__}")
+        ids, merges = model.get("vocab"), ((f"{path}, merge {n}", merge) for n, merge in enumerate(listed, start=1))
     else:
         raise DataError(f"{folder}: merges.txt without vocab.json, which holds the token ids")
     if not isinstance(ids, dict):
@@ -177,9 +179,8 @@ def read_byte_pairs(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path}: {why}")
     special = _special_tokens(folder, config, ids, suffix, path)
     vocabulary = Vocabulary(tokens, special, prefix="", suffix=suffix, source=str(path))
-    _check_merges(merges, vocabulary, path)
+    pairs = _checked_merges(merges, vocabulary, path)
     rules = _read_rules(folder, library, model, config, suffix)
-    pairs = tuple(pair for _, pair in merges)
     return {"vocabulary": vocabulary, "merges": pairs, "max_length": read_limit(folder, config), **rules}
 
 
@@ -194,41 +195,30 @@ def _library(folder: Path) -> dict[str, Any]:
     return read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
 
 
-def _read_merges(path: Path) -> list[tuple[str, tuple[str, str]]]:
-    """Return the merges of a merges.txt in order, each with its file and line."""
-    return [
-        _merge(line.rstrip("\r").split(" "), f"{path}, line {number}")
-        for number, line in enumerate(read_text(path).split("\n"), start=1)
-        if line.strip("\r") and not (number == 1 and line.startswith("#version"))
-    ]
+def _lines_of_merges(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the merges of a merges.txt in order, each after its place."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip("\r") and not (number == 1 and line.startswith("#version")):
+            yield f"{path}, line {number}", line.rstrip("\r")
 
 
-def _listed_merges(values: Any, path: Path) -> list[tuple[str, tuple[str, str]]]:
-    """Return the merges of a tokenizer.json: pairs, or space-separated strings in files of older releases."""
-    if not isinstance(values, list):
-        raise DataError(f"{path}: merges is not a list but {type(values).__name__}")
-    return [
-        _merge(value.split(" ") if isinstance(value, str) else value, f"{path}, merge {number}")
-        for number, value in enumerate(values, start=1)
-    ]
-
-
-def _merge(parts: Any, place: str) -> tuple[str, tuple[str, str]]:
-    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
-        shown = " ".join(map(str, parts)) if isinstance(parts, list) else parts
-        raise DataError(f"{place}: {shown!r:.80} is not a merge; expected two symbols separated by a blank")
-    return place, (parts[0], parts[1])
-
-
-def _check_merges(merges: Iterable[tuple[str, tuple[str, str]]], vocabulary: Vocabulary, vocabulary_path: Path) -> None:
+def _checked_merges(
+    merges: Iterable[tuple[str, Any]], vocabulary: Vocabulary, vocabulary_path: Path
+) -> tuple[tuple[str, str], ...]:
+    """Return merges, each given after its place: pairs, or as in older files strings with a blank."""
     first: dict[tuple[str, str], str] = {}
-    for place, pair in merges:
+    for place, merge in merges:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
+            raise DataError(f"{place}: {merge!r:.80} is not a merge; expected two symbols separated by a blank")
+        pair = (parts[0], parts[1])
         missing = next((token for token in (*pair, "".join(pair)) if token not in vocabulary.ids), None)
         if missing is not None:
             raise DataError(f"{place}: merges {' '.join(pair)!r:.80}, but {vocabulary_path} has no {missing!r:.80}")
         if pair in first:
             raise DataError(f"{place}: {' '.join(pair)!r:.80} is already merged, see {first[pair]}")
         first[pair] = place
+    return tuple(first)
 
 
 def _special_tokens(

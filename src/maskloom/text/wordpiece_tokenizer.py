@@ -15,7 +15,7 @@ from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
 from maskloom.text.tokenizer import Pieces, Tokenizer, library_of
-from maskloom.text.tokenizer_files import MAX_WORD_LENGTHS, SETTINGS_FILES, read_wordpiece
+from maskloom.text.tokenizer_files import MAX_WORD_LENGTHS, SETTINGS_FILES
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, longest_pieces, vocabulary_sha256
 
 Compatibility = Literal["google", "hf"]
@@ -43,18 +43,12 @@ class WordPieceTokenizer(Tokenizer):
         if self.compatibility not in MAX_WORD_LENGTHS:
             raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
 
-    @classmethod
-    def open(cls, folder: Path) -> WordPieceTokenizer:
-        """Open a folder in BERT's layout, like `Tokenizer.load`."""
-        return cls(**read_wordpiece(folder))
-
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
         self.vocabulary.save(folder / "vocab.txt")
         library.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
         library.post_processor = self.template.processor(self.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
-        rules = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase}
-        rules |= {"strip_accents": None, "tokenize_chinese_chars": True}
-        return rules, {"maskloom_compatibility": self.compatibility}
+        rules = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase, "strip_accents": None}
+        return {**rules, "tokenize_chinese_chars": True, "maskloom_compatibility": self.compatibility}
 
     def identity(self) -> dict[str, Any]:
         """Return the vocabulary's hash and size, and the rules."""

@@ -156,7 +156,9 @@ def test_half_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"merges.txt without vocab.json"):
         Tokenizer.load(tmp_path)
     (tmp_path / "merges.txt").unlink()
-    write(tmp_path, "tokenizer.json", {"model": {"type": "BPE", "vocab": {"<unk>": 0}, "merges": ["a b c"]}})
+    write(
+        tmp_path, "tokenizer.json", {"model": {"type": "BPE", "vocab": {"<unk>": 0, "a</w>": 1}, "merges": ["a b c"]}}
+    )
     with pytest.raises(DataError, match=r"tokenizer.json, merge 1: 'a b c' is not a merge"):
         Tokenizer.load(tmp_path)
 
