@@ -343,7 +343,7 @@ def test_outputs_that_are_no_numbers_are_neither_scored_nor_predicted(prepared):
     task, model, tokenizer, dev = prepared
     with torch.no_grad():
         next(model.heads[task.heads[-1]].parameters()).view(-1)[0] = torch.nan
-    with pytest.raises(ValueError, match="not finite numbers"):
+    with pytest.raises(DataError, match="not finite numbers"):
         evaluate_task(model, task, task.encode(dev, tokenizer, MAX_LENGTH))
     with pytest.raises(DataError, match="not finite numbers"):
         Predictor(model, tokenizer, task=task, max_length=MAX_LENGTH).predict_examples(dev)
