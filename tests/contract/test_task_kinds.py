@@ -16,7 +16,7 @@ from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.config import FinetuneRecipe, validate_recipe
 from maskloom.errors import DataError
 from maskloom.inference import Prediction, Predictor
-from maskloom.inference.model_folder import task_tokenizer
+from maskloom.inference.model_folder import load_tokenizer
 from maskloom.models.architectures import config_of
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
@@ -263,7 +263,7 @@ def prepared(name, recipe, model_folder, files):
     train = kind.read(files[0], ReadingOptions(), settings)
     task = kind.make(kind.label_names(train, ReadingOptions(), settings), None, settings)
     model, _ = load_model(model_folder, heads=task.heads, num_labels=task.num_outputs, seed=1)
-    tokenizer = task_tokenizer(model_folder)
+    tokenizer = load_tokenizer(model_folder).with_task_tokens()
     model.resize_vocabulary(len(tokenizer.vocabulary), seed=1)
     return task, model, tokenizer, kind.read(files[1], ReadingOptions(), settings)
 
@@ -343,7 +343,7 @@ def test_outputs_that_are_no_numbers_are_neither_scored_nor_predicted(prepared):
     task, model, tokenizer, dev = prepared
     with torch.no_grad():
         next(model.heads[task.heads[-1]].parameters()).view(-1)[0] = torch.nan
-    with pytest.raises(ValueError, match="not finite numbers"):
+    with pytest.raises(DataError, match="not finite numbers"):
         evaluate_task(model, task, task.encode(dev, tokenizer, MAX_LENGTH))
     with pytest.raises(DataError, match="not finite numbers"):
         Predictor(model, tokenizer, task=task, max_length=MAX_LENGTH).predict_examples(dev)

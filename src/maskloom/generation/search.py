@@ -26,11 +26,7 @@ _SMALLEST = {"max_tokens": 1, "top_k": 1, "beam": 1, "num_best": 1, "seed": 0, "
 MOST_BEAMS = 1000
 _BLOCK = 64  # values per block whose maximum is computed first
 _NOTED = 6  # candidates recorded per text in each step
-_RANGES = (
-    ("temperature", 1e6, "from 0 to 1e+06"),
-    ("top_p", 1.0, "above 0 and at most 1"),
-    ("length_penalty", 100.0, "from 0 to 100"),
-)
+_LARGEST = {"temperature": 1e6, "top_p": 1.0, "length_penalty": 100.0}
 
 
 @dataclass(frozen=True)
@@ -67,20 +63,19 @@ class Generation:
                 raise ConfigError(f"{name} {value!r:.80}: expected a whole number of at least {smallest}, below 2^63")
         if (self.beam or 0) > MOST_BEAMS:
             raise ConfigError(f"beam {self.beam}: expected a whole number of at most {MOST_BEAMS:,}")
-        for name, largest, rule in _RANGES:
+        for name, largest in _LARGEST.items():
             value = getattr(self, name)
             if value is None and name == "length_penalty":
                 continue
             is_fit = isinstance(value, int | float) and type(value) is not bool and 0.0 <= value <= largest
             if not is_fit or (name == "top_p" and value == 0.0):
+                rule = "above 0 and at most 1" if name == "top_p" else f"from 0 to {largest:g}"
                 raise ConfigError(f"{name} {value!r:.80}: expected a number {rule}")
         if self.min_tokens > self.max_tokens:
             raise ConfigError(f"min_tokens {self.min_tokens}: it may not exceed max_tokens, {self.max_tokens}")
         plain = {"temperature": 1.0, "top_k": None, "top_p": 1.0}
         if self.beam is not None and (changed := [name for name in plain if getattr(self, name) != plain[name]]):
-            raise ConfigError(
-                f"beam = {self.beam} with {', '.join(changed)}: beam search does not sample; use only one of them"
-            )
+            raise ConfigError(f"beam = {self.beam} with {', '.join(changed)}: beam search does not sample")
 
     def changed(self, given: Mapping[str, Any]) -> Generation:
         """Return a copy with the `given` settings; a sampling setting turns beam search off."""
@@ -152,9 +147,7 @@ def continue_texts(
     limit = model.config.max_position_embeddings
     for number, prompt in enumerate(prompts):
         if not 0 < len(prompt) < limit:
-            raise DataError(
-                f"prompt {number}: {len(prompt)} tokens; expected 1 to {limit - 1} (the model takes at most {limit})"
-            )
+            raise DataError(f"prompt {number}: {len(prompt)} tokens; expected 1 to {limit - 1}, by the model's limit")
     room = min(limit, max(map(len, prompts)) + settings.max_tokens)
     num_steps = [min(settings.max_tokens, room - len(prompt)) for prompt in prompts]
     numbers = list(range(len(prompts))) if numbers is None else list(numbers)
@@ -312,10 +305,8 @@ class Decoder:
         if not model.config.is_causal:
             raise ConfigError("only a left-to-right model can continue a text")
         if (head := model.vocabulary_head) is None:
-            raise ConfigError(
-                "this model was saved without its language-model head and cannot continue a text; use the folder that "
-                "it was fine-tuned from, or keep the head in fine-tuning with auxiliary_lm above 0"
-            )
+            how = "use the one that it was fine-tuned from, or fine-tune with auxiliary_lm above 0"
+            raise ConfigError(f"this model has no language-model head and cannot continue a text; {how}")
         self._encoder, self._vocabulary_head = model.encoder, head
         self._read_by(model.encoder.layers, model.encoder.word_embeddings, room, width)
 

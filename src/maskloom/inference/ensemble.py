@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from maskloom.errors import ConfigError
 from maskloom.inference.predictor import Predictor, TaskModel
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
 from maskloom.objectives.tagging import Tagging
+from maskloom.system.files import file_sha256
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
 from maskloom.tasks.kinds import KINDS, changed
@@ -48,7 +48,7 @@ class Ensemble(TaskModel):
             raise ConfigError("an ensemble needs at least one model")
         first = members[0]
         for number, member in enumerate(members[1:], start=2):
-            _check_alike(first, member, number)
+            _check_alike(first, member, f"model {number} of the ensemble")
         self.members = tuple(members)
         self.average: Average = average
         self.tokenizer = first.tokenizer
@@ -63,16 +63,13 @@ class Ensemble(TaskModel):
         """Open model or run folders. Raises ConfigError, naming the folder, unless they are models of one task."""
         if isinstance(folders, str) or not isinstance(folders, Iterable):
             raise ConfigError(f"folders: expected a list of model folders, got {type(folders).__name__}")
-        members = []
-        for folder in folders:
+        members: list[Predictor] = []
+        for number, folder in enumerate(folders, start=1):
             member = Predictor.load(folder, max_length=max_length)
             if KINDS[(kind := member.required_task().kind)].has_decoder:
                 raise ConfigError(f"{folder}: a {kind} model; the outputs of such models cannot be averaged")
             members.append(member)
-            try:
-                _check_alike(members[0], member, len(members))
-            except ConfigError as error:
-                raise ConfigError(f"{folder}: {error}") from None
+            _check_alike(members[0], member, f"{folder}: model {number} of the ensemble")
         return cls(members, average=average)
 
     @property
@@ -189,12 +186,11 @@ def _comparable(task: Task) -> dict[str, Any]:
     """Return the settings of a task, with the path of its word vectors replaced by a hash of their contents."""
     found = task.settings.model_dump()
     if place := (found.get("features") or {}).get("word_vectors"):
-        with Path(place).open("rb") as file:
-            found["features"]["word_vectors"] = hashlib.file_digest(file, "sha256").hexdigest()
+        found["features"]["word_vectors"] = file_sha256(place)
     return found
 
 
-def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
+def _check_alike(first: Predictor, other: Predictor, name: str) -> None:
     """Raise ConfigError, naming the first difference, if a member does not match the first one."""
     one, two = first.required_task(), other.required_task()
     facts: list[tuple[str, Any, Any]] = [
@@ -205,12 +201,8 @@ def _check_alike(first: Predictor, other: Predictor, number: int) -> None:
     ]
     here, there = _comparable(one), _comparable(two)
     facts += [(f"setting {key}", here.get(key), there.get(key)) for key in sorted({*here, *there} - _FREE_SETTINGS)]
-    for name, here, there in facts:
+    for what, here, there in facts:
         if here != there:
-            raise ConfigError(
-                f"model {number} of the ensemble differs from the first in {name}: {there!r}, not {here!r}"
-            )
+            raise ConfigError(f"{name} differs from the first in {what}: {there!r}, not {here!r}")
     if first.tokenizer.identity() != other.tokenizer.identity():
-        raise ConfigError(
-            f"model {number} of the ensemble has a different tokenizer from the first; all must read the same tokens"
-        )
+        raise ConfigError(f"{name} has a different tokenizer from the first; all must read the same tokens")

@@ -39,9 +39,8 @@ def resolve_model_folder(path: str | Path) -> Path:
         raise DataError(f"{path}: expected a folder with config.json, model.safetensors and vocab.txt, got a file")
     refuse_unconverted(path)
     if (path / "recipe.toml").exists():
-        raise DataError(
-            f"{path}: this run has no model/ yet; finish it with --resume, or: maskloom export {path} --out DIR"
-        )
+        how = f"finish it with --resume, or: maskloom export {path} --out DIR"
+        raise DataError(f"{path}: this run has no model/ yet; {how}")
     held = sorted(entry.name for entry in path.iterdir())[:8]
     raise DataError(f"{path}: no config.json here or in {path / 'model'}; found: {', '.join(held) or 'nothing'}")
 
@@ -62,27 +61,19 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     embedded = {"vocab_size": tokenizer.of_targets}
     if tokenizer.targets is not None or config.get("source_vocab_size") is not None:
         embedded["source_vocab_size"] = tokenizer
-        if tokenizer.targets is None:
-            raise DataError(
-                f"{folder}: config.json has source_vocab_size, but there is no {TARGETS} folder with a vocabulary"
-            )
-        if config.get("source_vocab_size") is None:
-            raise DataError(f"{folder}: there is a folder {TARGETS}, but config.json has no source_vocab_size")
+        if tokenizer.targets is None or config.get("source_vocab_size") is None:
+            missing = f"folder {TARGETS}" if tokenizer.targets is None else "source_vocab_size in config.json"
+            raise DataError(f"{folder}: there is no {missing}; a model with two vocabularies needs both")
     for key, part in embedded.items():
         size = config.get(key, 30_522)
         if type(size) is not int:
             raise DataError(f"{folder}: {key} = {size!r:.80} is not a whole number")
         if len(part.vocabulary) > size:
-            raise DataError(
-                f"{folder}: the vocabulary has {len(part.vocabulary)} tokens, the model embeds {size}; "
-                "these files do not belong together"
-            )
+            what = f"the vocabulary has {len(part.vocabulary)} tokens, the model embeds {size}"
+            raise DataError(f"{folder}: {what}; these files do not belong together")
     known = read_settings(folder).get("vocabularies") if tokenizer.targets is not None else None
     if known is not None and {"vocabularies": known} != vocabularies_of(tokenizer):
-        raise DataError(
-            f"{folder}: the source and target vocabularies are not the ones in {SETTINGS_FILE}, with which the "
-            "model was trained"
-        )
+        raise DataError(f"{folder}: the source and target vocabularies are not the ones in {SETTINGS_FILE}")
     return tokenizer
 
 
@@ -101,11 +92,6 @@ def tokenizer_read(config: ModelConfig, words: Tokenizer) -> Tokenizer:
     if architecture_of(config).reads_spelling:
         return SpelledTokenizer.of(words)
     return replace(words, max_length=config.max_position_embeddings)
-
-
-def task_tokenizer(folder: Path) -> Tokenizer:
-    """Open the tokenizer of a model to be fine-tuned, with the special tokens that tasks need."""
-    return load_tokenizer(folder).with_task_tokens()
 
 
 class _Settings(Section):

@@ -233,17 +233,14 @@ class Predictor(TaskModel):
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the outputs of the model's head for encoded examples; raises DataError if the weights are broken."""
-        try:
-            return model_outputs(
-                self.model,
-                self.required_task().objective,
-                encoded,
-                max_tokens=self.max_tokens,
-                max_units=self.batch_size,
-                precision=self.precision,
-            )
-        except ValueError as error:
-            raise DataError(str(error)) from None
+        return model_outputs(
+            self.model,
+            self.required_task().objective,
+            encoded,
+            max_tokens=self.max_tokens,
+            max_units=self.batch_size,
+            precision=self.precision,
+        )
 
     @torch.inference_mode()
     def fill_mask(self, text: str, *, top_k: int = 5) -> list[list[MaskCandidate]]:
@@ -265,10 +262,8 @@ class Predictor(TaskModel):
         positions = np.flatnonzero(ids == vocabulary.mask_id)
         num_asked = text.count(vocabulary.tokens[vocabulary.mask_id])
         if len(positions) < max(num_asked, 1):
-            raise DataError(
-                f"{text[:60]!r:.80}: {num_asked} [MASK] in the text, {len(positions)} within the first "
-                f"{self.max_length} tokens; at least one is needed and all must fit"
-            )
+            what = f"{num_asked} [MASK] in the text, {len(positions)} within the first {self.max_length} tokens"
+            raise DataError(f"{text[:60]!r:.80}: {what}; at least one is needed and all must fit")
         batch = PackedBatch(ids, np.asarray(encoding.segments, dtype=np.int64), np.array([len(ids)]))
         with inference_in(self.precision, self.device):
             hidden = encode_batch(self.model, batch).last_hidden_state[torch.from_numpy(positions)]
@@ -278,7 +273,7 @@ class Predictor(TaskModel):
         best = probabilities[:, : len(vocabulary)].topk(min(top_k, len(vocabulary)))  # a model may have more rows
         return [
             [
-                {"token": vocabulary.tokens[token], "token_id": token, "probability": probability}
+                {"token": vocabulary.tokens[int(token)], "token_id": token, "probability": probability}
                 for probability, token in zip(row_values, row_tokens, strict=True)
             ]
             for row_values, row_tokens in zip(best.values.tolist(), best.indices.tolist(), strict=True)

@@ -31,10 +31,8 @@ def source_ids(text: str, name: str, tokenizer: Tokenizer, max_length: int) -> l
     sentinels, marks = tokenizer.vocabulary.sentinel_ids.tolist(), tokenizer.template
     *parts, last = _BLANK.split(text)
     if not 0 < len(parts) <= len(sentinels):
-        raise DataError(
-            f"{name}: {len(parts)} blanks in {text[:40]!r}; expected 1 to {len(sentinels)}, written <X>, <Y>, "
-            "<Z> or <extra_id_0>"
-        )
+        known = f"1 to {len(sentinels)}, such as <X> or <extra_id_0>"
+        raise DataError(f"{name}: {len(parts)} blanks in {text[:40]!r}; expected {known}")
     ids = list(marks.begin)
     for part, mark in zip(parts, sentinels[: len(parts)], strict=True):
         ids += [*tokenizer.token_ids(part.rstrip()), mark]

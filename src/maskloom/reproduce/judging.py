@@ -18,7 +18,7 @@ from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.data.corpus.opening import Corpus, split_documents
 from maskloom.data.settings import PretrainingData
 from maskloom.errors import ConfigError
-from maskloom.inference.model_folder import resolve_model_folder, task_tokenizer
+from maskloom.inference.model_folder import load_tokenizer, resolve_model_folder
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.pretraining_plan import phase_plans
@@ -78,7 +78,7 @@ def training_record(folder: Path) -> dict[str, Any]:
 
 def check_vocabulary(model: Path, corpus: Path) -> None:
     """Raise ConfigError if a model folder and a corpus have different vocabularies."""
-    own, wanted = task_tokenizer(model), Corpus.open(corpus).tokenizer
+    own, wanted = load_tokenizer(model).with_task_tokens(), Corpus.open(corpus).tokenizer
     if own.identity()["vocabulary_sha256"] != wanted.identity()["vocabulary_sha256"]:
         raise ConfigError(
             f"{model}: its vocabulary differs from that of the corpus {corpus}, so losses cannot be compared"
@@ -93,7 +93,7 @@ def linear_score(probe: Probe, model: Path, inputs: Inputs, *, max_length: int) 
     """
     reading, paths = probe.files.reading, probe.files.paths
     row = None if reading.format is None else catalog_row(reading.format)
-    kind, tokenizer = task_kind(row.kind if row else probe.kind), task_tokenizer(model)
+    kind, tokenizer = task_kind(row.kind if row else probe.kind), load_tokenizer(model).with_task_tokens()
     settings = kind.settings()
     train, dev = (kind.read(paths[part], reading, settings) for part in ("train", "dev"))
     task = kind.make(

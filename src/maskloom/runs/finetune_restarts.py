@@ -16,7 +16,7 @@ from maskloom.checkpoints.huggingface import CONFIG, load_model, read_model_conf
 from maskloom.checkpoints.tensor_files import WEIGHTS
 from maskloom.config import FinetuneRecipe, TrainingSection
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference.model_folder import load_tokenizer, task_tokenizer, tokenizer_read
+from maskloom.inference.model_folder import load_tokenizer, tokenizer_read
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.models.architectures import architecture_of, config_of
 from maskloom.models.assembled import EncoderWithHeads, build_model, prepare_blocks
@@ -200,8 +200,8 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
         config = config_of(section, vocab_size=len(ids)).with_marks(None if pad is None else ids[pad], begin, end)
         own = tokenizer_read(config, own)
     else:
-        # a frozen encoder learns no new marks
-        own, config = (load_tokenizer if recipe.features else task_tokenizer)(source), read_model_config(source)
+        own, config = load_tokenizer(source), read_model_config(source)
+        own = own if recipe.features else own.with_task_tokens()  # a frozen encoder learns no new marks
         config = config.model_copy(update={key: value for key, value in _added(recipe).items() if hasattr(config, key)})
     settings = recipe.task_settings(kind.settings)
     num_layers = getattr(settings, "source_layers", None)

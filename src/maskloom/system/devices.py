@@ -31,26 +31,26 @@ def chosen_device(name: Any = "auto") -> torch.device:
     if match is None:
         raise ConfigError(f"unknown device {name!r:.80}; known: auto, cpu, cuda, cuda:0 and so on, mps")
     num_gpus = 0 if name in ("cpu", "mps") else torch.cuda.device_count()
-    if name == "cpu" or (name == "auto" and not num_gpus and not torch.backends.mps.is_available()):
+    if name == "auto" and not num_gpus:
+        name = "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cpu":
         share_cores()
         return torch.device("cpu")
-    if name == "mps" or not num_gpus:
-        if name.startswith("cuda"):
-            raise ConfigError(f"device {name!r}: torch {torch.__version__} finds no CUDA device here")
+    if name == "mps":
         if not torch.backends.mps.is_available():
             raise ConfigError(f"device 'mps': torch {torch.__version__} finds no Apple GPU here")
         if is_one_of_several():
             raise ConfigError("device 'mps': several processes cannot share it; use device 'cpu'")
         return torch.device("mps")
+    if not num_gpus:
+        raise ConfigError(f"device {name!r}: torch {torch.__version__} finds no CUDA device here")
     number = int(match[1] or 0)
     if is_one_of_several():
         if match[1] is not None:
             raise ConfigError(f"device {name!r}: each process uses its own GPU; give 'cuda'")
         local = os.environ.get("LOCAL_RANK")
         if local is None and min(num_processes(), num_gpus) > 1:
-            raise ConfigError(
-                f"LOCAL_RANK is not set, so it is unclear which of {num_gpus} GPUs to use; torchrun sets it"
-            )
+            raise ConfigError(f"LOCAL_RANK is not set, which chooses one of {num_gpus} GPUs; torchrun sets it")
         number = int(local or 0) % num_gpus
     if number >= num_gpus:
         raise ConfigError(f"device {name!r}: torch {torch.__version__} finds {num_gpus} CUDA devices here")

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
@@ -52,18 +52,14 @@ def replacing(path: str | Path, mode: Literal["wb", "w"] = "wb") -> Iterator[IO[
             process = left.name.removeprefix(start).partition(".")[0]
             if process.isdigit() and not is_running(int(process)):
                 left.unlink()
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{start}{os.getpid()}.", suffix=".tmp")
+    temporary = path.parent / f"{start}{os.getpid()}.{secrets.token_hex(4)}.tmp"
     try:
-        with os.fdopen(descriptor, mode, encoding=encoding, newline=newline) as file:
+        with open(temporary, mode.replace("w", "x"), encoding=encoding, newline=newline) as file:
             yield file
             fault_point("files.write")
             file.flush()
             fault_point("files.sync")
             os.fsync(file.fileno())
-        # mkstemp creates private files; this one gets the permissions of any file that the user creates
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
         fault_point("files.rename")
         os.replace(temporary, path)
     except BaseException as error:
@@ -165,17 +161,16 @@ def remove_left(left: Path) -> None:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy a folder's content into another, except links to folders; raises OSError as `replacing` does."""
+    """Copy a folder's files and folders into another, except links to folders; raises OSError as `replacing` does."""
     for path in sorted(source.iterdir()):
-        if path.is_dir():
-            if not path.is_symlink():
-                (target / path.name).mkdir()
-                copy_files(path, target / path.name)
-            continue
-        with path.open("rb") as file, replacing(target / path.name) as copy:
-            while chunk := file.read(_CHUNK):
-                fault_point("files.copy")
-                copy.write(chunk)
+        if path.is_dir() and not path.is_symlink():
+            (target / path.name).mkdir()
+            copy_files(path, target / path.name)
+        elif not path.is_dir() and not is_stream(path):  # a pipe might never end
+            with path.open("rb") as file, replacing(target / path.name) as copy:
+                while chunk := file.read(_CHUNK):
+                    fault_point("files.copy")
+                    copy.write(chunk)
 
 
 def is_running(process: int) -> bool:

@@ -84,9 +84,8 @@ def require_memory(num_bytes: int, what: str, error: type[ValueError] | None = N
     if available is not None and num_bytes > available:
         from maskloom.errors import ConfigError
 
-        raise (error or ConfigError)(
-            f"{what} takes {num_bytes:,} bytes of memory, but only {available:,} are available"
-        )
+        told = f"takes {num_bytes:,} bytes of memory, but only {available:,} are available"
+        raise (error or ConfigError)(f"{what} {told}")
 
 
 def _of_group(folder: str, limit: str, use: str, cached: str) -> int | None:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maskloom.errors import DataError
 from maskloom.layers.copies import to_host
 from maskloom.metrics.metric import Metric
 from maskloom.models.assembled import EncoderWithHeads
@@ -131,7 +132,7 @@ def model_outputs(
 ) -> ModelOutputs:
     """Run a model over encoded data in batches of similar lengths; `max_tokens` defaults to what suits the device.
 
-    `max_units` limits the units of a batch; `precision` applies on CUDA. Raises ValueError if an output is not finite.
+    `max_units` limits the units of a batch; `precision` applies on CUDA. Raises DataError if an output is not finite.
     """
     model.eval()
     rows: list[np.ndarray] = [np.empty(0)] * len(data)
@@ -151,7 +152,7 @@ def model_outputs(
     with inference_in(precision, model_device(model)):  # entered once, so that weights are rounded once
         for (batch, counts), values in to_host(launched()):
             if not np.isfinite(values).all():
-                raise ValueError("the model's outputs are not finite numbers; its weights are corrupt")
+                raise DataError("the model's outputs are not finite numbers; its weights are corrupt")
             ends = np.cumsum(objective.row_counts(batch) if counts is None else counts)
             for index, part in zip(batch.indices, np.split(values, ends[:-1]), strict=True):
                 rows[index] = part

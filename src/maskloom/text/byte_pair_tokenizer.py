@@ -11,11 +11,10 @@ from typing import Any, ClassVar
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from maskloom.errors import ConfigError
 from maskloom.system.files import write_json, write_text
 from maskloom.text.templates import GPT_TEXTS, RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer, library_of
-from maskloom.text.tokenizer_files import SETTINGS_FILES, read_byte_pairs
+from maskloom.text.tokenizer_files import SETTINGS_FILES
 from maskloom.text.vocabulary import BART_TOKENS, GPT_TOKENS, Vocabulary, vocabulary_sha256
 
 _VERSION = "#version: 0.2"
@@ -28,7 +27,7 @@ class BytePairTokenizer(Tokenizer):
     If the vocabulary has a `suffix` (GPT's "</w>"), text is split into words by BERT's rules, and a character outside
     the vocabulary becomes the unknown token. Otherwise text is split into bytes like GPT-2's, which preserves white
     space and case; `prefix_space` prepends a space. Ids match the `tokenizers` library, and thus transformers, except
-    that special tokens in a text are plain text unless requested. Raises ConfigError for a `max_length` below 3.
+    that special tokens in a text are plain text unless requested.
     """
 
     merges: tuple[tuple[str, str], ...] = field(repr=False)
@@ -39,26 +38,17 @@ class BytePairTokenizer(Tokenizer):
     task_marks: ClassVar[str] = GPT_TEXTS
     text_marks: ClassVar[str] = RUNNING_TEXT
 
-    def __post_init__(self) -> None:
-        if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: the start, delimiter and extract tokens alone need 3")
-
-    @classmethod
-    def open(cls, folder: Path) -> BytePairTokenizer:
-        """Open a folder in GPT's (`</w>`) or GPT-2's (bytes) layout, like `Tokenizer.load`."""
-        return cls(**read_byte_pairs(folder))
-
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
         suffix = self.vocabulary.suffix
         write_json(folder / "vocab.json", dict(self.vocabulary.ids))
         write_text(folder / "merges.txt", "".join(f"{line}\n" for line in [_VERSION, *map(" ".join, self.merges)]))
         library.decoder = decoders.BPEDecoder(suffix) if suffix else decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
         if not suffix:
             kind = "RobertaTokenizer" if self.vocabulary.special == BART_TOKENS else "GPT2Tokenizer"
-            return {"tokenizer_class": kind, "add_prefix_space": self.prefix_space}, {}
+            return {"tokenizer_class": kind, "add_prefix_space": self.prefix_space}
         # transformers' class for GPT always lower-cases, whatever the folder says
         kind = "OpenAIGPTTokenizer" if self.lowercase else "PreTrainedTokenizerFast"
-        return {"tokenizer_class": kind, "do_lower_case": self.lowercase}, {}
+        return {"tokenizer_class": kind, "do_lower_case": self.lowercase}
 
     def identity(self) -> dict[str, Any]:
         """Return the kind of tokenizer, the hash of its tokens and merges, the vocabulary size and the casing."""

@@ -12,15 +12,9 @@ import unicodedata
 from collections.abc import Sequence
 from itertools import compress
 
-_CHINESE_RANGES = (
-    (0x4E00, 0x9FFF),
-    (0x3400, 0x4DBF),
-    (0x20000, 0x2A6DF),
-    (0x2A700, 0x2B73F),
-    (0x2B740, 0x2B81F),
-    (0x2B820, 0x2CEAF),
-    (0xF900, 0xFAFF),
-    (0x2F800, 0x2FA1F),
+_CHINESE = re.compile(
+    "[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df"
+    "\U0002a700-\U0002b73f\U0002b740-\U0002b81f\U0002b820-\U0002ceaf\U0002f800-\U0002fa1f]"
 )
 _KEEP, _DROP, _SPACE, _APART = range(4)
 
@@ -34,22 +28,16 @@ class _CharacterClasses(dict[str, int]):
     """Maps a character to its treatment in cleaning; filled lazily, with at most one entry per code point."""
 
     def __missing__(self, char: str) -> int:
-        code = ord(char)
+        category = unicodedata.category(char)
         if char in " \t\n\r":
             kind = _SPACE
-        elif code in (0, 0xFFFD):
+        elif char == "\ufffd" or category in ("Cc", "Cf"):
             kind = _DROP
+        elif category == "Zs" or char.isspace():
+            # cleaning keeps U+2028 and U+2029, but the split on white space that follows removes them
+            kind = _SPACE
         else:
-            category = unicodedata.category(char)
-            if category in ("Cc", "Cf"):
-                kind = _DROP
-            elif category == "Zs" or char.isspace():
-                # cleaning keeps U+2028 and U+2029, but the split on white space that follows removes them
-                kind = _SPACE
-            elif any(first <= code <= last for first, last in _CHINESE_RANGES):
-                kind = _APART
-            else:
-                kind = _KEEP
+            kind = _APART if _CHINESE.match(char) else _KEEP
         self[char] = kind
         return kind
 

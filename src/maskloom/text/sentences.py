@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from array import array
 from bisect import bisect_right
@@ -89,14 +88,8 @@ def check_language(language: str) -> None:
     """Raise ConfigError for a language that the library would silently split by the rules of English."""
     if language in LANGUAGES or language in _RELATED.split():
         return
-    wanted = language.lower().replace("_", "-")
-    names = {name.lower(): code for code, name in LANGUAGES.items()}
-    near = [wanted.split("-")[0], *difflib.get_close_matches(wanted, [*LANGUAGES, *_RELATED.split(), *names], 3)]
-    codes = list(dict.fromkeys(names.get(code, code) for code in near))
-    meant = [code for code in codes if code in LANGUAGES or code in _RELATED.split()]
-    hint = f"; did you mean {' or '.join(map(repr, meant))}?" if meant else "."
     raise ConfigError(
-        f"language is {language!r:.80}, which has no sentence rules{hint} There are rules for "
+        f"language is {language!r:.80}, which has no sentence rules. There are rules for "
         f"{', '.join(f'{code} ({name})' for code, name in LANGUAGES.items())} and closely related languages; for any "
         "other, choose the nearest, or put each sentence on its own line and build with sentences 'lines'"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers import models, pre_tokenizers
 
-from maskloom.errors import ConfigError, DataError
-from maskloom.text.tokenizer import Tokenizer
+from maskloom.errors import DataError
+from maskloom.text.tokenizer import Tokenizer, library_of
 from maskloom.text.tokenizer_files import SETTINGS_FILES, read_limit, read_object
 from maskloom.text.vocabulary import CONTINUATION_PREFIX, SpecialTokens, Vocabulary
 
@@ -36,10 +36,6 @@ class SpelledTokenizer(Tokenizer):
     task_marks: ClassVar[str] = "classify A separator classify B separator"
     text_marks: ClassVar[str] = "classify A separator"
 
-    def __post_init__(self) -> None:
-        if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: the marks of a sentence and a word need 3 tokens")
-
     @classmethod
     def of(cls, words: Tokenizer | None = None) -> SpelledTokenizer:
         """Return the tokenizer of a model that predicts the words of another tokenizer."""
@@ -56,9 +52,9 @@ class SpelledTokenizer(Tokenizer):
             raise DataError(f"{folder / 'tokenizer.json'}: its tokens are not the bytes of spelled words")
         return found
 
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
         library.post_processor = self.template.processor(self.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
-        return {"tokenizer_class": "PreTrainedTokenizerFast"}, {}
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}
 
     def identity(self) -> dict[str, Any]:
         """Return the kind of tokenizer; there is only one vocabulary."""
@@ -94,13 +90,7 @@ class SpelledTokenizer(Tokenizer):
 
     def _build_library(self) -> tokenizers.Tokenizer:
         ids = dict(self.vocabulary.ids)
-        library = tokenizers.Tokenizer(models.BPE(ids, [], continuing_subword_prefix=CONTINUATION_PREFIX))
-        library.normalizer = normalizers.BertNormalizer(  # pyright: ignore[reportAttributeAccessIssue]
-            clean_text=True, handle_chinese_chars=True, strip_accents=False, lowercase=False
-        )
-        cut, spell = (
-            pre_tokenizers.BertPreTokenizer(),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        )
+        library = library_of(models.BPE(ids, [], continuing_subword_prefix=CONTINUATION_PREFIX), lowercase=False)
+        cut, spell = library.pre_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         library.pre_tokenizer = pre_tokenizers.Sequence([cut, spell])  # pyright: ignore[reportAttributeAccessIssue]
         return library

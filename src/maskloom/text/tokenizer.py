@@ -18,7 +18,7 @@ from maskloom.errors import ConfigError, amount
 from maskloom.system.files import write_json
 from maskloom.text.long_texts import LONGEST_PART, Part, parts_of
 from maskloom.text.templates import BART_TEXTS, ONE_TEXT, SequenceTemplate
-from maskloom.text.tokenizer_files import ROLES, kind_of_tokenizer
+from maskloom.text.tokenizer_files import ROLES, kind_of_tokenizer, read_byte_pairs, read_unigram, read_wordpiece
 from maskloom.text.vocabulary import SURROGATE, Vocabulary
 
 TOKEN_FILES = ("vocab.txt", "vocab.json", "tokenizer.json")
@@ -79,6 +79,10 @@ class Tokenizer(ABC):
     text_marks: ClassVar[str]
     has_segments: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        if self.max_length < 3:
+            raise ConfigError(f"max_length = {self.max_length}: it must be at least 3, for two marks and a token")
+
     @classmethod
     def load(cls, folder: str | Path, *, max_length: int | None = None, **rules: Any) -> Tokenizer:
         """Open a folder written by `save` or in Hugging Face layout; arguments override the folder's settings.
@@ -92,16 +96,16 @@ class Tokenizer(ABC):
         from maskloom.text.unigram_tokenizer import UnigramTokenizer
         from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
-        kinds = {
-            "wordpiece": WordPieceTokenizer,
-            "byte-pair": BytePairTokenizer,
-            "spelled": SpelledTokenizer,
-            "unigram": UnigramTokenizer,
+        kinds: dict[str, Callable[[Path], Tokenizer]] = {
+            "wordpiece": lambda path: WordPieceTokenizer(**read_wordpiece(path)),
+            "byte-pair": lambda path: BytePairTokenizer(**read_byte_pairs(path)),
+            "unigram": lambda path: UnigramTokenizer(**read_unigram(path)),
+            "spelled": SpelledTokenizer.open,
         }
 
         def opened(path: Path, **given: Any) -> Tokenizer:
             chosen = {name: value for name, value in given.items() if value is not None}
-            return replace(kinds[kind_of_tokenizer(path)].open(path), **chosen)
+            return replace(kinds[kind_of_tokenizer(path)](path), **chosen)
 
         tokenizer, targets = opened(Path(folder), max_length=max_length, **rules), Path(folder) / TARGETS
         return replace(tokenizer, targets=opened(targets)) if targets.is_dir() else tokenizer
@@ -120,21 +124,21 @@ class Tokenizer(ABC):
             self.targets.save(Path(folder) / TARGETS)
         folder, library, special = Path(folder), self._build_library(), self.vocabulary.special
         folder.mkdir(parents=True, exist_ok=True)
-        rules, own = self._save_vocabulary(folder, library)
+        settings = self._save_vocabulary(folder, library)
         library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.tokens])
         named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
         if num_segments < 2:
-            own = {**own, "model_input_names": ["input_ids", "attention_mask"]}
+            settings["model_input_names"] = ["input_ids", "attention_mask"]
         write_json(folder / "tokenizer.json", self._content(library))
-        write_json(folder / "tokenizer_config.json", {**rules, "model_max_length": self.max_length, **named, **own})
+        write_json(folder / "tokenizer_config.json", {**settings, "model_max_length": self.max_length, **named})
         write_json(folder / "special_tokens_map.json", named)
 
     def _content(self, library: tokenizers.Tokenizer) -> dict[str, Any]:
         return json.loads(library.to_str())
 
     @abstractmethod
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Write the vocabulary, complete `library` in place, and return transformers' settings and our own."""
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
+        """Write the vocabulary, complete `library` in place, and return the settings of the kind of tokenizer."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -312,9 +316,7 @@ class Tokenizer(ABC):
         if limit > self.max_length:
             raise ConfigError(f"max_length = {limit}: the model's limit is {self.max_length} tokens")
         if limit < num_marks:
-            raise ConfigError(
-                f"max_length = {limit}: the special tokens of {amount(num_texts, 'text')} need {num_marks}"
-            )
+            raise ConfigError(f"max_length = {limit}: the marks of {amount(num_texts, 'text')} need {num_marks}")
         return limit
 
     def _pieces(self, texts: Sequence[str | bytes], parse_special_tokens: bool) -> list[Pieces]:

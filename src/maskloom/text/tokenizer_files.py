@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,17 @@ from maskloom.text.vocabulary import (
     MAX_VOCABULARY_BYTES,
     SpecialTokens,
     Vocabulary,
+    model_of,
     read_text,
+    take_added,
     tokens_by_id,
 )
 
 SETTINGS_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
-_DEFAULT_MAX_LENGTH = 512
 # transformers writes 1e30 for an unknown limit
 _NO_LIMIT = 10**9
-# The longest word, in characters, that is split into pieces, and whose rule that is.
-_WORD_LENGTHS: dict[Any, str] = {100: "hf", 200: "google"}
+MAX_WORD_LENGTHS = {"google": 200, "hf": 100}
+"""The longest word, in characters, that WordPiece splits, by whose rule that is."""
 ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token", "bos_token", "eos_token")
 """transformers' names for the fields of `SpecialTokens`, in the same order."""
 
@@ -42,30 +43,30 @@ _PLAIN = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "ignore
           "byte_fallback": (None, False), "fuse_unk": (None, False)}  # fmt: skip
 
 
-def read_settings(folder: str | Path) -> dict[str, Any]:
-    """Read `lowercase`, `max_length` and `compatibility` from tokenizer_config.json, tokenizer.json and config.json.
+def read_wordpiece(folder: Path) -> dict[str, Any]:
+    """Read the arguments of a `WordPieceTokenizer` from vocab.txt, tokenizer.json and the configurations.
 
     A folder with only a vocab.txt is uncased unless its tokens contain capital letters. A tokenizer.json without a
     vocab.txt also decides the compatibility: a word limit of 100 characters is Hugging Face's, so special tokens in a
     text are recognised too. Raises DataError for rules that BERT's tokenizer does not have, and for damaged files.
     """
-    folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: not a folder; a tokenizer is a folder with vocab.txt or tokenizer.json")
-    config = read_object(folder, "tokenizer_config.json")
-    library = _library(folder)
+    vocabulary = Vocabulary.load(folder)
+    config, library = _config(folder), _library(folder)
     normalizer = library.get("normalizer") or {}
     if not isinstance(normalizer, dict):
         raise DataError(f"{folder}: the normalizer of tokenizer.json is not an object but {type(normalizer).__name__}")
     lowercase = config.get("do_lower_case", normalizer.get("lowercase"))
     if lowercase is None:
-        lowercase = not holds_capitals(Vocabulary.load(folder).tokens)
+        lowercase = not holds_capitals(vocabulary.tokens)
     refuse_foreign_rules(folder, lowercase, {**normalizer, **config})
     by_file = "google" if file_inside(folder, "vocab.txt") else _compatibility(folder / "tokenizer.json", library)
     compatibility = config.get("maskloom_compatibility", by_file)
-    if compatibility not in ("google", "hf"):
+    if compatibility not in MAX_WORD_LENGTHS:
         raise DataError(f"{folder}: maskloom_compatibility is {compatibility!r}; it must be 'google' or 'hf'")
-    return {"lowercase": lowercase, "max_length": read_limit(folder, config), "compatibility": compatibility}
+    rules = {"lowercase": lowercase, "max_length": read_limit(folder, config), "compatibility": compatibility}
+    return {"vocabulary": vocabulary, **rules}
 
 
 def read_limit(folder: Path, config: dict[str, Any]) -> int:
@@ -73,7 +74,7 @@ def read_limit(folder: Path, config: dict[str, Any]) -> int:
     limit = config.get("model_max_length")
     if not isinstance(limit, int | float) or limit > _NO_LIMIT:
         model = read_object(folder, "config.json")
-        limit = model.get("max_position_embeddings") or model.get("n_positions") or _DEFAULT_MAX_LENGTH
+        limit = model.get("max_position_embeddings") or model.get("n_positions") or 512
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not 3 <= limit <= _NO_LIMIT:
         raise DataError(f"{folder}: the longest input is {limit!r:.80} tokens; expected a whole number of at least 3")
     return int(limit)
@@ -92,29 +93,24 @@ def holds_capitals(tokens: Iterable[str]) -> bool:
 
 def _compatibility(path: Path, library: dict[str, Any]) -> str:
     """Return whose rules a lone tokenizer.json follows, Google's or Hugging Face's; raises DataError for any others."""
-    words, longest = library.get("pre_tokenizer"), _model_of(library).get("max_input_chars_per_word", 100)
+    words, longest = library.get("pre_tokenizer"), model_of(library).get("max_input_chars_per_word", 100)
     kind = words.get("type") if isinstance(words, dict) else words
     if kind not in (None, "BertPreTokenizer"):
         raise DataError(f"{path}: pre_tokenizer is {kind!r:.80}; BERT's is 'BertPreTokenizer'")
-    if not isinstance(longest, int) or longest not in _WORD_LENGTHS:
-        known = " or ".join(f"{length} ({name})" for length, name in _WORD_LENGTHS.items())
-        raise DataError(f"{path}: max_input_chars_per_word is {longest!r:.80}; expected {known}")
-    return _WORD_LENGTHS[longest]
+    for name, length in MAX_WORD_LENGTHS.items():
+        if longest == length:
+            return name
+    raise DataError(f"{path}: max_input_chars_per_word is {longest!r:.80}; expected 100 (hf) or 200 (google)")
 
 
 def refuse_foreign_rules(folder: Path, lowercase: Any, rules: dict[str, Any]) -> None:
     """Raise DataError if a normalizer or a configuration asks for word rules other than BERT's."""
     if not isinstance(lowercase, bool):
         raise DataError(f"{folder}: do_lower_case is {lowercase!r:.80}; it must be true or false")
-    if rules.get("auto_map"):
-        raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
     if rules.get("type", "BertNormalizer") != "BertNormalizer":
         raise DataError(f"{folder}: the normalizer of tokenizer.json is {rules['type']!r}; BERT's is 'BertNormalizer'")
     if rules.get("strip_accents") not in (None, lowercase):
-        raise DataError(
-            f"{folder}: strip_accents is {rules['strip_accents']!r} but do_lower_case is {lowercase!r}; in BERT's "
-            "rules do_lower_case decides both"
-        )
+        raise DataError(f"{folder}: strip_accents is {rules['strip_accents']!r}; BERT's is do_lower_case, {lowercase}")
     for key in ("tokenize_chinese_chars", "handle_chinese_chars", "clean_text", "do_basic_tokenize"):
         if rules.get(key) is False:
             raise DataError(f"{folder}: {key} is false; in BERT's rules it is always true")
@@ -126,7 +122,7 @@ def kind_of_tokenizer(folder: Path) -> str:
         return "wordpiece"
     if (folder / "vocab.json").exists() or (folder / "merges.txt").exists():
         return "byte-pair"
-    model = _model_of(_library(folder))
+    model = model_of(_library(folder))
     if model.get("type") == "BPE":
         return "spelled" if model.get("continuing_subword_prefix") == CONTINUATION_PREFIX else "byte-pair"
     return "unigram" if model.get("type") == "Unigram" else "wordpiece"
@@ -134,16 +130,14 @@ def kind_of_tokenizer(folder: Path) -> str:
 
 def read_unigram(folder: Path) -> dict[str, Any]:
     """Read the arguments of a `UnigramTokenizer` from a tokenizer.json; raises DataError if it is damaged."""
-    path, config, library = folder / "tokenizer.json", read_object(folder, "tokenizer_config.json"), _library(folder)
-    if config.get("auto_map"):
-        raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
-    model, pieces = _model_of(library), _model_of(library).get("vocab")
+    path, config, library = folder / "tokenizer.json", _config(folder), _library(folder)
+    model, pieces = model_of(library), model_of(library).get("vocab")
     if not isinstance(pieces, list) or not all(
         isinstance(piece, list) and [*map(type, piece)] in ([str, float], [str, int]) for piece in pieces
     ):
         raise DataError(f"{path}: vocab is not a list of pieces with their scores")
     ids = {piece: index for index, (piece, _) in enumerate(pieces)}
-    _take_added(ids, library, folder)
+    take_added(ids, library, path)
     usual = SpecialTokens(pad="<pad>", unknown="<unk>", end="</s>")
     special = SpecialTokens(**_named_tokens(folder, config, ids, usual))
     vocabulary = Vocabulary(tokens_by_id(ids, path), special, prefix="", source=str(path))
@@ -154,99 +148,77 @@ def read_unigram(folder: Path) -> dict[str, Any]:
     return {"vocabulary": vocabulary, "scores": scores, "rules": json.dumps(rules, sort_keys=True), **more}
 
 
-def _take_added(ids: dict[str, Any], library: dict[str, Any], folder: Path) -> None:
-    """Add to the vocabulary the added tokens that it lacks."""
-    added = library.get("added_tokens")
-    for token in added if isinstance(added, list) else []:
-        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
-            raise DataError(f"{folder / 'tokenizer.json'}: the added token {token!r:.80} has no content")
-        ids.setdefault(token["content"], token.get("id"))
-
-
 def read_byte_pairs(folder: Path) -> dict[str, Any]:
     """Read the arguments of a `BytePairTokenizer` from vocab.json and merges.txt, or else from tokenizer.json only.
 
     Raises DataError, with file and line, for damaged files, for merges of unknown tokens, and for rules that are
     neither GPT's nor GPT-2's.
     """
-    config, library = read_object(folder, "tokenizer_config.json"), _library(folder)
-    model = _model_of(library)
+    config, library = _config(folder), _library(folder)
+    model = model_of(library)
     path = file_inside(folder, "vocab.json")
     if path is not None:
         merges_path = file_inside(folder, "merges.txt")
         if merges_path is None:
             raise DataError(f"{folder}: vocab.json without merges.txt, which lists the merges in order")
-        ids, merges = read_json_object(path, limit=MAX_VOCABULARY_BYTES), _read_merges(merges_path)
+        ids, merges = read_json_object(path, limit=MAX_VOCABULARY_BYTES), _lines_of_merges(merges_path)
     elif model.get("type") == "BPE":
-        path = folder / "tokenizer.json"
-        ids, merges = model.get("vocab"), _listed_merges(model.get("merges"), path)
+        path, listed = folder / "tokenizer.json", model.get("merges")
+        if not isinstance(listed, list):
+            raise DataError(f"{path}: merges is not a list but {type(listed).__name__}")
+        ids, merges = model.get("vocab"), ((f"{path}, merge {n}", merge) for n, merge in enumerate(listed, start=1))
     else:
         raise DataError(f"{folder}: merges.txt without vocab.json, which holds the token ids")
     if not isinstance(ids, dict):
         raise DataError(f"{path}: the vocabulary is not an object but {type(ids).__name__}")
-    _take_added(ids, library, folder)
+    take_added(ids, library, folder / "tokenizer.json")
     tokens = tokens_by_id(ids, path)
     suffix = END_OF_WORD if any(token.endswith(END_OF_WORD) for token in tokens) else ""
-    missing = [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids))
-    if missing:
-        raise DataError(
-            f"{path}: neither GPT's tokens (none ends with {END_OF_WORD!r}) nor GPT-2's ({len(missing)} bytes "
-            f"have no token, such as {missing[0]!r})"
-        )
+    if missing := [] if suffix else sorted(set(pre_tokenizers.ByteLevel.alphabet()).difference(ids)):
+        why = f"no token ends with {END_OF_WORD!r}, as in GPT, or is the byte {missing[0]!r}, as in GPT-2"
+        raise DataError(f"{path}: {why}")
     special = _special_tokens(folder, config, ids, suffix, path)
     vocabulary = Vocabulary(tokens, special, prefix="", suffix=suffix, source=str(path))
-    _check_merges(merges, vocabulary, path)
+    pairs = _checked_merges(merges, vocabulary, path)
     rules = _read_rules(folder, library, model, config, suffix)
-    pairs = tuple(pair for _, pair in merges)
     return {"vocabulary": vocabulary, "merges": pairs, "max_length": read_limit(folder, config), **rules}
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = read_object(folder, "tokenizer_config.json")
+    if config.get("auto_map"):
+        raise DataError(f"{folder}: auto_map names code that comes with the tokenizer, which is never run")
+    return config
 
 
 def _library(folder: Path) -> dict[str, Any]:
     return read_object(folder, "tokenizer.json", limit=MAX_VOCABULARY_BYTES)
 
 
-def _model_of(library: dict[str, Any]) -> dict[str, Any]:
-    model = library.get("model")
-    if not isinstance(model, dict):
-        return {}
-    return model if "type" in model else {**model, "type": "BPE" if "merges" in model else None}
+def _lines_of_merges(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the merges of a merges.txt in order, each after its place."""
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if line.strip("\r") and not (number == 1 and line.startswith("#version")):
+            yield f"{path}, line {number}", line.rstrip("\r")
 
 
-def _read_merges(path: Path) -> list[tuple[str, tuple[str, str]]]:
-    """Return the merges of a merges.txt in order, each with its file and line."""
-    return [
-        _merge(line.rstrip("\r").split(" "), f"{path}, line {number}")
-        for number, line in enumerate(read_text(path).split("\n"), start=1)
-        if line.strip("\r") and not (number == 1 and line.startswith("#version"))
-    ]
-
-
-def _listed_merges(values: Any, path: Path) -> list[tuple[str, tuple[str, str]]]:
-    """Return the merges of a tokenizer.json: pairs, or space-separated strings in files of older releases."""
-    if not isinstance(values, list):
-        raise DataError(f"{path}: merges is not a list but {type(values).__name__}")
-    return [
-        _merge(value.split(" ") if isinstance(value, str) else value, f"{path}, merge {number}")
-        for number, value in enumerate(values, start=1)
-    ]
-
-
-def _merge(parts: Any, place: str) -> tuple[str, tuple[str, str]]:
-    if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
-        shown = " ".join(map(str, parts)) if isinstance(parts, list) else parts
-        raise DataError(f"{place}: {shown!r:.80} is not a merge; expected two symbols separated by a blank")
-    return place, (parts[0], parts[1])
-
-
-def _check_merges(merges: Iterable[tuple[str, tuple[str, str]]], vocabulary: Vocabulary, vocabulary_path: Path) -> None:
+def _checked_merges(
+    merges: Iterable[tuple[str, Any]], vocabulary: Vocabulary, vocabulary_path: Path
+) -> tuple[tuple[str, str], ...]:
+    """Return merges, each given after its place: pairs, or as in older files strings with a blank."""
     first: dict[tuple[str, str], str] = {}
-    for place, pair in merges:
+    for place, merge in merges:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if not isinstance(parts, list) or len(parts) != 2 or not all(isinstance(part, str) and part for part in parts):
+            raise DataError(f"{place}: {merge!r:.80} is not a merge; expected two symbols separated by a blank")
+        pair = (parts[0], parts[1])
         missing = next((token for token in (*pair, "".join(pair)) if token not in vocabulary.ids), None)
         if missing is not None:
             raise DataError(f"{place}: merges {' '.join(pair)!r:.80}, but {vocabulary_path} has no {missing!r:.80}")
         if pair in first:
             raise DataError(f"{place}: {' '.join(pair)!r:.80} is already merged, see {first[pair]}")
         first[pair] = place
+    return tuple(first)
 
 
 def _special_tokens(

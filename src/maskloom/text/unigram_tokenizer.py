@@ -16,7 +16,7 @@ from tokenizers import AddedToken, decoders
 from maskloom.errors import DataError
 from maskloom.text.templates import RUNNING_TEXT
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.text.tokenizer_files import SETTINGS_FILES, read_unigram
+from maskloom.text.tokenizer_files import SETTINGS_FILES
 from maskloom.text.vocabulary import vocabulary_sha256
 
 SENTINEL = re.compile(r"<extra_id_\d+>")
@@ -37,12 +37,7 @@ class UnigramTokenizer(Tokenizer):
     task_marks: ClassVar[str] = "A end B end"
     text_marks: ClassVar[str] = RUNNING_TEXT
 
-    @classmethod
-    def open(cls, folder: Path) -> UnigramTokenizer:
-        """Open a folder in T5's layout, like `Tokenizer.load`."""
-        return cls(**read_unigram(folder))
-
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
         vocabulary = self.vocabulary
         library.model = self._described(vocabulary.tokens).model
         behind = [token for token in vocabulary.tokens[len(self.scores) :] if token not in vocabulary.special.tokens]
@@ -50,7 +45,7 @@ class UnigramTokenizer(Tokenizer):
         added = [AddedToken(token, special=True, normalized=False) for token in (*behind, *sentinels)]
         library.add_special_tokens(added)
         library.post_processor = self.template.processor(vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
-        return {"tokenizer_class": "PreTrainedTokenizerFast"}, {}
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}
 
     def _content(self, library: tokenizers.Tokenizer) -> dict[str, Any]:
         content = super()._content(library)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Container, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import KW_ONLY, InitVar, astuple, dataclass
 from functools import cached_property
 from itertools import count, takewhile
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.system.files import write_text
-from maskloom.system.foreign_files import file_inside, parse_json, read_bytes
+from maskloom.system.foreign_files import file_inside, read_bytes, read_json_object
 
 CONTINUATION_PREFIX = "##"
 MAX_WORD_LENGTH = 200
@@ -82,37 +82,28 @@ class Vocabulary:
     DataError, with the location, for an empty or repeated token, an unpaired surrogate, and missing special tokens.
     """
 
-    tokens: tuple[str, ...]
-    special: SpecialTokens
-    prefix: str
-    suffix: str
+    tokens: Sequence[str]
+    special: SpecialTokens = BERT_TOKENS
+    _: KW_ONLY
+    prefix: str = CONTINUATION_PREFIX
+    suffix: str = ""
+    source: InitVar[str] = "vocabulary"
+    """The file named in errors."""
 
-    def __init__(
-        self,
-        tokens: Sequence[str],
-        special: SpecialTokens = BERT_TOKENS,
-        *,
-        prefix: str = CONTINUATION_PREFIX,
-        suffix: str = "",
-        source: str = "vocabulary",
-    ) -> None:
-        """Check the tokens; `source` is the file named in errors."""
-        for name, value in (("tokens", tuple(tokens)), ("special", special), ("prefix", prefix), ("suffix", suffix)):
-            object.__setattr__(self, name, value)
+    def __post_init__(self, source: str) -> None:
+        """Check the tokens."""
+        object.__setattr__(self, "tokens", tuple(self.tokens))
         first_line: dict[str, int] = {}
         for line, token in enumerate(self.tokens, start=1):
-            if not (token.strip() if prefix else token):
+            if not (token.strip() if self.prefix else token):
                 raise DataError(f"{source}, line {line}: the token is empty; every line must hold one token")
             if token in first_line:
                 raise DataError(f"{source}, line {line}: token {token!r:.80} is already on line {first_line[token]}")
+            if not token.isascii() and SURROGATE.search(token):
+                raise DataError(f"{source}, line {line}: token {token!r:.80} contains an unpaired surrogate")
             first_line[token] = line
-        if SURROGATE.search("".join(self.tokens)):
-            token, line = next(item for item in first_line.items() if SURROGATE.search(item[0]))
-            raise DataError(f"{source}, line {line}: token {token!r:.80} contains an unpaired surrogate")
-        missing = [token for token in special.tokens if token not in first_line]
-        if missing:
-            number = "all five special tokens" if special == BERT_TOKENS else "its special tokens"
-            raise DataError(f"{source}: no {', '.join(missing)} among {len(self.tokens)} tokens; {number} are needed")
+        if missing := [token for token in self.special.tokens if token not in first_line]:
+            raise DataError(f"{source}: no {', '.join(missing)} among {len(self.tokens)} tokens; all are needed")
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -204,11 +195,10 @@ class Vocabulary:
             if found is None:
                 raise DataError(f"{path}: the folder contains neither vocab.txt nor tokenizer.json")
             path = found
-        text = read_text(path)
         if path.suffix == ".json":
-            return cls(_tokens_of_json(text, path), source=str(path))
+            return cls(_tokens_of_json(path), source=str(path))
         # only "\n" ends a line: rarer separators such as U+2028 may be part of a token
-        tokens = [line.strip() for line in text.split("\n")]
+        tokens = [line.strip() for line in read_text(path).split("\n")]
         return cls(tokens if tokens[-1] else tokens[:-1], source=str(path))
 
     def save(self, path: str | Path) -> None:
@@ -254,24 +244,36 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path}: byte {error.start + 1} is not UTF-8; vocabularies are UTF-8 text") from None
 
 
-def _tokens_of_json(text: str, path: Path) -> list[str]:
+def _tokens_of_json(path: Path) -> list[str]:
     """Return the tokens of a tokenizer.json; raises DataError unless it is WordPiece with BERT's settings."""
-    values = parse_json(text, str(path))
-    model = values.get("model") if isinstance(values, dict) else None
-    if isinstance(model, dict):
-        kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
-        if kind != "WordPiece":
-            raise DataError(f"{path}: its model is {kind!r:.80}; BERT's is 'WordPiece'")
-        for key, expected in (("continuing_subword_prefix", CONTINUATION_PREFIX), ("unk_token", "[UNK]")):
-            if model.get(key, expected) != expected:
-                raise DataError(f"{path}: {key} is {model[key]!r:.80}; BERT's is {expected!r}")
-    try:
-        ids = dict(values["model"]["vocab"])
-        for added in values.get("added_tokens") or []:
-            ids[added["content"]] = added["id"]
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: not a WordPiece tokenizer.json: {type(error).__name__}: {error}") from None
+    library = read_json_object(path, limit=MAX_VOCABULARY_BYTES)
+    model = model_of(library)
+    known = {"type": "WordPiece", "continuing_subword_prefix": CONTINUATION_PREFIX, "unk_token": "[UNK]"}
+    for key, expected in known.items():
+        if model.get(key, expected) != expected:
+            raise DataError(f"{path}: the model's {key} is {model[key]!r:.80}; BERT's is {expected!r}")
+    ids = model.get("vocab")
+    if not isinstance(ids, dict):
+        raise DataError(f"{path}: not a WordPiece tokenizer.json: it has no object model.vocab")
+    take_added(ids, library, path)
     return tokens_by_id(ids, path)
+
+
+def model_of(library: dict[str, Any]) -> dict[str, Any]:
+    """Return the model in a tokenizer.json, or {} without one; in old files byte pairs have no type."""
+    model = library.get("model")
+    if not isinstance(model, dict):
+        return {}
+    return {"type": "BPE", **model} if "merges" in model else model
+
+
+def take_added(ids: dict[str, Any], library: dict[str, Any], path: Path) -> None:
+    """Add to the ids of tokens the added tokens of a tokenizer.json, `path`, that they lack."""
+    added = library.get("added_tokens")
+    for token in added if isinstance(added, list) else []:
+        if not isinstance(token, dict) or not isinstance(token.get("content"), str):
+            raise DataError(f"{path}: the added token {token!r:.80} has no content")
+        ids.setdefault(token["content"], token.get("id"))
 
 
 def tokens_by_id(ids: dict[Any, Any], path: Path) -> list[str]:

@@ -69,9 +69,7 @@ class VocabularySettings:
             if value not in known:
                 raise ConfigError(f"{name} = {value!r}: it must be one of {', '.join(map(repr, known))}")
         if self.model in _FIRST and self.score != "frequency":
-            raise ConfigError(
-                f"score = {self.score!r}: byte-pair encoding merges the most frequent pair; leave --score out"
-            )
+            raise ConfigError(f"score = {self.score!r}: byte pairs are merged by frequency; leave --score out")
         if self.model == "words" and (self.score != "frequency" or self.sentinels):
             raise ConfigError("model = 'words' has neither merges nor sentinels; leave --score and --sentinels out")
         if self.model == "byte-bpe" and self.lowercase:
@@ -118,10 +116,8 @@ def train_vocabulary(
     size, num_specials = settings.size, len(settings.specials) + len(settings.last)
     num_needed = num_specials + len(alphabet)
     if size < num_needed:
-        raise ConfigError(
-            f"size = {size}: {num_specials} special tokens and {len(alphabet)} symbols for "
-            f"{len(characters)} characters need {num_needed}; use --size {num_needed} or more"
-        )
+        told = f"{num_specials} special tokens and {len(alphabet)} symbols for {len(characters)} characters"
+        raise ConfigError(f"size = {size}: {told} need {num_needed}; use --size {num_needed} or more")
     words = sorted(
         word for word in counted.counts if is_bytes or (len(word) <= MAX_WORD_LENGTH and characters.issuperset(word))
     )

@@ -109,10 +109,7 @@ def read_vectors(path: Path) -> WordVectors:
         header = file.readline(64)
         num_words, size = _sizes(path, header)
         if path.stat().st_size - len(header) < num_words * (2 * size + 1):
-            raise DataError(
-                f"{path}: truncated: line 1 says {amount(num_words, 'word')} of {size:,} numbers, "
-                "but the file is smaller"
-            )
+            raise DataError(f"{path}: truncated: line 1 says {amount(num_words, 'word')} of {size:,} numbers")
         matrix = np.empty((num_words, size), np.float32)
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             line_end = content.find(b"\n", len(header))
@@ -126,9 +123,7 @@ def read_vectors(path: Path) -> WordVectors:
                 raise DataError(f"{error} (line 1 says {amount(num_words, 'word')} of {size:,} numbers)") from None
     bad = np.flatnonzero(~np.isfinite(matrix).all(1))
     if len(bad):
-        raise DataError(
-            f"{path}: the vector of word {bad[0] + 1:,}, {words[bad[0]]!r:.80}, has a number that is not finite"
-        )
+        raise DataError(f"{path}: word {bad[0] + 1:,}, {words[bad[0]]!r:.80}, has a number that is not finite")
     vectors = WordVectors(words, matrix)
     if len(vectors.places) < num_words:
         twice = next(word for place, word in enumerate(words) if vectors.places[word] != place)
@@ -167,9 +162,7 @@ def _rows_of_binary(path: Path, content: mmap.mmap, place: int, matrix: np.ndarr
         blank = content.find(b" ", place, place + _MAX_WORD_BYTES)
         end = blank + 1 + 4 * size
         if blank < 0 or end > len(content):
-            raise DataError(
-                f"{path}: truncated in word {row + 1:,} of {num_words:,}, or not a file of {size} numbers per word"
-            )
+            raise DataError(f"{path}: truncated in word {row + 1:,} of {num_words:,}, or not {size} numbers a word")
         yield _word(path, content[place:blank], row)
         matrix[row] = np.frombuffer(content, "<f4", size, blank + 1)
         place = end

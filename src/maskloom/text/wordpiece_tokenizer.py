@@ -15,11 +15,10 @@ from maskloom.text.long_texts import Part, parts_of
 from maskloom.text.normalization import is_agreed, words_with_sources
 from maskloom.text.templates import BERT_TEXTS
 from maskloom.text.tokenizer import Pieces, Tokenizer, library_of
-from maskloom.text.tokenizer_files import SETTINGS_FILES, read_settings
-from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, Vocabulary, longest_pieces, vocabulary_sha256
+from maskloom.text.tokenizer_files import MAX_WORD_LENGTHS, SETTINGS_FILES
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SURROGATE, longest_pieces, vocabulary_sha256
 
 Compatibility = Literal["google", "hf"]
-MAX_WORD_LENGTHS: dict[str, int] = {"google": 200, "hf": 100}
 
 
 @dataclass(frozen=True)
@@ -40,23 +39,16 @@ class WordPieceTokenizer(Tokenizer):
     has_segments: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.compatibility not in MAX_WORD_LENGTHS:
             raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
-        if self.max_length < 3:
-            raise ConfigError(f"max_length = {self.max_length}: [CLS] and two [SEP] alone need 3 tokens")
 
-    @classmethod
-    def open(cls, folder: Path) -> WordPieceTokenizer:
-        """Open a folder in BERT's layout, like `Tokenizer.load`."""
-        return cls(**read_settings(folder), vocabulary=Vocabulary.load(folder))
-
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
         self.vocabulary.save(folder / "vocab.txt")
         library.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
         library.post_processor = self.template.processor(self.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
-        rules = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase}
-        rules |= {"strip_accents": None, "tokenize_chinese_chars": True}
-        return rules, {"maskloom_compatibility": self.compatibility}
+        rules = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase, "strip_accents": None}
+        return {**rules, "tokenize_chinese_chars": True, "maskloom_compatibility": self.compatibility}
 
     def identity(self) -> dict[str, Any]:
         """Return the vocabulary's hash and size, and the rules."""

@@ -173,7 +173,7 @@ def test_a_model_that_sees_both_ways_continues_nothing():
 @pytest.mark.parametrize("config", [GruConfig(causal=True, **SMALL), GptConfig(pre_norm=True, **SIZES)])
 def test_a_left_to_right_model_fine_tuned_without_its_head_says_what_keeps_it(config, tmp_path):
     save_model(build_model(config, ("classifier",), 2, seed=0), tmp_path)
-    with pytest.raises(ConfigError, match=r"without its language-model head .* auxiliary_lm above 0"):
+    with pytest.raises(ConfigError, match=r"no language-model head .* auxiliary_lm above 0"):
         continue_texts(load_model(tmp_path)[0], [[1]], Generation())
 
 

@@ -85,7 +85,7 @@ def test_each_process_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ConfigError, match="each process uses its own GPU; give 'cuda'"):
         chosen_device("cuda:1")
     monkeypatch.delenv("LOCAL_RANK")
-    with pytest.raises(ConfigError, match="LOCAL_RANK is not set, so it is unclear which of 2 GPUs to use"):
+    with pytest.raises(ConfigError, match="LOCAL_RANK is not set, which chooses one of 2 GPUs"):
         chosen_device("auto")
     _machine(monkeypatch, gpus=1)  # as if a scheduler exposed only its own GPU to each process
     assert chosen_device("auto").index == 0

@@ -134,6 +134,17 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "source"]
 
 
+def test_links_to_folders_and_pipes_are_not_copied(tmp_path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "sub").mkdir(parents=True)
+    target.mkdir()
+    (source / "sub" / "a.txt").write_text("a")
+    (source / "link").symlink_to(source / "sub")
+    os.mkfifo(source / "pipe")
+    copy_files(source, target)
+    assert sorted(str(path.relative_to(target)) for path in target.rglob("*")) == ["sub", "sub/a.txt"]
+
+
 def test_an_old_folder_whose_replacement_was_killed_between_two_renames_gets_its_name_back(tmp_path) -> None:
     process = 2**22 + 1  # above the highest number that Linux gives
     for name, text in (("tmp", "new"), ("tmp-old", "old")):

@@ -88,7 +88,7 @@ def test_limits_and_case_come_from_the_files(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).max_length == 77
     write(tmp_path, "tokenizer_config.json", {"do_lower_case": False, "unk_token": {"content": "<unk>"}})
     assert not Tokenizer.load(tmp_path).lowercase
-    with pytest.raises(ConfigError, match="max_length = 2: the start, delimiter and extract tokens alone need 3"):
+    with pytest.raises(ConfigError, match="max_length = 2: it must be at least 3"):
         Tokenizer.load(tmp_path, max_length=2)
 
 
@@ -116,13 +116,13 @@ def test_damaged_merges_are_named_by_line(tmp_path: Path, merges: str, message: 
         (
             "vocab.json",
             {"<unk>": 0, "a": 1},
-            r"vocab.json: neither GPT's tokens \(none ends with '</w>'\) nor GPT-2's \(255 bytes have no token",
+            "vocab.json: no token ends with '</w>', as in GPT, or is the byte '!', as in GPT-2",
         ),
         ("vocab.json", [1], "vocab.json: expected a JSON object"),
         ("vocab.json", '{"<unk>": 0,', "vocab.json: line 1, column 13: not valid JSON"),
         ("tokenizer_config.json", {"do_lower_case": 1}, "do_lower_case is 1; it must be true or false"),
         ("tokenizer_config.json", {"unk_token": 3}, "unk_token is 3; expected a token"),
-        ("tokenizer_config.json", {"bos_token": "<s>"}, r"no <s> among \d+ tokens; its special tokens are needed"),
+        ("tokenizer_config.json", {"bos_token": "<s>"}, r"no <s> among \d+ tokens; all are needed"),
         ("tokenizer_config.json", {"tokenizer_class": "XLNetTokenizer"}, "tokenizer_class is 'XLNetTokenizer'"),
         ("tokenizer_config.json", {"model_max_length": 1}, "the longest input is 1 tokens"),
         ("tokenizer.json", {"added_tokens": [{"content": ["x"]}]}, "tokenizer.json: the added token .* has no content"),
@@ -156,7 +156,9 @@ def test_half_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"merges.txt without vocab.json"):
         Tokenizer.load(tmp_path)
     (tmp_path / "merges.txt").unlink()
-    write(tmp_path, "tokenizer.json", {"model": {"type": "BPE", "vocab": {"<unk>": 0}, "merges": ["a b c"]}})
+    write(
+        tmp_path, "tokenizer.json", {"model": {"type": "BPE", "vocab": {"<unk>": 0, "a</w>": 1}, "merges": ["a b c"]}}
+    )
     with pytest.raises(DataError, match=r"tokenizer.json, merge 1: 'a b c' is not a merge"):
         Tokenizer.load(tmp_path)
 
@@ -165,6 +167,12 @@ def test_text_that_normalizes_bytes_is_refused(tmp_path: Path) -> None:
     rules = {"model": {"type": "BPE"}, "pre_tokenizer": {"type": "ByteLevel"}, "normalizer": {"type": "NFC"}}
     write(gpt2(tmp_path), "tokenizer.json", rules)
     with pytest.raises(DataError, match=r"normalizer is .*; GPT-2 does not normalise text"):
+        Tokenizer.load(tmp_path)
+
+
+def test_code_that_comes_with_a_folder_is_refused(tmp_path: Path) -> None:
+    write(gpt2(tmp_path), "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}})
+    with pytest.raises(DataError, match="auto_map names code"):
         Tokenizer.load(tmp_path)
 
 

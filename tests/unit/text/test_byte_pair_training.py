@@ -182,7 +182,7 @@ def test_pieces_of_bytes_are_the_same_in_any_order_and_number_of_processes(tmp_p
             TEXTS,
             {"score": "likelihood"},
             ConfigError,
-            "score = 'likelihood': byte-pair encoding merges the most frequent pair",
+            "score = 'likelihood': byte pairs are merged by frequency",
         ),
         (TEXTS, {"model": "byte-bpe"}, ConfigError, "lowercase = True: byte-level pieces keep the case of the text"),
         (TEXTS, {"model": "byte-bpe", "lowercase": False}, ConfigError, "5 special tokens and 256 symbols .* need 261"),

@@ -81,15 +81,10 @@ def test_no_word_of_a_long_text_is_lost(text: str, monkeypatch: pytest.MonkeyPat
     assert len(found) > 5
 
 
-@pytest.mark.parametrize(
-    ("language", "near"),
-    [("german", "de"), ("de_DE", "de"), ("EN", "en"), ("Potuguese", "pt"), ("zz", None), ("sv", None)],
-)
-def test_a_language_without_rules_is_refused_with_those_that_are_near(language: str, near: str | None) -> None:
-    with pytest.raises(ConfigError, match=f"language is '{language}', which has no sentence rules") as error:
+@pytest.mark.parametrize("language", ["german", "de_DE", "EN", "zz", "sv"])
+def test_a_language_without_rules_is_refused_with_those_that_have_some(language: str) -> None:
+    with pytest.raises(ConfigError, match=rf"language is '{language}', which has no sentence rules.* fr \(French\)"):
         check_language(language)
-    assert (f"did you mean {near!r}" in str(error.value)) == (near is not None)
-    assert "fr (French)" in str(error.value)
 
 
 def test_every_language_that_is_offered_has_rules_of_its_own() -> None:

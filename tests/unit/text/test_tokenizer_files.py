@@ -115,7 +115,7 @@ def test_a_tokenizer_json_alone_is_followed(tmp_path, longest, compatibility):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": {"type": "WordLevel"}}, "its model is 'WordLevel'; BERT's is 'WordPiece'"),
+        ({"model": {"type": "WordLevel"}}, "the model's type is 'WordLevel'; BERT's is 'WordPiece'"),
         ({"model": {"continuing_subword_prefix": "@@"}}, "continuing_subword_prefix is '@@'; BERT's is '##'"),
         ({"model": {"unk_token": "<unk>"}}, "unk_token is '<unk>'"),
         (

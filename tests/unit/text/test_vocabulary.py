@@ -90,7 +90,7 @@ def test_load_reads_a_tokenizer_json_with_added_tokens(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(DataError, match="without gaps"):
         Vocabulary.load(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("[]", encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match="not a WordPiece"):
         Vocabulary.load(tmp_path)
 
