@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 from unicodedata import east_asian_width
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from maskloom.runs.display import printable
+from maskloom.system.files import output_file
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 140, 20, 48
@@ -153,8 +156,8 @@ def heat_map(
 ) -> str:
     """Return a chart with one cell per value, stronger for larger values, with negative values in another colour.
 
-    Values below a fiftieth of the largest stay empty. Names of rows and columns are shown next to the cells, which then
-    have their values as titles if there are at most a thousand and `tells` is true.
+    Values below a fiftieth of the largest stay empty. With names of rows and columns and with `tells`, at most a
+    thousand cells have their values as titles.
     """
     width, height = max(map(len, values), default=0), len(values)
     largest = max((abs(value) for line in values for value in line), default=0.0) or 1.0
@@ -240,11 +243,11 @@ def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -
     return _svg(parts, bottom, name)
 
 
-def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = False) -> list[float]:
-    """Return about `num_wanted` round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
+def ticks(low: float, high: float, *, is_fraction: bool = False) -> list[float]:
+    """Return about five round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
         low, high = (max(0.0, low - 0.05), min(1.0, high + 0.05)) if is_fraction else (low - 0.5, high + 0.5)
-    rough = (high - low) / num_wanted
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -286,11 +289,13 @@ def _svg(parts: list[str], height: float, name: str, width: float = _WIDTH, more
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(name)}" {more}>\n{body}\n</svg>'
 
 
-def page_template(name: str) -> Template:
-    """Return a template of this package; inserted values are escaped unless marked as safe."""
+def write_html(page: Path, template: str, content: dict[str, Any]) -> None:
+    """Fill in a template of this package and write the page; values are escaped unless marked as safe."""
     environment = Environment(loader=PackageLoader("maskloom", "."), autoescape=True, undefined=StrictUndefined)
     environment.globals["number_columns"] = number_columns
-    return environment.get_template(name)
+    html = environment.get_template(template).render(content)
+    with output_file(page, "w") as file:
+        file.write(html)
 
 
 def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:

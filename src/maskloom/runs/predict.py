@@ -47,13 +47,10 @@ def predict(
 ) -> dict[str, Any]:
     """Write one prediction per row to `output`, .jsonl, .csv or a task's format; return what was read and truncated.
 
-    A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Rows are
-    sorted by length only within a window of a few thousand rows or a few megabytes, so memory is bounded. The output
-    appears under its name once it is complete; a pipe is written to directly. Several models predict as an ensemble,
-    whose probabilities or logits are averaged. `csv_safe` puts an apostrophe before .csv cells that a spreadsheet would
-    evaluate as a formula. Labels in the input are ignored, and a blank line of a .txt counts as an empty text, but as
-    a bad row if the model generates text. Raises ConfigError for a model without a task head, DataError for a wrong
-    file or one without a usable row.
+    A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Several
+    models predict as an ensemble. Memory is bounded, and the output appears under its name once it is complete; a pipe
+    is written to directly. `csv_safe` puts an apostrophe before .csv cells that a spreadsheet would evaluate as a
+    formula. Raises ConfigError for a model without a task head, DataError for a wrong file or one without a usable row.
     """
     source, target = Path(input), Path(output)
     check_place(source, target)
@@ -149,10 +146,9 @@ def embed(
 ) -> dict[str, Any]:
     """Write one vector per row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` per row.
 
-    Texts are read as single texts unless a pair column is named. `precision` is that of `Predictor.load`, or "int8"; it
-    and `max_length` belong to a `Predictor` that is already open. Memory is bounded, and the output appears under its
-    name once it is complete. Raises ConfigError or DataError for a wrong option, model or file, or for a precision that
-    the device lacks.
+    `precision` is that of `Predictor.load`, or "int8"; an opened `Predictor` already has it and its `max_length`.
+    Memory is bounded, and the output appears under its name once it is complete. Raises ConfigError or DataError for a
+    wrong option, model or file, or for a precision that the device lacks.
     """
     source, target = Path(input), Path(output)
     suffix = check_place(source, target, ".npy", ".jsonl")
@@ -215,10 +211,9 @@ def generate(
     """Write a .jsonl with one row per text: `index`, `line`, `prompt` or `source`, and the keys of `GeneratedText`.
 
     `given` holds settings of `Generation` that override the model's own. With `fills` the blanks of the texts are
-    filled with these settings, and rows have the keys of `FilledText`. The output appears under its name once it is
-    complete. Before the first text is generated, ConfigError or DataError is raised for a model that cannot do this, a
-    wrong file, and, unless bad rows are skipped, a text, named by its line, that is empty, has no blank to fill, or is
-    too long.
+    filled with these settings, and rows have the keys of `FilledText`. Before the first text is generated, raises
+    ConfigError or DataError for a model that cannot do this, a wrong file, and, unless bad rows are skipped, a text,
+    named by its line, that is empty, has no blank to fill, or is too long.
     """
     source, target = Path(input), Path(output)
     check_place(source, target, ".jsonl")
@@ -261,11 +256,10 @@ def answer(
 ) -> dict[str, Any]:
     """Return the answers that a model, or an ensemble of several, finds in a text file ("-" for standard input).
 
-    The text is tokenised once for all questions and read in windows, which are batched across questions. `answers`
-    holds for each question its `answer` ("" if the model says that there is none), `probability` among the candidates,
-    `start` and `end` in characters of the text, and the `top_k` best candidates. `null_threshold` lets a model say that
-    there is no answer, or changes when it does. Raises ConfigError for a model of another task, an empty question or
-    wrong settings, DataError for a file that cannot be read.
+    `answers` holds for each question its `answer` ("" if the model says that there is none), `probability` among the
+    candidates, `start` and `end` in characters of the text, and the `top_k` best candidates. `null_threshold` lets a
+    model say that there is no answer, or changes when it does. Raises ConfigError for a model of another task, an empty
+    question or wrong settings, DataError for a file that cannot be read.
     """
     if top_k < 1:
         raise ConfigError(f"top_k {top_k}: expected at least 1")

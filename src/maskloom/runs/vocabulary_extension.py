@@ -43,10 +43,9 @@ def extend_vocabulary(
     """Write a model folder whose vocabulary has the best new pieces for the text; return the report.
 
     `choose_pieces` chooses at most `num_pieces`, each of which occurs at least `min_frequency` times. Old pieces keep
-    their ids. The embedding and the masked-LM bias of a new piece start as the means over the old pieces into which it
-    was split; text without new pieces gives the same result as before. `out` appears whole or not at all; an earlier
-    result there is replaced. Raises ConfigError for impossible settings and an `out` that holds something else,
-    DataError for a damaged model or bad text.
+    their ids; the embedding and the masked-LM bias of a new piece start as the means over the old pieces into which it
+    was split. `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible
+    settings and an `out` that holds something else, DataError for a damaged model or bad text.
     """
     folder, out = resolve_model_folder(model), Path(out)
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
