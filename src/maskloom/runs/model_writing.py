@@ -210,17 +210,18 @@ def write_model_folder(
     final: Path,
     weights: EncoderWithHeads | Path,
     tokenizer: Tokenizer,
-    card: Card | None,
+    card: Card | None = None,
     *,
     extra_config: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     vectors_as: Path | None = None,
+    report: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder that opens here and in transformers, whole or not at all.
 
     `weights` is a model, or a folder whose config.json and weights are copied. `extra_config` adds keys to config.json,
-    `settings` are a task's, and `vectors_as` is a folder whose modules.json is copied. Raises OSError if the
-    disk fails.
+    `settings` are a task's, `vectors_as` is a folder whose modules.json is copied, and `report` holds JSON values by
+    file name. Raises OSError if the disk fails.
     """
     with replacing_folder(final) as folder:
         if isinstance(weights, Path):
@@ -236,6 +237,8 @@ def write_model_folder(
             write_json(folder / SETTINGS_FILE, {**settings, "settings": own} if own else settings)
         if vectors_as is not None:
             copy_modules(vectors_as, folder)
+        for name, content in (report or {}).items():
+            write_json(folder / name, content)
         if card is not None:
             card.write(folder)
 
@@ -249,7 +252,7 @@ def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Toke
     kept = newest and json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
     if not kept or not (source := checkpoints / f"step-{kept['step']:08d}").exists():
         return None
-    write_model_folder(folder, filled(model, source), tokenizer, None)
+    write_model_folder(folder, filled(model, source), tokenizer)
     return kept["step"]
 
 
