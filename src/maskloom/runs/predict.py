@@ -6,14 +6,13 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode
-from maskloom.errors import ConfigError, amount
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
@@ -125,74 +124,52 @@ def _record(values: Iterable[Any]) -> str:
     return record.getvalue().removesuffix("\r\n")
 
 
-@dataclass(frozen=True)
-class VectorForm:
-    """How the vectors of tokens become one, as in `Predictor.encode`; None means as the model's folder says."""
-
-    pooling: PoolingMode | None = None
-    normalize: bool | None = None
-
-
 def embed(
-    model: str | Path | Predictor,
+    predictor: Predictor,
     input: str | Path,
     output: str | Path,
     *,
-    form: VectorForm = VectorForm(),
+    pooling: PoolingMode | None = None,
+    normalize: bool | None = None,
     reading: ReadingOptions | None = None,
-    max_length: int | None = None,
-    precision: str = "auto",
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write one vector per row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` per row.
 
-    `precision` is that of `Predictor.load`, or "int8"; an opened `Predictor` already has it and its `max_length`.
-    Memory is bounded, and the output appears under its name once it is complete. Raises ConfigError or DataError for a
-    wrong option, model or file, or for a precision that the device lacks.
+    `pooling` and `normalize` are those of `Predictor.encode`. Memory is bounded, and the output appears under its name
+    once it is complete. Raises ConfigError or DataError for a wrong option or file.
     """
     source, target = Path(input), Path(output)
     suffix = check_place(source, target, ".npy", ".jsonl")
-    if isinstance(model, Predictor):
-        predictor = model
-    else:
-        int8 = precision == "int8"
-        predictor = Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
     progress.say(f"device: {describe_device(predictor.device)}")
-    modules = predictor.modules.changed(form.pooling, form.normalize)
+    modules = predictor.modules.changed(pooling, normalize)
     texts = reading_of_texts(source, reading)
-    progress.begin("embedding", texts.count())
+    num_rows, index = texts.count(), 0
+    progress.begin("embedding", num_rows)
     with output_file(target) as file:
         if suffix == ".npy":
-            _write_header(file, 0, predictor.hidden_size)
-        index = 0
+            header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, predictor.hidden_size)}
+            np.lib.format.write_array_header_1_0(file, header)
         for window in texts.shown_pieces(_WINDOW, progress):
             inputs = [example.text if example.pair is None else (example.text, example.pair) for example in window]
-            vectors = predictor.encode(inputs, pooling=form.pooling, normalize=form.normalize)
+            vectors = predictor.encode(inputs, pooling=pooling, normalize=normalize)
             if suffix == ".npy":
                 file.write(vectors.astype("<f4", copy=False).tobytes())
             else:
                 for number, vector in enumerate(vectors.tolist(), start=index):
                     file.write(json.dumps({"index": number, "vector": vector}).encode() + b"\n")
             index += len(vectors)
-        if suffix == ".npy":
-            file.seek(0)
-            _write_header(file, index, predictor.hidden_size)
+        if index != num_rows:
+            raise DataError(f"{source}: had {num_rows:,} rows, then {index:,}: it was changed while it was read")
     return {
         "output": str(target),
         "num_vectors": texts.report.num_kept,
         "hidden_size": predictor.hidden_size,
         "pooling": modules.pooling,
         "normalized": modules.normalizes,
-        "precision": precision,
         **predictor.truncation,
         "data": texts.report.as_dict(),
     }
-
-
-def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:
-    """Write the header of a .npy file; numpy leaves room in it for the first axis to grow to 21 digits."""
-    header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, width)}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 _PROMPTS_AT_ONCE = 256  # among these, prompts of similar length are batched

@@ -61,18 +61,8 @@ class SubmissionFile:
         return catalog_row(self.task).labels
 
 
-TASKS: tuple[GlueTask, ...] = (
-    GlueTask("cola", "CoLA"),
-    GlueTask("sst-2", "SST-2"),
-    GlueTask("mrpc", "MRPC"),
-    GlueTask("sts-b", "STS-B"),
-    GlueTask("qqp", "QQP"),
-    GlueTask("mnli", "MNLI"),
-    GlueTask("qnli", "QNLI"),
-    GlueTask("rte", "RTE"),
-    GlueTask("wnli", "WNLI"),
-)
-
+_FOLDERS = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI")
+TASKS: tuple[GlueTask, ...] = tuple(GlueTask(folder.lower(), folder) for folder in _FOLDERS)
 SUBMISSION: tuple[SubmissionFile, ...] = (
     SubmissionFile("AX", "mnli", 1_104),
     SubmissionFile("CoLA", "cola", 1_063),
@@ -103,10 +93,8 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
     a folder that does not exist.
     """
     check_data(data)
-    wanted = [glue_task(name) for name in names] if names is not None else list(TASKS)
-    wanted = [task for index, task in enumerate(wanted) if task not in wanted[:index]]
     found, absent = [], {}
-    for task in wanted:
+    for task in TASKS if names is None else dict.fromkeys(map(glue_task, names)):
         missing = [path for path in task.training_files(data) if not path.is_file()]
         if missing:
             absent[task.name] = ", ".join(map(str, missing))
