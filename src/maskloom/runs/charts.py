@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
@@ -67,17 +67,11 @@ def line_chart(
     y_values = [y for line in lines for _, y in line.points] + [y for _, y in levels]
     if not x_values:
         return "<p>nothing was measured</p>"
-    x_ticks, y_ticks = ticks(0.0, max(x_values)), ticks(min(y_values), max(y_values), is_fraction=as_percent)
-    x_top = max(max(x_values), 1e-12)
+    x_top = max(x_values)
+    x_ticks, y_ticks = ticks(0.0, x_top), ticks(min(y_values), max(y_values), is_fraction=as_percent)
     right = _WIDTH - _room([*(line.name for line in lines if not line.is_faint), *(name for name, _ in levels)])
-
-    def x_place(value: float) -> float:
-        return _LEFT + (right - _LEFT) * value / x_top
-
-    def y_place(value: float) -> float:
-        fraction = (value - y_ticks[0]) / max(y_ticks[-1] - y_ticks[0], 1e-12)
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * fraction
-
+    x_place = _axis(0.0, x_top, _LEFT, right)
+    y_place = _axis(y_ticks[0], y_ticks[-1], _HEIGHT - _BOTTOM, _TOP)
     parts = [_text(_LEFT, _TOP - 6, y_name, "start")]
     for tick in y_ticks:
         parts.append(_stroke("grid", (_LEFT, y_place(tick)), (right, y_place(tick))))
@@ -115,11 +109,7 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     scale = ticks(min(values), max(values), is_fraction=as_percent)
     left, right, row_height = _room(row.name for row in rows), _WIDTH - 80, 34
     height = _TOP + row_height * len(rows) + 44
-
-    def place(value: float) -> float:
-        return left + (right - left) * (value - scale[0]) / max(scale[-1] - scale[0], 1e-12)
-
-    bottom = height - 40
+    bottom, place = height - 40, _axis(scale[0], scale[-1], left, right)
     parts = []
     for tick in scale:
         parts.append(_stroke("grid", (place(tick), _TOP), (place(tick), bottom)))
@@ -139,6 +129,11 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
         ]
         parts.append(_text(right + 12, y + 4, _figure(mean, as_percent, exact=True), "start", "figure"))
     return _svg(parts, height, name, more=_LARGE)
+
+
+def _axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Return the function from a value to its place on an axis, on which low is at start and high at end."""
+    return lambda value: start + (end - start) * (value - low) / max(high - low, 1e-12)
 
 
 def _room(names: Iterable[str]) -> float:

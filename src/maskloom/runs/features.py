@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -48,7 +47,6 @@ _MAX_TOKENS = PROCESSOR_TOKENS
 # What a kill can cost: finished units are marked on disk once per this many batches.
 _BATCHES_BETWEEN_MARKS = 32
 _Encoded = tuple[FeatureUnits, list[dict[str, Any]], int]
-_PAIR = re.compile(r"^(.*) \|\|\| (.*)$")
 
 
 def write_features(
@@ -212,10 +210,9 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded
     """Encode every line of a text, including blank ones, so that units correspond to lines."""
     examples = []
     for row in read_rows(path, "text"):
-        line = str(next(iter(row.fields))).strip()
-        pair = _PAIR.match(line)
-        first, second = (pair[1], pair[2]) if pair else (line, None)
-        examples.append(Example(text=first, pair=second, label=None, line=row.line))
+        first, mark, last = str(next(iter(row.fields))).strip().rpartition(" ||| ")
+        text, pair = (first, last) if mark else (last, None)
+        examples.append(Example(text=text, pair=pair, label=None, line=row.line))
     encoded = encode_examples(examples, tokenizer, max_length=max_length)
     tokens, names = tokenizer.vocabulary.tokens, []
     words_of = tokenizer.words if isinstance(tokenizer, SpelledTokenizer) else None
