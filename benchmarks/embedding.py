@@ -27,7 +27,7 @@ from rounds import in_turn, quiet_load
 from surroundings import data_folder, minilm_folder, processor
 
 from maskloom.inference import Predictor
-from maskloom.runs.predict import VectorForm, embed
+from maskloom.runs.predict import embed
 from maskloom.text.sentences import split_sentences
 
 MAX_LENGTH, BATCH_SIZE, NUM_THREADS = 256, 32, 2
@@ -150,11 +150,16 @@ class _LastHiddenState(torch.nn.Module):
         return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
 
 
+def predictor_of(side: str) -> Predictor:
+    """Open the model as one of our sides computes with it."""
+    how = {"int8": True} if COMPUTED[side] == "int8" else {"precision": COMPUTED[side]}
+    return Predictor.load(minilm_folder(), max_length=MAX_LENGTH, **how)
+
+
 def make_side(name: str, folder: Path, num_threads: int) -> Embed:
     """Return the function of a side that maps sentences to unit vectors."""
     if name.startswith("ours"):
-        how = {"int8": True} if COMPUTED[name] == "int8" else {"precision": COMPUTED[name]}
-        predictor = Predictor.load(minilm_folder(), max_length=MAX_LENGTH, **how)
+        predictor = predictor_of(name)
         return lambda texts: predictor.encode(texts, normalize=True)
     if name == "sentence_transformers":
         from sentence_transformers import SentenceTransformer
@@ -277,14 +282,7 @@ def bulk_pass(side: str, path: Path, folder: Path, num_threads: int) -> dict[str
     """Do the work of `bulk_child`: ours streams from file to file, a peer holds all texts and vectors in memory."""
     started = time.perf_counter()
     if side.startswith("ours"):
-        embed(
-            minilm_folder(),
-            path,
-            folder / "out.npy",
-            form=VectorForm(normalize=True),
-            max_length=MAX_LENGTH,
-            precision=COMPUTED[side],
-        )
+        embed(predictor_of(side), path, folder / "out.npy", normalize=True)
     else:
         run = make_side(side, folder, num_threads)
         np.save(folder / "out.npy", run(path.read_text("utf-8").splitlines()))

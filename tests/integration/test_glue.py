@@ -122,9 +122,7 @@ def data(tmp_path_factory):
 @pytest.fixture
 def small_submission(monkeypatch):
     """Set the expected submission lengths to those of the crafted test files."""
-    files = tuple(
-        SubmissionFile(file.column, file.task, NUM_TEST.get(file.column, 6), file.labels) for file in SUBMISSION
-    )
+    files = tuple(SubmissionFile(file.column, file.task, NUM_TEST.get(file.column, 6)) for file in SUBMISSION)
     for module in (glue_files, glue_module):
         monkeypatch.setattr(module, "SUBMISSION", files)
 

@@ -16,7 +16,7 @@ from maskloom.runs import features as features_run
 from maskloom.runs import predict as predict_run
 from maskloom.runs.display import Progress
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.predict import VectorForm, embed, predict
+from maskloom.runs.predict import embed, predict
 from maskloom.tasks.tables import ReadingOptions
 
 
@@ -167,7 +167,7 @@ def test_links_and_pipes_stay_what_they_are(classifier, texts, tmp_path):
     assert (tmp_path / "pipe").is_fifo()
     os.mkfifo(tmp_path / "pipe.npy")
     with pytest.raises(ConfigError, match=r"pipe\.npy: the output's suffix must be \.jsonl"):
-        embed(classifier, tmp_path / "in.jsonl", tmp_path / "pipe.npy")
+        embed(Predictor.load(classifier), tmp_path / "in.jsonl", tmp_path / "pipe.npy")
 
 
 def test_standard_output_gets_the_rows_alone(classifier, texts, tmp_path):
@@ -303,15 +303,15 @@ def test_a_model_without_classifier_says_so(tmp_path):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_vectors_of_a_file(classifier, texts, tmp_path, pooling):
-    result = embed(classifier, tmp_path / "in.jsonl", tmp_path / "out.npy", form=VectorForm(pooling, normalize=True))
+    predictor, how = Predictor.load(classifier), {"pooling": pooling, "normalize": True}
+    result = embed(predictor, tmp_path / "in.jsonl", tmp_path / "out.npy", **how)
     vectors = np.load(tmp_path / "out.npy")
     assert vectors.shape == (23, 24) == (result["num_vectors"], result["hidden_size"])
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
-    embed(classifier, tmp_path / "in.jsonl", tmp_path / "out.jsonl", form=VectorForm(pooling, normalize=True))
+    embed(predictor, tmp_path / "in.jsonl", tmp_path / "out.jsonl", **how)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     np.testing.assert_allclose([row["vector"] for row in rows], vectors, atol=1e-7)
-    expected = Predictor.load(classifier).encode(texts, pooling=pooling, normalize=True)
-    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    np.testing.assert_allclose(vectors, predictor.encode(texts, **how), atol=1e-6)
 
 
 def test_masks_of_a_text(tmp_path):
@@ -331,8 +331,9 @@ def test_pages_about_attention(classifier, tmp_path, run, monkeypatch):
     monkeypatch.setattr(Predictor, "load", lambda *given, **how: opened.append(how) or load(*given, **how))
     both = json.loads(run(*file, "--report", page, "--output", tmp_path / "v.npy", "--json").splitlines()[0])
     assert len(opened) == 1
-    alone = embed(classifier, tmp_path / "in.txt", tmp_path / "alone.npy")
-    assert {**both, "output": alone["output"]} == {**alone, "page": str(page), "num_shown": 2, "num_left_out": 0}
+    alone = embed(load(classifier), tmp_path / "in.txt", tmp_path / "alone.npy")
+    about = {"precision": "auto", "page": str(page), "num_shown": 2, "num_left_out": 0}
+    assert {**both, "output": alone["output"]} == {**alone, **about}
     assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "alone.npy").read_bytes()
     assert (both["num_vectors"], both["num_shown"], both["num_left_out"]) == (2, 2, 0)
     assert f"page     {page}" in run(*file, "--report", page, "--output", tmp_path / "v.npy").splitlines()

@@ -10,6 +10,7 @@ from maskloom.errors import DataError
 from maskloom.inference import Predictor
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.predict import embed, predict
+from maskloom.runs.reading_defaults import FileReading
 from maskloom.runs.task_summaries import written_lines
 from maskloom.tasks import examples as task_examples
 from maskloom.tasks.tables import ReadingOptions
@@ -85,9 +86,12 @@ def test_a_column_of_labels_is_still_needed_for_a_score(models, tmp_path):
 @pytest.mark.parametrize("kind", ["single", "embed"])
 def test_skipping_every_row_is_an_error(models, tmp_path, kind):
     (tmp_path / "in.csv").write_text("text\n  \n \n")
-    run, output = (embed, "out.npy") if kind == "embed" else (predict, "out.jsonl")
+    model, reading = models("single"), ReadingOptions(on_bad_rows="skip")
+    use, opened, output = predict, model, "out.jsonl"
+    if kind == "embed":
+        use, opened, output = embed, Predictor.load(model), "out.npy"
     with pytest.raises(DataError, match=r"in\.csv: no usable rows: 2 read, dropped: {'empty text': 2}"):
-        run(models("single"), tmp_path / "in.csv", tmp_path / output, reading=ReadingOptions(on_bad_rows="skip"))
+        use(opened, tmp_path / "in.csv", tmp_path / output, reading=reading)
     assert [path.name for path in tmp_path.iterdir()] == ["in.csv"]
 
 
@@ -122,10 +126,20 @@ def test_a_text_of_blank_lines_has_no_entities(tmp_path, context):
     assert [row["tags"] for row in rows_of(tmp_path / "out.jsonl")] == [[], []]
 
 
+def test_a_file_that_changes_while_vectors_are_written_is_refused(models, tmp_path, monkeypatch):
+    (tmp_path / "in.txt").write_text("alpha\nbeta\n")
+    predictor = Predictor.load(models("single"))
+    monkeypatch.setattr(FileReading, "count", lambda self: 3)
+    with pytest.raises(DataError, match=r"in\.txt: had 3 rows, then 2: it was changed while it was read"):
+        embed(predictor, tmp_path / "in.txt", tmp_path / "out.npy")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+
+
 def test_blank_lines_have_vectors(models, tmp_path):
     (tmp_path / "in.txt").write_text("alpha\n\nbeta\n")
-    result = embed(models("single"), tmp_path / "in.txt", tmp_path / "out.npy")
-    expected = Predictor.load(models("single")).encode(["alpha", "", "beta"])
+    predictor = Predictor.load(models("single"))
+    result = embed(predictor, tmp_path / "in.txt", tmp_path / "out.npy")
+    expected = predictor.encode(["alpha", "", "beta"])
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, atol=1e-6)
     assert result["data"]["num_blank"] == 1
 

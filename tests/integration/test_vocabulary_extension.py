@@ -137,6 +137,17 @@ def test_what_belongs_to_the_model_goes_along_and_a_second_run_replaces_the_firs
     assert again["pieces"] == report["pieces"]
 
 
+def test_word_vectors_that_a_task_reads_go_along(model: Path, text: Path, tmp_path: Path) -> None:
+    tagger = tmp_path / "tagger"
+    shutil.copytree(model, tagger)
+    settings = {"kind": "tagging", "settings": {"features": {"layers": "last", "word_vectors": "word_vectors"}}}
+    (tagger / "maskloom.json").write_text(json.dumps(settings))
+    (tagger / "word_vectors").write_bytes(b"1 1\na 0.5\n")
+    extend_vocabulary([text], 1, model=tagger, out=tmp_path / "grown")
+    assert json.loads((tmp_path / "grown" / "maskloom.json").read_text()) == settings
+    assert (tmp_path / "grown" / "word_vectors").read_bytes() == b"1 1\na 0.5\n"
+
+
 def test_wrong_folders_and_texts_are_named(model: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is the model to extend"):
         extend_vocabulary([text], 1, model=model, out=model)

@@ -181,7 +181,11 @@ def test_a_seed_that_breaks_does_not_take_the_others_with_it(pretrained, tmp_pat
         tune(pretrained, tmp_path / "other", FINE, seed=1, training=training)
 
 
-@pytest.mark.parametrize("use", [evaluate, predict, embed])
+def _embed(model, *files):
+    return embed(Predictor.load(model), *files)
+
+
+@pytest.mark.parametrize("use", [evaluate, predict, _embed])
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -228,9 +232,9 @@ def test_models_that_lack_what_a_use_needs(pretrained, classifier, tmp_path):
     with pytest.raises(ConfigError, match="no masked-LM head"):
         Predictor.load(classifier).fill_mask("a [MASK]")
     with pytest.raises(ConfigError, match="max_length 17"):
-        embed(classifier, tmp_path / "in.csv", tmp_path / "out.npy", max_length=17)
+        Predictor.load(classifier, max_length=17)
     with pytest.raises(ConfigError, match=r"out\.txt: the output's suffix must be one of \.npy, \.jsonl"):
-        embed(classifier, tmp_path / "in.csv", tmp_path / "out.txt")
+        embed(Predictor.load(classifier), tmp_path / "in.csv", tmp_path / "out.txt")
 
 
 @pytest.mark.parametrize("text", ["", "a b c", "a [mask] b", "a MASK b", "a " * 20 + "[MASK]"])

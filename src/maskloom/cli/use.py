@@ -139,20 +139,20 @@ def embed(
         check_page(report, "--report", input_file)
     look_at_texts(model, input_file, reading)
     from maskloom.inference import Predictor  # heavy, so wrong data is rejected first
-    from maskloom.runs.predict import VectorForm
     from maskloom.runs.predict import embed as run
     from maskloom.runs.task_summaries import written_lines
 
-    how, page, written = {"reading": reading, "max_length": max_length}, {}, {}
+    how, page, written = {"reading": reading}, {}, {}
     one = None  # for both; int8 replaces the weights with which the page computes
     if report is not None:
         from maskloom.runs.report.generation import attention_report
 
         one = None if int8 else Predictor.load(model, max_length=max_length, precision=precision)
-        page = attention_report(model, input_file, report, **how, predictor=one)
+        page = attention_report(model, input_file, report, **how, max_length=max_length, predictor=one)
     if output is not None:
-        how |= {"precision": precision, "progress": terminal_progress()}
-        written = run(one or model, input_file, output, form=VectorForm(pooling, normalize), **how)
+        one = one or Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
+        how |= {"pooling": pooling, "normalize": normalize, "progress": terminal_progress()}
+        written = {**run(one, input_file, output, **how), "precision": precision}
     show({**written, **page}, as_json, lines=written_lines if written else lines_of, beside=output)
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 from unicodedata import east_asian_width
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from maskloom.runs.display import printable
+from maskloom.system.files import output_file
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 140, 20, 48
@@ -64,17 +67,11 @@ def line_chart(
     y_values = [y for line in lines for _, y in line.points] + [y for _, y in levels]
     if not x_values:
         return "<p>nothing was measured</p>"
-    x_ticks, y_ticks = ticks(0.0, max(x_values)), ticks(min(y_values), max(y_values), is_fraction=as_percent)
-    x_top = max(max(x_values), 1e-12)
+    x_top = max(x_values)
+    x_ticks, y_ticks = ticks(0.0, x_top), ticks(min(y_values), max(y_values), is_fraction=as_percent)
     right = _WIDTH - _room([*(line.name for line in lines if not line.is_faint), *(name for name, _ in levels)])
-
-    def x_place(value: float) -> float:
-        return _LEFT + (right - _LEFT) * value / x_top
-
-    def y_place(value: float) -> float:
-        fraction = (value - y_ticks[0]) / max(y_ticks[-1] - y_ticks[0], 1e-12)
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * fraction
-
+    x_place = _axis(0.0, x_top, _LEFT, right)
+    y_place = _axis(y_ticks[0], y_ticks[-1], _HEIGHT - _BOTTOM, _TOP)
     parts = [_text(_LEFT, _TOP - 6, y_name, "start")]
     for tick in y_ticks:
         parts.append(_stroke("grid", (_LEFT, y_place(tick)), (right, y_place(tick))))
@@ -112,11 +109,7 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     scale = ticks(min(values), max(values), is_fraction=as_percent)
     left, right, row_height = _room(row.name for row in rows), _WIDTH - 80, 34
     height = _TOP + row_height * len(rows) + 44
-
-    def place(value: float) -> float:
-        return left + (right - left) * (value - scale[0]) / max(scale[-1] - scale[0], 1e-12)
-
-    bottom = height - 40
+    bottom, place = height - 40, _axis(scale[0], scale[-1], left, right)
     parts = []
     for tick in scale:
         parts.append(_stroke("grid", (place(tick), _TOP), (place(tick), bottom)))
@@ -138,6 +131,11 @@ def dot_chart(rows: Sequence[DotRow], *, level: tuple[str, float], name: str, as
     return _svg(parts, height, name, more=_LARGE)
 
 
+def _axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+    """Return the function from a value to its place on an axis, on which low is at start and high at end."""
+    return lambda value: start + (end - start) * (value - low) / max(high - low, 1e-12)
+
+
 def _room(names: Iterable[str]) -> float:
     """Return the width that the longest of some names takes next to a chart."""
     return 24 + _LETTER * min(max(map(len, names), default=0), _MAX_LONG_NAME)
@@ -153,8 +151,8 @@ def heat_map(
 ) -> str:
     """Return a chart with one cell per value, stronger for larger values, with negative values in another colour.
 
-    Values below a fiftieth of the largest stay empty. Names of rows and columns are shown next to the cells, which then
-    have their values as titles if there are at most a thousand and `tells` is true.
+    Values below a fiftieth of the largest stay empty. With names of rows and columns and with `tells`, at most a
+    thousand cells have their values as titles.
     """
     width, height = max(map(len, values), default=0), len(values)
     largest = max((abs(value) for line in values for value in line), default=0.0) or 1.0
@@ -240,11 +238,11 @@ def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -
     return _svg(parts, bottom, name)
 
 
-def ticks(low: float, high: float, num_wanted: int = 5, *, is_fraction: bool = False) -> list[float]:
-    """Return about `num_wanted` round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
+def ticks(low: float, high: float, *, is_fraction: bool = False) -> list[float]:
+    """Return about five round numbers that enclose low and high, ascending; fractions stay within 0 and 1."""
     if high - low <= 1e-9 * max(abs(low), abs(high), 1.0):
         low, high = (max(0.0, low - 0.05), min(1.0, high + 0.05)) if is_fraction else (low - 0.5, high + 0.5)
-    rough = (high - low) / num_wanted
+    rough = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -286,11 +284,13 @@ def _svg(parts: list[str], height: float, name: str, width: float = _WIDTH, more
     return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(name)}" {more}>\n{body}\n</svg>'
 
 
-def page_template(name: str) -> Template:
-    """Return a template of this package; inserted values are escaped unless marked as safe."""
+def write_html(page: Path, template: str, content: dict[str, Any]) -> None:
+    """Fill in a template of this package and write the page; values are escaped unless marked as safe."""
     environment = Environment(loader=PackageLoader("maskloom", "."), autoescape=True, undefined=StrictUndefined)
     environment.globals["number_columns"] = number_columns
-    return environment.get_template(name)
+    html = environment.get_template(template).render(content)
+    with output_file(page, "w") as file:
+        file.write(html)
 
 
 def number_columns(rows: Sequence[Sequence[str]]) -> list[int]:

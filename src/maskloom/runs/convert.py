@@ -39,13 +39,12 @@ class _Source:
 
 
 def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = None) -> dict[str, Any]:
-    """Create a model folder from published BERT weights and return what was mapped, dropped and made up.
+    """Create a model folder from published weights and return what was mapped, dropped and made up.
 
-    `source` is a folder with a configuration (config.json or bert_config.json), vocab.txt and weights: safetensors
-    (whole or sharded), a TensorFlow 1 checkpoint, or pytorch_model.bin; if there are several, the first in this
-    order is used. It may also be the weight file itself, a checkpoint's prefix, or a folder with ELMo's options.json
-    and HDF5 file. Heads are kept. Raises ConfigError if `out` holds something or the tokenizer cannot lower-case, and
-    DataError with everything that does not fit: tensors, vocabulary and configuration.
+    `source` is a folder with a configuration, a vocabulary and weights: safetensors, a TensorFlow 1 checkpoint, or
+    pytorch_model.bin; the first in this order is used. It may also be the weight file itself, a checkpoint's prefix, or
+    a folder with ELMo's options.json and HDF5 file. Raises ConfigError if `out` holds something or the tokenizer cannot
+    lower-case, and DataError with everything that does not fit: tensors, vocabulary and configuration.
     """
     source, out = Path(source), Path(out)
     check_new_folder(out)

@@ -57,10 +57,10 @@ def build_corpus_from_files(
 ) -> dict[str, Any]:
     """Build a corpus folder with the tokenizer of folder `vocab`; return its folder, counts and what was left out.
 
-    `vocab` is the folder of a tokenizer, a model, a corpus or a run. `say` receives, before anything is written, an
-    estimate of the corpus's size from samples of the text. `already_built` says that the finished corpus existed,
-    `num_kept_shards` how many shards an interrupted earlier build had finished. Raises ConfigError for a language or a
-    document rule that would change nothing, and as `build_corpus` and `Tokenizer.load` do.
+    `vocab` is the folder of a tokenizer, a model, a corpus or a run. `say` receives an estimate of the corpus's size
+    before anything is written. `num_kept_shards` counts the shards that an interrupted earlier build had finished.
+    Raises ConfigError for a language or a document rule that would change nothing, and as `build_corpus` and
+    `Tokenizer.load` do.
     """
     texts = [texts] if isinstance(texts, str | Path) else list(texts)
     for path in (vocab, out):
@@ -166,13 +166,11 @@ def train_vocabulary_from_files(
     work: Work = ONE_PROCESS,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Train a vocabulary on text files and write its tokenizer folder; return the report.
+    """Train a vocabulary on text files and write its folder and `vocabulary_report.json`; return the report.
 
-    The folder holds the tokenizer in Hugging Face layout and `vocabulary_report.json`, and appears whole or not at all.
-    A vocabulary at `out` from the same text and settings is left unchanged, and `already_trained` says so. If training
-    was killed, running it again starts from the beginning and removes what was left behind. Raises ConfigError for
-    impossible settings, an `out` that holds something else, or a vocabulary of other text or settings; FolderInUseError
-    while another process trains there; DataError for bad text.
+    The folder appears whole or not at all. A vocabulary at `out` from the same text and settings is left unchanged, and
+    `already_trained` says so. Raises ConfigError for impossible settings and an `out` that holds anything else;
+    FolderInUseError while another process trains there; DataError for bad text.
     """
     paths, out = [paths] if isinstance(paths, str | Path) else list(paths), Path(out)
     _check_is_free(out)

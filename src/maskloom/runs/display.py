@@ -110,8 +110,7 @@ SILENT = Progress()
 class LineProgress(Progress):
     """Plain lines on standard error, for logs and pipes: stage names, and at most one progress line per minute."""
 
-    def __init__(self, every_seconds: float = 60.0) -> None:
-        self._every = every_seconds
+    def __init__(self) -> None:
         self._what, self._total, self._last = "", 0, 0.0
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
@@ -123,7 +122,7 @@ class LineProgress(Progress):
     def advance(self, done: int, **figures: float) -> None:
         """Print one line if the last one is old enough."""
         now = time.monotonic()
-        if now - self._last >= self._every:
+        if now - self._last >= 60.0:
             self._last = now
             of = f"/{self._total}" if self._total else ""
             self.say(f"{self._what}: {done}{of}  {_format(figures)}".rstrip())

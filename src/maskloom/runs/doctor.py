@@ -42,12 +42,11 @@ _BOUNDS = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 3e-2}
 def doctor(*, seconds: float = 10.0, progress: Progress = SILENT) -> dict[str, Any]:
     """Return versions, hardware, memory, disk and a check of each device by training BERTs, in all `seconds`.
 
-    `device` and `precision` are what commands use by default. A device is sound if its first losses equal those of the
-    processor in fp32, up to rounding.
+    A device is sound if its first losses equal those of the processor in fp32, up to rounding.
     """
     devices = found_devices()
     trials = [(device, precision) for device in devices for precision in _precisions(device)]
-    expected = _losses(torch.device("cpu"), "fp32", _STEPS_COMPARED)
+    expected = _losses(torch.device("cpu"), "fp32")
     progress.begin("checking devices", len(trials))
     checks = []
     for number, (device, precision) in enumerate(trials, start=1):
@@ -110,7 +109,7 @@ def _checked(device: torch.device, precision: str, expected: list[float], second
     work = _SMALL if device.type == "cpu" else _LARGE
     speed = largest = problem = None
     try:
-        losses = _losses(device, precision, _STEPS_COMPARED)
+        losses = _losses(device, precision)
         speed = _speed(device, precision, work, seconds)
         largest = max(abs(a - b) for a, b in zip(expected, losses, strict=True))
         if not largest <= _BOUNDS[precision]:
@@ -122,8 +121,8 @@ def _checked(device: torch.device, precision: str, expected: list[float], second
     return {**check, "is_sound": problem is None, "problem": problem}
 
 
-def _losses(device: torch.device, precision: str, steps: int) -> list[float]:
-    return [report.loss for report in _reports(device, precision, _SMALL, steps, dropout=0.0)]
+def _losses(device: torch.device, precision: str) -> list[float]:
+    return [report.loss for report in _reports(device, precision, _SMALL, _STEPS_COMPARED, dropout=0.0)]
 
 
 def _speed(device: torch.device, precision: str, work: tuple[SizeName, int], seconds: float) -> float | None:

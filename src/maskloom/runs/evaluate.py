@@ -37,10 +37,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return metric, loss and reading report of a model folder, or an ensemble of several, on a labelled file.
 
-    The file is read in pieces, and each piece is reduced to what the metric needs, so memory does not grow with the
-    file. For kinds with probabilities, `calibration_error` is the error of the probabilities that `predict` gives; if
-    the model has a temperature, `calibration_error_untuned` is the error without it. `average` says what an ensemble
-    averages. Raises ConfigError if the model has no task head or the models are incompatible, DataError for a wrong
+    Memory does not grow with the file. For kinds with probabilities, `calibration_error` is that of the probabilities
+    that `predict` gives, and `calibration_error_untuned` that without the model's temperature. `average` says what an
+    ensemble averages. Raises ConfigError for a model without a task head or incompatible ones, DataError for a wrong
     file.
     """
     path = Path(data)
@@ -101,9 +100,8 @@ def tune(
 ) -> dict[str, Any]:
     """Fit settings of a model on a labelled file, write them into its folder, and return scores before and after.
 
-    `temperature` calibrates probabilities; `thresholds` (of labels, or of the null answer) raise F1. The scores are on
-    the same file, so they are optimistic. All outputs for the file are kept in memory. Raises ConfigError for a kind of
-    task that has nothing to fit, DataError for a wrong file.
+    `temperature` calibrates probabilities; `thresholds` (of labels, or of the null answer) raise F1. All outputs are
+    kept in memory. Raises ConfigError for a kind of task that has nothing to fit, DataError for a wrong file.
     """
     path = Path(dev)
     predictor = Predictor.load(model, max_length=max_length)
@@ -126,9 +124,9 @@ def tune(
 def tune_folder(folder: str | Path, encoded: EncodedData, *, predictor: Predictor | None = None) -> dict[str, Any]:
     """Fit the settings of the model in a folder on encoded examples, write them there, and return what changed.
 
-    Fitting starts from the model's plain outputs, so repeating it changes nothing; `before` are the scores without any
-    temperature and with thresholds of 0.5. If the examples give nothing to fit, `settings` is empty. Raises ConfigError
-    for a kind of task that has nothing to fit, DataError for examples without labels.
+    `before` are the scores without any temperature and with thresholds of 0.5. If the examples give nothing to fit,
+    `settings` is empty. Raises ConfigError for a kind of task that has nothing to fit, DataError for examples without
+    labels.
     """
     path = resolve_model_folder(folder)
     predictor = predictor or Predictor.load(path)

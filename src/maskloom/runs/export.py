@@ -30,7 +30,7 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads
 from maskloom.runs.finetune_restarts import start_of
-from maskloom.runs.model_writing import check_new_folder, finetuning_card, pretraining_card, write_model_folder
+from maskloom.runs.model_writing import check_new_folder, filled, finetuning_card, pretraining_card, write_model_folder
 from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
 from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described_model, kind_of_run, run_id
@@ -38,23 +38,16 @@ from maskloom.system.files import copy_files, replacing, replacing_folder
 from maskloom.system.foreign_files import read_json_object
 from maskloom.tasks.kinds import make_task
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.checkpointing.checkpoints import (
-    check_checkpoint,
-    check_shapes,
-    checkpoint_weights,
-    step_folders,
-    step_of,
-)
+from maskloom.training.checkpointing.checkpoints import check_checkpoint, step_folders, step_of
 
 
 def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: str | None = None) -> dict[str, Any]:
     """Write a model folder from a run's checkpoint, and return its step and its scores.
 
-    By default the newest complete checkpoint is exported; `step` selects another one, `stage` a phase of pre-training
-    ("phase-1") or a seed of fine-tuning ("seed-0"). A finished fine-tuning run gives its model, as does a finished run
-    without checkpoints; a finished search gives the model of its best trial. The run may be training meanwhile, and can
-    continue later. Raises ConfigError for other folders of several runs, and for a checkpoint that does not exist,
-    naming those that do; DataError for damaged ones, and if the vocabulary or base model is gone.
+    By default the newest complete checkpoint is exported, or the model of a finished fine-tuning run or search, or of a
+    run without checkpoints. `step` selects another one, `stage` a phase of pre-training ("phase-1") or a seed of
+    fine-tuning ("seed-0"). The run may be training meanwhile. Raises ConfigError for other folders of several runs, and
+    for a checkpoint that does not exist; DataError for damaged ones, and if the vocabulary or base model is gone.
     """
     run, out = Path(run), Path(out)
     check_new_folder(out)
@@ -153,10 +146,9 @@ def _export_pretraining(
 ) -> None:
     corpus, init = (_place(content, name) for name in ("corpus", "init"))
     assert corpus is not None
-    weights = checkpoint_weights(checkpoint)
     tokenizer = Tokenizer.load(corpus)
     config = start_config(recipe, tokenizer, init)
-    model = _filled(build_model(config, heads_of(recipe, config)), weights, checkpoint)
+    model = filled(build_model(config, heads_of(recipe, config)), checkpoint)
     more = f"Step {step_of(checkpoint)} of {checkpoint.parent.name}."
     card = pretraining_card(recipe, scores, init, more, config=config)
     write_model_folder(out, model, tokenizer_read(config, tokenizer), card)
@@ -174,8 +166,7 @@ def _export_finetuning(
     num_tokens = len(tokenizer.of_targets.vocabulary)
     config = config.model_copy(update={"vocab_size": max(config.vocab_size, num_tokens)})
     heads = task_heads(recipe, task, config)
-    model = build_model(config, heads, task.num_outputs, head_options=task.head_options)
-    model = _filled(model, checkpoint_weights(checkpoint), checkpoint)
+    model = filled(build_model(config, heads, task.num_outputs, head_options=task.head_options), checkpoint)
     what = f"{checkpoint.parent.parent.name.replace('-', ' ')}, step {step_of(checkpoint)}"
     card = finetuning_card(recipe, what=what, scores=scores, base=source, dev=content["paths"]["dev"], config=config)
     write_model_folder(out, model, tokenizer, card, extra_config=task.published_config, settings=settings)
@@ -189,16 +180,6 @@ def _place(content: dict[str, Any], name: str) -> Path | None:
     if not Path(place).is_dir():
         raise DataError(f"{place}: the run's {name} no longer exists; the export needs its vocabulary or configuration")
     return Path(place)
-
-
-def _filled(model: EncoderWithHeads, weights: dict[str, Tensor], folder: Path) -> EncoderWithHeads:
-    """Return a model with the weights of a checkpoint; raises DataError if they belong to another model."""
-    parameters = dict(model.named_parameters())
-    check_shapes(folder, weights, parameters)
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
-    return model
 
 
 def _result(stage: str, step: int | None, scores: dict[str, float], out: Path, refused: list[str]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -48,7 +47,6 @@ _MAX_TOKENS = PROCESSOR_TOKENS
 # What a kill can cost: finished units are marked on disk once per this many batches.
 _BATCHES_BETWEEN_MARKS = 32
 _Encoded = tuple[FeatureUnits, list[dict[str, Any]], int]
-_PAIR = re.compile(r"^(.*) \|\|\| (.*)$")
 
 
 def write_features(
@@ -62,7 +60,7 @@ def write_features(
     progress: Progress = SILENT,
     what: str = "writing activations",
 ) -> FeatureFile:
-    """Write the vectors of all units once, and open them; vectors that an earlier call wrote are kept.
+    """Write the vectors of all units, and open them; vectors that an earlier call wrote are kept.
 
     Raises DataError if `folder` holds features of another model, text or choice of layers, or damaged ones, and for a
     non-finite activation.
@@ -120,11 +118,11 @@ def with_features(plan: FinetunePlan, folder: Path, model_sum: str, progress: Pr
 class Activations:
     """Which activations to write: of which layers, for which units, and in which precision.
 
-    `layers` is a name of `LayerCombination` or layer numbers, by default the last four, or all if there are fewer.
-    Units "words" give one row for every word of sentences in columns or JSONL: the vector of its first piece. Sentences
-    that are too long are read in overlapping windows, so that no word is left out. Units "tokens" give every token of
-    each line of a text, special tokens included, and every word for an ELMo; a line may be a pair separated by ` ||| `,
-    and what does not fit is truncated and counted. By default .txt files without columns give tokens, others words.
+    `layers` is a name of `LayerCombination` or layer numbers, by default the last four. Units "words" give one row for
+    every word of sentences in columns or JSONL: the vector of its first piece; long sentences are read in overlapping
+    windows. Units "tokens" give every token of each line of a text, special tokens included, and every word for an
+    ELMo; a line may be a pair separated by ` ||| `, and what does not fit is truncated and counted. By default .txt
+    files without columns give tokens, others words.
     """
 
     layers: str | None = None
@@ -143,10 +141,9 @@ def features(
     max_length: int | None = None,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
-    """Write activations for the text of a file; return what was written.
+    """Write activations for the text of a file, and in `tokens.jsonl` what the rows of each unit represent.
 
-    `tokens.jsonl` says for each unit what its rows represent. A call that was stopped continues where it was; if `out`
-    is a link, the folder that it points to is written. Raises ConfigError for layers that do not exist and for an `out`
+    A call that was stopped continues where it was. Raises ConfigError for layers that do not exist and for an `out`
     that holds anything else, DataError for a wrong file or folder.
     """
     path = Path(input)
@@ -213,10 +210,9 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded
     """Encode every line of a text, including blank ones, so that units correspond to lines."""
     examples = []
     for row in read_rows(path, "text"):
-        line = str(next(iter(row.fields))).strip()
-        pair = _PAIR.match(line)
-        first, second = (pair[1], pair[2]) if pair else (line, None)
-        examples.append(Example(text=first, pair=second, label=None, line=row.line))
+        first, mark, last = str(next(iter(row.fields))).strip().rpartition(" ||| ")
+        text, pair = (first, last) if mark else (last, None)
+        examples.append(Example(text=text, pair=pair, label=None, line=row.line))
     encoded = encode_examples(examples, tokenizer, max_length=max_length)
     tokens, names = tokenizer.vocabulary.tokens, []
     words_of = tokenizer.words if isinstance(tokenizer, SpelledTokenizer) else None

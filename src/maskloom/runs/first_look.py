@@ -1,8 +1,7 @@
 """Checks of the model, data and output that a person names, as far as they are possible without torch.
 
 Importing torch takes longer than reading a typical file, so commands check here first: as much as they can read in
-`_SECONDS`, and always the first `_ROWS`. Problems beyond that are found when the run reads everything, before it
-trains.
+`_SECONDS`, and always the first `_ROWS`. The run itself finds problems beyond that.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _MAX_TEXT_BYTES = 64 << 20
 def look_at_training_data(model: Path, files: Sequence[Path], reading: ReadingOptions, recipe: FinetuneRecipe) -> None:
     """Read files of labelled examples, small ones first; raises DataError or ConfigError as reading all of them does.
 
-    Also raises DataError for a missing model, or a missing vocabulary where the recipe creates a new model. A format
-    determines the kind. Checks that need all rows apply to files that were read to the end.
+    Also raises DataError for a missing model, or a missing vocabulary where the recipe creates a new model. Checks that
+    need all rows apply to files that were read to the end.
     """
     if recipe.model is not None:
         tokenizer_folder(model)
@@ -167,8 +166,7 @@ def look_at_texts(model: Path, path: Path, reading: ReadingOptions) -> None:
 def check_place(source: Path, target: Path, *suffixes: str) -> str:
     """Return an output's suffix, one of `suffixes` if any are given; for a pipe without one, .jsonl.
 
-    Raises ConfigError for another suffix, for .npy to a pipe, and for an output that is a folder, is the input itself,
-    or whose parent folder does not exist.
+    Raises ConfigError for another suffix, .npy to a pipe, a folder, the input itself, or a path in a missing folder.
     """
     if target.is_dir():
         raise ConfigError(f"{target}: this is a folder; the output must be a file")
@@ -200,7 +198,7 @@ def check_predictions(source: Path, target: Path, kind: TaskKind | None, *, csv_
 
 
 def check_page(page: Path, flag: str, source: Path | None = None) -> None:
-    """Raise ConfigError for a page that is a folder, no .html file, in no folder, or the file that it is about."""
+    """Raise ConfigError for a page that is a folder, no .html file, in no folder, or its own `source`."""
     if page.is_dir() or page.suffix.lower() not in (".html", ".htm"):
         raise ConfigError(f"{page}: {flag} names the page to write, an .html file")
     if not page.parent.is_dir():

@@ -9,6 +9,7 @@ from maskloom.errors import DataError
 from maskloom.recipe_files import read_toml
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, kind_of_run
 from maskloom.system.foreign_files import read_json_object
+from maskloom.text.tokenizer import TOKEN_FILES
 
 
 def describe_folder(folder: str | Path) -> dict[str, Any]:
@@ -28,13 +29,13 @@ def describe_folder(folder: str | Path) -> dict[str, Any]:
         from maskloom.runs.corpus import stats
 
         return {"kind": "corpus", **stats(folder)}
-    if any((folder / name).exists() for name in ("vocab.txt", "vocab.json")):
+    if any((folder / name).exists() for name in TOKEN_FILES):
         from maskloom.runs.corpus import inspect_vocabulary
 
         return {"kind": "vocabulary", **inspect_vocabulary(folder)}
     raise DataError(
         f"{folder}: neither a run ({RECIPE}), a model (config.json), features (features.bin), a corpus (manifest.json) "
-        "nor a vocabulary (vocab.txt or vocab.json)"
+        f"nor a vocabulary ({', '.join(TOKEN_FILES)})"
     )
 
 

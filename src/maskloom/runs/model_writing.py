@@ -29,7 +29,7 @@ from maskloom.system.files import copy_files, replacing_folder, write_json, writ
 from maskloom.system.foreign_files import file_inside, read_json_object, why_unreadable
 from maskloom.tasks.kinds import KINDS
 from maskloom.text.tokenizer import Tokenizer
-from maskloom.training.checkpointing.checkpoints import REST, checkpoint_weights, step_folders
+from maskloom.training.checkpointing.checkpoints import REST, check_shapes, checkpoint_weights, step_folders
 
 # OWNER/NAME, unless it looks like a local folder; or one of the first models, which have no owner.
 _OWNER = r"(?!(?:models?|outputs?|results?|checkpoints?|runs?|data|tmp)/)[A-Za-z0-9][\w.-]{0,95}"
@@ -43,10 +43,9 @@ _BERT = BertConfig()
 
 @dataclass(frozen=True)
 class Card:
-    """What a model card says: `metrics` were measured on `dataset`, and `base_model` is the base model's name on a hub.
+    """What a model card says: `metrics` were measured on `dataset`; licence and languages come from the recipe.
 
-    `pipeline_tag` is the hub's name for the task. The licence and the languages come from the recipe, because nothing
-    else states them.
+    `pipeline_tag` and `base_model` are the hub's names for the task and for the model from which training started.
     """
 
     title: str
@@ -183,8 +182,7 @@ def model_name(folder: Path) -> str:
 def hub_name(folder: Path) -> str | None:
     """Return the hub name of a model folder, or of the model from which it was made; None if no file states one.
 
-    It is the `_name_or_path` of its config.json or the base_model of its own card. A local path does not count, because
-    a hub would link to whatever has that name there.
+    A local path does not count, because a hub would link to whatever has that name there.
     """
     config, card = file_inside(folder, "config.json"), folder / "README.md"
     named = "" if config is None else str(read_json_object(config).get("_name_or_path"))
@@ -212,17 +210,18 @@ def write_model_folder(
     final: Path,
     weights: EncoderWithHeads | Path,
     tokenizer: Tokenizer,
-    card: Card | None,
+    card: Card | None = None,
     *,
     extra_config: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     vectors_as: Path | None = None,
+    report: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a folder that opens here and in transformers, under a temporary name until it is complete.
+    """Write a folder that opens here and in transformers, whole or not at all.
 
     `weights` is a model, or a folder whose config.json and weights are copied. `extra_config` adds keys to config.json,
-    `settings` are a task's settings, and `vectors_as` is a folder whose modules.json is copied. Raises OSError when the
-    disk fails, leaving nothing behind.
+    `settings` are a task's, `vectors_as` is a folder whose modules.json is copied, and `report` holds JSON values by
+    file name. Raises OSError if the disk fails.
     """
     with replacing_folder(final) as folder:
         if isinstance(weights, Path):
@@ -238,6 +237,8 @@ def write_model_folder(
             write_json(folder / SETTINGS_FILE, {**settings, "settings": own} if own else settings)
         if vectors_as is not None:
             copy_modules(vectors_as, folder)
+        for name, content in (report or {}).items():
+            write_json(folder / name, content)
         if card is not None:
             card.write(folder)
 
@@ -245,16 +246,21 @@ def write_model_folder(
 def write_best_model(model: EncoderWithHeads, checkpoints: Path, tokenizer: Tokenizer, folder: Path) -> int | None:
     """Write the weights of the checkpoint kept as the best into a model folder, and return its step.
 
-    `model` has those weights afterwards. Returns None and writes nothing if no evaluation was compared, or the
-    checkpoint no longer exists; raises DataError if it was changed.
+    `model` has those weights afterwards. Returns None if there is none; raises DataError for a changed one.
     """
     newest = next(iter(step_folders(checkpoints)), None)
     kept = newest and json.loads((newest / REST).read_text(encoding="utf-8"))["extra"].get("kept")
     if not kept or not (source := checkpoints / f"step-{kept['step']:08d}").exists():
         return None
-    weights = checkpoint_weights(source)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-    write_model_folder(folder, model, tokenizer, None)
+    write_model_folder(folder, filled(model, source), tokenizer)
     return kept["step"]
+
+
+def filled(model: EncoderWithHeads, checkpoint: Path) -> EncoderWithHeads:
+    """Give a model the weights of a checkpoint and return it; raises DataError for one of another model, or changed."""
+    weights, parameters = checkpoint_weights(checkpoint), dict(model.named_parameters())
+    check_shapes(checkpoint, weights, parameters)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    return model

@@ -6,14 +6,13 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode
-from maskloom.errors import ConfigError, amount
+from maskloom.errors import ConfigError, DataError, amount
 from maskloom.generation.search import Generation
 from maskloom.inference import Ensemble, Predictor, open_models
 from maskloom.inference.ensemble import Average
@@ -47,13 +46,10 @@ def predict(
 ) -> dict[str, Any]:
     """Write one prediction per row to `output`, .jsonl, .csv or a task's format; return what was read and truncated.
 
-    A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Rows are
-    sorted by length only within a window of a few thousand rows or a few megabytes, so memory is bounded. The output
-    appears under its name once it is complete; a pipe is written to directly. Several models predict as an ensemble,
-    whose probabilities or logits are averaged. `csv_safe` puts an apostrophe before .csv cells that a spreadsheet would
-    evaluate as a formula. Labels in the input are ignored, and a blank line of a .txt counts as an empty text, but as
-    a bad row if the model generates text. Raises ConfigError for a model without a task head, DataError for a wrong
-    file or one without a usable row.
+    A row has `index` (from 0), `line` (in the input), the text, the decision, and probabilities by label name. Several
+    models predict as an ensemble. Memory is bounded, and the output appears under its name once it is complete; a pipe
+    is written to directly. `csv_safe` puts an apostrophe before .csv cells that a spreadsheet would evaluate as a
+    formula. Raises ConfigError for a model without a task head, DataError for a wrong file or one without a usable row.
     """
     source, target = Path(input), Path(output)
     check_place(source, target)
@@ -128,75 +124,52 @@ def _record(values: Iterable[Any]) -> str:
     return record.getvalue().removesuffix("\r\n")
 
 
-@dataclass(frozen=True)
-class VectorForm:
-    """How the vectors of tokens become one, as in `Predictor.encode`; None means as the model's folder says."""
-
-    pooling: PoolingMode | None = None
-    normalize: bool | None = None
-
-
 def embed(
-    model: str | Path | Predictor,
+    predictor: Predictor,
     input: str | Path,
     output: str | Path,
     *,
-    form: VectorForm = VectorForm(),
+    pooling: PoolingMode | None = None,
+    normalize: bool | None = None,
     reading: ReadingOptions | None = None,
-    max_length: int | None = None,
-    precision: str = "auto",
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Write one vector per row: .npy holds (rows, hidden) float32, .jsonl one object with `index` and `vector` per row.
 
-    Texts are read as single texts unless a pair column is named. `precision` is that of `Predictor.load`, or "int8"; it
-    and `max_length` belong to a `Predictor` that is already open. Memory is bounded, and the output appears under its
-    name once it is complete. Raises ConfigError or DataError for a wrong option, model or file, or for a precision that
-    the device lacks.
+    `pooling` and `normalize` are those of `Predictor.encode`. Memory is bounded, and the output appears under its name
+    once it is complete. Raises ConfigError or DataError for a wrong option or file.
     """
     source, target = Path(input), Path(output)
     suffix = check_place(source, target, ".npy", ".jsonl")
-    if isinstance(model, Predictor):
-        predictor = model
-    else:
-        int8 = precision == "int8"
-        predictor = Predictor.load(model, max_length=max_length, int8=int8, precision="auto" if int8 else precision)
     progress.say(f"device: {describe_device(predictor.device)}")
-    modules = predictor.modules.changed(form.pooling, form.normalize)
+    modules = predictor.modules.changed(pooling, normalize)
     texts = reading_of_texts(source, reading)
-    progress.begin("embedding", texts.count())
+    num_rows, index = texts.count(), 0
+    progress.begin("embedding", num_rows)
     with output_file(target) as file:
         if suffix == ".npy":
-            _write_header(file, 0, predictor.hidden_size)
-        index = 0
+            header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, predictor.hidden_size)}
+            np.lib.format.write_array_header_1_0(file, header)
         for window in texts.shown_pieces(_WINDOW, progress):
             inputs = [example.text if example.pair is None else (example.text, example.pair) for example in window]
-            vectors = predictor.encode(inputs, pooling=form.pooling, normalize=form.normalize)
+            vectors = predictor.encode(inputs, pooling=pooling, normalize=normalize)
             if suffix == ".npy":
                 file.write(vectors.astype("<f4", copy=False).tobytes())
             else:
                 for number, vector in enumerate(vectors.tolist(), start=index):
                     file.write(json.dumps({"index": number, "vector": vector}).encode() + b"\n")
             index += len(vectors)
-        if suffix == ".npy":
-            file.seek(0)
-            _write_header(file, index, predictor.hidden_size)
+        if index != num_rows:
+            raise DataError(f"{source}: had {num_rows:,} rows, then {index:,}: it was changed while it was read")
     return {
         "output": str(target),
         "num_vectors": texts.report.num_kept,
         "hidden_size": predictor.hidden_size,
         "pooling": modules.pooling,
         "normalized": modules.normalizes,
-        "precision": precision,
         **predictor.truncation,
         "data": texts.report.as_dict(),
     }
-
-
-def _write_header(file: IO[bytes], num_rows: int, width: int) -> None:
-    """Write the header of a .npy file; numpy leaves room in it for the first axis to grow to 21 digits."""
-    header = {"descr": "<f4", "fortran_order": False, "shape": (num_rows, width)}
-    np.lib.format.write_array_header_1_0(file, header)
 
 
 _PROMPTS_AT_ONCE = 256  # among these, prompts of similar length are batched
@@ -215,10 +188,9 @@ def generate(
     """Write a .jsonl with one row per text: `index`, `line`, `prompt` or `source`, and the keys of `GeneratedText`.
 
     `given` holds settings of `Generation` that override the model's own. With `fills` the blanks of the texts are
-    filled with these settings, and rows have the keys of `FilledText`. The output appears under its name once it is
-    complete. Before the first text is generated, ConfigError or DataError is raised for a model that cannot do this, a
-    wrong file, and, unless bad rows are skipped, a text, named by its line, that is empty, has no blank to fill, or is
-    too long.
+    filled with these settings, and rows have the keys of `FilledText`. Before the first text is generated, raises
+    ConfigError or DataError for a model that cannot do this, a wrong file, and, unless bad rows are skipped, a text,
+    named by its line, that is empty, has no blank to fill, or is too long.
     """
     source, target = Path(input), Path(output)
     check_place(source, target, ".jsonl")
@@ -261,11 +233,10 @@ def answer(
 ) -> dict[str, Any]:
     """Return the answers that a model, or an ensemble of several, finds in a text file ("-" for standard input).
 
-    The text is tokenised once for all questions and read in windows, which are batched across questions. `answers`
-    holds for each question its `answer` ("" if the model says that there is none), `probability` among the candidates,
-    `start` and `end` in characters of the text, and the `top_k` best candidates. `null_threshold` lets a model say that
-    there is no answer, or changes when it does. Raises ConfigError for a model of another task, an empty question or
-    wrong settings, DataError for a file that cannot be read.
+    `answers` holds for each question its `answer` ("" if the model says that there is none), `probability` among the
+    candidates, `start` and `end` in characters of the text, and the `top_k` best candidates. `null_threshold` lets a
+    model say that there is no answer, or changes when it does. Raises ConfigError for a model of another task, an empty
+    question or wrong settings, DataError for a file that cannot be read.
     """
     if top_k < 1:
         raise ConfigError(f"top_k {top_k}: expected at least 1")

@@ -1,8 +1,4 @@
-"""Recipes as people give and read them.
-
-Flags such as `--steps` are changes to a recipe, refused where they would change nothing. A recipe is explained key by
-key, with value, default and meaning.
-"""
+"""Recipes as people give and read them: with flags such as `--steps`, and explained key by key."""
 
 from __future__ import annotations
 
@@ -54,18 +50,15 @@ def recipe_of_run(
     by_flag = dict[str, str]()
     own = {change.partition("=")[0].strip() for change in changes}
     for name in (name for name, value in flags.items() if value is not None and FLAG_KEYS[name] in own):
-        raise UsageError(
-            f"--{name.replace('_', '-')} and --set {FLAG_KEYS[name]}=… set the same key: use only one of them"
-        )
+        key = FLAG_KEYS[name]
+        raise UsageError(f"{shown_flag(name, True)} and --set {key}=… set the same key: use only one of them")
     if given is None and resumes is not None and (resumes / RECIPE).exists():
         given = resumes / RECIPE
     elif isinstance(given, str | Path):
         given = recipe_path(given)
     elif given is not None and not isinstance(given, Mapping):
-        raise ConfigError(
-            "recipe must be a TOML file, the name of a shipped recipe or a mapping of keys to values, not "
-            f"{type(given).__name__}"
-        )
+        what = "a TOML file, the name of a shipped recipe or a mapping of keys to values"
+        raise ConfigError(f"recipe must be {what}, not {type(given).__name__}")
     if resumes is not None and flags.get("minutes") is None:
         changes = ["training.extensions=[]", *changes]  # the run's own extensions apply, whatever the steps are now
         started = load_recipe(kind, given, changes)
@@ -94,10 +87,7 @@ def run_to_resume(out: str | Path, resume: bool, say: Callable[[str], None]) -> 
 
 
 def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any], resumes: Path | None = None) -> None:
-    """Raise ConfigError for a given flag that would change nothing, because the recipe decides it elsewhere.
-
-    `resumes` is the folder of the run whose recipe it is, if it is resumed.
-    """
+    """Raise ConfigError for a flag that the recipe, or that of the resumed run in `resumes`, overrides elsewhere."""
     given = {name for name, value in flags.items() if value is not None}
     if (minutes := recipe.training.minutes) is not None and (names := sorted(given & {"steps", "epochs"})):
         if resumes is not None and "minutes" not in given:
@@ -126,10 +116,11 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
     if not 0 < epochs < math.inf:
         raise ConfigError(f"--epochs {epochs}: expected a number above 0")
     if steps is not None or recipe.phases or recipe.training.minutes is not None:
+        if recipe.phases:
+            raise ConfigError("--epochs: every phase has its own steps")
         minutes = recipe.training.minutes
-        decides = f"--steps {steps} is also set" if minutes is None else f"training.minutes = {minutes:g} is also set"
-        why = "every phase has its own steps" if recipe.phases else f"{decides}; use only one of them"
-        raise ConfigError(f"--epochs: {why}")
+        other = f"--steps {steps}" if minutes is None else f"training.minutes = {minutes:g}"
+        raise ConfigError(f"--epochs: {other} is also set; use only one of them")
     # imported here: other commands do not need them
     from maskloom.data.corpus.opening import Corpus, split_documents
     from maskloom.runs.pretraining_plan import pretraining_data

@@ -9,15 +9,19 @@ from typing import Any, Literal
 
 import torch
 
-from maskloom.checkpoints.huggingface import load_model, read_config, save_model
-from maskloom.checkpoints.published.sentence_transformers import copy_modules
+from maskloom.checkpoints.huggingface import load_model, read_config
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside
 from maskloom.errors import ConfigError, DataError, amount
-from maskloom.inference.model_folder import SETTINGS_FILE, load_tokenizer, modules_folder, resolve_model_folder
+from maskloom.inference.model_folder import (
+    load_tokenizer,
+    modules_folder,
+    read_settings,
+    resolve_model_folder,
+    with_word_vectors,
+)
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.heads import MaskedLMHead
-from maskloom.system.files import replacing_folder, write_bytes, write_json
-from maskloom.system.foreign_files import MAX_JSON_BYTES, file_inside, read_bytes
+from maskloom.runs.model_writing import write_model_folder
 from maskloom.system.worker_processes import ONE_PROCESS, Work
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
@@ -43,10 +47,9 @@ def extend_vocabulary(
     """Write a model folder whose vocabulary has the best new pieces for the text; return the report.
 
     `choose_pieces` chooses at most `num_pieces`, each of which occurs at least `min_frequency` times. Old pieces keep
-    their ids. The embedding and the masked-LM bias of a new piece start as the means over the old pieces into which it
-    was split; text without new pieces gives the same result as before. `out` appears whole or not at all; an earlier
-    result there is replaced. Raises ConfigError for impossible settings and an `out` that holds something else,
-    DataError for a damaged model or bad text.
+    their ids; the embedding and the masked-LM bias of a new piece start as the means over the old pieces into which it
+    was split. `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible
+    settings and an `out` that holds something else, DataError for a damaged model or bad text.
     """
     folder, out = resolve_model_folder(model), Path(out)
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
@@ -81,10 +84,8 @@ def extend_vocabulary(
     }
     if len(pieces) < num_pieces:
         report["why_fewer"] = f"no other run of pieces within a word occurs at least {often}"
-    with replacing_folder(out) as staging:
-        rows = [{"id": place, **asdict(piece)} for place, piece in enumerate(pieces, start=len(old))]
-        write_json(staging / REPORT, {**report, "pieces": rows})
-        _write_model(loaded, folder, extended, staging)
+    rows = [{"id": place, **asdict(piece)} for place, piece in enumerate(pieces, start=len(old))]
+    _write_model(loaded, folder, extended, out, {**report, "pieces": rows})
     return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}
 
 
@@ -113,12 +114,21 @@ def _give_rows(model: EncoderWithHeads, old: Vocabulary, pieces: list[NewPiece])
             parameter[place] = parameter[sources].mean(dim=0)
 
 
-def _write_model(model: EncoderWithHeads, folder: Path, tokenizer: Tokenizer, target: Path) -> None:
-    """Write model and tokenizer, and copy the old model's files that do not depend on its vocabulary."""
-    if (path := file_inside(folder, SETTINGS_FILE)) is not None:
-        write_bytes(target / SETTINGS_FILE, read_bytes(path, limit=MAX_JSON_BYTES))
-    copy_modules(modules_folder(folder), target)
-    tokenizer.save(target, num_segments=model.config.num_segments)
+def _write_model(
+    model: EncoderWithHeads, folder: Path, tokenizer: Tokenizer, out: Path, report: dict[str, Any]
+) -> None:
+    """Write model, tokenizer and report, with what belongs to the old model and does not depend on its vocabulary."""
+    settings = read_settings(folder)
+    if "settings" in settings:
+        settings["settings"] = with_word_vectors(settings["settings"], folder)
     # config.json keeps the keys that are not rewritten, such as label names
     own = {*model.config.as_published(), "architectures", "dtype", "torch_dtype", "position_embedding_type"}
-    save_model(model, target, extra_config={key: value for key, value in read_config(folder).items() if key not in own})
+    write_model_folder(
+        out,
+        model,
+        tokenizer,
+        extra_config={key: value for key, value in read_config(folder).items() if key not in own},
+        settings=settings or None,
+        vectors_as=modules_folder(folder),
+        report={REPORT: report},
+    )

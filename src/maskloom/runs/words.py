@@ -12,12 +12,12 @@ import numpy as np
 
 from maskloom.data.corpus.documents import ReadingReport, read_documents, refuse_output_inside, source_files
 from maskloom.errors import ConfigError, DataError, amount
-from maskloom.runs.charts import distinct_names, page_template, scatter_chart, visible
+from maskloom.runs.charts import distinct_names, scatter_chart, visible, write_html
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
 from maskloom.runs.run_folder import METRICS, RECIPE, described, fingerprint, kind_of_run, prepare_run_folder, undo_run
 from maskloom.system.fault_points import fault_point
-from maskloom.system.files import output_file, remove_tree, replacing_folder, write_hashed, write_json, write_text
+from maskloom.system.files import remove_tree, replacing_folder, write_hashed, write_json, write_text
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import check_name, read_json_object, read_json_value, why_changed
 from maskloom.text.normalization import whole_word
@@ -55,9 +55,9 @@ def train_words(
 ) -> dict[str, Any]:
     """Train word vectors on text files and write vectors, output vectors and vocabulary to `out`; return the metrics.
 
-    With `resume` a run that was stopped or killed continues from its last save; with one worker, or `deterministic`, it
-    gives the same bits as an uninterrupted run. Raises ConfigError if numba is missing, for a folder in use by another
-    run and for a resumed run with other settings; DataError for bad text and an empty vocabulary.
+    With one worker, or `deterministic`, a resumed run gives the same bits as an uninterrupted one. Raises ConfigError
+    if numba is missing, for a folder in use by another run and for a resumed run with other settings; DataError for bad
+    text and an empty vocabulary.
     """
     texts, out = [texts] if isinstance(texts, str | Path) else list(texts), Path(out)
     check_name(out)
@@ -171,8 +171,8 @@ def _words(out: Path) -> Iterator[str]:
 def _train(training: WordTraining, out: Path, log: EventLog, progress: Progress, seconds: float) -> dict[str, Any]:
     """Train to the end, logging each round and saving periodically and on a stop request.
 
-    `seconds` is the training time before this process. Raises DataError for a non-finite loss or state, and if no word
-    had another one in its window.
+    `seconds` is the training time before this process. Raises DataError for a non-finite loss or state, and if nothing
+    was learned.
     """
     blocks, start, first = training.num_blocks, time.monotonic(), training.blocks_done
     saved = start
@@ -279,10 +279,10 @@ def evaluate_words(
     """Return the scores of vectors on files of pairs and of analogies by file name; ConfigError if none are given."""
     if not pairs and not analogies:
         raise ConfigError("nothing to evaluate: pass --pairs, --analogies or both")
-    read = [(path, read_pairs(path)) for path in pairs], [(path, read_analogies(path)) for path in analogies]
+    all_pairs, all_analogies = [read_pairs(path) for path in pairs], [read_analogies(path) for path in analogies]
     vectors = open_vectors(place)
-    scores = [similarity_scores(vectors, found) for _, found in read[0]]
-    scores += [analogy_scores(vectors, found, most) for _, found in read[1]]
+    scores = [similarity_scores(vectors, found) for found in all_pairs]
+    scores += [analogy_scores(vectors, found, most) for found in all_analogies]
     names = distinct_names((path.name, str(path.parent)) for path in (*pairs, *analogies))
     return dict(zip(names, scores, strict=True))
 
@@ -307,12 +307,11 @@ def plot_words(place: str | Path, words: Sequence[str], out: Path, number: int =
         (visible(word), float(x), float(y), f"c{style % 6}")
         for (word, style), (x, y) in zip(styles.items(), flat, strict=True)
     ]
-    page = page_template("runs/words.html").render(
-        title=f"Word vectors: {visible(Path(place).name)}",
-        chart=scatter_chart(dots, name="words on two principal components"),
-        about=f"{amount(len(vectors.words), 'word')}, vectors of {amount(vectors.matrix.shape[1], 'number')}",
-        tables=[(visible(word), vectors.neighbours(word)) for word in words],
-    )
-    with output_file(out, "w") as file:
-        file.write(page)
+    content = {
+        "title": f"Word vectors: {visible(Path(place).name)}",
+        "chart": scatter_chart(dots, name="words on two principal components"),
+        "about": f"{amount(len(vectors.words), 'word')}, vectors of {amount(vectors.matrix.shape[1], 'number')}",
+        "tables": [(visible(word), vectors.neighbours(word)) for word in words],
+    }
+    write_html(out, "runs/words.html", content)
     return {"words": len(styles), "written_to": str(out)}

@@ -15,7 +15,6 @@ from maskloom.data.corpus.building import CorpusSettings
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.models.model_config import ModelSection
 from maskloom.recipe_files import recipe_keys
-from maskloom.runs.predict import VectorForm
 from maskloom.runs.recipes import FLAG_KEYS, check_flags, recipe_of_run, run_to_resume
 from maskloom.runs.search_table import notes_of
 from maskloom.text.vocabulary_training import VocabularySettings
@@ -229,8 +228,8 @@ READ = ["--model", "m", "--input", "t.jsonl", "--output"]
         ),
         (["predict", *READ, "o.csv"], "predict.predict", {"csv_safe": False}),
         (["predict", *READ, "o.csv", "--csv-safe"], "predict.predict", {"csv_safe": True}),
-        (["embed", *READ, "o.npy"], "predict.embed", {"form": VectorForm()}),
-        (["embed", *READ, "o.npy", "--normalize"], "predict.embed", {"form": VectorForm(normalize=True)}),
+        (["embed", *READ, "o.npy"], "predict.embed", {"pooling": None, "normalize": None}),
+        (["embed", *READ, "o.npy", "--normalize"], "predict.embed", {"pooling": None, "normalize": True}),
         (["export", "r", "--out", "o", "--for-vectors", "cls"], "export.describe_vectors", {"normalize": False}),
         (
             ["export", "r", "--out", "o", "--for-vectors", "cls", "--normalize"],
@@ -242,6 +241,7 @@ READ = ["--model", "m", "--input", "t.jsonl", "--output"]
 def test_a_flag_reaches_what_does_the_work(arguments, function, expected, monkeypatch):
     given = []
     monkeypatch.setattr("maskloom.runs.export.export", lambda *_, **__: {})
+    monkeypatch.setattr("maskloom.inference.Predictor.load", lambda *_, **__: None)
     for name in ("look_at_input", "look_at_texts"):
         monkeypatch.setattr(f"maskloom.runs.first_look.{name}", lambda *_, **__: None)
     monkeypatch.setattr(f"maskloom.runs.{function}", lambda *_, **values: given.append(values))

@@ -20,7 +20,7 @@ def _trained(**settings):
     return train_vocabulary(["one two three"] * 9, VocabularySettings(size=300, **settings))[0]
 
 
-def _unigram():
+def unigram():
     pieces = ["<pad>", "</s>", "<unk>", "▁one", "▁two"]
     special = SpecialTokens(pad="<pad>", unknown="<unk>", end="</s>")
     model = {"type": "Unigram", "unk_id": 2, "byte_fallback": False}
@@ -34,7 +34,7 @@ def _unigram():
     ("make", "keeps_case"),
     [
         (lambda: _trained(model="byte-bpe", lowercase=False), True),
-        (_unigram, True),
+        (unigram, True),
         (lambda: _trained(model="bpe", lowercase=False), False),
     ],
 )

@@ -57,7 +57,7 @@ def test_a_gpu_is_checked_in_the_precisions_that_it_has(monkeypatch, major, expe
 
 def test_a_gpu_is_timed_with_more_work_than_a_processor(monkeypatch):
     timed = []
-    monkeypatch.setattr(module, "_losses", lambda device, precision, steps: [7.0])
+    monkeypatch.setattr(module, "_losses", lambda device, precision: [7.0])
     monkeypatch.setattr(module, "_speed", lambda device, precision, work, seconds: timed.append(work) or 1.0)
     checks = [module._checked(torch.device(name), "fp32", [7.0], 1.0) for name in ("cpu", "cuda")]
     assert [check["size"] for check in checks] == ["tiny", "base"]
@@ -68,7 +68,7 @@ def test_a_sound_device_without_memory_to_be_timed_is_sound(found, monkeypatch):
     def reports(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB")
 
-    monkeypatch.setattr(module, "_losses", lambda device, precision, steps: [7.0])
+    monkeypatch.setattr(module, "_losses", lambda device, precision: [7.0])
     monkeypatch.setattr(module, "_reports", reports)
     check = module._checked(torch.device("cuda"), "bf16", [7.0], 1.0)
     assert (check["is_sound"], check["tokens_per_second"]) == (True, None)
@@ -77,7 +77,7 @@ def test_a_sound_device_without_memory_to_be_timed_is_sound(found, monkeypatch):
 
 def test_fp16_is_checked_with_a_loss_scale():
     """The check runs on a processor here as it does on a GPU."""
-    checked = module._checked(torch.device("cpu"), "fp16", module._losses(torch.device("cpu"), "fp32", 3), 0.1)
+    checked = module._checked(torch.device("cpu"), "fp16", module._losses(torch.device("cpu"), "fp32"), 0.1)
     assert checked["is_sound"], checked
 
 
@@ -85,12 +85,12 @@ def test_wrong_numbers_and_a_device_that_fails_are_said_and_end_with_1(monkeypat
     sound = module._losses
     calls = []
 
-    def losses(device, precision, steps):
+    def losses(device, precision):
         calls.append(precision)
         if precision == "bf16":
             raise RuntimeError("no such product\nbelow")
         shift = 0.5 if len(calls) > 1 else 0.0  # the first call computes the reference
-        return [loss + shift for loss in sound(device, precision, steps)]
+        return [loss + shift for loss in sound(device, precision)]
 
     monkeypatch.setattr(module, "_losses", losses)
     monkeypatch.setattr(module, "found_devices", lambda: [module.chosen_device("cpu")])

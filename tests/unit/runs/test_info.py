@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.unit.runs.test_convert import unigram
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.models.architectures import ARCHITECTURES
@@ -49,3 +50,10 @@ def test_the_sizes_of_every_architecture_are_said_by_the_same_names(name, tmp_pa
     sizes = (found["hidden_size"], found["num_hidden_layers"], found["num_attention_heads"], found["vocab_size"])
     assert sizes == (128, config.num_hidden_layers, config.num_attention_heads, 50)
     assert found["parameters"]["all"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_a_vocabulary_may_be_a_single_file(tmp_path):
+    unigram().save(tmp_path)
+    assert not (tmp_path / "vocab.json").exists()
+    found = describe_folder(tmp_path)
+    assert (found["kind"], found["size"]) == ("vocabulary", 5)

@@ -12,78 +12,69 @@ from pathlib import Path
 
 from maskloom.errors import ConfigError, DataError, amount
 from maskloom.system.foreign_files import check_regular
+from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.tables import read_rows
 
 _MATCHED = frozenset({"fiction", "government", "slate", "telephone", "travel"})
 _MISMATCHED = frozenset({"facetoface", "letters", "nineeleven", "oup", "verbatim"})
+_MNLI_ENDS = {"MNLI-m": "_matched", "MNLI-mm": "_mismatched"}
 _DIAGNOSTIC_FOLDERS = ("MNLI", "AX", "diagnostic", ".")
 
 
 @dataclass(frozen=True)
 class GlueTask:
-    """A GLUE task: its catalog row, its folder, and its labelled and unlabelled files by column of the score."""
+    """A GLUE task: its catalog row and its folder."""
 
     name: str
     folder: str
-    dev: dict[str, str]
-    test: dict[str, str]
+
+    @property
+    def column(self) -> str:
+        """The column of the score that selects models."""
+        return "MNLI-m" if self.name == "mnli" else self.folder
+
+    def file(self, data: Path, part: str, column: str) -> Path:
+        """Return the path of the dev or test file of a column; MNLI has two columns, all others have one."""
+        return data / self.folder / f"{part}{_MNLI_ENDS.get(column, '')}.tsv"
 
     def training_files(self, data: Path) -> tuple[Path, Path]:
-        """Return the paths of the train file and of the dev file that selects models (for MNLI, the matched one)."""
-        return data / self.folder / "train.tsv", data / self.folder / next(iter(self.dev.values()))
+        """Return the paths of the train file and of the dev file that selects models."""
+        return data / self.folder / "train.tsv", self.file(data, "dev", self.column)
 
 
 @dataclass(frozen=True)
 class SubmissionFile:
-    """A file of a submission: the task that answers it, its rows and labels; no `labels` for scores from 0 to 5."""
+    """A file of a submission, the task that answers it, and its number of rows."""
 
     column: str
     task: str
     num_rows: int
-    labels: tuple[str, ...]
 
     @property
     def name(self) -> str:
         """The name of the file within the zip."""
         return f"{self.column}.tsv"
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The possible predictions; () for a score from 0 to 5."""
+        return catalog_row(self.task).labels
 
-def _plain(name: str, folder: str) -> GlueTask:
-    return GlueTask(name, folder, dev={folder: "dev.tsv"}, test={folder: "test.tsv"})
 
-
-TASKS: tuple[GlueTask, ...] = (
-    _plain("cola", "CoLA"),
-    _plain("sst-2", "SST-2"),
-    _plain("mrpc", "MRPC"),
-    _plain("sts-b", "STS-B"),
-    _plain("qqp", "QQP"),
-    GlueTask(
-        "mnli",
-        "MNLI",
-        dev={"MNLI-m": "dev_matched.tsv", "MNLI-mm": "dev_mismatched.tsv"},
-        test={"MNLI-m": "test_matched.tsv", "MNLI-mm": "test_mismatched.tsv"},
-    ),
-    _plain("qnli", "QNLI"),
-    _plain("rte", "RTE"),
-    _plain("wnli", "WNLI"),
-)
-
-_BINARY = ("0", "1")
-_INFERENCE = ("contradiction", "entailment", "neutral")
-_ENTAILMENT = ("entailment", "not_entailment")
+_FOLDERS = ("CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI")
+TASKS: tuple[GlueTask, ...] = tuple(GlueTask(folder.lower(), folder) for folder in _FOLDERS)
 SUBMISSION: tuple[SubmissionFile, ...] = (
-    SubmissionFile("AX", "mnli", 1_104, _INFERENCE),
-    SubmissionFile("CoLA", "cola", 1_063, _BINARY),
-    SubmissionFile("MNLI-m", "mnli", 9_796, _INFERENCE),
-    SubmissionFile("MNLI-mm", "mnli", 9_847, _INFERENCE),
-    SubmissionFile("MRPC", "mrpc", 1_725, _BINARY),
-    SubmissionFile("QNLI", "qnli", 5_463, _ENTAILMENT),
-    SubmissionFile("QQP", "qqp", 390_965, _BINARY),
-    SubmissionFile("RTE", "rte", 3_000, _ENTAILMENT),
-    SubmissionFile("SST-2", "sst-2", 1_821, _BINARY),
-    SubmissionFile("STS-B", "sts-b", 1_379, ()),
-    SubmissionFile("WNLI", "wnli", 146, _BINARY),
+    SubmissionFile("AX", "mnli", 1_104),
+    SubmissionFile("CoLA", "cola", 1_063),
+    SubmissionFile("MNLI-m", "mnli", 9_796),
+    SubmissionFile("MNLI-mm", "mnli", 9_847),
+    SubmissionFile("MRPC", "mrpc", 1_725),
+    SubmissionFile("QNLI", "qnli", 5_463),
+    SubmissionFile("QQP", "qqp", 390_965),
+    SubmissionFile("RTE", "rte", 3_000),
+    SubmissionFile("SST-2", "sst-2", 1_821),
+    SubmissionFile("STS-B", "sts-b", 1_379),
+    SubmissionFile("WNLI", "wnli", 146),
 )
 
 
@@ -101,13 +92,9 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
     Raises DataError that lists the missing files if a task in `names` lacks some or no task is found, and DataError for
     a folder that does not exist.
     """
-    if not data.is_dir():
-        problem = "is a file" if data.exists() else "there is no such folder"
-        raise DataError(f"{data}: {problem}; --data is a folder with GLUE's files as CoLA/train.tsv, RTE/dev.tsv ...")
-    wanted = [glue_task(name) for name in names] if names is not None else list(TASKS)
-    wanted = [task for index, task in enumerate(wanted) if task not in wanted[:index]]
+    check_data(data)
     found, absent = [], {}
-    for task in wanted:
+    for task in TASKS if names is None else dict.fromkeys(map(glue_task, names)):
         missing = [path for path in task.training_files(data) if not path.is_file()]
         if missing:
             absent[task.name] = ", ".join(map(str, missing))
@@ -119,6 +106,13 @@ def chosen_tasks(data: Path, names: Sequence[str] | None) -> tuple[list[GlueTask
     if not found:
         raise DataError(f"{data}: no GLUE task found; looked for {'; '.join(absent.values())}")
     return found, absent
+
+
+def check_data(data: Path) -> None:
+    """Raise DataError for a path of GLUE's files that is not a folder."""
+    if not data.is_dir():
+        problem = "is a file" if data.exists() else "there is no such folder"
+        raise DataError(f"{data}: {problem}; --data is a folder with GLUE's files as CoLA/train.tsv, RTE/dev.tsv ...")
 
 
 def diagnostic_file(data: Path, *, labelled: bool = False) -> Path | None:
@@ -146,10 +140,9 @@ def check_genres(path: Path, *, matched: bool) -> None:
 
 
 def count_test_rows(path: Path) -> int:
-    """Return the number of rows of a test file, whose first column must number them from 0.
+    """Return the number of rows of a test file, whose first column, `index` or `id`, must number them from 0.
 
-    Raises DataError, with the line, for a header without `index` or `id`, a row out of order or a blank row within the
-    file, and for a file without rows.
+    Raises DataError, with the line, for another header, a row out of order or a blank one, and for a file without rows.
     """
     rows = read_rows(path, "tsv")
     header = next(rows)
@@ -259,11 +252,11 @@ def _row_problems(line: str, number: int, file: SubmissionFile) -> list[tuple[st
     problems = []
     if fields[0] != str(number):
         problems.append(("index", f"the index is {fields[0][:20]!r:.80}, expected {number}"))
-    if file.labels and fields[1] not in file.labels:
-        problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not one of {', '.join(file.labels)}"))
-    if not file.labels:
-        if not _NUMBER.fullmatch(fields[1]):
-            problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not a number"))
-        elif not 0.0 <= float(fields[1]) <= 5.0:
-            problems.append(("range", f"the score {fields[1]} is not between 0 and 5"))
+    if labels := file.labels:
+        if fields[1] not in labels:
+            problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not one of {', '.join(labels)}"))
+    elif not _NUMBER.fullmatch(fields[1]):
+        problems.append(("label", f"the prediction {fields[1][:40]!r:.80} is not a number"))
+    elif not 0.0 <= float(fields[1]) <= 5.0:
+        problems.append(("range", f"the score {fields[1]} is not between 0 and 5"))
     return problems

@@ -23,6 +23,7 @@ from maskloom.runs.glue.files import (
     SUBMISSION,
     GlueTask,
     SubmissionFile,
+    check_data,
     check_genres,
     chosen_tasks,
     count_test_rows,
@@ -62,10 +63,9 @@ def glue_run(
     """Search settings for every GLUE task whose files are in `data`, and return all scores on dev.
 
     `out/<TASK>` holds each task's search, with the best model in `out/<TASK>/model`; `out/glue.json` and `glue.md` hold
-    the table. `space` is the grid (by default none: only the recipe). WNLI is not trained: its most common training
-    label is the answer, as in the paper. A task whose search fails is reported and does not affect the others. With
-    `resume` a run continues where it stopped. Raises DataError when tasks named in `tasks` have no files, and when no
-    task has any.
+    the table. Without a `space` there is one trial, the recipe. WNLI is not trained: its most common training label is
+    the answer, as in the paper. A task whose search fails is reported and does not affect the others. Raises DataError
+    if tasks named in `tasks` have no files, or no task has any.
     """
     check_log_targets(recipe.training.log_to)
     data, out = Path(data), Path(out)
@@ -78,16 +78,14 @@ def glue_run(
         space = space_of_data(stored["space"]) if space is None else space
     found, absent = chosen_tasks(data, tasks)
     resolve_model_folder(model)
-    for column, name in next((task.dev for task in found if task.name == "mnli"), {}).items():
-        if (data / "MNLI" / name).is_file():
-            check_genres(data / "MNLI" / name, matched=column == "MNLI-m")
+    for task in (task for task in found if task.name == "mnli"):
+        for column in ("MNLI-m", "MNLI-mm"):
+            if (path := task.file(data, "dev", column)).is_file():
+                check_genres(path, matched=column == "MNLI-m")
     for number, settings in enumerate(grid_settings(space or {}), start=1):
         recipe_with(recipe, settings, source=f"trial {number}")
-    inputs = {
-        "data": str(data.resolve()),
-        "tasks": None if tasks is None else [task.name for task in found],
-        "space": space_as_data(space or {}),
-    }
+    named = None if tasks is None else [task.name for task in found]
+    inputs = {"data": str(data.resolve()), "tasks": named, "space": space_as_data(space or {})}
     prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
     for name, paths in absent.items():
         progress.say(f"{name} is skipped because its files are missing: {paths}")
@@ -126,7 +124,7 @@ def _outcome(
             resume=(out / RECIPE).exists(),
             progress=progress,
         )
-        columns = {next(iter(task.dev)): found["best"]["best"]["scores"]}
+        columns = {task.column: found["best"]["best"]["scores"]}
         if task.name == "mnli":
             columns |= _further_columns(task, data, out, progress)
     except (AllTrialsFailedError, DataError) as error:  # wrong settings are wrong for every task
@@ -154,7 +152,7 @@ def _outcome(
 def _further_columns(task: GlueTask, data: Path, out: Path, progress: Progress) -> dict[str, dict[str, Any]]:
     """Return the best MNLI model's scores on the mismatched set, and on AX if its labels are available."""
     columns = {}
-    mismatched = data / task.folder / task.dev["MNLI-mm"]
+    mismatched = task.file(data, "dev", "MNLI-mm")
     if mismatched.is_file():
         progress.say(f"{mismatched}: scored by the model that did best on the matched set")
         columns["MNLI-mm"] = evaluate(out, mismatched, reading=ReadingOptions(format="mnli"), progress=progress)
@@ -174,23 +172,19 @@ def answer_by_majority(train: Path, dev: Path, out: Path) -> dict[str, Any]:
     """
     row = catalog_row("wnli")
     options = ReadingOptions(format="wnli")
-    counts = {}
-    for name, path in (("train", train), ("dev", dev)):
-        labels = [str(example.label) for example in KINDS[row.kind].read(path, options).examples]
+    counts = []
+    for path in (train, dev):
+        labels = Counter(str(example.label) for example in KINDS[row.kind].read(path, options).examples)
         unknown = next((label for label in labels if label not in row.labels), None)
         if unknown is not None:
             raise DataError(f"{path}: the label {unknown!r:.80} is not one of {', '.join(row.labels)}")
-        counts[name] = Counter(labels)
-    label = max(row.labels, key=lambda name: counts["train"][name])
-    accuracy = counts["dev"][label] / counts["dev"].total()
-    write_json(out / MAJORITY, {"label": label, "train_counts": dict(sorted(counts["train"].items()))})
-    return {
-        "status": "majority",
-        "metric": "accuracy",
-        "columns": {"WNLI": {"accuracy": accuracy}},
-        "label": label,
-        "seconds": 0.0,
-    }
+        counts.append(labels)
+    of_train, of_dev = counts
+    label = max(row.labels, key=lambda name: of_train[name])
+    accuracy = of_dev[label] / of_dev.total()
+    write_json(out / MAJORITY, {"label": label, "train_counts": dict(sorted(of_train.items()))})
+    columns = {"WNLI": {"accuracy": accuracy}}
+    return {"status": "majority", "metric": "accuracy", "columns": columns, "label": label, "seconds": 0.0}
 
 
 _WINDOW = 4096
@@ -203,9 +197,8 @@ def submit_glue(
     """Answer the test files with the models of a GLUE run and write the zip; return what was answered.
 
     A row that cannot be read (QQP's short rows, an empty text) gets the most common answer of its file and is counted.
-    Missing files, and files whose task has no model, are an error before anything is predicted; with `allow_partial`
-    they are left out and named instead. The zip is written only after it passes the check; a pipe is written to
-    directly. Raises DataError with all problems that the check finds, ConfigError for another suffix or a folder.
+    Raises DataError for missing files and files whose task has no model (with `allow_partial` they are left out and
+    named), and with all problems that the check finds in the zip; ConfigError for another suffix or a folder.
     """
     run, data, out = Path(run), Path(data), Path(out)
     if out.suffix.lower() != ".zip" and not is_stream(out):
@@ -249,17 +242,14 @@ def _sources(run: Path, data: Path) -> tuple[dict[str, Path], dict[str, str]]:
     """Return the unlabelled file of each column that can be answered, and why the others cannot be."""
     if not run.is_dir():
         raise DataError(f"{run}: there is no such folder; expected the --out of a `maskloom glue run`")
-    if not data.is_dir():
-        raise DataError(
-            f"{data}: there is no such folder; it should contain GLUE's files as CoLA/test.tsv, RTE/test.tsv ..."
-        )
+    check_data(data)
     sources, absent = {}, {}
     for file in SUBMISSION:
         task = glue_task(file.task)
         if file.column == "AX":
             path, looked_for = diagnostic_file(data), str(data / "MNLI" / "diagnostic.tsv")
         else:
-            path = data / task.folder / task.test[file.column]
+            path = task.file(data, "test", file.column)
             path, looked_for = (path if path.is_file() else None), str(path)
         answers = run / task.folder / (MAJORITY if task.name == "wnli" else "model")
         if path is None:

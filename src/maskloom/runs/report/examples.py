@@ -30,8 +30,7 @@ _MAX_CONFUSED_LABELS = 12
 class Examples:
     """What a page shows of a model's predictions on dev; `absent` says why there are none.
 
-    `confusion` counts, for tasks with few labels, how often each true label (rows) was predicted as each label
-    (columns).
+    `confusion` counts, for tasks with few labels, the pairs of a true label (rows) and a predicted one (columns).
     """
 
     num_predicted: int = 0
@@ -52,8 +51,7 @@ def examples_of(run: RunRecord, most: int, progress: Progress) -> Examples:
     the furthest from it. If the model sees whole documents, the first examples are used instead of evenly spaced ones.
     """
     dev = Path(run.description.get("paths", {}).get("dev", ""))
-    problem = _why_none(run, dev)
-    if problem:
+    if problem := _why_none(run, dev):
         return Examples(absent=problem)
     predictor = Predictor.load(run.model_folder)
     task, inputs = predictor.required_task(), run.description["inputs"]

@@ -29,12 +29,11 @@ from maskloom.inference.inspection import (
 from maskloom.inference.predictor import Predictor
 from maskloom.inference.results import GeneratedText
 from maskloom.models.decoder import TiedDecoder
-from maskloom.runs.charts import Line, heat_map, line_chart, page_template, visible
+from maskloom.runs.charts import Line, heat_map, line_chart, visible, write_html
 from maskloom.runs.first_look import check_page
 from maskloom.runs.reading_defaults import FileReading, reading_of_prompts, reading_of_texts
 from maskloom.runs.report.network import blocks
 from maskloom.runs.report.page import Chart
-from maskloom.system.files import output_file
 from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 
@@ -66,9 +65,8 @@ def generation_report(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Write a page about what a model generates for texts, or the first ones of a file; return a summary and the rows.
 
-    A `predictor` is the opened model, which is loaded otherwise. `given` holds settings of `Generation` that override
-    the model's own. The page shows attention, the steps of the search or of sampling, masks, positions and the blocks
-    of the model, and loads nothing. Raises ConfigError for a page that cannot be written, and the errors of `generate`.
+    `given` holds settings of `Generation` that override the model's own; a `predictor` is the model, already opened.
+    Raises ConfigError for a page that cannot be written, and the errors of `generate`.
     """
     check_page(Path(page), "--report")
     predictor, num_left_out = predictor or Predictor.load(model), 0
@@ -111,9 +109,9 @@ def attention_report(
 ) -> dict[str, Any]:
     """Write a page about an encoder's self-attention for texts, or the first ones of a file; return a summary.
 
-    A `predictor` is the opened model, which is loaded otherwise. The texts are shown side by side. "[MASK]" and the
-    like are tokens in given texts, as for `fill_mask`, but not in a file, as for `encode`. Raises ConfigError for a
-    page that cannot be written and for a model without self-attention, DataError for a wrong file.
+    A `predictor` is the model, already opened. "[MASK]" and the like are tokens in given texts, as for `fill_mask`, but
+    not in a file, as for `encode`. Raises ConfigError for a page that cannot be written and for a model without
+    self-attention, DataError for a wrong file.
     """
     check_page(Path(page), "--report")
     predictor, rows, num_left_out = predictor or Predictor.load(model, max_length=max_length), [], 0
@@ -152,21 +150,16 @@ def _write(
     """Write a page about a model and texts of these lengths; `maps` are those of the first. Return a summary."""
     config, heads = predictor.model.config, predictor.model.heads
     decoder = [cast(TiedDecoder, heads[DECODER])] if DECODER in heads else []
-    content = page_template("runs/report/generation.html").render(
-        {"map": None, **more},
-        facts=[
-            ("architecture", format_of(config).name),
-            ("layers", str(config.num_hidden_layers)),
-            *[("layers of the decoder", str(len(part.layers))) for part in decoder],
-            ("heads", str(config.num_attention_heads)),
-            *more.get("facts", []),
-        ],
-        masks=_masks(predictor, maps, lengths),
-        positions=_positions(predictor),
-        network=blocks(predictor.model),
-    )
-    with output_file(page, "w") as file:
-        file.write(content)
+    facts = [
+        ("architecture", format_of(config).name),
+        ("layers", str(config.num_hidden_layers)),
+        *[("layers of the decoder", str(len(part.layers))) for part in decoder],
+        ("heads", str(config.num_attention_heads)),
+        *more.get("facts", []),
+    ]
+    drawn = {"masks": _masks(predictor, maps, lengths), "positions": _positions(predictor)}
+    content = {"map": None, **more, "facts": facts, **drawn, "network": blocks(predictor.model)}
+    write_html(page, "runs/report/generation.html", content)
     return {"page": str(page), "num_shown": len(lengths), "num_left_out": more["num_left_out"]}
 
 

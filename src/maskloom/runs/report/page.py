@@ -12,7 +12,7 @@ from markupsafe import escape
 from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
 from maskloom.errors import ConfigError
 from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
-from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, page_template, visible
+from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, visible, write_html
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
 from maskloom.runs.report.record import (
@@ -27,7 +27,6 @@ from maskloom.runs.report.record import (
     with_unit,
 )
 from maskloom.runs.search_table import glue_rows, notes_of, restarts_text, search_rows
-from maskloom.system.files import output_file
 
 _MAX_RUNS = 12
 
@@ -37,59 +36,56 @@ def report(
 ) -> dict[str, Any]:
     """Write one page about one run, or several side by side, and return its path and the kinds of the runs.
 
-    A run is the folder of a pre-training, a fine-tuning, a search or a GLUE run, finished or not. The page is
-    self-contained: it runs no script and loads nothing. For fine-tuned runs, at most `num_examples` dev examples are
-    predicted again to show right and wrong ones; 0 skips this. If `out` is None the page is report.html, unless that
-    exists and is about other runs. Raises ConfigError for a folder that is not a run, DataError for a run whose files
-    are damaged.
+    Runs of training, of a search and of GLUE are shown, finished or not. At most `num_examples` dev examples of each
+    fine-tuned run are predicted again. If `out` is None the page is report.html, unless that exists and is about other
+    runs. Raises ConfigError for a folder that is not a run, DataError for a run whose files are damaged.
     """
     target = Path("report.html" if out is None else out)
     if not 1 <= len(runs) <= _MAX_RUNS:
         raise ConfigError(f"{len(runs)} runs: a report shows 1 to {_MAX_RUNS}")
     check_page(target, "--out")
-    folders = [Path(run).resolve() for run in runs]
-    names = distinct_names((folder.name, folder.parent.name) for folder in folders)
+    names = distinct_names((folder.name, folder.parent.name) for folder in (Path(run).resolve() for run in runs))
     records = [read_run(run, name) for run, name in zip(runs, names, strict=True)]
     title = f"<title>{escape(', '.join(names))}: "
     if out is None and target.exists() and title not in target.read_text(encoding="utf-8", errors="replace"):
         raise ConfigError(f"{target} is not a page about these runs; name another page with --out")
     shown = {}
-    for record in [inner for run in records for inner in run.trained if inner.kind == "finetune"]:
-        if num_examples and record.result is not None:
+    for record in [inner for run in records for inner in run.trained]:
+        if record.kind == "finetune" and num_examples and record.result is not None:
             from maskloom.runs.report.examples import examples_of  # heavy, and not needed for curves
 
             shown[record.name] = examples_of(record, num_examples, progress)
-    page = page_template("runs/report/page.html").render(
-        title=", ".join(names),
-        cards=[_card(record, place) for record, place in zip(records, _first_places(records), strict=True)],
-        charts=charts_of(records),
-        searches=[record for record in records if record.kind == "search" and record.result is not None],
-        glue=[record for record in records if record.kind == "glue" and record.result is not None],
-        search_rows=search_rows,
-        glue_rows=glue_rows,
-        notes_of=notes_of,
-        seeds=[_seeds(run.name, run.best) for run in records if run.best and len(run.best["restarts"]["scores"]) > 1],
-        scores=score_table(records),
-        differences=differences(records),
-        names=names,
-        accounts=_accounts(records),
-        surroundings=surroundings(records),
-        trouble=trouble_table(records),
-        examples=shown,
-        recipes=[(record.name, visible(record.recipe_text)) for record in records],
-    )
-    with output_file(target, "w") as file:
-        file.write(page)
+    colours, done = _colours(records), [record for record in records if record.result is not None]
+    content = {
+        "title": ", ".join(names),
+        "cards": [_card(record, colours) for record in records],
+        "charts": charts_of(records),
+        "searches": [record for record in done if record.kind == "search"],
+        "glue": [record for record in done if record.kind == "glue"],
+        "search_rows": search_rows,
+        "glue_rows": glue_rows,
+        "notes_of": notes_of,
+        "seeds": [_seeds(run.name, best) for run in done if (best := run.best) and len(best["restarts"]["scores"]) > 1],
+        "scores": score_table(records),
+        "differences": differences(records),
+        "names": names,
+        "accounts": _accounts(records),
+        "surroundings": surroundings(records),
+        "trouble": trouble_table(records),
+        "examples": shown,
+        "recipes": [(record.name, visible(record.recipe_text)) for record in records],
+    }
+    write_html(target, "runs/report/page.html", content)
     return {"page": str(target), "runs": {name: record.kind for name, record in zip(names, records, strict=True)}}
 
 
-def _first_places(runs: list[RunRecord]) -> list[int | None]:
-    """Return the index of each run's own curve among all curves; None for a run with several curves or none."""
-    counts = [len(run.trained) for run in runs]
-    return [sum(counts[:number]) if counts[number] == 1 else None for number in range(len(runs))]
+def _colours(runs: list[RunRecord]) -> dict[str, str]:
+    """Return the CSS class of each curve by the name of its run."""
+    names = (trained.name for run in runs for trained in run.trained)
+    return {name: f"c{place % NUM_COLOURS}" for place, name in enumerate(names)}
 
 
-def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
+def _card(run: RunRecord, colours: dict[str, str]) -> dict[str, Any]:
     kinds = {"pretrain": "pre-training", "finetune": "fine-tuning", "search": "search", "glue": "GLUE"}
     found = scores(run)
     name = _deciding(run, found)
@@ -101,7 +97,7 @@ def _card(run: RunRecord, place: int | None) -> dict[str, Any]:
     spread = None if run.best is None else run.best["restarts"]
     return {
         "name": run.name,
-        "style": "" if place is None else f"c{place % NUM_COLOURS}",
+        "style": colours[run.trained[0].name] if len(run.trained) == 1 else "",
         "kind": kinds[run.kind],
         "state": state,
         "score": None if name is None or found.get(name) is None else f"{found[name]:.4g}",
@@ -158,7 +154,7 @@ class Chart:
 def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
     """Return the charts of all runs, pre-training and fine-tuning separately, as their losses are not comparable."""
     trained = [inner for run in records for inner in run.trained]
-    colours = {run.name: f"c{place % NUM_COLOURS}" for place, run in enumerate(trained)}
+    colours = _colours(records)
     groups = {
         "Pre-training": _pretraining([run for run in trained if run.kind == "pretrain"], colours),
         "Fine-tuning": _finetuning([run for run in trained if run.kind == "finetune"], colours),

@@ -21,8 +21,7 @@ from maskloom.runs.task_summaries import examples_text
 from maskloom.system.foreign_files import read_bytes, read_json_object
 from maskloom.training.events import read_events
 
-# Non-finite steps, warnings, running out of memory, lost events.
-_TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events")
+_TROUBLE, _MOST_TROUBLE = ("nonfinite", "warning", "out_of_memory", "lost_events"), 20
 
 
 @dataclass(frozen=True)
@@ -122,10 +121,9 @@ def scores(run: RunRecord) -> dict[str, float]:
     elif run.best is not None:
         result = run.best["best"]["scores"]
     elif run.kind == "glue":
-        flat_scores = {
-            f"{name} {metric}": value for name, of in result["scores"].items() for metric, value in of.items()
-        }
-        result = {**flat_scores, **{name: result[name]["value"] for name in ("paper_average", "leaderboard_score")}}
+        averages = {name: result[name]["value"] for name in ("paper_average", "leaderboard_score")}
+        of_columns = result["scores"].items()
+        result = {f"{name} {metric}": value for name, found in of_columns for metric, value in found.items()} | averages
     return {name: value for name, value in result.items() if isinstance(value, (int, float))}
 
 
@@ -135,9 +133,10 @@ def with_unit(run: RunRecord, name: str) -> str:
 
 
 def score_table(runs: list[RunRecord]) -> Table:
-    """Return one row per score with one value per run, the deciding score of each kind first."""
-    by_run = [{with_unit(run, name).replace("_", " "): value for name, value in scores(run).items()} for run in runs]
-    return _beside(by_run)
+    """Return one row per score with one value per run."""
+    return _beside(
+        [{with_unit(run, name).replace("_", " "): value for name, value in scores(run).items()} for run in runs]
+    )
 
 
 def differences(runs: list[RunRecord]) -> Table:
@@ -189,19 +188,19 @@ def surroundings(runs: list[RunRecord]) -> Table:
     return [row for row in _beside(facts) if any(cell != "–" for cell in row[1:])]
 
 
-def trouble_table(runs: list[RunRecord], most: int = 20) -> Table:
+def trouble_table(runs: list[RunRecord]) -> Table:
     """Return the first events of each run that a person should know about before trusting it."""
     rows = []
     for run in runs:
         for inner in run.trained:
             trouble = [event for event in inner.events if event.get("event") in _TROUBLE]
-            for event in trouble[:most]:
+            for event in trouble[:_MOST_TROUBLE]:
                 rest = {key: value for key, value in event.items() if key not in ("event", "stage", "step", "position")}
                 text = event.get("text") or "; ".join(" ".join(line.split()) for line in lines_of(rest))
                 place = f"{event.get('stage', '')} {event.get('step', '')}".strip()
                 rows.append([inner.name, place, str(event["event"]), visible(text)])
-            if len(trouble) > most:
-                rows.append([inner.name, "", "", f"and {len(trouble) - most} more, in its events.jsonl"])
+            if (num_more := len(trouble) - _MOST_TROUBLE) > 0:
+                rows.append([inner.name, "", "", f"and {num_more} more, in its events.jsonl"])
     return rows
 
 
