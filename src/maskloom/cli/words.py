@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, show, with_options
+from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
 words_app = typer.Typer(help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
@@ -82,20 +83,37 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train word vectors on text with one sentence per line."""
-    from maskloom.recipe_files import load_recipe
-    from maskloom.runs.recipes import shown_flag
     from maskloom.runs.run_folder import check_run_folder
-    from maskloom.words.settings import WordsRecipe
 
-    given = {name: value for name, value in {**what, **how, **threads}.items() if value is not None}
-    flags = {name: shown_flag(name, value) for name, value in given.items()}
-    recipe = load_recipe(WordsRecipe, given, flags=flags)
+    recipe = _recipe({**what, **how, **threads})
     check_run_folder(out, resume)
     from maskloom.runs.words import train_words  # heavy, so wrong options are rejected first
 
     shown = terminal_progress()
     result = train_words(texts, recipe, out=out, form=form, resume=resume, on_bad_text=on_bad_text, progress=shown)
     show(result, as_json)
+
+
+def _recipe(options: dict[str, Any]) -> Any:
+    """Return the recipe that the options make; raises UsageError for one that nothing would use."""
+    from maskloom.recipe_files import load_recipe
+    from maskloom.runs.recipes import shown_flag
+    from maskloom.words.settings import WordsRecipe
+
+    given = {name: value for name, value in options.items() if value is not None}
+    flags = {name: shown_flag(name, value) for name, value in given.items()}
+    recipe = load_recipe(WordsRecipe, given, flags=flags)
+    with_noise, is_cbow = recipe.loss == "negative", recipe.model == "cbow"
+    for name, needed, is_used in (
+        ("negative", "--loss negative", with_noise),
+        ("noise_exponent", "--loss negative", with_noise),
+        ("context", "--model cbow", is_cbow),
+        ("divided_gradient", "--model cbow", is_cbow),
+        ("phrase_threshold", "--phrases", recipe.phrases > 0),
+    ):
+        if not is_used and getattr(recipe, name) != _KEYS[name][1]:
+            raise UsageError(f"{flags[name]}: it changes nothing without {needed}")
+    return recipe
 
 
 @words_app.command("pairs")
@@ -107,13 +125,9 @@ def pairs(
     as_json: AsJson = False,
 ) -> None:
     """Show the training pairs of sentences with full windows, without random window widths or subsampling."""
-    from maskloom.recipe_files import load_recipe
-    from maskloom.runs.recipes import shown_flag
-    from maskloom.words.settings import WordsRecipe
     from maskloom.words.text import training_pairs
 
-    given = {name: value for name, value in how.items() if value is not None}
-    recipe = load_recipe(WordsRecipe, given, flags={name: shown_flag(name, value) for name, value in given.items()})
+    recipe = _recipe(how)
     found = [pair for sentence in sentences for pair in training_pairs(sentence, recipe)]
     lines = [f"{' '.join(context)} -> {target}" for context, target in found]
     show([{"from": context, "to": target} for context, target in found], as_json, lines=lambda _: lines)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, DataError
 from maskloom.quickstart.journey import Stages
 
 
@@ -29,6 +29,12 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     Stages(tmp_path / "stages.json", {"seed": 1})
     with pytest.raises(ConfigError, match=r"was started with seed 1, this is seed 2; choose another --out"):
         Stages(tmp_path / "stages.json", {"seed": 2})
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text("{}")
+    with pytest.raises(DataError, match=r"stages\.json: needs settings, results and seconds"):
+        Stages(tmp_path / "stages.json", {})
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
