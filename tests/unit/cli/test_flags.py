@@ -189,6 +189,15 @@ def test_a_grid_of_sizes_is_no_conflict_with_the_size_that_vocab_implies(tmp_pat
     assert tried == [{"model.size": ("tiny", "mini")}]
 
 
+def test_word_vectors_resume_without_their_options(tmp_path, monkeypatch):
+    (tmp_path / "recipe.toml").write_text('kind = "words"\nsize = 8\nloss = "softmax"\nnegative = 9\n')
+    recipes = []
+    monkeypatch.setattr("maskloom.runs.words.train_words", lambda _, recipe, **__: recipes.append(recipe) or {})
+    for more in ([], ["--epochs", "2"]):
+        CliRunner().invoke(app, ["words", "train", "t.txt", "--out", str(tmp_path), "--resume", *more])
+    assert [(recipe.size, recipe.loss, recipe.epochs) for recipe in recipes] == [(8, "softmax", 5), (8, "softmax", 2)]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
