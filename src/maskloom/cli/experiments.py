@@ -35,7 +35,6 @@ _training_option: Any = partial(
     typer.Option, rich_help_panel="Not for figure1, transformer-table1, rnn-gradients and rnn-attention"
 )
 _budget_option: Any = partial(typer.Option, rich_help_panel="For budget")
-_NOT_OF_RANDOM_WEIGHTS = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
 
 
 def reproduce(
@@ -82,7 +81,8 @@ def reproduce(
     if experiment in MADE_AT_ONCE:
         if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
             what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"
-            raise UsageError(f"{experiment} {what}: leave out {_NOT_OF_RANDOM_WEIGHTS}")
+            refused = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
+            raise UsageError(f"{experiment} {what}: leave out {refused}")
         show(_pages()[experiment](out), as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running

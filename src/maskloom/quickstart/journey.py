@@ -58,7 +58,7 @@ class Stages:
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        """Open or create the file. Raises ConfigError for other settings or contents of the folder, DataError for a damaged file."""
+        """Open or create the file; ConfigError for other settings or another folder, DataError for a damaged file."""
         self._path = path
         if path.exists():
             self._held = read_json_object(path)

@@ -102,7 +102,10 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
             "--epochs and --set training.steps=… both set how long to train",
         ),
         (["embed", "--model", "m", "--input", "i.txt", "--report", "r.html", "--normalize"], "^--normalize: only"),
-        (["embed", "--model", "m", "--input", "i.txt", "--report", "r.html", "--no-normalize"], "^--no-normalize: only"),
+        (
+            ["embed", "--model", "m", "--input", "i.txt", "--report", "r.html", "--no-normalize"],
+            "^--no-normalize: only",
+        ),
         (["recipes", "--json", "show", "pretrain"], "--json: give it after the command: maskloom recipes show --json"),
     ],
 )
