@@ -29,6 +29,7 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.runs.recipes import KINDS
 from maskloom.runs.report.page import report
 from maskloom.runs.run_folder import RECIPE
+from maskloom.system.devices import chosen_device
 from maskloom.system.files import write_json, write_text
 from maskloom.system.folder_lock import LOCK, alone_in_folder
 from maskloom.system.foreign_files import read_json_object
@@ -118,6 +119,7 @@ def quickstart(
         name: load_recipe(kind, Path(__file__).with_name(f"{name}.toml"), [f"seed={seed}", *overrides.get(name, [])])
         for name, kind in KINDS.items()
     }
+    chosen_device()  # a missing device is an error now, not after building the corpus
     stages = Stages(out / "stages.json", {"seed": seed, "overrides": overrides})
     progress.say("1/6  gathering the documentation of Python and of the installed packages")
     text = stages.run("text", lambda: _account(gather_text(out, seed, progress), out))
