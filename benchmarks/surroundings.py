@@ -13,9 +13,9 @@ from pathlib import Path
 def processor() -> str:
     """Return the processor's name, its family, which the name does not reveal, and the number of cores."""
     from maskloom.runs.run_folder import environment
+    from maskloom.system.resources import system_text
 
-    hardware, described = environment()["hardware"], Path("/proc/cpuinfo")
-    lines = described.read_text(encoding="utf-8").splitlines() if described.exists() else []
+    hardware, lines = environment()["hardware"], system_text("/proc/cpuinfo").splitlines()
     family = next((f" of family {line.partition(':')[2].strip()}" for line in lines if line[:10] == "cpu family"), "")
     return f"{hardware['processor'] or hardware['machine']}{family}, {hardware['cores']} cores"
 

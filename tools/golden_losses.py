@@ -29,6 +29,7 @@ from maskloom.models.transformer_config import TransformerConfig
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
+from maskloom.runs.run_folder import environment
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary, sentinel
 from maskloom.text.vocabulary_training import VocabularySettings
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -96,15 +97,8 @@ _FINETUNING: dict[str, dict[str, Any]] = {
 
 def machine_class() -> str:
     """Return the machine properties that bit-identical weights require: processor, its widest instructions, torch."""
-    model = next(
-        (line.split(":")[1].strip() for line in _cpu_info() if line.startswith("model name")), platform.processor()
-    )
+    model = environment()["hardware"]["processor"] or platform.processor()
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
-
-
-def _cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def names() -> list[str]:

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -151,7 +151,7 @@ def load_recipe(
     values, others = _of_chosen_size(kind, values, overrides or [], source)
     for override in overrides or []:
         _apply_override(values, override)
-    said = {override.partition("=")[0].strip(): f"--set {override!r:.200}" for override in overrides or []}
+    said = {key: f"--set {override!r:.200}" for key, override in by_key(overrides).items()}
     said |= flags or {}
     recipe = validate_recipe(kind, values, source=source, said=said)
     for name, other in others.items():
@@ -264,6 +264,11 @@ def leaves(table: Mapping[str, Any], prefix: str = "", *, whole: str = "") -> It
         key = prefix + name
         is_section = isinstance(value, dict) and key != whole
         yield from leaves(value, f"{key}.", whole=whole) if is_section else [(key, value)]
+
+
+def by_key(overrides: Sequence[str] | None) -> dict[str, str]:
+    """Return overrides such as `training.steps=1000` by the keys that they set."""
+    return {override.partition("=")[0].strip(): override for override in overrides or []}
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:

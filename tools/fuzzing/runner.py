@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from maskloom.system.resources import process_fields
 from tools.fuzzing.targets import Surroundings, Target, all_targets
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,11 +85,8 @@ class _Child:
 
     def processor_time(self) -> float:
         """Return the processor seconds that the child has used."""
-        try:
-            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        fields = process_fields(self.process.pid)
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
     def end(self) -> int:
         """Kill the child if it is still running; return its own exit code, or -9."""

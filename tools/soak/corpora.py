@@ -102,8 +102,7 @@ def try_kill(server: ForkServer, build: Build, draw: random.Random, folder: Path
     name = f"{build.name} killed at {moment}"
     taken_for_whole = _taken_for_whole(build, out)
     finished = _finished_shards(out)
-    code = server.start(build.arguments, folder, output).wait()
-    told = output.read_text(encoding="utf-8")
+    code, told = server.start(build.arguments, folder, output).ended()
     if code:
         return Trial(name, False, f"the same command again ends with {code}: {told[-500:]}")
     problems = [] if taken_for_whole is None else [taken_for_whole]
@@ -147,8 +146,8 @@ def try_disk_fault(server: ForkServer, build: Build, fault: str, folder: Path) -
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     out, output = folder / _OUT, folder.with_suffix(".output")
-    code = server.start(build.arguments, folder, output, MASKLOOM_FAULTS=fault).wait()
-    told = [line for line in output.read_text(encoding="utf-8").splitlines() if line.startswith(("error", "Trace"))]
+    code, said = server.start(build.arguments, folder, output, MASKLOOM_FAULTS=fault).ended()
+    told = [line for line in said.splitlines() if line.startswith(("error", "Trace"))]
     name = f"{build.name}, {fault}"
     if code != 74 or len(told) != 1 or not told[0].startswith("error: "):
         return Trial(name, False, f"exit code {code}: {told}")

@@ -102,9 +102,7 @@ def odd_surroundings(budget: Budget) -> Iterator[Trial]:
 
 def _run(arguments, folder: Path, **environment: str) -> tuple[int, str]:
     folder.mkdir(parents=True, exist_ok=True)
-    running = CommandLine(arguments, folder, folder / "output.txt", **environment)
-    code = running.wait()
-    return code, running.output.read_text(encoding="utf-8", errors="replace")
+    return CommandLine(arguments, folder, folder / "output.txt", **environment).ended()
 
 
 def reruns(budget: Budget) -> Iterator[Trial]:
@@ -118,8 +116,7 @@ def reruns(budget: Budget) -> Iterator[Trial]:
             folder.mkdir()
             settings = (f"seed={draw.randrange(1000)}", f"training.batch_size={draw.choice((4, 8, 12))}")
             run_whole(server, (*subject.arguments, *(w for s in settings for w in ("--set", s))), folder)
-            running = server.start(("rerun", RUN, "--out", "again"), folder, folder / "output.txt")
-            code, said = running.wait(), running.output.read_text(encoding="utf-8")
+            code, said = server.start(("rerun", RUN, "--out", "again"), folder, folder / "output.txt").ended()
             sums = re.findall(r"sha256 of \w+ +([0-9a-f]{64})", said)
             same = code == 0 and _weights(folder / RUN) == _weights(folder / "again") and len(set(sums)) == 1
             yield Trial(f"{subject.name} {', '.join(settings)}", same, said[-200:])

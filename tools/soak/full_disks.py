@@ -54,8 +54,7 @@ def _started(server: ForkServer, alone: LeftAlone, folder: Path, *, resume: bool
     """Run the subject into the full disk, and check that it ends with exit code 74 and one error line."""
     arguments = alone.subject.resumed() if resume else alone.subject.arguments
     output = folder.parent / "output.txt"  # not on the full disk
-    code = server.start(arguments, folder, output, **environment).wait()
-    said = output.read_text(encoding="utf-8", errors="replace")
+    code, said = server.start(arguments, folder, output, **environment).ended()
     is_told = code == 74 and "Traceback" not in said and said.count("error: ") == 1
     return Trial(alone.subject.name, is_told, "" if is_told else f"exit code {code}: {said[-300:]}")
 

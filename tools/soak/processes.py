@@ -40,6 +40,10 @@ class Running(ABC):
     def has_ended(self) -> bool:
         """Tell whether the process has ended."""
 
+    def ended(self) -> tuple[int, str]:
+        """Return the exit code and the output once the process has ended; raises TimeoutError."""
+        return self.wait(), self.output.read_text(encoding="utf-8", errors="replace")
+
     def send(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if not self.has_ended():

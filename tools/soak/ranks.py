@@ -107,8 +107,8 @@ class _Folder:
         arguments = [*self.arguments, *mode, *(["--resume"] if resume else [])]
         own = {"MASKLOOM_FAULTS": fault}
         if size == 1:
-            running = fleet.first.start(arguments, self.place, self.place / "output.txt", **own)
-            codes, said = [running.wait()], running.output.read_text(encoding="utf-8")
+            code, said = fleet.first.start(arguments, self.place, self.place / "output.txt", **own).ended()
+            codes = [code]
         else:
             ended = fleet.run(size, arguments, self.place, own=dict.fromkeys(range(size), own))
             codes, said = [each.code for each in ended], "\n".join(each.said for each in ended)

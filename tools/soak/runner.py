@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from maskloom.runs.run_folder import environment
 from tools.soak.rows import Budget, Row, sort_key
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,21 +100,12 @@ def _verdict(tried: int, passed: int, full: int, broken: str | None) -> str:
 
 def surroundings() -> dict[str, Any]:
     """Return the versions and the hardware of this run."""
-    model = next(
-        (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), ""
-    )
+    model = environment()["hardware"]["processor"]
     versions = {name: version(name) for name in ("maskloom", "torch", "numpy", "safetensors", "tokenizers")}
     return {
         "versions": {"python": platform.python_version(), **versions},
         "hardware": f"{model or platform.machine()}, {os.cpu_count()} cores, {platform.system()} {platform.release()}",
     }
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
 
 
 def code_digest() -> str:
@@ -126,7 +118,7 @@ def code_digest() -> str:
 
 
 def _remembered(memory: Path) -> Iterable[dict[str, Any]]:
-    for line in _lines(str(memory)):
+    for line in memory.read_text(encoding="utf-8").splitlines() if memory.exists() else ():
         try:
             yield json.loads(line)
         except json.JSONDecodeError:

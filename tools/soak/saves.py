@@ -40,19 +40,18 @@ class _Scene:
         return outcome(self.alone / RUN)
 
     def place(self, name: str, *, copied: bool = False) -> Path:
-        """Return a new folder to run in, optionally with a copy of the finished run."""
+        """Return a new folder to run in, optionally with a copy of the run as it was before its last evaluation."""
         folder = self.work / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if copied:
             shutil.copytree(self.alone / RUN, folder / RUN)
+            (folder / RUN / "metrics.json").unlink()  # a finished run would not look at its checkpoints
         return folder
 
     def run(self, folder: Path, *, resume: bool = False, **environment: str) -> tuple[int, str]:
         arguments = self.subject.resumed() if resume else self.subject.arguments
-        running = self.server.start(arguments, folder, folder / "output.txt", **environment)
-        code = running.wait()
-        return code, running.output.read_text(encoding="utf-8", errors="replace")
+        return self.server.start(arguments, folder, folder / "output.txt", **environment).ended()
 
 
 @contextmanager

@@ -77,9 +77,7 @@ def prepare(server: ForkServer, folder: Path, *, num_topics: int = 120) -> Path:
 
 def run_whole(server: ForkServer, arguments: tuple[str, ...], folder: Path, **environment: str) -> str:
     """Run a command to its end and return its output; raises RuntimeError for an exit code other than 0."""
-    running = server.start(arguments, folder, folder / "output.txt", **environment)
-    code = running.wait()
-    said = running.output.read_text(encoding="utf-8", errors="replace")
+    code, said = server.start(arguments, folder, folder / "output.txt", **environment).ended()
     if code:
         raise RuntimeError(f"exit code {code}: {' '.join(arguments)}\n{said[-3000:]}")
     return said

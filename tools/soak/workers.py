@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from maskloom.system.resources import process_fields
 from tools.soak.corpora import Build, folder_bytes, prepare
 from tools.soak.processes import LONGEST_SECONDS, CommandLine, ForkServer
 from tools.soak.rows import Budget, Row, Trial
@@ -20,20 +21,12 @@ _OUT = "out"
 _SECONDS_TO_NAME = 30
 
 
-def _fields(pid: int) -> list[str]:
-    """Return the fields of a process's status: state, parent, group, session and so on; empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
 def descendants(pid: int) -> list[int]:
     """Return the living descendants of a process."""
     parents = {
         int(path.name): int(fields[1])
         for path in Path("/proc").glob("[0-9]*")
-        if (fields := _fields(int(path.name))) and fields[0] != "Z"
+        if (fields := process_fields(int(path.name))) and fields[0] != "Z"
     }
     found, more = [], [pid]
     while more:
@@ -93,7 +86,9 @@ def _told(running: CommandLine) -> str:
 def _alive(processes: dict[int, str]) -> list[int]:
     """Return the living processes, identified by pid and start time."""
     return [
-        pid for pid, begin in processes.items() if (fields := _fields(pid)) and fields[0] != "Z" and fields[19] == begin
+        pid
+        for pid, begin in processes.items()
+        if (fields := process_fields(pid)) and fields[0] != "Z" and fields[19] == begin
     ]
 
 
@@ -118,7 +113,7 @@ def try_worker(
     started: dict[int, str] = {}
     try:
         running.wait_until(lambda: any(records.glob("0*.json")), LONGEST_SECONDS)
-        started = {child: fields[19] for child in descendants(running.pid) if (fields := _fields(child))}
+        started = {child: fields[19] for child in descendants(running.pid) if (fields := process_fields(child))}
         chosen = draw.choice(running.wait_until(lambda: workers(running.pid)))
         trouble(chosen, running)
         begin = time.monotonic()

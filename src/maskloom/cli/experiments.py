@@ -35,7 +35,6 @@ _training_option: Any = partial(
     typer.Option, rich_help_panel="Not for figure1, transformer-table1, rnn-gradients and rnn-attention"
 )
 _budget_option: Any = partial(typer.Option, rich_help_panel="For budget")
-_NOT_OF_RANDOM_WEIGHTS = "--corpus, --tasks, --set, --jobs, --scale and --seeds"
 
 
 def reproduce(
@@ -80,10 +79,8 @@ def reproduce(
     if experiment == "budget" and scale != "tiny":
         raise UsageError("budget: --minutes sets its scale; leave out --scale")
     if experiment in MADE_AT_ONCE:
-        if corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS:
-            what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"
-            raise UsageError(f"{experiment} {what}: leave out {_NOT_OF_RANDOM_WEIGHTS}")
-        show(_pages()[experiment](out), as_json, lines=lambda result: result["lines"])
+        is_told = bool(corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS)
+        show(_made_at_once(experiment, out, is_told), as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running
     from maskloom.reproduce.experiments import Budget
@@ -92,7 +89,8 @@ def reproduce(
     from maskloom.system.resources import usable_cores
 
     chosen = Budget(minutes or _MINUTES, _beside(beside or [])) if experiment == "budget" else scale
-    jobs = jobs or (usable_cores() if scale == "tiny" and chosen_device().type == "cpu" else 1)
+    on_cpu = chosen_device().type == "cpu"  # a missing device is an error now, not after building the corpus
+    jobs = jobs or (usable_cores() if scale == "tiny" and on_cpu else 1)
     where = {"corpus": corpus, "tasks": tasks, "overrides": _by_recipe(overrides or [])}
     result = running.reproduce(
         experiment, out=out, scale=chosen, repeats=running.Repeats(seeds, jobs), **where, progress=terminal_progress()
@@ -100,18 +98,25 @@ def reproduce(
     show(result, as_json, lines=summary_lines)
 
 
-def _pages() -> dict[str, Callable[[Path], dict[str, Any]]]:
-    """Return the experiments that need no corpus and only write a page."""
+def _made_at_once(experiment: str, out: Path, is_told: bool) -> dict[str, Any]:
+    """Measure and write the page of an experiment without a corpus; raises UsageError for an option it does not take.
+
+    `is_told` says whether an option for training was given.
+    """
+    if is_told:
+        what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"
+        raise UsageError(f"{experiment} {what}: leave out --corpus, --tasks, --set, --jobs, --scale and --seeds")
     from maskloom.reproduce.layer_costs import transformer_table_1
     from maskloom.reproduce.recurrent import rnn_attention, rnn_gradients
     from maskloom.reproduce.who_sees_whom import figure_1
 
-    return {
+    pages: dict[str, Callable[[Path], dict[str, Any]]] = {
         "figure1": figure_1,
         "transformer-table1": transformer_table_1,
         "rnn-gradients": partial(rnn_gradients, progress=terminal_progress()),
         "rnn-attention": partial(rnn_attention, progress=terminal_progress()),
     }
+    return pages[experiment](out)
 
 
 def _by_recipe(overrides: list[str]) -> dict[str, list[str]]:

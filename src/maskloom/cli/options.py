@@ -351,17 +351,20 @@ def trains(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return with_options("flags", {name: _FLAGS[name] for name in names})
 
 
-def space_beside(grid: list[str] | None, flags: dict[str, Any]) -> Any:
-    """Return the search space of a grid, None without one; raises ConfigError for a flag whose key the grid varies."""
+def space_beside(grid: list[str] | None, flags: dict[str, Any], changes: list[str] | None) -> Any:
+    """Return the search space of a grid, None without one; raises ConfigError if a flag or --set has a key of it."""
     if grid is None:
         return None
+    from maskloom.recipe_files import by_key
     from maskloom.runs.recipes import FLAG_KEYS, shown_flag
     from maskloom.runs.search_space import parse_space
 
     space = parse_space(grid)
-    for name, value in flags.items():
-        if value is not None and (key := FLAG_KEYS[name]) in space:
-            raise ConfigError(f"{shown_flag(name, value)}: the grid varies {key}; use --grid {key}={value}")
+    given = {FLAG_KEYS[name]: shown_flag(name, value) for name, value in flags.items() if value is not None}
+    given |= {key: f"--set {change}" for key, change in by_key(changes).items()}
+    for key in space:
+        if key in given:
+            raise ConfigError(f"{given[key]}: the grid varies {key}; use --grid {key}=VALUE instead")
     return space
 
 

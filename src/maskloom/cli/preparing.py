@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, complete_recipe, show, with_options
+from maskloom.errors import UsageError
 from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress
 
 
@@ -189,6 +190,8 @@ def _complete_name(incomplete: str) -> list[str]:
 def list_recipes(context: typer.Context, as_json: AsJson = False) -> None:
     """List the shipped recipes, for use with `--recipe NAME`."""
     if context.invoked_subcommand is not None:
+        if as_json:
+            raise UsageError(f"--json: give it after the command: maskloom recipes {context.invoked_subcommand} --json")
         return
     from maskloom.runs.recipes import listed_recipes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -50,13 +51,14 @@ def pretrain(
 ) -> None:
     """Pre-train a model on a corpus: by default a BERT, with masked LM and next-sentence prediction."""
     from maskloom.config import PretrainRecipe
+    from maskloom.recipe_files import by_key
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.recipes import with_epochs
     from maskloom.runs.run_folder import described
 
     check_verify(verify, resume)
     epochs = flags.pop("epochs")
-    if epochs is not None and any(given.startswith("training.steps=") for given in overrides or []):
+    if epochs is not None and "training.steps" in by_key(overrides):
         raise UsageError("--epochs and --set training.steps=… both set how long to train: use only one of them")
     known = described(out)["paths"].items() if continues(out, resume) else ()
     paths = {name: Path(path) for name, path in known}
@@ -102,6 +104,7 @@ def _begin(
     """
     from maskloom.config import FinetuneRecipe
     from maskloom.models.model_config import ModelSection
+    from maskloom.recipe_files import by_key
     from maskloom.runs.first_look import look_at_training_data
     from maskloom.runs.run_folder import described
 
@@ -111,12 +114,12 @@ def _begin(
     given = {name: path for name, path in named.items() if path is not None}
     inputs = {**{name: Path(path) for name, path in known.items()}, **given}
     if "model" not in inputs or (model and vocab):
-        given = "pass either --model, a folder to start from, or --vocab, for a new model"
-        raise UsageError(f"{given}{_without_run(out, resume)}")
+        told = "pass either --model, a folder to start from, or --vocab, for a new model"
+        raise UsageError(f"{told}{_without_run(out, resume)}")
     for name in ("train", "dev"):
         if name not in inputs:
             raise UsageError(f"missing --{name}, a file of labelled examples")
-    is_told = recipe is not None or any(change.startswith("model.") for change in changes or [])
+    is_told = recipe is not None or any(key.partition(".")[0] == "model" for key in by_key(changes))
     if vocab and flags["size"] is None and not is_told and not goes_on:
         flags["size"] = ModelSection().size
     chosen = chosen_recipe(FinetuneRecipe, recipe, changes or [], out, resume, flags=flags)
@@ -201,6 +204,7 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune with many settings and rank them by their best dev score."""
+    space = space_beside(grid, flags, overrides)
     chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe is rejected first
     from maskloom.runs.search import Trials
@@ -208,7 +212,7 @@ def search(
     from maskloom.runs.search_table import print_table, search_rows
 
     data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
-    tried = {"out": out, "trials": Trials(space_beside(grid, flags), method, trials), "resume": resume}
+    tried = {"out": out, "trials": Trials(space, method, trials), "resume": resume}
     result = run(chosen, model=paths["model"], data=data, **tried, progress=terminal_progress())
     if as_json:
         print_json(result)
@@ -261,6 +265,7 @@ def run_glue(
 
     if grid is None and not continues(out, resume):
         grid = ["paper"]
+    space = space_beside(grid, flags, overrides)
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     from maskloom.runs.glue.files import chosen_tasks
     from maskloom.system.foreign_files import check_model_name
@@ -271,14 +276,15 @@ def run_glue(
     from maskloom.runs.glue.run import glue_run  # heavy, so wrong paths are rejected first
     from maskloom.runs.search_table import glue_rows, notes_of, print_table
 
-    how = {"tasks": names, "space": space_beside(grid, flags), "resume": resume, "progress": terminal_progress()}
+    how = {"tasks": names, "space": space, "resume": resume, "progress": terminal_progress()}
     result = glue_run(chosen, data=data, model=model, out=out, **how)
     if as_json:
         print_json(result)
     else:
         print_table(*glue_rows(result), title="GLUE, dev")
         say("", *notes_of(result))
-        say(f"written to {out} (glue.md, glue.json); next: maskloom glue submit --run {out} --data {data}")
+        following = shlex.join(["maskloom", "glue", "submit", "--run", str(out), "--data", str(data)])
+        say(f"written to {out} (glue.md, glue.json); next: {following}")
     if result["failed"]:
         raise typer.Exit(1)
 

@@ -131,8 +131,8 @@ def embed(
 
     if output is None and report is None:
         raise UsageError("pass --output FILE, --report PAGE or both")
-    of_vectors = {"--pooling": pooling, "--normalize": normalize, "--int8": int8 or None, "--bf16": bf16 or None}
-    precision = _precision(of_vectors, output)
+    of_vectors = {"--pooling": pooling, "--normalize": normalize or None, "--no-normalize": normalize is False or None}
+    precision = _precision({**of_vectors, "--int8": int8 or None, "--bf16": bf16 or None}, output)
     if output is not None:
         check_place(input_file, output, ".npy", ".jsonl")
     if report is not None:

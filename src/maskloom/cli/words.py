@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, show, with_options
+from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, continues, show, with_options
+from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
 words_app = typer.Typer(help="Train word vectors (word2vec) and query them.", no_args_is_help=True)
@@ -50,15 +52,22 @@ _KEYS: dict[str, tuple[Any, Any, str]] = {
     "deterministic": (bool, False, "Give the same vectors every time with several workers; takes more memory."),
     "seed": (int, 0, "Random seed."),
 }
-_FLAGS = {
-    name: Annotated[kind | None, typer.Option(*([f"--{name.replace('_', '-')}"] if kind is bool else []), help=meaning)]
-    for name, (kind, _, meaning) in _KEYS.items()
-}
+
+
+def _flag(name: str) -> Any:
+    kind, default, meaning = _KEYS[name]
+    names = [f"--{name.replace('_', '-')}"] if kind is bool else []
+    shown = str(default) if default is not None and kind is not bool else False
+    return Annotated[kind | None, typer.Option(*names, help=meaning, show_default=shown)]
 
 
 def _sets(parameter: str, *names: str) -> Any:
-    """Add the named flags to a command, which receives their values by name in `parameter`."""
-    return with_options(parameter, {name: _FLAGS[name] for name in names}, **{name: _KEYS[name][1] for name in names})
+    """Add the named flags to a command, which receives in `parameter` the values of those that were given."""
+    return with_options(
+        parameter,
+        {name: _flag(name) for name in names},
+        lambda **given: {name: value for name, value in given.items() if value is not None},
+    )
 
 
 Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's format.")]
@@ -82,20 +91,37 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train word vectors on text with one sentence per line."""
-    from maskloom.recipe_files import load_recipe
-    from maskloom.runs.recipes import shown_flag
-    from maskloom.runs.run_folder import check_run_folder
-    from maskloom.words.settings import WordsRecipe
+    from maskloom.runs.run_folder import RECIPE, check_run_folder
 
-    given = {name: value for name, value in {**what, **how, **threads}.items() if value is not None}
-    flags = {name: shown_flag(name, value) for name, value in given.items()}
-    recipe = load_recipe(WordsRecipe, given, flags=flags)
     check_run_folder(out, resume)
+    recipe = _recipe({**what, **how, **threads}, out / RECIPE if continues(out, resume) else None)
     from maskloom.runs.words import train_words  # heavy, so wrong options are rejected first
 
     shown = terminal_progress()
     result = train_words(texts, recipe, out=out, form=form, resume=resume, on_bad_text=on_bad_text, progress=shown)
     show(result, as_json)
+
+
+def _recipe(given: dict[str, Any], started: Path | None = None) -> Any:
+    """Return the recipe that the given options make, or make of a run's; UsageError for one that changes nothing."""
+    from maskloom.recipe_files import load_recipe
+    from maskloom.runs.recipes import shown_flag
+    from maskloom.words.settings import WordsRecipe
+
+    flags = {name: shown_flag(name, value) for name, value in given.items()}
+    changes = [f"{name}={json.dumps(value)}" for name, value in given.items()]
+    recipe = load_recipe(WordsRecipe, started, changes, flags=flags)
+    with_noise, is_cbow = recipe.loss == "negative", recipe.model == "cbow"
+    for name, needed, is_used in (
+        ("negative", "--loss negative", with_noise),
+        ("noise_exponent", "--loss negative", with_noise),
+        ("context", "--model cbow", is_cbow),
+        ("divided_gradient", "--model cbow", is_cbow),
+        ("phrase_threshold", "--phrases", recipe.phrases > 0),
+    ):
+        if name in given and not is_used:
+            raise UsageError(f"{flags[name]}: it changes nothing without {needed}")
+    return recipe
 
 
 @words_app.command("pairs")
@@ -107,13 +133,9 @@ def pairs(
     as_json: AsJson = False,
 ) -> None:
     """Show the training pairs of sentences with full windows, without random window widths or subsampling."""
-    from maskloom.recipe_files import load_recipe
-    from maskloom.runs.recipes import shown_flag
-    from maskloom.words.settings import WordsRecipe
     from maskloom.words.text import training_pairs
 
-    given = {name: value for name, value in how.items() if value is not None}
-    recipe = load_recipe(WordsRecipe, given, flags={name: shown_flag(name, value) for name, value in given.items()})
+    recipe = _recipe(how)
     found = [pair for sentence in sentences for pair in training_pairs(sentence, recipe)]
     lines = [f"{' '.join(context)} -> {target}" for context, target in found]
     show([{"from": context, "to": target} for context, target in found], as_json, lines=lambda _: lines)

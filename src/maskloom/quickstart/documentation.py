@@ -161,11 +161,9 @@ def without_repetition(documents: Iterable[GatheredDocument]) -> list[GatheredDo
     return kept
 
 
-def write_documents(documents: Iterable[GatheredDocument], path: Path) -> int:
-    """Write one sentence per line and an empty line after each document; return the number of bytes written."""
-    text = "".join("\n".join(document.sentences) + "\n\n" for document in documents)
-    write_text(path, text)
-    return len(text.encode("utf-8"))
+def write_documents(documents: Iterable[GatheredDocument], path: Path) -> None:
+    """Write one sentence per line and an empty line after each document."""
+    write_text(path, "".join("\n".join(document.sentences) + "\n\n" for document in documents))
 
 
 def _harvest_all(chunk: tuple[int, list[Source]]) -> tuple[int, list[GatheredDocument]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.data.corpus.building import CorpusSettings
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Predictor
 from maskloom.objectives.pretraining import unigram_of
 from maskloom.quickstart.documentation import gather_documents, write_documents
@@ -28,6 +29,7 @@ from maskloom.runs.pretrain import pretrain
 from maskloom.runs.recipes import KINDS
 from maskloom.runs.report.page import report
 from maskloom.runs.run_folder import RECIPE
+from maskloom.system.devices import chosen_device
 from maskloom.system.files import write_json, write_text
 from maskloom.system.folder_lock import LOCK, alone_in_folder
 from maskloom.system.foreign_files import read_json_object
@@ -57,10 +59,12 @@ class Stages:
     """
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        """Open or create the file. Raises ConfigError if its job has other settings or the folder other contents."""
+        """Open or create the file; ConfigError for other settings or another folder, DataError for a damaged file."""
         self._path = path
         if path.exists():
             self._held = read_json_object(path)
+            if not {"settings", "results", "seconds"} <= self._held.keys():
+                raise DataError(f"{path}: needs settings, results and seconds; choose another --out")
             if self._held["settings"] != settings:
                 both = (self._held["settings"], settings)
                 told = [", ".join(f"{name} {value!r}" for name, value in given.items()) for given in both]
@@ -115,6 +119,7 @@ def quickstart(
         name: load_recipe(kind, Path(__file__).with_name(f"{name}.toml"), [f"seed={seed}", *overrides.get(name, [])])
         for name, kind in KINDS.items()
     }
+    chosen_device()  # a missing device is an error now, not after building the corpus
     stages = Stages(out / "stages.json", {"seed": seed, "overrides": overrides})
     progress.say("1/6  gathering the documentation of Python and of the installed packages")
     text = stages.run("text", lambda: _account(gather_text(out, seed, progress), out))
@@ -153,7 +158,7 @@ def quickstart(
 
 def summary_lines(results: dict[str, Any]) -> list[str]:
     """Return the results as lines for a terminal, ending with the folder and the commands to try next."""
-    metrics, folder = results["pretraining"], results["folder"]
+    metrics, folder, quoted = results["pretraining"], results["folder"], shlex.quote(results["folder"])
     lines = [
         "",
         f"Pre-trained on {results['corpus']['num_tokens']:,} tokens of documentation. On held-out documents:",
@@ -172,17 +177,17 @@ def summary_lines(results: dict[str, Any]) -> list[str]:
     lines += ["", "Its predictions for [MASK]:"]
     lines += [f"  {row['text']}  →  {', '.join(row['tokens'])}" for row in results["masks"]["ours"]]
     is_found = shutil.which("maskloom") is not None or Path(sys.argv[0]).name != "maskloom"
-    program = "maskloom" if is_found else sys.argv[0]
+    program = "maskloom" if is_found else shlex.quote(sys.argv[0])
     return [
         *lines,
         "",
         f"Took {sum(results['seconds'].values()) / 60:.1f} minutes. Everything is in {folder}; the report with its "
         f"curves is {results['report']}",
         "Try next:",
-        f'  {program} fill-mask --model {folder}/pretrained "Returns the [MASK] of the array."',
-        f"  {program} predict --model {folder}/finetuned/sentence-pretrained --input {folder}/tasks/sentence-dev.jsonl "
-        f"--output {folder}/predictions.csv",
-        f"  {program} pretrain --corpus {folder}/corpus --out longer --size mini --set training.steps=5000",
+        f'  {program} fill-mask --model {quoted}/pretrained "Returns the [MASK] of the array."',
+        f"  {program} predict --model {quoted}/finetuned/sentence-pretrained --input {quoted}/tasks/sentence-dev.jsonl "
+        f"--output {quoted}/predictions.csv",
+        f"  {program} pretrain --corpus {quoted}/corpus --out longer --size mini --set training.steps=5000",
     ]
 
 

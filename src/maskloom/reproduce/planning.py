@@ -13,7 +13,7 @@ import torch
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, amount
 from maskloom.quickstart.journey import Stages
-from maskloom.recipe_files import SHIPPED
+from maskloom.recipe_files import SHIPPED, by_key
 from maskloom.reproduce.experiments import Arm, Experiment
 from maskloom.reproduce.judging import HELD_OUT_FRACTION
 from maskloom.reproduce.probes import Probe
@@ -71,7 +71,7 @@ class Plan:
     def check(self) -> None:
         """Raise ConfigError if any recipe is invalid, or does not give what the experiment compares."""
         for name, changes in self.overrides.items():
-            if any(change.partition("=")[0].strip() == "seed" for change in changes):
+            if "seed" in by_key(changes):
                 raise ConfigError(f"--set {name}.seed: every repetition has a seed of its own; leave it out")
         folders = [slug(arm.name) for arm in self.experiment.arms]
         if taken := [name for name in self.experiment.given if folders.count(slug(name)) > 1]:
@@ -97,8 +97,8 @@ class Plan:
                 f"pretrain.training.minutes = {minutes:g}: tenths of the steps are compared; give "
                 "pretrain.training.steps instead"
             )
-        given = {change.partition("=")[0].strip() for change in self.overrides.get("pretrain", ())}
-        if own := sorted(given & {"training.save_every", "training.keep_checkpoints"}):
+        given = by_key(self.overrides.get("pretrain"))
+        if own := sorted(given.keys() & {"training.save_every", "training.keep_checkpoints"}):
             raise ConfigError(f"pretrain.{own[0]}: the checkpoint of every tenth of the steps is kept; leave it out")
         if (steps := num_steps(recipe)) % 10:
             raise ConfigError(

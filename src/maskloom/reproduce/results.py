@@ -15,6 +15,7 @@ from maskloom.runs.charts import DotRow, Line, dot_chart, line_chart, write_html
 from maskloom.runs.report.page import NUM_COLOURS, Chart
 from maskloom.runs.run_folder import environment
 from maskloom.runs.search_table import markdown_of
+from maskloom.system.devices import chosen_device
 from maskloom.system.files import write_json, write_text
 
 _MEASURES = {"mlm_perplexity": "perplexity", LOSS: "masked-LM loss, nats"}
@@ -209,18 +210,19 @@ def _about(results: Mapping[str, Any]) -> str:
 
 
 def machine_of_runs(num_jobs: int) -> str:
-    """Describe this machine, its versions, and the threads of each run if so many run in parallel."""
-    threads = amount(environment()["hardware"]["threads"], "thread")
-    return _machine(f"{num_jobs} single-threaded runs in parallel" if num_jobs > 1 else threads)
+    """Describe the device of runs and the versions; on a CPU also the threads of each if so many run in parallel."""
+    hardware = environment()["hardware"]
+    gpu = hardware["cuda"] if chosen_device().type == "cuda" else None
+    threads = amount(hardware["threads"], "thread")
+    return _machine(f"{num_jobs} single-threaded runs in parallel" if num_jobs > 1 else threads, gpu=gpu)
 
 
-def _machine(threads: str | None = None) -> str:
-    """Describe this machine: its GPU, or its processor with cores and threads, and the versions."""
+def _machine(*threads: str, gpu: str | None = None) -> str:
+    """Describe a GPU, or by default this machine's processor with cores and threads, and the versions."""
     machine = environment()
     hardware, versions = machine["hardware"], machine["versions"]
-    cores = ", ".join([amount(hardware["cores"], "core"), *([threads] if threads else [])])
-    device = hardware["cuda"] or f"{hardware['processor']}, {cores}"
-    return f"{device}; Python {versions['python']}, torch {versions['torch']}"
+    processor = ", ".join([hardware["processor"], amount(hardware["cores"], "core"), *threads])
+    return f"{gpu or processor}; Python {versions['python']}, torch {versions['torch']}"
 
 
 def _command(results: Mapping[str, Any]) -> str:
@@ -230,7 +232,7 @@ def _command(results: Mapping[str, Any]) -> str:
     flags += [f"--jobs {results['num_jobs']}"] if results.get("num_jobs", 1) > 1 else []
     flags += [f"--beside {quote(f'{name}=FOLDER')}" for name in results.get("beside", {})]
     flags += [f"--{name} {name.upper()}" for name in ("corpus", "tasks") if results[name]]
-    flags += [f"--set {name}.{value}" for name, values in results["overrides"].items() for value in values]
+    flags += [f"--set {quote(f'{name}.{value}')}" for name, values in results["overrides"].items() for value in values]
     return f"maskloom reproduce {results['experiment']} {' '.join(flags)} --out DIR"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf, prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,6 @@ from maskloom.runs.run_folder import RECIPE
 from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.worker_processes import Patience, results_of_processes
 
-BUDGET = "budget"
-"""The name of the experiment that compares recipes at equal training time."""
-
-_SCALES = ("tiny", "one-gpu", "paper")
 _NEEDED = {
     "conll2003": ("tagged words", "conll2003/train.txt and dev.txt"),
     "multi30k": ("translations", "multi30k/train.de and val.de, and train.en and val.en"),
@@ -84,8 +81,8 @@ def reproduce(
     `scale` is a `Budget` for the experiment "budget", otherwise tiny, one-gpu or paper. Without a `corpus` folder the
     corpus is the documentation on this machine, and tasks are drawn from documents left out of it; `tasks` is a folder
     of labelled files, as `own_probes` expects them. `out` receives results.json, table.md and report.html in addition
-    to all runs. An interrupted experiment resumes where it stopped. Raises ConfigError for an unknown name or scale,
-    and if tasks are missing or none would be used.
+    to all runs. An interrupted experiment resumes where it stopped. Raises ConfigError if tasks are missing or none
+    would be used.
     """
     if corpus is not None and tasks is None:
         raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
@@ -94,8 +91,11 @@ def reproduce(
     out, progress, overrides = Path(out), progress or Progress(), dict(overrides or {})
     own = {} if tasks is None else own_probes(Path(tasks))
     known = own if corpus is not None else {**documentation_probes(out), **own}
-    experiment = _experiment(name, scale, known)
-    probes = _probes_of(experiment, known, with_all=scale != _SCALES[0])
+    if isinstance(scale, Budget):
+        experiment, recipes = what_it_buys(scale, [task for task in BUDGET_TASKS if task in known]), "budget"
+    else:
+        experiment, recipes = EXPERIMENTS[name](scale), scale
+    probes = _probes_of(experiment, known, with_all=scale != "tiny")
     _check_tasks(name, experiment, probes, tasks, own if corpus is None else {})
     if not experiment.models and (corpus is not None or "pretrain" in overrides):
         raise ConfigError(f"{name}: nothing is pre-trained; leave out --corpus and --set pretrain.KEY=VALUE")
@@ -104,8 +104,7 @@ def reproduce(
     if experiment.given:
         settings["beside"] = {other: str(folder) for other, folder in experiment.given.items()}
     where = out / "corpus" if corpus is None else Path(corpus)
-    size = BUDGET if experiment.recipes else str(scale)
-    plan = Plan(experiment, size, range(repeats.num_seeds), out, where, probes, overrides)
+    plan = Plan(experiment, recipes, range(repeats.num_seeds), out, where, probes, overrides)
     plan.check()
     given = [resolve_model_folder(folder) for folder in experiment.given.values()]
     stages = Stages(out / "stages.json", settings)
@@ -168,17 +167,6 @@ def _probes_of(experiment: Experiment, known: Mapping[str, Probe], *, with_all: 
     taken = {probe.name for probe in found.values()}
     others = (task for task in experiment.tasks if with_all and task in known and task not in taken)
     return {**found, **{task: known[task] for task in others}}
-
-
-def _experiment(name: str, scale: str | Budget, known: Mapping[str, Probe]) -> Experiment:
-    """Return the named experiment at a scale, on the known tasks; raises ConfigError for an unknown name or scale."""
-    if name not in (*EXPERIMENTS, BUDGET):
-        raise ConfigError(f"unknown experiment {name!r}; known: {', '.join((*EXPERIMENTS, BUDGET))}")
-    if name == BUDGET and isinstance(scale, Budget):
-        return what_it_buys(scale, [task for task in BUDGET_TASKS if task in known])
-    if name == BUDGET or scale not in _SCALES:
-        raise ConfigError(f"unknown scale {scale!r}; known: {', '.join(_SCALES)}, and for {BUDGET} a Budget of minutes")
-    return EXPERIMENTS[name](str(scale))
 
 
 def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[str, Any]:
@@ -248,7 +236,9 @@ class _Runner:
                 self.stages.run(name, partial(work, progress=self.progress))
         else:
             since = time.perf_counter()
-            for name, result in results_of_processes(_worker, (), left, num_jobs, name=_name_of, patience=_PATIENCE):
+            for name, result in results_of_processes(
+                _worker, (), left, num_jobs, name=itemgetter(0), patience=_PATIENCE
+            ):
                 self.stages.keep(name, result, since=since)
                 since = time.perf_counter()
                 self.progress.say(f"done: {name}")
@@ -268,10 +258,6 @@ _PATIENCE = Patience(named_after=inf, limit=inf)
 def _worker() -> Callable[[tuple[str, Work]], tuple[str, dict[str, Any]]]:
     torch.set_num_threads(1)
     return lambda task: (task[0], task[1](progress=Progress()))
-
-
-def _name_of(task: tuple[str, Work]) -> str:
-    return task[0]
 
 
 def _pretraining_work(plan: Plan, model: str, seed: int) -> Work:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, UsageError
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.recipe_files import leaves, read_toml, recipe_keys, recipe_path, shipped_recipes
+from maskloom.recipe_files import by_key, leaves, read_toml, recipe_keys, recipe_path, shipped_recipes
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.launch import is_first_process
 from maskloom.tasks.kinds import KINDS as TASK_KINDS
@@ -48,7 +48,7 @@ def recipe_of_run(
     change nothing.
     """
     by_flag = dict[str, str]()
-    own = {change.partition("=")[0].strip() for change in changes}
+    own = by_key(changes)
     for name in (name for name, value in flags.items() if value is not None and FLAG_KEYS[name] in own):
         key = FLAG_KEYS[name]
         raise UsageError(f"{shown_flag(name, True)} and --set {key}=… set the same key: use only one of them")

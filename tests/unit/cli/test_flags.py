@@ -96,6 +96,16 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
             ["pretrain", "--corpus", "c", "--out", "o", "--epochs", "2", "--set", "training.steps=8"],
             "--epochs and --set training.steps=… both set how long to train",
         ),
+        (
+            ["pretrain", "--corpus", "c", "--out", "o", "--epochs", "2", "--set", "training.steps = 8"],
+            "--epochs and --set training.steps=… both set how long to train",
+        ),
+        (["embed", "--model", "m", "--input", "i.txt", "--report", "r.html", "--normalize"], "^--normalize: only"),
+        (
+            ["embed", "--model", "m", "--input", "i.txt", "--report", "r.html", "--no-normalize"],
+            "^--no-normalize: only",
+        ),
+        (["recipes", "--json", "show", "pretrain"], "--json: give it after the command: maskloom recipes show --json"),
     ],
 )
 def test_flags_that_cannot_be_meant_are_wrong_usage(arguments, message, tmp_path, monkeypatch):
@@ -153,9 +163,57 @@ def test_a_flag_that_would_change_nothing_is_refused():
     with pytest.raises(ConfigError, match="--steps: run was started for 30 minutes, and such a run cannot be extended"):
         check_flags(load_recipe(PretrainRecipe, None, ["training.minutes=30.0"]), {"steps": 9}, Path("run"))
     with pytest.raises(ConfigError, match=r"--epochs 2\.0: the grid varies training\.epochs"):
-        space_beside(["paper"], {"epochs": 2.0, "seed": 1})
-    assert space_beside(["training.epochs=2,3"], {"epochs": None, "seed": 1}) == {"training.epochs": (2, 3)}
-    assert space_beside(None, {"epochs": 2.0}) is None
+        space_beside(["paper"], {"epochs": 2.0, "seed": 1}, None)
+    with pytest.raises(ConfigError, match=r"^--set training\.epochs=2: the grid varies training\.epochs"):
+        space_beside(["paper"], {"seed": 1}, ["seed=1", "training.epochs=2"])
+    varied = ["training.epochs=2,3"]
+    assert space_beside(varied, {"epochs": None, "seed": 1}, ["training.batch_size=2"]) == {"training.epochs": (2, 3)}
+    assert space_beside(None, {"epochs": 2.0}, ["training.epochs=2"]) is None
+
+
+@pytest.mark.parametrize("changes", ['model={size="tiny"}', "model.size=tiny"])
+def test_a_size_in_a_setting_is_that_of_the_new_model(changes, tmp_path, monkeypatch):
+    """Regression: beside a whole table [model] of --set, --vocab set the default size."""
+    found = []
+    monkeypatch.setattr("maskloom.runs.first_look.look_at_training_data", lambda *given: found.append(given[-1]))
+    monkeypatch.setattr("maskloom.runs.finetune.finetune", lambda *_, **__: {})
+    given = ["finetune", "--vocab", "v", "--train", "t.csv", "--dev", "d.csv", "--out", str(tmp_path / "o")]
+    CliRunner().invoke(app, [*given, "--set", changes])
+    assert [recipe.model.size for recipe in found] == ["tiny"]
+
+
+def test_a_grid_of_sizes_is_no_conflict_with_the_size_that_vocab_implies(tmp_path, monkeypatch):
+    tried = []
+    monkeypatch.setattr("maskloom.runs.first_look.look_at_training_data", lambda *_: None)
+    monkeypatch.setattr("maskloom.runs.search.search", lambda *_, trials, **__: tried.append(trials.space))
+    given = ["search", "--vocab", "v", "--train", "t.csv", "--dev", "d.csv", "--out", str(tmp_path / "o")]
+    CliRunner().invoke(app, [*given, "--grid", "model.size=tiny,mini"])
+    assert tried == [{"model.size": ("tiny", "mini")}]
+
+
+def test_word_vectors_resume_without_their_options(tmp_path, monkeypatch):
+    (tmp_path / "recipe.toml").write_text('kind = "words"\nsize = 8\nloss = "softmax"\nnegative = 9\n')
+    recipes = []
+    monkeypatch.setattr("maskloom.runs.words.train_words", lambda _, recipe, **__: recipes.append(recipe) or {})
+    for more in ([], ["--epochs", "2"]):
+        CliRunner().invoke(app, ["words", "train", "t.txt", "--out", str(tmp_path), "--resume", *more])
+    assert [(recipe.size, recipe.loss, recipe.epochs) for recipe in recipes] == [(8, "softmax", 5), (8, "softmax", 2)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--negative", "9", "--loss", "softmax"], "--negative 9: it changes nothing without --loss negative"),
+        (["--noise-exponent", "1", "--loss", "hierarchical"], "--noise-exponent 1.0: it changes nothing without"),
+        (["--context", "sum"], "--context sum: it changes nothing without --model cbow"),
+        (["--divided-gradient"], "--divided-gradient: it changes nothing without --model cbow"),
+        (["--phrase-threshold", "9"], "--phrase-threshold 9.0: it changes nothing without --phrases"),
+    ],
+)
+def test_an_option_of_word_vectors_that_would_change_nothing_is_refused(flags, message, tmp_path):
+    given = ["words", "train", str(tmp_path / "absent.txt"), "--out", str(tmp_path / "o"), *flags]
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
+        CliRunner().invoke(app, given, catch_exceptions=False)
 
 
 def test_sizes_and_keys_are_completed():

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from maskloom.errors import ConfigError
-from maskloom.quickstart.journey import Stages
+from maskloom.errors import ConfigError, DataError
+from maskloom.quickstart.journey import Stages, quickstart
 
 
 def test_a_finished_stage_is_not_done_again(tmp_path: Path) -> None:
@@ -29,6 +29,19 @@ def test_other_settings_are_refused(tmp_path: Path) -> None:
     Stages(tmp_path / "stages.json", {"seed": 1})
     with pytest.raises(ConfigError, match=r"was started with seed 1, this is seed 2; choose another --out"):
         Stages(tmp_path / "stages.json", {"seed": 2})
+
+
+def test_a_missing_device_is_an_error_before_the_first_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASKLOOM_DEVICE", "cuda:99")
+    with pytest.raises(ConfigError, match="device 'cuda:99'"):
+        quickstart(out=tmp_path / "out")
+    assert not (tmp_path / "out" / "stages.json").exists()
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text("{}")
+    with pytest.raises(DataError, match=r"stages\.json: needs settings, results and seconds"):
+        Stages(tmp_path / "stages.json", {})
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
