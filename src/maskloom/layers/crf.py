@@ -52,7 +52,7 @@ class LinearChainCRF(nn.Module):
             onward = (backward[-1] + scores[step])[:, None, :] + self.transitions
             # A chain without a word at `step` has ended earlier: its backward score is still `end`.
             backward.append(torch.where(is_word[step], torch.logsumexp(onward, dim=-1), self.end))
-        return torch.log_softmax(_packed(torch.stack(forward) + torch.stack(backward[::-1]), is_word), dim=-1)
+        return torch.log_softmax(_packed(torch.stack(forward) + torch.stack(backward[::-1]), chains), dim=-1)
 
     @torch.no_grad()
     def best_tags(self, emissions: Tensor, chains: SequenceLayout, penalties: Tensor | None = None) -> Tensor:
@@ -78,7 +78,7 @@ class LinearChainCRF(nn.Module):
         tags = [(best + end).argmax(dim=-1)]
         for source in reversed(sources):
             tags.append(source.gather(1, tags[-1][:, None])[:, 0])
-        return _packed(torch.stack(tags[::-1]), is_word)
+        return _packed(torch.stack(tags[::-1]), chains)
 
     def _forward(self, scores: Tensor, is_word: Tensor) -> list[Tensor]:
         """Return, for each step, the log-sum-exp of the scores of all prefixes that end in each tag."""
@@ -95,6 +95,6 @@ def _by_step(packed: Tensor, chains: SequenceLayout) -> tuple[Tensor, Tensor]:
     return chains.padded(packed, chains.max_length).transpose(0, 1).contiguous(), is_word[:, :, None]
 
 
-def _packed(grid: Tensor, is_word: Tensor) -> Tensor:
+def _packed(grid: Tensor, chains: SequenceLayout) -> Tensor:
     """Return the words of a grid: (steps, chains, ...) to (words, ...)."""
-    return grid.transpose(0, 1)[is_word[:, :, 0].t()]
+    return grid[chains.position_ids, torch.repeat_interleave(chains.lengths, output_size=chains.num_tokens)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from maskloom.data.batch import BothOrdersBatch
+from maskloom.errors import DataError
 from maskloom.layers.attention import Kept
 from maskloom.layers.copies import to_device
 from maskloom.layers.embeddings import TokenEmbeddings
@@ -72,9 +73,9 @@ def model_device(model: torch.nn.Module) -> torch.device:
 
 
 def check_ids(name: str, ids: np.ndarray, number: int) -> None:
-    """Raise ValueError for an id outside the model's 0 to `number` - 1, which a GPU would not detect."""
+    """Raise DataError for an id outside the model's 0 to `number` - 1, which a GPU would not detect."""
     if len(ids) and ((least := int(ids.min())) < 0 or int(ids.max()) >= number):
-        raise ValueError(f"{name} id {least if least < 0 else int(ids.max())}: the model has 0 to {number - 1:,}")
+        raise DataError(f"{name} id {least if least < 0 else int(ids.max())}: the model has 0 to {number - 1:,}")
 
 
 def encode_batch(
@@ -82,7 +83,7 @@ def encode_batch(
 ) -> EncoderOutput:
     """Run the encoder over the packed tokens of a batch; `past` holds its layers' state of earlier tokens.
 
-    Raises ValueError for a token or segment that has no embedding.
+    Raises DataError for a token or segment that has no embedding.
     """
     if isinstance(embeddings := model.encoder.embeddings, TokenEmbeddings):
         check_ids("token", batch.token_ids, embeddings.word.num_embeddings)

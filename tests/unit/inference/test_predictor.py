@@ -282,6 +282,14 @@ def test_broken_weights_are_noticed(folder):
         predictor.fill_mask("alpha [MASK]")
 
 
+def test_a_pair_for_a_model_with_one_segment_is_refused(tmp_path):
+    folder = write_model(tmp_path, heads=("classifier",), num_labels=2)
+    config = Predictor.load(folder).model.config.model_copy(update={"type_vocab_size": 1})
+    save_model(build_model(config, ("classifier",), 2, seed=3), folder)
+    with pytest.raises(DataError, match="segment id 1: the model has 0 to 0"):
+        Predictor.load(folder).predict([("alpha", "beta")])
+
+
 def test_where_a_model_is(folder, tmp_path):
     assert resolve_model_folder(folder) == folder
     with pytest.raises(DataError, match="no such folder"):

@@ -152,3 +152,12 @@ def test_no_words_cost_nothing_and_keep_a_gradient():
     assert float(loss.detach()) == 0.0
     assert crf.transitions.grad is not None
     assert len(crf.best_tags(torch.zeros(0, NUM_TAGS), SequenceLayout.from_lengths([]))) == 0
+
+
+def test_no_pass_waits_for_the_device():
+    """Tensors without values refuse what needs to know them."""
+    chains = SequenceLayout.from_lengths([1, 3, 2], "meta")
+    crf, emissions = LinearChainCRF(NUM_TAGS).to("meta"), torch.empty(6, NUM_TAGS, device="meta")
+    assert crf.best_tags(emissions, chains).shape == (6,)
+    assert crf.log_marginals(emissions, chains).shape == (6, NUM_TAGS)
+    assert crf.loss_sum(emissions, torch.empty(6, dtype=torch.int64, device="meta"), chains).shape == ()
