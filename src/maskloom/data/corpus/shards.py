@@ -107,7 +107,10 @@ def finished_shard(folder: Path, number: int, input_digest: str) -> ShardRecord 
 
 def map_lengths(folder: Path, record: ShardRecord) -> tuple[np.ndarray, np.ndarray]:
     """Return the tokens per sentence and the sentences per document of a shard of an unfinished corpus, mapped."""
-    lengths = np.memmap(_place(folder, record.number, "lengths"), dtype=_LENGTH_TYPE, mode="r")
+    path, number = _place(folder, record.number, "lengths"), record.num_sentences + record.num_documents
+    if path.stat().st_size < number * _LENGTH_TYPE.itemsize:
+        raise OSError(f"{path}: was truncated; run the same build again")
+    lengths = np.memmap(path, dtype=_LENGTH_TYPE, mode="r", shape=number)
     return lengths[: record.num_sentences], lengths[record.num_sentences :]
 
 

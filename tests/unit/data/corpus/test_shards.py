@@ -1,5 +1,6 @@
 """Shards on disk, read together as one array."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,9 @@ def test_a_written_shard_is_found_again_from_the_same_input_only(folder: Path) -
     assert finished_shard(folder, 3, "made from that") is None
     assert finished_shard(folder, 4, "made from this") is None
     assert [lengths.tolist() for lengths in map_lengths(folder, record)] == [[4, 1, 2], [2, 1]]
+    os.truncate(folder / "building" / "00003.lengths", 16)
+    with pytest.raises(OSError, match=r"00003\.lengths: was truncated; run the same build again"):
+        map_lengths(folder, record)
 
 
 @pytest.mark.parametrize("name", ["shards/00003.tokens", "building/00003.lengths", "building/00003.json"])
