@@ -94,6 +94,9 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture):
     """Return a function that runs a command line in this process and returns the exit code and all output."""
     from maskloom.cli import main
 
+    # --device sets it, and it would stay for the tests that follow
+    monkeypatch.setenv("MASKLOOM_DEVICE", os.environ.get("MASKLOOM_DEVICE", ""))
+
     def run(*arguments: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["maskloom", *map(str, arguments)])
         capfd.readouterr()

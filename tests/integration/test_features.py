@@ -349,7 +349,7 @@ def test_word_vectors_are_joined_to_features_and_travel_with_the_model(model_fol
     export(out, tmp_path / "last", stage="seed-0")
     assert evaluate(tmp_path / "last", data["dev"])["loss"] == pytest.approx(result["last"]["scores"]["loss"], rel=1e-4)
     write_vectors(moved / "word_vectors", ["anna"], np.ones((1, 7), np.float32), "text")
-    with pytest.raises(DataError, match="word vectors have 7 numbers; the model was trained with 5"):
+    with pytest.raises(ConfigError, match="word vectors have 7 numbers; the model was trained with 5"):
         Predictor.load(moved).predict([["anna"]])
     (moved / "word_vectors").unlink()
     with pytest.raises(DataError, match="no word_vectors, the word vectors that the model was trained with"):

@@ -153,7 +153,7 @@ def test_fine_tuning_ends_with_tuning(tmp_path):
         shutil.copytree(model, run / "restarts" / f"seed-{seed}" / "best")
     (run / "metrics.json").unlink()
     assert finetune(recipe, model=source, train=train, dev=dev, out=run, resume=True) == result
-    with pytest.raises(ConfigError, match="neither a temperature"):
+    with pytest.raises(ConfigError, match="no temperature or thresholds"):
         validate_recipe(FinetuneRecipe, {**values, "task": "regression"}, source="test")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,24 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Return an array as a tensor on a device; CUDA copies go through pinned memory and run asynchronously."""
     if device.type != "cuda":
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
-    like = torch.from_numpy(np.empty(0, array.dtype))
-    pinned = torch.empty(array.shape, dtype=like.dtype, pin_memory=True)
-    np.copyto(pinned.numpy(), array)  # torch would wake all its threads for it
-    return pinned.to(device, non_blocking=True)
+    return _pinned(array.shape, array.dtype, lambda out: np.copyto(out, array)).to(device, non_blocking=True)
+
+
+def all_to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Return one-dimensional arrays of the same type as tensors on a device, using a single copy on CUDA."""
+    if device.type != "cuda":
+        return [to_device(array, device) for array in arrays]
+    sizes = [len(array) for array in arrays]
+    pinned = _pinned((sum(sizes),), arrays[0].dtype, lambda out: np.concatenate(arrays, out=out))
+    return list(pinned.to(device, non_blocking=True).split(sizes))
+
+
+def _pinned(shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[np.ndarray], object]) -> Tensor:
+    """Return a tensor in pinned memory that numpy fills: torch would wake all its threads to fill it."""
+    like = torch.from_numpy(np.empty(0, dtype))
+    pinned = torch.empty(shape, dtype=like.dtype, pin_memory=True)
+    fill(pinned.numpy())
+    return pinned
 
 
 class HostCopy:

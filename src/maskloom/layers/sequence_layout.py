@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from maskloom.layers.copies import to_device
+from maskloom.layers.copies import all_to_device, to_device
 from maskloom.layers.processor.onednn import filled_number
 
 # Sequences share an attention call if the shorter ones waste at most 1 / 8 of its length (or a few positions).
@@ -135,7 +135,7 @@ class SequenceLayout:
         if grouping is not None and grouping.slots is None:
             num_rows = num_tokens
         parts = offsets, sizes, np.minimum(starts, starts[sizes > 0].max(initial=0)), np.maximum(offsets[1:] - 1, 0)
-        at, lengths, firsts, lasts, positions = (to_device(part, device) for part in (*parts, position_ids))
+        at, lengths, firsts, lasts, positions = all_to_device([*parts, position_ids], device)
         row_offsets = at
         if num_rows > num_tokens:
             filling = np.arange(num_tokens, num_rows, max_length)

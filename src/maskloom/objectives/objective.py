@@ -17,7 +17,7 @@ from torch import Tensor
 from maskloom.data.batch import BothOrdersBatch
 from maskloom.errors import DataError
 from maskloom.layers.attention import Kept
-from maskloom.layers.copies import to_device
+from maskloom.layers.copies import all_to_device, to_device
 from maskloom.layers.embeddings import TokenEmbeddings
 from maskloom.layers.layer_mix import ScalarMix
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -89,9 +89,10 @@ def encode_batch(
         check_ids("token", batch.token_ids, embeddings.word.num_embeddings)
         check_ids("segment", batch.segment_ids, embeddings.segment.num_embeddings)
     device = model_device(model)
+    token_ids, segment_ids = all_to_device([batch.token_ids, batch.segment_ids], device)
     return model.encoder.encode_packed(
-        to_device(batch.token_ids, device),
-        to_device(batch.segment_ids, device),
+        token_ids,
+        segment_ids,
         SequenceLayout.from_lengths(batch.lengths, device),
         keep_hidden_states=keep_hidden_states,
         past=past,

@@ -38,17 +38,17 @@ class BytePairTokenizer(Tokenizer):
     task_marks: ClassVar[str] = GPT_TEXTS
     text_marks: ClassVar[str] = RUNNING_TEXT
 
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
         suffix = self.vocabulary.suffix
         write_json(folder / "vocab.json", dict(self.vocabulary.ids))
         write_text(folder / "merges.txt", "".join(f"{line}\n" for line in [_VERSION, *map(" ".join, self.merges)]))
         library.decoder = decoders.BPEDecoder(suffix) if suffix else decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
         if not suffix:
             kind = "RobertaTokenizer" if self.vocabulary.special == BART_TOKENS else "GPT2Tokenizer"
-            return {"tokenizer_class": kind, "add_prefix_space": self.prefix_space}
+            return {"tokenizer_class": kind, "add_prefix_space": self.prefix_space}, {}
         # transformers' class for GPT always lower-cases, whatever the folder says
         kind = "OpenAIGPTTokenizer" if self.lowercase else "PreTrainedTokenizerFast"
-        return {"tokenizer_class": kind, "do_lower_case": self.lowercase}
+        return {"tokenizer_class": kind, "do_lower_case": self.lowercase}, {}
 
     def identity(self) -> dict[str, Any]:
         """Return the kind of tokenizer, the hash of its tokens and merges, the vocabulary size and the casing."""

@@ -52,9 +52,9 @@ class SpelledTokenizer(Tokenizer):
             raise DataError(f"{folder / 'tokenizer.json'}: its tokens are not the bytes of spelled words")
         return found
 
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
         library.post_processor = self.template.processor(self.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
-        return {"tokenizer_class": "PreTrainedTokenizerFast"}
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}, {}
 
     def identity(self) -> dict[str, Any]:
         """Return the kind of tokenizer; there is only one vocabulary."""

@@ -124,21 +124,21 @@ class Tokenizer(ABC):
             self.targets.save(Path(folder) / TARGETS)
         folder, library, special = Path(folder), self._build_library(), self.vocabulary.special
         folder.mkdir(parents=True, exist_ok=True)
-        settings = self._save_vocabulary(folder, library)
+        rules, own = self._save_vocabulary(folder, library)
         library.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special.tokens])
         named = {name: token for name, token in zip(ROLES, astuple(special), strict=True) if token is not None}
         if num_segments < 2:
-            settings["model_input_names"] = ["input_ids", "attention_mask"]
+            own["model_input_names"] = ["input_ids", "attention_mask"]
         write_json(folder / "tokenizer.json", self._content(library))
-        write_json(folder / "tokenizer_config.json", {**settings, "model_max_length": self.max_length, **named})
+        write_json(folder / "tokenizer_config.json", {**rules, "model_max_length": self.max_length, **named, **own})
         write_json(folder / "special_tokens_map.json", named)
 
     def _content(self, library: tokenizers.Tokenizer) -> dict[str, Any]:
         return json.loads(library.to_str())
 
     @abstractmethod
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
-        """Write the vocabulary, complete `library` in place, and return the settings of the kind of tokenizer."""
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Write the vocabulary, complete `library` in place, and return transformers' settings and our own."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:

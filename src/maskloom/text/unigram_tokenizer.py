@@ -37,7 +37,7 @@ class UnigramTokenizer(Tokenizer):
     task_marks: ClassVar[str] = "A end B end"
     text_marks: ClassVar[str] = RUNNING_TEXT
 
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
         vocabulary = self.vocabulary
         library.model = self._described(vocabulary.tokens).model
         behind = [token for token in vocabulary.tokens[len(self.scores) :] if token not in vocabulary.special.tokens]
@@ -45,7 +45,7 @@ class UnigramTokenizer(Tokenizer):
         added = [AddedToken(token, special=True, normalized=False) for token in (*behind, *sentinels)]
         library.add_special_tokens(added)
         library.post_processor = self.template.processor(vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
-        return {"tokenizer_class": "PreTrainedTokenizerFast"}
+        return {"tokenizer_class": "PreTrainedTokenizerFast"}, {}
 
     def _content(self, library: tokenizers.Tokenizer) -> dict[str, Any]:
         content = super()._content(library)

@@ -43,12 +43,12 @@ class WordPieceTokenizer(Tokenizer):
         if self.compatibility not in MAX_WORD_LENGTHS:
             raise ConfigError(f"compatibility = {self.compatibility!r}: it must be one of 'google', 'hf'")
 
-    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> dict[str, Any]:
+    def _save_vocabulary(self, folder: Path, library: tokenizers.Tokenizer) -> tuple[dict[str, Any], dict[str, Any]]:
         self.vocabulary.save(folder / "vocab.txt")
         library.decoder = decoders.WordPiece(prefix="##")  # pyright: ignore[reportAttributeAccessIssue]
         library.post_processor = self.template.processor(self.vocabulary)  # pyright: ignore[reportAttributeAccessIssue]
         rules = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase, "strip_accents": None}
-        return {**rules, "tokenize_chinese_chars": True, "maskloom_compatibility": self.compatibility}
+        return {**rules, "tokenize_chinese_chars": True}, {"maskloom_compatibility": self.compatibility}
 
     def identity(self) -> dict[str, Any]:
         """Return the vocabulary's hash and size, and the rules."""

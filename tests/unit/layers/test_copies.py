@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from maskloom.layers.copies import HostCopy, to_device, to_host
+from maskloom.layers.copies import HostCopy, all_to_device, to_device, to_host
 
 CPU = torch.device("cpu")
 
 
 def test_arrays_keep_values_order_and_type():
     arrays = [np.arange(3), np.array([], dtype=np.int64), np.array([7, 8])]
-    found = [to_device(array, CPU) for array in arrays]
+    found = all_to_device(arrays, CPU)
     assert [part.tolist() for part in found] == [[0, 1, 2], [], [7, 8]]
     assert to_device(np.ones((2, 3), np.float32)[:, ::2], CPU).shape == (2, 2)
 
@@ -52,7 +52,7 @@ def test_copies_to_and_from_a_gpu():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     gpu, arrays = torch.device("cuda", 0), [np.arange(5), np.arange(70_000), np.array([3])]
-    moved = [to_device(array, gpu) for array in arrays]
+    moved = all_to_device(arrays, gpu)
     assert all(np.array_equal(part.cpu().numpy(), array) for part, array in zip(moved, arrays, strict=True))
     assert np.array_equal(HostCopy(moved[1] * 2).tensor().numpy(), arrays[1] * 2)
     found = dict(to_host((number, moved[0] + number) for number in range(40)))

@@ -141,7 +141,9 @@ def _answer(value: Any, context: str) -> Answer:
     if context.startswith(stripped, start):
         return Answer(stripped, start)
     there = context[start : start + len(stripped)]
-    detail = f"{stripped!r:.80} at {start}, where the context has {there!r:.80}"
+    found = [at for at in (context.rfind(stripped, 0, start + len(stripped)), context.find(stripped, start)) if at >= 0]
+    elsewhere = f"; the nearest occurrence is at {min(found, key=lambda at: abs(at - start))}" if found else ""
+    detail = f"{stripped!r:.80} at {start}, where the context has {there!r:.80}{elsewhere}"
     raise BadRowError("an answer is not at its place in the context", detail)
 
 
