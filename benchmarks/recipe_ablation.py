@@ -79,7 +79,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=None, help="update PATH.json and write PATH.md")
     options = parser.parse_args()
     path = options.results.with_suffix(".json") if options.results else None
-    found: dict[str, Any] = json.loads(path.read_text())["variants"] if path and path.exists() else {}
+    about = json.loads(json.dumps(stats(options.corpus)))
+    before: dict[str, Any] = json.loads(path.read_text()) if path and path.exists() else {"variants": {}}
+    if before.get("corpus", about) != about:
+        parser.error(f"{path}: measured with another corpus; choose another --results")
+    found = before["variants"]
     for seed in options.seeds:
         for name in options.variants:
             folder = options.out / "".join(sign if sign.isalnum() else "-" for sign in f"{name} {seed}")
@@ -95,7 +99,7 @@ def main() -> None:
         recipe = load_recipe(PretrainRecipe, None, [*settings(name)[:-1]])
         (rate,) = plan_pretraining(recipe, corpus=options.corpus, seconds=6.0)["sizes"]
         found[name]["tokens_per_second"] = rate["tokens_per_second"]
-    results = {"processor": processor(), "corpus": stats(options.corpus), "variants": found}
+    results = {"processor": processor(), "corpus": about, "variants": found}
     write_json(path, results)
     write_text(path.with_suffix(".md"), page(results))
 
