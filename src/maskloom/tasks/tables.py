@@ -112,7 +112,8 @@ def layout_of(path: Path) -> str:
     if suffix not in _LAYOUTS and not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix not in _LAYOUTS:
-        raise DataError(f"{path}: the suffix {suffix!r:.80} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
+        shown = f"{suffix or path.suffix!r:.80}"
+        raise DataError(f"{path}: the suffix {shown} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
     return _LAYOUTS[suffix]
 
 
