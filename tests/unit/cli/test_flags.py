@@ -219,7 +219,7 @@ def test_an_option_of_word_vectors_that_would_change_nothing_is_refused(flags, m
 def test_a_rate_of_word_vectors_that_is_no_number_is_named_as_given(tmp_path):
     """Regression: it was told as the text 'NaN'."""
     given = ["words", "train", str(tmp_path / "absent.txt"), "--out", str(tmp_path / "o"), "--learning-rate", "nan"]
-    with pytest.raises(ConfigError, match="^--learning-rate nan: learning_rate = nan: it must be a finite number"):
+    with pytest.raises(ConfigError, match=r"^--learning-rate nan: learning_rate = nan: it must be a finite number"):
         CliRunner().invoke(app, given, catch_exceptions=False)
 
 
