@@ -428,7 +428,8 @@ def check_single(chosen: Sequence[str], names: Sequence[str], place: str) -> Non
     """Raise ConfigError if a column is chosen for two roles, DataError if the header repeats its name."""
     for name in chosen:
         if chosen.count(name) > 1:
-            raise ConfigError(f"{place}: one column is used twice: {name!r:.80}")
+            another = "name another with --text-column, --pair-column or --label-column"  # one may be found by its name
+            raise ConfigError(f"{place}: one column is used twice: {name!r:.80}; {another}")
         if names.count(name) > 1:
             raise DataError(f"{place}: the header has {names.count(name)} columns named {name!r:.80}")
 
