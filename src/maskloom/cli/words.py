@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -109,7 +108,7 @@ def _recipe(given: dict[str, Any], started: Path | None = None) -> Any:
     from maskloom.words.settings import WordsRecipe
 
     flags = {name: shown_flag(name, value) for name, value in given.items()}
-    changes = [f"{name}={json.dumps(value)}" for name, value in given.items()]
+    changes = [f"{name}={value}".lower() for name, value in given.items()]  # true, nan and inf, as TOML has them
     recipe = load_recipe(WordsRecipe, started, changes, flags=flags)
     with_noise, is_cbow = recipe.loss == "negative", recipe.model == "cbow"
     for name, needed, is_used in (

@@ -112,7 +112,8 @@ def layout_of(path: Path) -> str:
     if suffix not in _LAYOUTS and not path.exists():
         raise DataError(f"{path}: no such file or folder")
     if suffix not in _LAYOUTS:
-        raise DataError(f"{path}: the suffix {suffix!r:.80} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
+        shown = f"{suffix or path.suffix!r:.80}"
+        raise DataError(f"{path}: the suffix {shown} is not one of {', '.join(_LAYOUTS)} (each may end in .gz)")
     return _LAYOUTS[suffix]
 
 
@@ -427,7 +428,8 @@ def check_single(chosen: Sequence[str], names: Sequence[str], place: str) -> Non
     """Raise ConfigError if a column is chosen for two roles, DataError if the header repeats its name."""
     for name in chosen:
         if chosen.count(name) > 1:
-            raise ConfigError(f"{place}: one column is used twice: {name!r:.80}")
+            another = "name another with --text-column, --pair-column or --label-column"  # one may be found by its name
+            raise ConfigError(f"{place}: one column is used twice: {name!r:.80}; {another}")
         if names.count(name) > 1:
             raise DataError(f"{place}: the header has {names.count(name)} columns named {name!r:.80}")
 

@@ -216,6 +216,13 @@ def test_an_option_of_word_vectors_that_would_change_nothing_is_refused(flags, m
         CliRunner().invoke(app, given, catch_exceptions=False)
 
 
+def test_a_rate_of_word_vectors_that_is_no_number_is_named_as_given(tmp_path):
+    """Regression: it was told as the text 'NaN'."""
+    given = ["words", "train", str(tmp_path / "absent.txt"), "--out", str(tmp_path / "o"), "--learning-rate", "nan"]
+    with pytest.raises(ConfigError, match=r"^--learning-rate nan: learning_rate = nan: it must be a finite number"):
+        CliRunner().invoke(app, given, catch_exceptions=False)
+
+
 def test_sizes_and_keys_are_completed():
     sizes = get_args(get_args(get_args(Size)[0])[0])
     assert sizes == get_args(ModelSection.model_fields["size"].annotation)

@@ -51,7 +51,7 @@ def test_columns_by_number_mean_no_header(tmp_path):
     [
         ({"text_column": "0", "label_column": "1"}, ConfigError, "counted from 1"),
         ({"text_column": "1", "label_column": "label"}, ConfigError, "all of them by name or all by number"),
-        ({"text_column": "1", "label_column": "01"}, ConfigError, "line 1: one column is used twice: '1'"),
+        ({"text_column": "1", "label_column": "01"}, ConfigError, "one column is used twice: '1'; name another"),
         ({"text_column": "1"}, ConfigError, "the label column must be given"),
         ({"label_column": "2"}, ConfigError, "the text column must be given"),
         ({"text_column": "9", "label_column": "1"}, DataError, "column 9 was requested, but the row has 2"),

@@ -161,7 +161,7 @@ def test_missing_files_and_folders(tmp_path):
 def test_layout_by_suffix(tmp_path):
     assert layout_of(tmp_path / "A.CSV") == "csv"
     assert layout_of(tmp_path / "a.jsonl.gz") == "jsonl"
-    for name, message in (("a.xlsx", r"'.xlsx' is not one of"), ("train", "suffix")):
+    for name, message in (("a.xlsx", r"'.xlsx' is not one of"), ("b.gz", r"'.gz' is not one of"), ("train", "suffix")):
         with pytest.raises(DataError, match="no such file or folder"):
             layout_of(tmp_path / name)
         (tmp_path / name).touch()
