@@ -344,6 +344,8 @@ def test_the_check_as_a_command(tmp_path):
 def test_wrong_settings_end_a_run_at_once(model, data, tmp_path):
     with pytest.raises(ConfigError, match=r"did you mean 'training\.learning_rate'"):
         glue_run(recipe(), data=data, model=model, out=tmp_path / "run", space={"training.learning_rat": (1.0,)})
+    with pytest.raises(ConfigError, match=r"CoLA, trial 1: pair\.both_orders = true: task = 'single' does not"):
+        glue_run(recipe(pair={"both_orders": True}), data=data, model=model, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     settings = recipe(data={"max_length": 64})
     result = glue_run(settings, data=data, model=model, out=tmp_path / "long", tasks=["rte", "wnli"])

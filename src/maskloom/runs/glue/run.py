@@ -65,7 +65,7 @@ def glue_run(
     `out/<TASK>` holds each task's search, with the best model in `out/<TASK>/model`; `out/glue.json` and `glue.md` hold
     the table. Without a `space` there is one trial, the recipe. WNLI is not trained: its most common training label is
     the answer, as in the paper. A task whose search fails is reported and does not affect the others. Raises DataError
-    if tasks named in `tasks` have no files, or no task has any.
+    if tasks named in `tasks` have no files, or no task has any; ConfigError for settings that do not fit every task.
     """
     check_log_targets(recipe.training.log_to)
     data, out = Path(data), Path(out)
@@ -82,8 +82,9 @@ def glue_run(
         for column in ("MNLI-m", "MNLI-mm"):
             if (path := task.file(data, "dev", column)).is_file():
                 check_genres(path, matched=column == "MNLI-m")
-    for number, settings in enumerate(grid_settings(space or {}), start=1):
-        recipe_with(recipe, settings, source=f"trial {number}")
+    for task in (task for task in found if task.name != "wnli"):
+        for number, settings in enumerate(grid_settings(space or {}), start=1):
+            recipe_with(_recipe_of(task, recipe), settings, source=f"{task.folder}, trial {number}")
     named = None if tasks is None else [task.name for task in found]
     inputs = {"data": str(data.resolve()), "tasks": named, "space": space_as_data(space or {})}
     prepare_run_folder(out, recipe, inputs=inputs, resume=resume)
@@ -107,6 +108,10 @@ def glue_run(
     return result
 
 
+def _recipe_of(task: GlueTask, recipe: FinetuneRecipe) -> FinetuneRecipe:
+    return recipe.model_copy(update={"task": catalog_row(task.name).kind})
+
+
 def _outcome(
     task: GlueTask, data: Path, model: Path, out: Path, recipe: FinetuneRecipe, space: Space, progress: Progress
 ) -> dict[str, Any]:
@@ -116,7 +121,7 @@ def _outcome(
         if task.name == "wnli":
             return answer_by_majority(train, dev, out)
         found = search(
-            recipe.model_copy(update={"task": catalog_row(task.name).kind}),
+            _recipe_of(task, recipe),
             model=model,
             data=LabelledFiles(train, dev, ReadingOptions(format=task.name)),
             out=out,
