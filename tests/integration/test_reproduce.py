@@ -115,6 +115,7 @@ def test_table_5_is_run_and_goes_on_where_it_was_stopped(table_5, tmp_path, corp
         reproduce("table5", out=tmp_path / "again", **{**how, "overrides": {}})
 
 
+@pytest.mark.slow
 def test_runs_made_at_once_give_the_same_scores(table_5, tmp_path, corpus, tasks):
     alone = table_5[1]
     copytree(tasks / "SST-2", tmp_path / "tasks" / "SST-2")

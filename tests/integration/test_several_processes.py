@@ -215,6 +215,7 @@ def test_a_process_that_comes_late_is_waited_for(command: list[str], alone: Path
     _assert_same(tmp_path / "run", alone)
 
 
+@pytest.mark.slow
 def test_a_hanging_process_is_named_and_ends_all(fleet: Fleet, command: list[str], tmp_path: Path) -> None:
     own = {1: {"MASKLOOM_FAULTS": "hang@training.micro_batch#30"}}
     ended = fleet.run(2, [*command, "--set", "training.rank_timeout=9"], tmp_path, own=own)

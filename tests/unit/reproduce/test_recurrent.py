@@ -51,6 +51,7 @@ def test_tanh_and_sigmoid_cells_lose_more():
         assert all(later <= radius / 4 * norm * (1 + 1e-9) for norm, later in itertools.pairwise(sigmoid))
 
 
+@pytest.mark.slow
 def test_a_gru_whose_gates_begin_open_remembers_the_first_of_a_hundred_tokens():
     sizes = {"vocab_size": 10, "hidden_size": 32, "causal": True, "initializer_range": 0.5}
     for bias, length, num_steps in ((0.0, 5, 200), (5.0, 100, 150)):
