@@ -105,7 +105,7 @@ def _write_files(out: Path) -> dict[str, int]:
     return counts
 
 
-def _scores(out: Path, name: str, seed: int) -> dict[str, float]:
+def _scores(out: Path, name: str, seed: int) -> dict[str, Any]:
     """Return the test scores of one row with one seed; train, or resume training, if they do not exist yet."""
     kind, is_bert, own = ROWS[name]
     folder = out / f"{name.replace(' ', '-')}-{seed}"
@@ -120,6 +120,7 @@ def _scores(out: Path, name: str, seed: int) -> dict[str, float]:
         command("finetune", "--task", kind, *start, *files, *settings, *resume)
         told.write_text(command("evaluate", "--model", str(folder), "--data", str(test), "--json"), encoding="utf-8")
     found = json.loads(told.read_text(encoding="utf-8"))
+    found["data"]["path"] = Path(found["data"]["path"]).name
     print(name, seed, {score: found[score] for score in _SCORES}, flush=True)
     return found
 

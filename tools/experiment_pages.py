@@ -39,6 +39,10 @@ def rendered(name: str) -> dict[str, str]:
             files = dict.fromkeys(ENDINGS, name)
         else:
             found.setdefault("machine", _machine(page, "minutes on"))
+            # where the inputs lay says nothing to a reader
+            found |= {key: Path(found[key]).name for key in ("corpus", "tasks") if found.get(key)}
+            if "beside" in found:
+                found["beside"] = {name: Path(place).name for name, place in found["beside"].items()}
             write_results(found, out)
             files = dict(zip(ENDINGS, ("results", "table", "report"), strict=True))
         return {ending: (out / f"{file}.{ending}").read_text(encoding="utf-8") for ending, file in files.items()}

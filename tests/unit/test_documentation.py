@@ -105,6 +105,13 @@ def test_what_is_wrong_is_found() -> None:
     ]
 
 
+def test_stored_figures_name_no_folder_of_the_machine_that_measured() -> None:
+    pages = [page for place in ("benchmarks", "results") for page in (REPOSITORY / place).iterdir() if page.is_file()]
+    named = re.compile(r"(?<![\w.~<])/(?:tmp|work|home|root|opt|mnt|Users)/[^\s\"']*")
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages}
+    assert {name: found[0] for name, text in texts.items() if (found := named.search(text))} == {}
+
+
 def test_the_score_of_the_translation_recipe_is_the_measured_one() -> None:
     runs = json.loads((REPOSITORY / "results" / "translation.json").read_text(encoding="utf-8"))["runs"]
     (run,) = (run for run in runs if run["name"] == "the recipe" and run["seed"] == 0)

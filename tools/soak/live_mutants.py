@@ -81,7 +81,7 @@ def live_mutants(budget: Budget) -> Iterator[Trial]:
     for number, mutant in enumerate(chosen):
         work = budget.work / f"mutant-{number}"
         with ForkServer(planted(mutant, work / "copy")) as server:
-            problem = _SEEN_BY[mutant.name](server, data, work)
+            problem = _SEEN_BY[mutant.name](server, data, work).replace(str(budget.work), "WORK")
         yield Trial(mutant.name, bool(problem), f"seen: {problem}"[:300] if problem else "not seen")
 
 
