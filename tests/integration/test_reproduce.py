@@ -258,6 +258,7 @@ def test_a_model_of_another_vocabulary_is_refused_before_the_first_run(tmp_path,
         (("table9",), "'table9' is not one of"),
         (("figure1", "--tasks", "nowhere"), "figure1 measures random weights: leave out"),
         (("figure1", "--seeds", "5"), "figure1 measures random weights: leave out"),
+        (("figure1", "--device", "cuda:9"), "--device cuda:9: figure1 is measured on the CPU"),
         (("table5", "--device", "cuda:99", "--jobs", "1"), "device 'cuda:99': torch"),
     ],
 )

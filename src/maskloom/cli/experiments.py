@@ -80,7 +80,7 @@ def reproduce(
         raise UsageError("budget: --minutes sets its scale; leave out --scale")
     if experiment in MADE_AT_ONCE:
         is_told = bool(corpus or tasks or overrides or jobs or scale != "tiny" or seeds != _SEEDS)
-        show(_made_at_once(experiment, out, is_told), as_json, lines=lambda result: result["lines"])
+        show(_made_at_once(experiment, out, device, is_told), as_json, lines=lambda result: result["lines"])
         return
     from maskloom.reproduce import running
     from maskloom.reproduce.experiments import Budget
@@ -98,7 +98,7 @@ def reproduce(
     show(result, as_json, lines=summary_lines)
 
 
-def _made_at_once(experiment: str, out: Path, is_told: bool) -> dict[str, Any]:
+def _made_at_once(experiment: str, out: Path, device: str | None, is_told: bool) -> dict[str, Any]:
     """Measure and write the page of an experiment without a corpus; raises UsageError for an option it does not take.
 
     `is_told` says whether an option for training was given.
@@ -106,6 +106,8 @@ def _made_at_once(experiment: str, out: Path, is_told: bool) -> dict[str, Any]:
     if is_told:
         what = "draws its own texts" if experiment.startswith("rnn-") else "measures random weights"
         raise UsageError(f"{experiment} {what}: leave out --corpus, --tasks, --set, --jobs, --scale and --seeds")
+    if device not in (None, "auto", "cpu"):
+        raise UsageError(f"--device {device}: {experiment} is measured on the CPU")
     from maskloom.reproduce.layer_costs import transformer_table_1
     from maskloom.reproduce.recurrent import rnn_attention, rnn_gradients
     from maskloom.reproduce.who_sees_whom import figure_1

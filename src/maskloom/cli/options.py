@@ -74,14 +74,15 @@ Verify = Annotated[
 ]
 
 
-def _take_device(name: str | None) -> None:
-    """Set the device for the whole process; unknown names are rejected before any heavy import."""
+def _take_device(name: str | None) -> str | None:
+    """Set the device for the whole process and return it; unknown names are rejected before any heavy import."""
     from maskloom.system.launch import DEVICE_NAMES
 
     if name is not None and not re.fullmatch(DEVICE_NAMES, name):
         raise typer.BadParameter(f"unknown device {name!r}; known: auto, cpu, cuda, cuda:0 and so on, mps")
     if name is not None:
         os.environ["MASKLOOM_DEVICE"] = name
+    return name
 
 
 def _known_task(name: str | None) -> str | None:
@@ -347,8 +348,8 @@ _FLAGS: dict[str, Any] = {
 
 
 def trains(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the named flags to a command, which receives their values by name in its parameter `flags`."""
-    return with_options("flags", {name: _FLAGS[name] for name in names})
+    """Add the named flags to a command, which receives their values by name in its parameter `flags`, but no device."""
+    return with_options("flags", {name: _FLAGS[name] for name in names}, lambda device=None, **flags: flags)
 
 
 def space_beside(grid: list[str] | None, flags: dict[str, Any], changes: list[str] | None) -> Any:
