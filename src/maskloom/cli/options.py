@@ -24,6 +24,8 @@ from maskloom.runs.display import lines_of, printable, printable_json
 from maskloom.system.files import open_file_number
 from maskloom.system.launch import is_first_process
 
+_CLICK = "typer._click" if find_spec("typer._click") else "click"  # newer releases of typer bundle it
+
 # typer names an option after its parameter. Switches are named explicitly so that they get no --no- form.
 Texts = Annotated[
     list[Path], typer.Argument(help="Files or folders: .txt, .jsonl with a `text` field (also .gz, .zst), .parquet.")
@@ -147,6 +149,12 @@ def with_options(
         return called
 
     return decorate
+
+
+def only_given(**values: Any) -> dict[str, Any]:
+    """Return those of the running command's options that were given, by name, and none that has its default."""
+    context = import_module(f"{_CLICK}.globals").get_current_context()
+    return {name: value for name, value in values.items() if context.get_parameter_source(name).name != "DEFAULT"}
 
 
 def reads(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -369,8 +377,7 @@ def space_beside(grid: list[str] | None, flags: dict[str, Any], changes: list[st
     return space
 
 
-# Newer releases of typer bundle click.
-_EXCEPTIONS: Any = import_module("typer._click.exceptions" if find_spec("typer._click") else "click.exceptions")
+_EXCEPTIONS: Any = import_module(f"{_CLICK}.exceptions")
 # Other programs' names for flags that are not recipe keys; for recipe keys see recipe_files.
 _OTHER_FLAGS = {
     **dict.fromkeys(("output", "output_dir", "output_folder", "save_dir"), "out"),

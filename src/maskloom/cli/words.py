@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, continues, show, with_options
+from maskloom.cli.options import AsJson, BadText, Out, Resume, Texts, continues, only_given, show, with_options
 from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
@@ -51,22 +51,16 @@ _KEYS: dict[str, tuple[Any, Any, str]] = {
     "deterministic": (bool, False, "Give the same vectors every time with several workers; takes more memory."),
     "seed": (int, 0, "Random seed."),
 }
-
-
-def _flag(name: str) -> Any:
-    kind, default, meaning = _KEYS[name]
-    names = [f"--{name.replace('_', '-')}"] if kind is bool else []
-    shown = str(default) if default is not None and kind is not bool else False
-    return Annotated[kind | None, typer.Option(*names, help=meaning, show_default=shown)]
+_FLAGS = {
+    name: Annotated[kind | None, typer.Option(*([f"--{name.replace('_', '-')}"] if kind is bool else []), help=meaning)]
+    for name, (kind, _, meaning) in _KEYS.items()
+}
 
 
 def _sets(parameter: str, *names: str) -> Any:
     """Add the named flags to a command, which receives in `parameter` the values of those that were given."""
-    return with_options(
-        parameter,
-        {name: _flag(name) for name in names},
-        lambda **given: {name: value for name, value in given.items() if value is not None},
-    )
+    defaults = {name: _KEYS[name][1] for name in names}
+    return with_options(parameter, {name: _FLAGS[name] for name in names}, only_given, **defaults)
 
 
 Vectors = Annotated[Path, typer.Argument(help="The folder of a run, or a file of vectors in word2vec's format.")]

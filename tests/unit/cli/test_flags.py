@@ -195,9 +195,10 @@ def test_word_vectors_resume_without_their_options(tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text('kind = "words"\nsize = 8\nloss = "softmax"\nnegative = 9\n')
     recipes = []
     monkeypatch.setattr("maskloom.runs.words.train_words", lambda _, recipe, **__: recipes.append(recipe) or {})
-    for more in ([], ["--epochs", "2"]):
+    for more in ([], ["--epochs", "2"], ["--size", "100"]):  # 100 is the default, but here it is given
         CliRunner().invoke(app, ["words", "train", "t.txt", "--out", str(tmp_path), "--resume", *more])
-    assert [(recipe.size, recipe.loss, recipe.epochs) for recipe in recipes] == [(8, "softmax", 5), (8, "softmax", 2)]
+    found = [(recipe.size, recipe.loss, recipe.epochs) for recipe in recipes]
+    assert found == [(8, "softmax", 5), (8, "softmax", 2), (100, "softmax", 5)]
 
 
 @pytest.mark.parametrize(

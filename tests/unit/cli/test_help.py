@@ -51,6 +51,16 @@ def test_help_is_printed_as_it_is_written(name: str, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
+def test_defaults_are_shown_as_they_are_typed(name: str, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).output
+    assert "[default: (" not in shown
+    if name == "maskloom words train":
+        sizes = next(line for line in shown.splitlines() if " --size " in line)
+        assert "[default: 100]" in sizes
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_no_name_of_an_option_is_cut_on_a_narrow_screen(name: str, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     shown = CliRunner().invoke(app, [*name.split()[1:], "--help"]).output.replace("│", " ").split()
