@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import math
 import re
 import shlex
 import tomllib
@@ -271,6 +272,11 @@ def by_key(overrides: Sequence[str] | None) -> dict[str, str]:
     return {override.partition("=")[0].strip(): override for override in overrides or []}
 
 
+def overrides_of(settings: Mapping[str, Any]) -> list[str]:
+    """Return values by key in the form that `--set` takes."""
+    return [f"{key}={_toml_value(value)}" for key, value in settings.items()]
+
+
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     key = key.strip()
@@ -402,5 +408,7 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_value(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON's names for these are not TOML's
     # TOML allows neither surrogates, which ASCII needs for some characters, nor a plain DEL, which JSON leaves
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

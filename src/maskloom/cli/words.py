@@ -97,13 +97,12 @@ def train(
 
 def _recipe(given: dict[str, Any], started: Path | None = None) -> Any:
     """Return the recipe that the given options make, or make of a run's; UsageError for one that changes nothing."""
-    from maskloom.recipe_files import load_recipe
+    from maskloom.recipe_files import load_recipe, overrides_of
     from maskloom.runs.recipes import shown_flag
     from maskloom.words.settings import WordsRecipe
 
     flags = {name: shown_flag(name, value) for name, value in given.items()}
-    changes = [f"{name}={value}".lower() for name, value in given.items()]  # true, nan and inf, as TOML has them
-    recipe = load_recipe(WordsRecipe, started, changes, flags=flags)
+    recipe = load_recipe(WordsRecipe, started, overrides_of(given), flags=flags)
     with_noise, is_cbow = recipe.loss == "negative", recipe.model == "cbow"
     for name, needed, is_used in (
         ("negative", "--loss negative", with_noise),

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, UsageError
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.recipe_files import by_key, leaves, read_toml, recipe_keys, recipe_path, shipped_recipes
+from maskloom.recipe_files import by_key, leaves, overrides_of, read_toml, recipe_keys, recipe_path, shipped_recipes
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.launch import is_first_process
 from maskloom.tasks.kinds import KINDS as TASK_KINDS
@@ -70,7 +70,7 @@ def recipe_of_run(
             key = f"phases.{len(phases) - 1}.steps"
             changes, by_flag, flags = [*changes, f"{key}={left}"], {key: f"--steps {steps}"}, {**flags, "steps": None}
     told = {name: value for name, value in flags.items() if value is not None}
-    changes = [*changes, *(f"{FLAG_KEYS[name]}={json.dumps(value)}" for name, value in told.items())]
+    changes = [*changes, *overrides_of({FLAG_KEYS[name]: value for name, value in told.items()})]
     by_flag |= {FLAG_KEYS[name]: shown_flag(name, value) for name, value in told.items()}
     recipe = load_recipe(kind, given, changes, check=check, flags=by_flag)
     check_flags(recipe, flags, resumes)

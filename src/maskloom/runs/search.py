@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from maskloom.config import FinetuneRecipe
 from maskloom.errors import ConfigError, DataError, UsageError, amount
+from maskloom.recipe_files import overrides_of
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune, source_of
 from maskloom.runs.first_look import with_task
@@ -21,7 +22,6 @@ from maskloom.runs.search_space import (
     Space,
     ValueRange,
     grid_settings,
-    overrides_of,
     recipe_with,
     settings_text,
     space_as_data,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -98,11 +97,6 @@ def grid_settings(space: Space) -> list[dict[str, Any]]:
             raise ConfigError(f"{key} = {values.low}..{values.high}: a grid needs a list of values; ranges need optuna")
         choices.append(values)
     return [dict(zip(space, values, strict=True)) for values in itertools.product(*choices)]
-
-
-def overrides_of(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings in the form that `--set` takes."""
-    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
 
 
 def recipe_with(base: FinetuneRecipe, settings: Mapping[str, Any], *, source: str) -> FinetuneRecipe:

@@ -217,10 +217,19 @@ def test_an_option_of_word_vectors_that_would_change_nothing_is_refused(flags, m
         CliRunner().invoke(app, given, catch_exceptions=False)
 
 
-def test_a_rate_of_word_vectors_that_is_no_number_is_named_as_given(tmp_path):
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (["words", "train", "absent.txt"], "learning_rate"),
+        (["pretrain", "--corpus", "absent"], "training.learning_rate"),
+        (["finetune", "--model", "absent", "--train", "t.csv", "--dev", "d.csv"], "training.learning_rate"),
+    ],
+)
+def test_a_rate_that_is_not_finite_is_named_as_given(command, key, value, tmp_path):
     """Regression: it was told as the text 'NaN'."""
-    given = ["words", "train", str(tmp_path / "absent.txt"), "--out", str(tmp_path / "o"), "--learning-rate", "nan"]
-    with pytest.raises(ConfigError, match=r"^--learning-rate nan: learning_rate = nan: it must be a finite number"):
+    given = [*command, "--out", str(tmp_path / "o"), "--learning-rate", value]
+    with pytest.raises(ConfigError, match=f"^--learning-rate {value}: {key} = {value}: it must be a finite number"):
         CliRunner().invoke(app, given, catch_exceptions=False)
 
 

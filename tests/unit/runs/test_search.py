@@ -7,6 +7,7 @@ import pytest
 
 from maskloom.config import FinetuneRecipe, load_recipe, recipe_toml, validate_recipe
 from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.recipe_files import overrides_of
 from maskloom.runs import search as search_run
 from maskloom.runs.display import Progress
 from maskloom.runs.finetune import LabelledFiles
@@ -15,7 +16,6 @@ from maskloom.runs.search_space import (
     GRIDS,
     ValueRange,
     grid_settings,
-    overrides_of,
     parse_space,
     recipe_with,
     settings_text,
