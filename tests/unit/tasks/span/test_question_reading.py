@@ -102,7 +102,7 @@ BAD = [
     (question(answers=[{"text": 7, "answer_start": 3}]), "text is not a string: the answer text is int"),
     (
         question(answers=[{"text": "cat", "answer_start": 5}]),
-        "is not at its place in the context: 'cat' at 5, where the context has 'at '",
+        "is not at its place in the context: 'cat' at 5, where the context has 'at '; the nearest occurrence is at 4",
     ),
     (question(answers=[{"text": "dog", "answer_start": 4}]), "'dog' at 4, where the context has 'cat'$"),
     (question(answers=[{"text": "Cat", "answer_start": 4}]), "'Cat' at 4, where the context has 'cat'$"),
@@ -206,7 +206,7 @@ def test_rows_of_jsonl(tmp_path, form):
         ('{"question": "Who?", "context": "a cat", "answer": "cat"}', "line 2: an answer has no answer_start"),
         (
             '{"question": "Who?", "context": "a cat", "answer": "cat", "answer_start": 1}',
-            "where the context has ' ca'",
+            "where the context has ' ca'; the nearest occurrence is at 2",
         ),
         (
             '{"question": "Who?", "context": "a cat", "answers": ["cat", "a"], "answer_start": [2]}',
