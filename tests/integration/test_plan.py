@@ -201,7 +201,7 @@ def test_the_command_for_the_favoured_size_keeps_the_recipe_and_what_was_set(run
     monkeypatch.setattr(module, "available_memory", lambda: 100_000_000)  # for tiny and mini only
     mine = tmp_path / "mine.toml"
     mine.write_text('kind = "pretrain"\n')
-    given = ("--corpus", corpus, "--recipe", mine, "--minutes", 1, "--max-length", 24)
+    given = ("--corpus", corpus, "--recipe", mine, "--minutes", 1, "--max-length", 24, "--device", "cpu")
     settings = [part for setting in SETTINGS[1:] for part in ("--set", setting)]
     said = run("plan", *given, "--seconds", 0.1, *settings)
     command = " ".join(map(str, ("maskloom pretrain", *given, *settings, "--size tiny --out RUN")))

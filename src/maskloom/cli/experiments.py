@@ -143,10 +143,11 @@ def _beside(given: list[str]) -> dict[str, Path]:
     return found
 
 
-@trains("size", "epochs", "steps", "minutes", "batch_size", "max_length", "device")
+@trains("size", "epochs", "steps", "minutes", "batch_size", "max_length")
 def plan(
     corpus: Annotated[Path, typer.Option(help="A corpus folder.")],
     flags: Any,
+    device: Device = None,
     recipe: Recipe = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds to spend on measuring each size.")] = 4.0,
     overrides: Overrides = None,
@@ -176,7 +177,7 @@ def plan(
     else:
         plans = [chosen]
     result = plan_pretraining(*plans, corpus=corpus, seconds=seconds, progress=terminal_progress())
-    given = {"corpus": corpus, "recipe": recipe, **flags}
+    given = {"corpus": corpus, "recipe": recipe, **flags, "device": device}
     words = [
         shown_flag(name, f"{value:g}" if isinstance(value, float) else shlex.quote(str(value)))
         for name, value in given.items()
