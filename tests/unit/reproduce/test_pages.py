@@ -3,7 +3,9 @@
 import json
 
 import pytest
+import torch
 
+from maskloom.reproduce import results as results_of
 from maskloom.reproduce.judging import training_record
 from maskloom.reproduce.results import write_results
 from maskloom.runs.run_folder import DESCRIPTION, RECIPE
@@ -100,3 +102,19 @@ def test_the_minutes_of_a_run_are_those_of_its_own_clock_over_all_resumes(model)
 def test_a_model_from_elsewhere_has_a_size_alone(model):
     (model.parent / RECIPE).write_text('kind = "pretrain"\n')  # of a run of which nothing else is left
     assert training_record(model) == {"layers": 3, "width": 64, "minutes": None, "threads": None}
+
+
+@pytest.mark.parametrize(("device", "named"), [("cuda", "A GPU; "), ("cpu", "A processor, 2 cores, 2 threads; ")])
+def test_the_machine_of_a_page_is_the_device_that_computes(monkeypatch, device, named):
+    """Regression: a GPU that the machine has was named for runs on the processor."""
+    hardware = {"processor": "A processor", "cores": 2, "threads": 2, "cuda": "A GPU"}
+    known = {"hardware": hardware, "versions": {"python": "3", "torch": "2"}}
+    monkeypatch.setattr(results_of, "environment", lambda: known)
+    monkeypatch.setattr(results_of, "chosen_device", lambda: torch.device(device))
+    assert results_of.machine_of_runs(1) == f"{named}Python 3, torch 2"
+
+
+def test_the_command_of_a_page_can_be_pasted(tmp_path):
+    """Regression: settings were not quoted."""
+    results = {**stored("table5"), "overrides": {"pretrain": ['model={size="tiny"}']}}
+    assert """--set 'pretrain.model={size="tiny"}' --out DIR`""" in written(results, tmp_path)[1]
