@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import random
 import sys
 import tempfile
@@ -97,7 +96,7 @@ _FINETUNING: dict[str, dict[str, Any]] = {
 
 def machine_class() -> str:
     """Return the machine properties that bit-identical weights require: processor, its widest instructions, torch."""
-    model = environment()["hardware"]["processor"] or platform.processor()
+    model = environment()["hardware"]["processor"]
     return f"{model}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
