@@ -1,5 +1,6 @@
 """Detection, on the CPU, of operations that would wait for a GPU."""
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
@@ -7,7 +8,10 @@ _READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "cp
 
 
 class Reads(TorchFunctionMode):
-    """Records reads of tensors by the host, and operations whose result size only the device knows."""
+    """Records reads of tensors by the host, and operations whose result size only the device knows.
+
+    An index that is a list or an array is one too: the host waits for the GPU to copy it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -15,13 +19,14 @@ class Reads(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         name, more = getattr(function, "__name__", ""), kwargs or {}
-        if name in _READS or (name in ("__getitem__", "__setitem__") and _has_mask(args[1])):
+        if name in _READS or (name in ("__getitem__", "__setitem__") and _waits(args[1])):
             self.found.append(name)
         if name == "repeat_interleave" and "output_size" not in more:
             self.found.append(name)
         return function(*args, **more)
 
 
-def _has_mask(index) -> bool:
-    parts = index if isinstance(index, list | tuple) else (index,)
-    return any(isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in parts)
+def _waits(index) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    masks = (isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in parts)
+    return any(masks) or any(isinstance(part, np.ndarray | list) for part in parts)

@@ -214,7 +214,10 @@ class ChoiceBatch(PackedBatch):
 
 @dataclass(frozen=True)
 class BothOrdersBatch(ChoiceBatch):
-    """A batch of pairs in both orders, A B and then B A, with one label for each pair (Radford et al. 2018, 3.3)."""
+    """A batch of pairs in both orders, A B and then B A (Radford et al. 2018, 3.3).
+
+    `labels` are those of `ClassificationBatch`, one for each pair; `num_choices` (pairs,) are all 2.
+    """
 
 
 def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | None = None) -> list[np.ndarray]:

@@ -77,9 +77,9 @@ def num_predictions(lengths: np.ndarray, data: PretrainingData) -> np.ndarray:
 class Masking(Corruption[Texts, PretrainingBatch]):
     """Predicts some of the tokens, most of them replaced by [MASK] (BERT paper 3.3.1).
 
-    `masked_lm_prob` is a fraction of all tokens of a sequence, including special tokens. A predicted token becomes
-    [MASK] with probability `mask_prob`, stays unchanged with `keep_prob`, and otherwise becomes a random token of the
-    vocabulary. [CLS] and [SEP] are never predicted, but may be drawn as random replacements.
+    `masked_lm_prob` is a fraction of all tokens of a sequence, including special tokens, up to
+    `max_predictions_per_seq`. A predicted token becomes [MASK] with probability `mask_prob`, stays unchanged with
+    `keep_prob`, and otherwise becomes a random token. [CLS] and [SEP] are never predicted, but may be drawn at random.
     """
 
     def __call__(self, texts: Texts) -> PretrainingBatch:

@@ -75,24 +75,25 @@ class CrfTagging(TaskObjective):
     def outputs(self, model: EncoderWithHeads, batch: TokenBatch) -> BatchOutputs:
         """Return log probabilities and best paths, with the loss if there are labels."""
         crf, logits, (where, lengths) = _crf(model), self.logits(model, batch), _chains(batch)
-        emissions, chains = logits[where], SequenceLayout.from_lengths(lengths, logits.device)
+        places, chains = to_device(where, logits.device), SequenceLayout.from_lengths(lengths, logits.device)
+        emissions = logits[places]
         best = F.one_hot(crf.best_tags(emissions, chains, self._penalties(crf)), crf.num_tags)
         rows = logits.new_zeros((len(logits), 2 * crf.num_tags))
-        rows[where] = torch.cat([crf.log_marginals(emissions, chains), _OFF_PATH * (1 - best.to(logits.dtype))], dim=1)
+        rows[places] = torch.cat([crf.log_marginals(emissions, chains), _OFF_PATH * (1 - best.to(logits.dtype))], dim=1)
         return BatchOutputs(rows, None if batch.labels is None else self._loss_sum(model, logits, batch))
 
     def _penalties(self, crf: LinearChainCRF) -> Tensor | None:
         if not self.forbidden:
             return None
-        penalties = crf.start.new_zeros(crf.num_tags + 1, crf.num_tags + 1)
-        first, second = map(list, zip(*self.forbidden, strict=True))
-        penalties[first, second] = _FORBIDDEN
-        return penalties
+        penalties = np.zeros((crf.num_tags + 1, crf.num_tags + 1), dtype=np.float32)
+        penalties[tuple(np.transpose(self.forbidden))] = _FORBIDDEN
+        return to_device(penalties, crf.start.device)
 
     def _loss_sum(self, model: EncoderWithHeads, logits: Tensor, batch: TokenBatch) -> Tensor:
-        where, lengths = _chains(batch, labels_of(batch) != NOT_SCORED)
-        chains = SequenceLayout.from_lengths(lengths, logits.device)
-        return _crf(model).loss_sum(logits[where], label_tensor(batch, logits)[where], chains)
+        labels, device = labels_of(batch), logits.device
+        where, lengths = _chains(batch, labels != NOT_SCORED)
+        places, tags = to_device(where, device), to_device(labels[where], device)
+        return _crf(model).loss_sum(logits[places], tags, SequenceLayout.from_lengths(lengths, device))
 
 
 class _OnFrozenVectors(TaskObjective):

@@ -268,9 +268,11 @@ def model_of(library: dict[str, Any]) -> dict[str, Any]:
 
 
 def take_added(ids: dict[str, Any], library: dict[str, Any], path: Path) -> None:
-    """Add to the ids of tokens the added tokens of a tokenizer.json, `path`, that they lack."""
+    """Add to the ids of tokens the added tokens of a tokenizer.json, `path`, that they lack; raises DataError."""
     added = library.get("added_tokens") or []
-    for token in added if isinstance(added, list) else [added]:
+    if not isinstance(added, list):
+        raise DataError(f"{path}: added_tokens is not a list but {type(added).__name__}")
+    for token in added:
         if not isinstance(token, dict) or not isinstance(token.get("content"), str):
             raise DataError(f"{path}: the added token {token!r:.80} has no content")
         ids.setdefault(token["content"], token.get("id"))

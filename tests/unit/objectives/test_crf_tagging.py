@@ -3,6 +3,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from tests.device_reads import Reads
 
 from maskloom.data.batch import TokenBatch
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -125,3 +126,13 @@ def test_the_best_path_takes_no_forbidden_step():
     taken = [-1, *rows[place, 4:].argmax(1).tolist(), -1]
     assert not set(pairwise(taken)) & set(bound.forbidden)
     torch.testing.assert_close(rows[:, :4], free[:, :4])
+
+
+def test_no_word_is_taken_by_an_index_that_a_gpu_waits_for(monkeypatch):
+    objective, built = CrfTagging(forbidden=((0, 1), (-1, 2))), model()
+    logits = objective.logits(built, batch())
+    monkeypatch.setattr(CrfTagging, "logits", lambda *_: logits)  # the encoder runs differently on a CPU
+    with Reads() as reads:
+        objective.loss_sums(built, batch())
+        objective.outputs(built, batch())
+    assert reads.found == []

@@ -125,7 +125,11 @@ def test_damaged_merges_are_named_by_line(tmp_path: Path, merges: str, message: 
         ("tokenizer_config.json", {"bos_token": "<s>"}, r"no <s> among \d+ tokens; all are needed"),
         ("tokenizer_config.json", {"tokenizer_class": "XLNetTokenizer"}, "tokenizer_class is 'XLNetTokenizer'"),
         ("tokenizer_config.json", {"model_max_length": 1}, "the longest input is 1 tokens"),
-        ("tokenizer.json", {"added_tokens": {"x": 1}}, "tokenizer.json: the added token .* has no content"),
+        (
+            "tokenizer.json",
+            {"added_tokens": {"content": "a", "id": 1}},
+            "tokenizer.json: added_tokens is not a list but dict",
+        ),
         ("tokenizer.json", {"added_tokens": [{"content": ["x"]}]}, "tokenizer.json: the added token .* has no content"),
         ("tokenizer.json", {"added_tokens": [{"content": "x"}]}, "the token 'x' has the id None"),
         ("tokenizer.json", {"model": {"type": "Unigram"}}, "model.type is 'Unigram'; with these tokens only 'BPE'"),

@@ -103,6 +103,8 @@ def test_errors_name_file_line_and_rule(tmp_path: Path) -> None:
     path.write_text("\n".join([*SPECIAL_TOKENS, "a", "  ", "b"]), encoding="utf-8")
     with pytest.raises(DataError, match="line 7: the token is empty"):
         Vocabulary.load(path)
+    with pytest.raises(DataError, match=r"vocabulary, line 7: token '\\ud800' contains an unpaired surrogate"):
+        Vocabulary([*SPECIAL_TOKENS, "é", "\ud800"])
     path.write_text("[PAD]\n[UNK]\na\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"no \[CLS\], \[SEP\], \[MASK\] among"):
         Vocabulary.load(path)

@@ -50,9 +50,9 @@ def token_type(vocabulary_size: int) -> np.dtype:
 class SentenceEncoder:
     """Encodes documents; caches the ids of words, because a few thousand words make up most of a text.
 
-    The ids are those that `Tokenizer.token_ids` returns for each sentence. If pieces include the blank before a word,
-    every sentence but the first of a document begins with a blank. Differs from the published code of BART, which
-    encodes every line of text separately, without such a blank.
+    "split" finds sentences by the rules of a language, "lines" treats each line as one; the ids are those that
+    `Tokenizer.token_ids` returns for each. If pieces include the blank before a word, every sentence of a document but
+    the first begins with one. Differs from the published code of BART, which encodes lines without such a blank.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, sentences: SentenceRule, language: str = "en") -> None:

@@ -96,7 +96,8 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return build
 
 
-def test_the_ids_are_those_of_the_tokenizer_in_the_order_of_the_text(text: Path, tmp_path: Path) -> None:
+def test_the_ids_are_those_of_the_tokenizer_in_the_order_of_the_text(text: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(corpus_building, "_LENGTHS_AT_ONCE", 2)
     manifest = build_corpus(text, tokenizer=TOKENIZER, out=tmp_path / "out", **SMALL)
     documents = text.read_text().rstrip("\n").split("\n\n")
     assert ids_of(tmp_path / "out") == [

@@ -9,7 +9,7 @@ import pytest
 from maskloom.data.corpus import statistics as statistics
 from maskloom.data.corpus.building import CorpusSettings, build_corpus
 from maskloom.data.corpus.opening import Corpus
-from maskloom.data.corpus.statistics import corpus_statistics, estimated_instances, unigram_entropy
+from maskloom.data.corpus.statistics import corpus_statistics, estimated_instances, repeated_sentences, unigram_entropy
 from maskloom.data.settings import PretrainingData
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -82,3 +82,12 @@ def test_instances_are_estimated_near_what_is_drawn(tmp_path: Path) -> None:
     corpus = Corpus.open(tmp_path / "out")
     drawn = sum(map(len, SentencePairs(corpus, None, PretrainingData(), seed=0).epoch(0)))
     assert 0.8 < estimated_instances(statistics.document_lengths(corpus), 128) / drawn < 1.25
+
+
+@pytest.mark.parametrize("block", [1 << 20, 1, 3])
+def test_a_sentence_repeats_another_if_the_same_tokens_are_in_the_same_order(
+    memory_corpus, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "_BLOCK", block)
+    corpus = memory_corpus([[[5, 6], [6, 5], [7]], [[6, 5], [5], [5, 5], [6, 5]]])
+    assert repeated_sentences(corpus) == (pytest.approx(2 / 7), 1, 3)
