@@ -20,8 +20,9 @@ _ALIASES = {
     "networkx": ("networkx",),
     STANDARD_LIBRARY: ("python", "cpython", "pep"),
 }
-# Examples of each kind from a document, and how much of the documents of a package may be used.
-_EXAMPLES_OF_DOCUMENT, _MOST_HELD_OUT = 2, 0.35
+# Examples of each kind from a document, and how much of the documents of a package may be used. Releases of packages
+# differ, so one that can give only part of its share, but this much of it, makes all give that part.
+_EXAMPLES_OF_DOCUMENT, _MOST_HELD_OUT, _LEAST_PART = 2, 0.35, 0.75
 _SPLIT, _PASSAGE, _PARTNER, _LABEL, _ORDER = range(5)
 
 
@@ -47,12 +48,11 @@ def build_tasks(
     The sentence task asks which package a sentence documents; each package has the same number of sentences, none of
     which names a package. The pair task asks whether a passage of two sentences is followed by the next two of its
     document or by two of another document, in equal proportions. Each document is used for only one of train, dev and
-    pre-training; `sizes` are the numbers of documents for train and dev. Raises DataError if fewer than two packages
-    have enough documents.
+    pre-training; `sizes` are the numbers of documents for train and dev, of which a quarter may be missing. Raises
+    DataError if fewer than two packages have enough documents.
     """
     documents = list(documents)
-    areas = _areas(documents, max_areas, sizes)
-    num_train, num_dev = (_share(number, len(areas)) for number in sizes)
+    areas, (num_train, num_dev) = _areas(documents, max_areas, sizes)
     train, dev = list[GatheredDocument](), list[GatheredDocument]()
     for number, area in enumerate(areas):
         own = [document for document in documents if document.area == area and _fits(document)]
@@ -75,28 +75,27 @@ def mention_pattern(areas: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(sorted(map(re.escape, names))), re.IGNORECASE)
 
 
-def _areas(documents: list[GatheredDocument], max_areas: int, sizes: tuple[int, int]) -> tuple[str, ...]:
-    """Choose the packages with the most documents; each must supply its share and leave most for pre-training."""
+def _areas(
+    documents: list[GatheredDocument], max_areas: int, sizes: tuple[int, int]
+) -> tuple[tuple[str, ...], tuple[int, int]]:
+    """Choose the packages with the most documents, and how many each gives for train and dev; most are left."""
     counts = Counter(document.area for document in documents if _fits(document))
     ranked = sorted(counts, key=lambda area: (-counts[area], area))
     for num_areas in range(min(max_areas, len(ranked)), 1, -1):
-        chosen = ranked[:num_areas]
-        needed = sum(_share(number, num_areas) for number in sizes)
-        if all(counts[area] * _MOST_HELD_OUT >= needed for area in chosen):
-            return tuple(sorted(chosen))
+        for_train, for_dev = (-(-number // num_areas) for number in sizes)
+        part = min(1.0, counts[ranked[num_areas - 1]] * _MOST_HELD_OUT / (for_train + for_dev))
+        if part >= _LEAST_PART:
+            return tuple(sorted(ranked[:num_areas])), (int(for_train * part), int(for_dev * part))
     found = ", ".join(f"{area} {counts[area]}" for area in ranked[:5]) or "none"
     raise DataError(
-        f"there is too little documentation on this machine for the tasks: two packages need {sum(sizes)} "
-        f"documents between them, and at most {_MOST_HELD_OUT:.0%} of their own may be used; found: {found}"
+        f"there is too little documentation on this machine for the tasks: two packages need "
+        f"{_LEAST_PART * sum(sizes):.0f} documents between them, and at most {_MOST_HELD_OUT:.0%} of their own may be "
+        f"used; found: {found}"
     )
 
 
 def _fits(document: GatheredDocument) -> bool:
     return document.kind != "module" and len(document.sentences) >= 2 * PASSAGE_SENTENCES
-
-
-def _share(num_documents: int, num_areas: int) -> int:
-    return -(-num_documents // num_areas)
 
 
 def _sentence_rows(

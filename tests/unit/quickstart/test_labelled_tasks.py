@@ -3,7 +3,8 @@ from collections import Counter
 import pytest
 
 from maskloom.errors import DataError
-from maskloom.quickstart.documentation import GatheredDocument
+from maskloom.quickstart import documentation
+from maskloom.quickstart.documentation import GatheredDocument, gather_documents
 from maskloom.quickstart.tasks import NEXT, QuickstartTasks, build_tasks, mention_pattern
 
 SIZES = {"max_areas": 3, "sizes": (30, 15)}
@@ -73,3 +74,22 @@ def test_too_little_text_is_an_error_with_what_was_found() -> None:
         DataError, match=r"too little documentation on this machine for the tasks.*alpha 5, beta 5, gamma 5"
     ):
         build_tasks(documents(num_per_area=5), seed=1, **SIZES)
+
+
+@pytest.mark.parametrize(("num_per_area", "lengths"), [(60, (30, 15)), (40, (27, 12)), (33, (21, 9))])
+def test_packages_with_a_little_less_give_a_little_less(num_per_area: int, lengths: tuple[int, int]) -> None:
+    found = build_tasks(documents(num_per_area), seed=1, **SIZES)
+    assert (len(found.train_documents), len(found.dev_documents)) == lengths
+    assert len(found.areas) == 3
+
+
+def test_the_smallest_of_the_six_packages_has_enough_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    areas = ("networkx", "numpy")
+    sources = [source for source in documentation.find_sources() if source.area in areas]
+    monkeypatch.setattr(documentation, "find_sources", lambda: sources)
+    assert build_tasks(gather_documents(), seed=0, max_areas=2, sizes=(200, 200)).areas == areas
+
+
+@pytest.mark.slow
+def test_the_documentation_on_this_machine_is_enough() -> None:
+    assert len(build_tasks(gather_documents(num_workers=2), seed=0).areas) == 6
