@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 from unittest import mock
 
 import numpy as np
@@ -42,7 +43,8 @@ def counted(cut: dict[str, list[str]], words: dict[str, int]) -> Counter[str]:
 
 
 def log_likelihood(singles: Counter[str]) -> float:
-    return math.fsum(count * math.log(count / singles.total()) for count in singles.values())
+    total = singles.total()
+    return math.fsum(count * math.log(count / total) for count in singles.values() if count)
 
 
 def naive_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_frequency: int) -> list[str]:
@@ -60,8 +62,11 @@ def naive_merges(words: dict[str, int], *, num_symbols: int, score: Score, min_f
             # compute the gain by making the merge
             before = log_likelihood(singles)
             for pair in values:
-                after = log_likelihood(counted({word: replaced(cut[word], pair) for word in cut}, words))
-                values[pair] = round((after - before) * 1024)
+                having = {word: symbols for word, symbols in cut.items() if pair in pairwise(symbols)}
+                after = singles.copy()
+                after.subtract(counted(having, words))
+                after.update(counted({word: replaced(symbols, pair) for word, symbols in having.items()}, words))
+                values[pair] = round((log_likelihood(after) - before) * 1024)
             values = {pair: value for pair, value in values.items() if value > 0}
         if not values:
             break
