@@ -26,7 +26,9 @@ def test_every_single_one_agrees_in_several_surroundings(lowercase: bool) -> Non
     assert len(chars) > 90_000
     for start in range(0, len(chars), 64):
         # spaces separate the characters, so that one difference cannot hide another
-        text = " ".join(f"a{char}b A{char}{char}B 1{char} {char}" for char in chars[start : start + 64])
+        part = chars[start : start + 64]
+        # without lowercasing, no character is decomposed and joined to its neighbours
+        text = " ".join(f"a{char}b A{char}{char}B 1{char} {char}" if lowercase else f"a{char}B {char}" for char in part)
         assert is_agreed(text)
         cut = [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
         assert cut == words(text, lowercase=lowercase), f"from U+{ord(chars[start]):04X}"
