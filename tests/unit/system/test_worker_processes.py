@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from tests.started_processes import children
 
+from maskloom.system import worker_processes
 from maskloom.system.worker_processes import Patience, _work, results_of_processes
 
 
@@ -48,6 +49,11 @@ def test_listing_processes_endures_a_thread_that_ends(error: type[OSError], monk
         process.kill()
     assert len(asked) >= 4
     assert process.pid in found
+
+
+@pytest.fixture
+def _frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_processes, "_SECONDS_BETWEEN_LOOKS", 0.5)
 
 
 def results(function: Callable[..., Any], tasks: Iterator[Any], num_workers: int = 2, **options: Any) -> Iterator[Any]:
@@ -121,8 +127,9 @@ def test_processes_killed_while_they_wait_or_read_are_replaced() -> None:
     assert sorted(results(len, tasks())) == [0, *[1 << 22] * 20]
 
 
+@pytest.mark.usefixtures("_frequent_looks")
 def test_a_process_that_hangs_is_named_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    patience = Patience(named_after=2, ended_after=3)
+    patience = Patience(named_after=1, ended_after=1.5)
     tasks = [(number, str(tmp_path / str(number)) if number == 1 else "", "SIGSTOP") for number in range(4)]
     found = results(_once, iter(tasks), patience=patience, name=lambda task: f"task {task[0]}")
     assert sorted(found) == list(range(4))
@@ -132,9 +139,10 @@ def test_a_process_that_hangs_is_named_and_replaced(tmp_path: Path, caplog: pyte
     assert "which was working on task 1, hung: no processor time for" in told[-1]
 
 
+@pytest.mark.usefixtures("_frequent_looks")
 def test_a_process_that_hangs_at_the_same_task_again_ends_the_work() -> None:
     with pytest.raises(ChildProcessError, match="second one for 600, hung: no processor time"):
-        list(results(time.sleep, iter([0, 600]), patience=Patience(named_after=1, ended_after=2)))
+        list(results(time.sleep, iter([0, 600]), patience=Patience(named_after=0.5, ended_after=1)))
 
 
 def _count_for(seconds: float) -> float:
@@ -151,9 +159,10 @@ def test_a_slow_process_is_named_and_waited_for(caplog: pytest.LogCaptureFixture
     assert not any("hung" in message for message in caplog.messages)
 
 
+@pytest.mark.usefixtures("_frequent_looks")
 def test_a_process_that_never_comes_to_an_end_is_ended() -> None:
     with pytest.raises(ChildProcessError, match="hung: no result for"):
-        list(results(_count_for, iter([600]), num_workers=1, patience=Patience(limit=1)))
+        list(results(_count_for, iter([600]), num_workers=1, patience=Patience(limit=0.5)))
 
 
 class _Unreadable:
@@ -280,7 +289,7 @@ def test_processes_whose_first_one_is_killed_while_they_start_say_nothing(
     """Before they start working, they import modules and read the first task."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    for milliseconds in range(0, 200, 20):
+    for milliseconds in range(0, 200, 40):
         with subprocess.Popen(
             [sys.executable, str(program)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
         ) as first:
