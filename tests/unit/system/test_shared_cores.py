@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 import torch
 
 from maskloom.system import shared_cores
+from maskloom.system.devices import chosen_device
 from maskloom.system.shared_cores import IdleTeams, seconds_waited
 
 
@@ -67,18 +69,22 @@ def test_a_team_is_threads_that_end_with_it():
 
 @pytest.mark.skipif(seconds_waited() == 0, reason="the system keeps no times of threads")
 def test_waiting_for_a_core_is_seen():
-    """With several busy processes on one core, each waits most of the time."""
+    """With several busy processes on one core, each waits most of the time; two are forks of the third."""
     code = """if True:
-        import os, sys, time
+        import os, time
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
         from maskloom.system.shared_cores import seconds_waited
-        before, end = seconds_waited(), time.monotonic() + 2
+        is_first = all(os.fork() for _ in range(2))
+        before, end = seconds_waited(), time.monotonic() + 1
         while time.monotonic() < end:
             pass
-        print(seconds_waited() - before)
+        os.write(1, b"%f\\n" % (seconds_waited() - before))
+        if is_first:
+            os.wait(), os.wait()
         """
-    runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    waited = [float(run.communicate()[0]) for run in runs]
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
+    waited = [float(line) for line in done.stdout.splitlines()]
+    assert len(waited) == 3
     assert sum(waited) > 1.0
 
 
@@ -92,13 +98,16 @@ def test_a_process_that_sleeps_waits_for_no_core():
 
 
 @pytest.mark.parametrize(("given", "starts"), [({}, True), ({"OMP_WAIT_POLICY": "ACTIVE"}, False)])
-def test_the_watch_starts_where_the_processor_computes_unless_the_user_says_otherwise(given, starts):
-    code = (
-        "import threading; from maskloom.system.devices import chosen_device; chosen_device('cpu'); "
-        "chosen_device('cpu'); print([thread.name for thread in threading.enumerate()].count('shared cores'))"
-    )
-    environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", *given)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment | given, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == str(int(starts))
+def test_the_watch_starts_where_the_processor_computes_unless_the_user_says_otherwise(monkeypatch, given, starts):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    end, before = threading.Event(), threading.enumerate()
+    monkeypatch.setattr(shared_cores, "_watch", end.wait)  # in place of a watch that never ends
+    shared_cores.share_cores.cache_clear()
+    chosen_device("cpu")
+    chosen_device("cpu")
+    names = [thread.name for thread in threading.enumerate() if thread not in before]
+    end.set()
+    assert names.count("shared cores") == starts
