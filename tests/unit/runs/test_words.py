@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from maskloom.cli import main
 from maskloom.data.corpus import documents
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import words
@@ -292,24 +293,28 @@ def test_the_flags_of_the_command_have_the_recipe_s_defaults() -> None:
     assert WordsRecipe().model_dump(exclude={"kind"}) == {name: default for name, (_, default, _) in _KEYS.items()}
 
 
-def run_command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "maskloom", "words", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def test_the_commands_answer(
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(*arguments: object, code: int = 0) -> tuple[str, str]:
+        """Run a command in this process, check its exit code, and return its output and its errors."""
+        monkeypatch.setattr(sys, "argv", ["maskloom", "words", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert (ended.value.code or 0) == code
+        return capsys.readouterr()
 
-
-def test_the_commands_answer(text: Path, tmp_path: Path) -> None:
     train_words(text, RECIPE, out=tmp_path / "out")
     asked = open_vectors(tmp_path / "out").words[:3]
-    found = run_command("neighbours", tmp_path / "out", asked[0], "-n", 2)
-    assert found.stdout.split()[0] == asked[0], found.stderr
-    assert len(found.stdout.splitlines()) == 3
+    found, _ = run("neighbours", tmp_path / "out", asked[0], "-n", 2)
+    assert found.split()[0] == asked[0]
+    assert len(found.splitlines()) == 3
     (tmp_path / "pairs.txt").write_text(f"{asked[0]} {asked[1]} 3\n{asked[1]} {asked[2]} 1\n{asked[0]} nobody 1\n")
-    scores = run_command("evaluate", tmp_path / "out", "--pairs", tmp_path / "pairs.txt", "--json")
-    assert json.loads(scores.stdout)["pairs.txt"]["unknown"] == 1
-    unknown = run_command("analogies", tmp_path / "out", asked[0], asked[1], "W1x")
-    assert unknown.returncode == 3
-    assert "not among the" in unknown.stderr
-    refused = run_command("train", text, "--out", tmp_path / "new", "--window", 0)
-    assert refused.returncode == 3
-    assert refused.stderr == "error: --window 0: window = 0: it must be greater than or equal to 1\n"
+    scores, _ = run("evaluate", tmp_path / "out", "--pairs", tmp_path / "pairs.txt", "--json")
+    assert json.loads(scores)["pairs.txt"]["unknown"] == 1
+    _, unknown = run("analogies", tmp_path / "out", asked[0], asked[1], "W1x", code=3)
+    assert "not among the" in unknown
+    _, refused = run("train", text, "--out", tmp_path / "new", "--window", 0, code=3)
+    assert refused == "error: --window 0: window = 0: it must be greater than or equal to 1\n"
     assert not (tmp_path / "new").exists()
