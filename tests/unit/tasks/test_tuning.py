@@ -1,3 +1,4 @@
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -22,8 +23,16 @@ def outputs(rows):
     return [np.array([row], dtype=np.float32) for row in rows]
 
 
-def f1_at(scores, targets, threshold):
-    return f1_score(targets, np.asarray(scores) >= threshold, zero_division=0)
+@cache
+def f1_of(targets, chosen, average):
+    return f1_score(np.array(targets), np.array(chosen), average=average, zero_division=0)
+
+
+def f1_at(scores, targets, threshold, average="binary"):
+    """Return F1 at a threshold; many thresholds choose the same, for which it is computed once."""
+    targets, chosen = (np.asarray(values, dtype=int) for values in (targets, np.asarray(scores) >= threshold))
+    rows = (values.tolist() if values.ndim == 1 else map(tuple, values.tolist()) for values in (targets, chosen))
+    return f1_of(*map(tuple, rows), average)
 
 
 def best_threshold(scores, targets):
@@ -149,7 +158,7 @@ def test_no_pair_of_thresholds_has_a_higher_micro_f1(rows):
     scores, targets = np.array([score for score, _ in rows]), np.array([marks for _, marks in rows], dtype=int)
 
     def micro(thresholds):
-        return f1_score(targets, scores >= np.asarray(thresholds), average="micro", zero_division=0)
+        return f1_at(scores, targets, thresholds, "micro")
 
     found = best_thresholds(scores, targets, "f1_micro")
     assert all(0.0 <= threshold <= 1.0 for threshold in found)
