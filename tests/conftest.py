@@ -1,5 +1,6 @@
 """Fixtures shared by all tests; sockets are blocked so that no test reaches the network."""
 
+import gc
 import os
 import signal
 import socket
@@ -14,6 +15,12 @@ from hypothesis import settings
 settings.register_profile("search", max_examples=2000, deadline=None)
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+
+def pytest_collection_finish() -> None:
+    """Exempt all that was imported and collected from garbage collection, which would visit it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
