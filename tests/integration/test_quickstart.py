@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from html.parser import HTMLParser
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ OVERRIDES = {
     ],
     "finetune": ["training.steps=4", "training.evaluate_every=2", "restarts=2"],
 }
+PACKAGES = ("networkx", "numpy")
 PARTS = ("/numpy/lib/", "/networkx/algorithms/c", "/pydoc_data/", "python3.11/a", "python3.12/a", "python3.13/a")
 
 
@@ -59,8 +61,12 @@ class Links(HTMLParser):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
-    whole = documentation.find_sources()
-    part = [source for source in whole if any(name in source.path for name in PARTS)]
+    files = {name: {str(file): Path(str(file.locate())) for file in metadata.files(name) or ()} for name in PACKAGES}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documentation, "required_packages", lambda: files)  # listing all takes seconds
+        found = documentation.find_sources()
+    part = [source for source in found if any(name in source.path for name in PARTS)]
+    assert {source.area for source in part} == {documentation.STANDARD_LIBRARY, *PACKAGES}
     out = tmp_path_factory.mktemp("quickstart") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documentation, "find_sources", lambda: part)
