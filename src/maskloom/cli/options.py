@@ -389,7 +389,6 @@ _OTHER_FLAGS = {
     **dict.fromkeys(("config", "recipe_file"), "recipe"),
     **dict.fromkeys(("continue", "resume_from_checkpoint"), "resume"),
     **dict.fromkeys(("num_workers", "processes", "jobs"), "workers"),
-    **dict.fromkeys(("vocab_size",), "size"),
 }
 
 
@@ -424,6 +423,8 @@ def _meant(error: Any) -> list[str]:
 
     name = error.option_name.lstrip("-").replace("-", "_").lower()
     command = error.ctx.command
+    if name == "vocab_size":  # the --size of other commands is that of a model or of vectors
+        return ["--size" if error.ctx.command_path.endswith(" vocab train") else "maskloom vocab train --size"]
     flags = {flag for parameter in command.params if not getattr(parameter, "hidden", False) for flag in parameter.opts}
     names = [name, *OTHER_NAMES.get(name, ())]
     if name in _OTHER_FLAGS:

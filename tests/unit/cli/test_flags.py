@@ -40,7 +40,9 @@ from maskloom.text.vocabulary_training import VocabularySettings
         (["predict", "--output_dir", "x"], "--output"),
         (["predict", "--test-file", "x"], "--input"),
         (["evaluate", "--input", "x"], "--data"),
-        (["vocab", "train", "--vocab-size", "9"], "--size"),
+        (["vocab", "train", "--vocab-size", "9"], "(Possible options: --size)"),
+        (["pretrain", "--vocab-size", "9"], "(Possible options: maskloom vocab train --size)"),
+        (["words", "train", "--vocab-size", "9"], "(Possible options: maskloom vocab train --size)"),
     ],
 )
 def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
