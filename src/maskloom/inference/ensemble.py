@@ -21,6 +21,7 @@ from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.settings import ClassificationSettings, SpanSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
+from maskloom.text.vocabulary import first_difference
 
 Average = Literal["probabilities", "logits"]
 
@@ -205,4 +206,6 @@ def _check_alike(first: Predictor, other: Predictor, name: str) -> None:
         if here != there:
             raise ConfigError(f"{name} differs from the first in {what}: {there!r}, not {here!r}")
     if first.tokenizer.identity() != other.tokenizer.identity():
-        raise ConfigError(f"{name} has a different tokenizer from the first; all must read the same tokens")
+        where = first_difference(other.tokenizer.vocabulary, first.tokenizer.vocabulary)
+        what = f"has a different tokenizer from the first: it differs {where}"
+        raise ConfigError(f"{name} {what}; all must read the same tokens")

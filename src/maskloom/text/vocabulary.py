@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Sequence
 from dataclasses import KW_ONLY, InitVar, astuple, dataclass
 from functools import cached_property
-from itertools import count, takewhile
+from itertools import count, takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +213,15 @@ class Vocabulary:
             if token != token.strip() or "\n" in token:
                 raise DataError(f"{path}, line {index + 1}: token {token!r:.80} cannot be written as one line of text")
         write_text(path, "".join(f"{token}\n" for token in self.tokens))
+
+
+def first_difference(one: Vocabulary, other: Vocabulary) -> str:
+    """Return from which id on two vocabularies differ, with both pieces, or where tokenizers of equal pieces may."""
+    for index, pair in enumerate(zip_longest(one.tokens, other.tokens)):
+        if pair[0] != pair[1]:
+            own, others = ("no piece" if piece is None else f"{piece!r:.80}" for piece in pair)
+            return f"from id {index} on, where it has {own} and the other {others}"
+    return "in its merges or rules"
 
 
 def vocabulary_sha256(vocabulary: Vocabulary, *more: str) -> str:

@@ -138,9 +138,15 @@ def test_each_member_has_its_own_temperature_and_thresholds_are_averaged():
     assert untuned.task.settings.thresholds == pytest.approx([0.35, 0.5, 0.7])
 
 
-@pytest.mark.parametrize("other", [{"words": WORDS[::-1]}, {"lowercase": False}])
-def test_members_read_the_same_tokens(other):
-    with pytest.raises(ConfigError, match="model 2 of the ensemble has a different tokenizer from the first"):
+@pytest.mark.parametrize(
+    ("other", "where"),
+    [
+        ({"words": WORDS[::-1]}, "from id 5 on, where it has 'theta' and the other 'alpha'"),
+        ({"lowercase": False}, "in its merges or rules"),
+    ],
+)
+def test_members_read_the_same_tokens(other, where):
+    with pytest.raises(ConfigError, match=f"model 2 .* has a different tokenizer from the first: it differs {where};"):
         Ensemble([member(1), member(2, **other)])
 
 
