@@ -269,11 +269,12 @@ def _tokens_of_json(path: Path) -> list[str]:
 
 
 def model_of(library: dict[str, Any]) -> dict[str, Any]:
-    """Return the model in a tokenizer.json, or {} without one; in old files byte pairs have no type."""
+    """Return the model in a tokenizer.json, or {} without one; in old files it has no type, which its keys tell."""
     model = library.get("model")
     if not isinstance(model, dict):
         return {}
-    return {"type": "BPE", **model} if "merges" in model else model
+    kind = "BPE" if "merges" in model else "Unigram" if isinstance(model.get("vocab"), list) else "WordPiece"
+    return {"type": kind, **model}
 
 
 def take_added(ids: dict[str, Any], library: dict[str, Any], path: Path) -> None:
