@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -188,7 +189,7 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
     words = Tokenizer.load(init).targets if spells else None
     if spells and words is None:
         raise ConfigError(f"{init}: the words that it predicts are not in the folder, so its training cannot continue")
-    hint = f"build the corpus with --vocab {init}"
+    hint = f"build the corpus with --vocab {shlex.quote(str(init))}"
     if any(file_inside(init, name) for name in TOKEN_FILES):
         tokenizer = words or Tokenizer.load(init)
         if tokenizer.targets is not None:
