@@ -193,15 +193,13 @@ draws = with_options(
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
-    from maskloom.system.foreign_files import check_model_name
+    from maskloom.system.foreign_files import check_model_name, restart_models
 
     chosen = [*(model or [])]
     if model and ensemble is not None:
         raise UsageError(f"--ensemble {ensemble}: it already names all models; leave out --model")
     if ensemble is not None:
         check_model_name(ensemble)
-        from maskloom.inference import restart_models  # heavy
-
         chosen += restart_models(ensemble)
     if not chosen:
         raise UsageError("no model: pass --model (several times for an ensemble) or --ensemble")

@@ -115,14 +115,6 @@ def open_models(
     return Ensemble.load(folders, average=average, max_length=max_length)
 
 
-def restart_models(run: str | Path) -> list[Path]:
-    """Return the model folders of the restarts that a fine-tuning run kept, by seed; raises ConfigError without any."""
-    found = [path for path in Path(run).glob("restarts/seed-*/model") if (path / "config.json").is_file()]
-    if not found:
-        raise ConfigError(f"{run}: contains no models of restarts; fine-tune with --restarts N --keep-restarts")
-    return sorted(found, key=lambda path: int(path.parent.name.removeprefix("seed-")))
-
-
 def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
     """Return the average of the members' rows for one unit, as logits (rows, width) float32."""
     stacked = np.stack(members).astype(np.float64)

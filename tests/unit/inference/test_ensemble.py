@@ -5,10 +5,11 @@ import pytest
 from scipy.special import expit, logit, logsumexp, softmax
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference.ensemble import Ensemble, average_rows, open_models, restart_models
+from maskloom.inference.ensemble import Ensemble, average_rows, open_models
 from maskloom.inference.predictor import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.system.foreign_files import restart_models
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
 from maskloom.text.vocabulary import Vocabulary
