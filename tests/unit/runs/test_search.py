@@ -169,6 +169,18 @@ def test_an_interrupted_search_goes_on_in_the_middle(run, inputs):
     assert len(finetuning.calls) == 4
 
 
+def test_a_finished_search_says_that_nothing_is_left_to_do(run, inputs):
+    said, progress = [], Progress()
+    progress.say = said.append
+    again = f"{inputs['out']} is complete; there is nothing left to do"
+    run(Finetuning(failing=[3e-5], error=RuntimeError("out of memory")), progress=progress)
+    run(Finetuning(failing=[3e-5]), progress=progress, resume=True)  # tries the failed trial once more
+    assert again not in said
+    said.clear()
+    run(Finetuning(), progress=progress, resume=True)
+    assert said == [again]
+
+
 def test_a_trial_killed_before_it_began_is_begun(run, inputs):
     (inputs["out"] / "trials" / "trial-002").mkdir(parents=True)
     (inputs["out"] / "trials" / "trial-002" / "run.json").write_text("{}")
