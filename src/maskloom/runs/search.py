@@ -105,7 +105,7 @@ def search(
         "method": method,
         "num_trials": num_trials,
         "space": space_as_data(space),
-        "reading": data.reading.as_dict(),
+        "reading": data.reading_told(stored or {}),
         "metric": data.metric,
     }
     paths = {"model": setup.model, **data.paths}
@@ -186,7 +186,7 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
         words += [f"--{option.replace('_', '-')}", path.resolve()]
     words += ["--out", out / "reruns" / name]
     for key, value in setup.data.reading.as_dict().items():
-        words += [f"--{key.replace('_', '-')}", Path(value).resolve() if key == "labels" else value]
+        words += [] if key == "labels" else [f"--{key.replace('_', '-')}", value]
     words += ["--metric", setup.data.metric] if setup.data.metric else []
     for override in overrides_of(settings):
         words += ["--set", override]
