@@ -121,10 +121,16 @@ def test_a_run_from_scratch_has_nothing_before(corpus: Path, tmp_path: Path) -> 
 
 def test_pieces_of_another_vocabulary_of_the_same_size_are_refused(corpus: Path, tmp_path: Path) -> None:
     tokens = [*WORDS[:7], "other", *WORDS[8:]]
-    with pytest.raises(
-        ConfigError, match=r"vocabulary of 35 pieces differs from the corpus's vocabulary of 35 in pieces or merges"
-    ):
+    of_both = "vocabulary of 35 pieces differs from the corpus's vocabulary of 35"
+    with pytest.raises(ConfigError, match=f"{of_both} from id 12 on, where it has 'other' and the other 'w7'; build"):
         run(corpus, tmp_path / "run", model_folder(tmp_path / "init", ("mlm", "nsp"), tokens=tokens))
+    few = model_folder(tmp_path / "a few", ("mlm", "nsp"), tokens=WORDS[:-2])
+    with pytest.raises(ConfigError, match="from id 33 on, where it has no piece and the other 'w28'; build"):
+        run(corpus, tmp_path / "run", few)
+    (few / "vocab.txt").unlink()
+    (few / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=f"it embeds 33 pieces, .* built with 35; build .* --vocab '{few}'$"):
+        run(corpus, tmp_path / "run", few)
     # embedding rows without a piece are accepted: published models have them
     result, _ = run(corpus, tmp_path / "run2", model_folder(tmp_path / "wide", ("mlm", "nsp"), num_rows=5))
     assert result["before"]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,6 +109,7 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
     model.mkdir()
     (model / "config.json").write_text("{}", encoding="utf-8")
     (model / "maskloom.json").write_text('{"kind": "single", "takes_pairs": false}', encoding="utf-8")
+    restart = shutil.copytree(model, tmp_path / "run" / "restarts" / "seed-0" / "model")
     output = tmp_path / "o.jsonl"
     (tmp_path / "folder.jsonl").mkdir()
     glue = tmp_path / "glue"
@@ -134,6 +136,8 @@ def test_wrong_data_is_refused_before_torch_is_imported(text: Path, folders: tup
         "generate, an unknown ending": ("generate", *used, "--output", tmp_path / "o.csv"),
         "fill-spans, an unknown ending": ("fill-spans", *used, "--output", tmp_path / "o.csv"),
         "evaluate": ("evaluate", "--model", model, "--data", bad),
+        "evaluate, no restarts": ("evaluate", "--ensemble", model, "--data", good),
+        "predict, restarts": ("predict", "--ensemble", restart.parents[2], "--input", good, "--output", "o.foo"),
         "tune": ("tune", "--model", model, "--dev", bad),
         "embed": ("embed", "--model", model, "--input", bad, "--output", output),
         "predict, no model": ("predict", "--model", "absent", "--input", good, "--output", output),

@@ -104,6 +104,14 @@ def test_what_is_saved_opens_in_both(pair, tmp_path):
         assert again(text)["input_ids"] == theirs(text)["input_ids"]
 
 
+def test_an_old_file_without_a_type_opens_as_in_the_library(folder, pair, tmp_path):
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    del content["model"]["type"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert isinstance(tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).model, models.Unigram)
+    assert Tokenizer.load(tmp_path).identity() == pair[0].identity()
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -6,6 +6,7 @@ Also writing them, piece by piece.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +50,7 @@ _UNSAFE = (
 # What a folder without weights is, by the first of these files that it holds.
 _OTHERS = {
     "model/config.json": "this is a run; its model is in {folder}/model",
-    "recipe.toml": "this is a run; maskloom export {folder} --out DIR makes a model folder from a checkpoint",
+    "recipe.toml": "this is a run; maskloom export {quoted} --out DIR makes a model folder from a checkpoint",
     "features.bin": "this is a folder of features",
     "manifest.json": "this is a corpus",
 }
@@ -84,7 +85,7 @@ def _held_instead(folder: Path) -> str:
     known = next((what for name, what in _OTHERS.items() if (folder / name).exists()), None)
     has_config = any((folder / name).exists() for name in ("config.json", "bert_config.json"))
     if known is not None and not has_config:
-        return known.format(folder=folder)
+        return known.format(folder=folder, quoted=shlex.quote(str(folder)))
     held = sorted(folder.iterdir())
     for path in held:
         refuse_unsafe(path)
@@ -98,7 +99,8 @@ def refuse_unconverted(folder: Path) -> None:
     found = next((path for path in (folder / PICKLED, *sorted(folder.glob("*.index"))) if path.is_file()), None)
     if found is not None:
         what = "files of this kind can run code when opened" if found.name == PICKLED else "a TensorFlow checkpoint"
-        raise DataError(f"{found}: {what}; convert it to {WEIGHTS}, with checks: maskloom convert {folder} --out DIR")
+        how = f"with checks: maskloom convert {shlex.quote(str(folder))} --out DIR"
+        raise DataError(f"{found}: {what}; convert it to {WEIGHTS}, {how}")
 
 
 def refuse_unsafe(path: Path) -> None:

@@ -59,6 +59,10 @@ def export(
     """Create a model folder from a checkpoint, even if the run is still running or ended early."""
     if normalize and for_vectors is None:
         raise typer.BadParameter("needs --for-vectors", param_hint="--normalize")
+    if onnx:
+        from maskloom.runs.first_look import check_onnx
+
+        check_onnx()
     from maskloom.runs.export import check_exportable, describe_vectors, export_lines, write_onnx
     from maskloom.runs.export import export as make
 

@@ -193,15 +193,13 @@ draws = with_options(
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
-    from maskloom.system.foreign_files import check_model_name
+    from maskloom.system.foreign_files import check_model_name, restart_models
 
     chosen = [*(model or [])]
     if model and ensemble is not None:
         raise UsageError(f"--ensemble {ensemble}: it already names all models; leave out --model")
     if ensemble is not None:
         check_model_name(ensemble)
-        from maskloom.inference import restart_models  # heavy
-
         chosen += restart_models(ensemble)
     if not chosen:
         raise UsageError("no model: pass --model (several times for an ensemble) or --ensemble")
@@ -389,7 +387,6 @@ _OTHER_FLAGS = {
     **dict.fromkeys(("config", "recipe_file"), "recipe"),
     **dict.fromkeys(("continue", "resume_from_checkpoint"), "resume"),
     **dict.fromkeys(("num_workers", "processes", "jobs"), "workers"),
-    **dict.fromkeys(("vocab_size",), "size"),
 }
 
 
@@ -424,6 +421,8 @@ def _meant(error: Any) -> list[str]:
 
     name = error.option_name.lstrip("-").replace("-", "_").lower()
     command = error.ctx.command
+    if name == "vocab_size":  # the --size of other commands is that of a model or of vectors
+        return ["--size" if error.ctx.command_path.endswith(" vocab train") else "maskloom vocab train --size"]
     flags = {flag for parameter in command.params if not getattr(parameter, "hidden", False) for flag in parameter.opts}
     names = [name, *OTHER_NAMES.get(name, ())]
     if name in _OTHER_FLAGS:

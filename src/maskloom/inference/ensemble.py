@@ -21,6 +21,7 @@ from maskloom.tasks.kinds import KINDS, changed
 from maskloom.tasks.settings import ClassificationSettings, SpanSettings
 from maskloom.tasks.task import PROCESSOR_TOKENS, ModelOutputs, Task
 from maskloom.tasks.tuning import THRESHOLD, TUNED_SETTINGS
+from maskloom.text.vocabulary import first_difference
 
 Average = Literal["probabilities", "logits"]
 
@@ -114,14 +115,6 @@ def open_models(
     return Ensemble.load(folders, average=average, max_length=max_length)
 
 
-def restart_models(run: str | Path) -> list[Path]:
-    """Return the model folders of the restarts that a fine-tuning run kept, by seed; raises ConfigError without any."""
-    found = [path for path in Path(run).glob("restarts/seed-*/model") if (path / "config.json").is_file()]
-    if not found:
-        raise ConfigError(f"{run}: contains no models of restarts; fine-tune with --restarts N --keep-restarts")
-    return sorted(found, key=lambda path: int(path.parent.name.removeprefix("seed-")))
-
-
 def average_rows(kind: Kind, members: Sequence[np.ndarray], average: Average) -> np.ndarray:
     """Return the average of the members' rows for one unit, as logits (rows, width) float32."""
     stacked = np.stack(members).astype(np.float64)
@@ -205,4 +198,6 @@ def _check_alike(first: Predictor, other: Predictor, name: str) -> None:
         if here != there:
             raise ConfigError(f"{name} differs from the first in {what}: {there!r}, not {here!r}")
     if first.tokenizer.identity() != other.tokenizer.identity():
-        raise ConfigError(f"{name} has a different tokenizer from the first; all must read the same tokens")
+        where = first_difference(other.tokenizer.vocabulary, first.tokenizer.vocabulary)
+        what = f"has a different tokenizer from the first: it differs {where}"
+        raise ConfigError(f"{name} {what}; all must read the same tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +40,7 @@ def resolve_model_folder(path: str | Path) -> Path:
         raise DataError(f"{path}: expected a folder with config.json, model.safetensors and vocab.txt, got a file")
     refuse_unconverted(path)
     if (path / "recipe.toml").exists():
-        how = f"finish it with --resume, or: maskloom export {path} --out DIR"
+        how = f"finish it with --resume, or: maskloom export {shlex.quote(str(path))} --out DIR"
         raise DataError(f"{path}: this run has no model/ yet; {how}")
     held = sorted(entry.name for entry in path.iterdir())[:8]
     raise DataError(f"{path}: no config.json here or in {path / 'model'}; found: {', '.join(held) or 'nothing'}")

@@ -27,6 +27,7 @@ from maskloom.tasks.catalog import catalog_row
 from maskloom.tasks.encoding import EncodedExamples
 from maskloom.tasks.kinds import task_kind
 from maskloom.tasks.task import ModelOutputs, score_outputs
+from maskloom.text.vocabulary import first_difference
 from maskloom.training.events import read_events
 from maskloom.training.loop import evaluate
 
@@ -80,9 +81,8 @@ def check_vocabulary(model: Path, corpus: Path) -> None:
     """Raise ConfigError if a model folder and a corpus have different vocabularies."""
     own, wanted = load_tokenizer(model).with_task_tokens(), Corpus.open(corpus).tokenizer
     if own.identity()["vocabulary_sha256"] != wanted.identity()["vocabulary_sha256"]:
-        raise ConfigError(
-            f"{model}: its vocabulary differs from that of the corpus {corpus}, so losses cannot be compared"
-        )
+        where = f"that of the corpus {corpus} {first_difference(own.vocabulary, wanted.vocabulary)}"
+        raise ConfigError(f"{model}: its vocabulary differs from {where}, so losses cannot be compared")
 
 
 def linear_score(probe: Probe, model: Path, inputs: Inputs, *, max_length: int) -> dict[str, Any]:

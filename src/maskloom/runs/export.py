@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import warnings
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from maskloom.models.model_config import ModelConfig
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.finetune_restarts import heads_of as task_heads
 from maskloom.runs.finetune_restarts import start_of
+from maskloom.runs.first_look import check_onnx
 from maskloom.runs.model_writing import check_new_folder, filled, finetuning_card, pretraining_card, write_model_folder
 from maskloom.runs.pretrain import evaluated_at, start_config
 from maskloom.runs.pretraining_plan import heads_of
@@ -226,8 +226,7 @@ def write_onnx(folder: str | Path) -> list[str]:
     words by their characters, and if the extra "onnx" is not installed.
     """
     folder = Path(folder)
-    if any(find_spec(name) is None for name in ("onnx", "onnxscript")):
-        raise ConfigError("--onnx needs onnx and onnxscript: pip install 'maskloom[onnx]'")
+    check_onnx()
     model, report = load_model(folder)
     _refuse_decoder(model.config, folder)
     if "bilstm_tagger" in model.heads or model.encoder.top is not None:

@@ -80,8 +80,9 @@ class LabelledFiles:
 
     @property
     def paths(self) -> dict[str, Path]:
-        """The two files by name, and the folder of the source vocabulary if there is one."""
+        """The two files by name, and the folder of the source vocabulary and the class list if there are any."""
         more = {} if self.source_vocab is None else {"source_vocab": tokenizer_folder(Path(self.source_vocab))}
+        more |= {} if self.reading.labels is None else {"labels": Path(self.reading.labels)}
         return {"train": Path(self.train), "dev": Path(self.dev), **more}
 
     def as_told(self, told: Mapping[str, Any], paths: Mapping[str, str | Path]) -> LabelledFiles:
@@ -91,6 +92,11 @@ class LabelledFiles:
             labels = {"labels": str(paths["labels"])} if "labels" in paths else {}
             reading = ReadingOptions(**{**told["reading"], **labels})
         return replace(self, reading=reading, metric=self.metric or told["metric"], source_vocab=vocab)
+
+    def reading_told(self, told: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how to read the files, with the stored name of the class list, which is compared by content."""
+        labels = self.reading.labels and told.get("reading", {}).get("labels")
+        return self.reading.as_dict() | ({"labels": labels} if labels else {})
 
 
 @alone_in_folder(ranks_share=True)
@@ -130,22 +136,20 @@ def _finetune(
     progress: Progress,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    resume, labels_told = resume or is_restarted(out), {}
+    resume, known = resume or is_restarted(out), {}
     if resume and (out / "run.json").exists():
         content = described(out)
-        data = data.as_told(content["inputs"], content["paths"])
-        if data.reading.labels is not None:  # the name that the run has for the file, which is compared by content
-            labels_told = {name: value for name, value in content["inputs"]["reading"].items() if name == "labels"}
+        known = content["inputs"]
+        data = data.as_told(known, content["paths"])
     source, reading = source_of(recipe, model), data.reading
     plan = _prepare(with_task(recipe, reading), source, data, out, resume=resume, verify=verify)
     recipe, settings = plan.recipe, plan.settings
     paths = {"model": source, **data.paths}
-    paths |= {} if reading.labels is None else {"labels": Path(reading.labels)}
     section = recipe.model or recipe.features  # word vectors initialise embeddings, or are joined to features
     if section is not None and section.word_vectors is not None:
         paths["word_vectors"] = vectors_file(section.word_vectors)
     sums = input_sums(paths)
-    inputs = {**sums, "reading": reading.as_dict() | labels_told, "metric": plan.task.primary}
+    inputs = {**sums, "reading": data.reading_told(known), "metric": plan.task.primary}
     start, told = initial_model(plan, recipe.seed)  # raises here, in time, if they do not fit
     about = model_line(start, recipe)
     del start

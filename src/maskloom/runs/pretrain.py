@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -49,6 +50,7 @@ from maskloom.system.foreign_files import file_inside, read_json_object
 from maskloom.system.launch import claim, is_restarted
 from maskloom.system.resources import require_memory
 from maskloom.text.tokenizer import TOKEN_FILES, Tokenizer
+from maskloom.text.vocabulary import first_difference
 from maskloom.training.events import EventLog, check_log_targets, open_run_log, read_events
 from maskloom.training.loop import evaluate
 from maskloom.training.ranks.ranks import Ranks, joined_ranks
@@ -187,17 +189,17 @@ def _check_vocabulary(init: Path, config: ModelConfig, corpus: Corpus) -> None:
     words = Tokenizer.load(init).targets if spells else None
     if spells and words is None:
         raise ConfigError(f"{init}: the words that it predicts are not in the folder, so its training cannot continue")
-    hint = f"build the corpus with --vocab {init}"
+    hint = f"build the corpus with --vocab {shlex.quote(str(init))}"
+    if any(file_inside(init, name) for name in TOKEN_FILES):
+        tokenizer = words or Tokenizer.load(init)
+        if tokenizer.targets is not None:
+            raise ConfigError(f"{init}: its sources have a separate vocabulary; it cannot be trained to restore text")
+        if tokenizer.identity()["vocabulary_sha256"] != corpus.tokenizer.identity()["vocabulary_sha256"]:
+            counts = f"{len(tokenizer.vocabulary)} pieces differs from the corpus's vocabulary of {len(pieces)}"
+            where = first_difference(tokenizer.vocabulary, pieces)
+            raise ConfigError(f"{init}: its vocabulary of {counts} {where}; {hint}")
     if len(pieces) > num_embedded:
         raise ConfigError(f"{init}: it embeds {num_embedded} pieces, the corpus was built with {len(pieces)}; {hint}")
-    if not any(file_inside(init, name) for name in TOKEN_FILES):
-        return
-    tokenizer = words or Tokenizer.load(init)
-    if tokenizer.targets is not None:
-        raise ConfigError(f"{init}: its sources have a separate vocabulary, so it cannot be trained to restore text")
-    if tokenizer.identity()["vocabulary_sha256"] != corpus.tokenizer.identity()["vocabulary_sha256"]:
-        counts = f"{len(tokenizer.vocabulary)} pieces differs from the corpus's vocabulary of {len(pieces)}"
-        raise ConfigError(f"{init}: its vocabulary of {counts} in pieces or merges; {hint}")
 
 
 def _new_parts(report: LoadReport) -> list[str]:

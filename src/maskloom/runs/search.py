@@ -105,7 +105,7 @@ def search(
         "method": method,
         "num_trials": num_trials,
         "space": space_as_data(space),
-        "reading": data.reading.as_dict(),
+        "reading": data.reading_told(stored or {}),
         "metric": data.metric,
     }
     paths = {"model": setup.model, **data.paths}
@@ -115,6 +115,8 @@ def search(
     if not plan["trials"]:
         plan["trials"] = [_trial(setup, number, settings) for number, settings in enumerate(listed, start=1)]
     write_json(out / PLAN, plan)
+    if (out / RESULTS["search"]).exists() and all(_kept_outcome(out, trial) for trial in plan["trials"]):
+        progress.say(f"{out} is complete; there is nothing left to do")
     try:
         records = _run_trials(setup, plan, space)
     except (DataError, ConfigError):
@@ -184,7 +186,7 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
         words += [f"--{option.replace('_', '-')}", path.resolve()]
     words += ["--out", out / "reruns" / name]
     for key, value in setup.data.reading.as_dict().items():
-        words += [f"--{key.replace('_', '-')}", Path(value).resolve() if key == "labels" else value]
+        words += [] if key == "labels" else [f"--{key.replace('_', '-')}", value]
     words += ["--metric", setup.data.metric] if setup.data.metric else []
     for override in overrides_of(settings):
         words += ["--set", override]
@@ -192,16 +194,19 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
 
 
 def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:
-    """Return the record of a trial, running it unless it exists; a trial that failed numerically stays failed."""
-    path = setup.out / "trials" / f"{trial['name']}.json"
-    if path.exists():
-        record = read_json_object(path)
-        if record["status"] == "done" or record["error"].startswith("NumericalError"):
-            return record
-    setup.progress.say(f"trial {trial['number']} of {total}: {settings_text(trial['settings'])}")
-    record = _run_trial(setup, trial)
-    write_json(path, record)
+    """Return the record of a trial, running it unless it has one."""
+    if (record := _kept_outcome(setup.out, trial)) is None:
+        setup.progress.say(f"trial {trial['number']} of {total}: {settings_text(trial['settings'])}")
+        record = _run_trial(setup, trial)
+        write_json(setup.out / "trials" / f"{trial['name']}.json", record)
     return record
+
+
+def _kept_outcome(out: Path, trial: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the record of a trial that is not run again: one that is done, or that failed numerically."""
+    path = out / "trials" / f"{trial['name']}.json"
+    record = read_json_object(path) if path.exists() else {"status": "open", "error": ""}
+    return record if record["status"] == "done" or record["error"].startswith("NumericalError") else None
 
 
 def _run_trial(setup: _Search, trial: dict[str, Any]) -> dict[str, Any]:

@@ -105,6 +105,14 @@ def check_model_name(path: Any) -> None:
     raise DataError(f"{shown_name(str(path))}: {message}")
 
 
+def restart_models(run: str | Path) -> list[Path]:
+    """Return the model folders of the restarts that a fine-tuning run kept, by seed; raises ConfigError without any."""
+    found = [path for path in Path(run).glob("restarts/seed-*/model") if (path / "config.json").is_file()]
+    if not found:
+        raise ConfigError(f"{run}: contains no models of restarts; fine-tune with --restarts N --keep-restarts")
+    return sorted(found, key=lambda path: int(path.parent.name.removeprefix("seed-")))
+
+
 def file_inside(folder: Path, name: str) -> Path | None:
     """Return the path of a file in a folder, or None if there is none of that name.
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Sequence
 from dataclasses import KW_ONLY, InitVar, astuple, dataclass
 from functools import cached_property
-from itertools import count, takewhile
+from itertools import count, takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +215,15 @@ class Vocabulary:
         write_text(path, "".join(f"{token}\n" for token in self.tokens))
 
 
+def first_difference(one: Vocabulary, other: Vocabulary) -> str:
+    """Return from which id on two vocabularies differ, with both pieces, or where tokenizers of equal pieces may."""
+    for index, pair in enumerate(zip_longest(one.tokens, other.tokens)):
+        if pair[0] != pair[1]:
+            own, others = ("no piece" if piece is None else f"{piece!r:.80}" for piece in pair)
+            return f"from id {index} on, where it has {own} and the other {others}"
+    return "in its merges or rules"
+
+
 def vocabulary_sha256(vocabulary: Vocabulary, *more: str) -> str:
     """Return the SHA-256 of the tokens, one per line, and of anything else that determines how words are split."""
     return hashlib.sha256("\n".join([*vocabulary.tokens, *more]).encode()).hexdigest()
@@ -260,11 +269,12 @@ def _tokens_of_json(path: Path) -> list[str]:
 
 
 def model_of(library: dict[str, Any]) -> dict[str, Any]:
-    """Return the model in a tokenizer.json, or {} without one; in old files byte pairs have no type."""
+    """Return the model in a tokenizer.json, or {} without one; in old files it has no type, which its keys tell."""
     model = library.get("model")
     if not isinstance(model, dict):
         return {}
-    return {"type": "BPE", **model} if "merges" in model else model
+    kind = "BPE" if "merges" in model else "Unigram" if isinstance(model.get("vocab"), list) else "WordPiece"
+    return {"type": kind, **model}
 
 
 def take_added(ids: dict[str, Any], library: dict[str, Any], path: Path) -> None:

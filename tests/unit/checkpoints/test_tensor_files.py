@@ -151,3 +151,11 @@ def test_indexes_that_lie(tmp_path, index, message):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(DataError, match=message):
         open_weights(tmp_path)
+
+
+def test_a_run_without_a_model_gets_the_command_that_makes_one(tmp_path):
+    run = tmp_path / "my run"
+    run.mkdir()
+    (run / "recipe.toml").touch()
+    with pytest.raises(DataError, match=f"{run}: no weights; this is a run; maskloom export '{run}' --out DIR makes"):
+        open_weights(run)

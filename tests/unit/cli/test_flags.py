@@ -1,6 +1,7 @@
 """Familiar flags: what they set and refuse, the hints for unknown ones, and shell completion."""
 
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -40,7 +41,9 @@ from maskloom.text.vocabulary_training import VocabularySettings
         (["predict", "--output_dir", "x"], "--output"),
         (["predict", "--test-file", "x"], "--input"),
         (["evaluate", "--input", "x"], "--data"),
-        (["vocab", "train", "--vocab-size", "9"], "--size"),
+        (["vocab", "train", "--vocab-size", "9"], "(Possible options: --size)"),
+        (["pretrain", "--vocab-size", "9"], "(Possible options: maskloom vocab train --size)"),
+        (["words", "train", "--vocab-size", "9"], "(Possible options: maskloom vocab train --size)"),
     ],
 )
 def test_an_unknown_flag_points_to_the_right_one(arguments, hint):
@@ -111,6 +114,14 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
 def test_flags_that_cannot_be_meant_are_wrong_usage(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_onnx_without_its_extra_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.setitem(sys.modules, "maskloom.runs.export", None)  # which imports torch
+    arguments = ["export", str(tmp_path), "--out", str(tmp_path / "out"), "--onnx"]
+    with pytest.raises(ConfigError, match=r"^--onnx needs onnx and onnxscript: pip install 'maskloom\[onnx\]'$"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 

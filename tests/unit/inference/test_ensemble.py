@@ -5,10 +5,11 @@ import pytest
 from scipy.special import expit, logit, logsumexp, softmax
 
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference.ensemble import Ensemble, average_rows, open_models, restart_models
+from maskloom.inference.ensemble import Ensemble, average_rows, open_models
 from maskloom.inference.predictor import Predictor
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
+from maskloom.system.foreign_files import restart_models
 from maskloom.tasks.examples import Example, ReadExamples, ReadingReport
 from maskloom.tasks.kinds import make_task
 from maskloom.text.vocabulary import Vocabulary
@@ -138,9 +139,15 @@ def test_each_member_has_its_own_temperature_and_thresholds_are_averaged():
     assert untuned.task.settings.thresholds == pytest.approx([0.35, 0.5, 0.7])
 
 
-@pytest.mark.parametrize("other", [{"words": WORDS[::-1]}, {"lowercase": False}])
-def test_members_read_the_same_tokens(other):
-    with pytest.raises(ConfigError, match="model 2 of the ensemble has a different tokenizer from the first"):
+@pytest.mark.parametrize(
+    ("other", "where"),
+    [
+        ({"words": WORDS[::-1]}, "from id 5 on, where it has 'theta' and the other 'alpha'"),
+        ({"lowercase": False}, "in its merges or rules"),
+    ],
+)
+def test_members_read_the_same_tokens(other, where):
+    with pytest.raises(ConfigError, match=f"model 2 .* has a different tokenizer from the first: it differs {where};"):
         Ensemble([member(1), member(2, **other)])
 
 

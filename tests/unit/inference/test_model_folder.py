@@ -3,7 +3,8 @@
 import pytest
 
 from maskloom.config import FinetuneRecipe, load_recipe
-from maskloom.inference.model_folder import tokenizer_read
+from maskloom.errors import DataError
+from maskloom.inference.model_folder import resolve_model_folder, tokenizer_read
 from maskloom.models.bert_config import BertConfig
 from maskloom.runs.finetune_restarts import start_of
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
@@ -27,3 +28,14 @@ def test_a_new_transformer_and_its_targets_may_have_as_many_tokens_as_it_has_pos
         tokenizer, config = start_of(recipe, tmp_path / "targets", sources)
         assert config.max_position_embeddings == 1024
         assert (tokenizer.max_length, tokenizer.of_targets.max_length) == (1024, 1024)
+
+
+@pytest.mark.parametrize(
+    ("file", "command"), [("recipe.toml", "export"), ("pytorch_model.bin", "convert"), ("bert.ckpt.index", "convert")]
+)
+def test_the_command_that_makes_a_model_folder_can_be_copied(file, command, tmp_path):
+    folder = tmp_path / "my model"
+    folder.mkdir()
+    (folder / file).touch()
+    with pytest.raises(DataError, match=f": maskloom {command} '{folder}' --out DIR$"):
+        resolve_model_folder(folder)

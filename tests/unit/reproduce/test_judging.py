@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from maskloom.checkpoints.huggingface import save_model
+from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
-from maskloom.reproduce.judging import linear_score, masked_losses
+from maskloom.reproduce.judging import check_vocabulary, linear_score, masked_losses
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
 from maskloom.runs.finetune import LabelledFiles
@@ -38,6 +39,14 @@ def model(corpus, tmp_path):
     save_model(made, tmp_path / "model")
     tokenizer.save(tmp_path / "model")
     return tmp_path / "model"
+
+
+def test_models_of_another_vocabulary_cannot_be_compared(model, corpus):
+    check_vocabulary(model, corpus)
+    tokens = (model / "vocab.txt").read_text().split("\n")
+    (model / "vocab.txt").write_text("\n".join([*tokens[:30], "other", *tokens[31:]]))
+    with pytest.raises(ConfigError, match=f"from id 30 on, where it has 'other' and the other {tokens[30]!r}, so loss"):
+        check_vocabulary(model, corpus)
 
 
 def test_a_model_that_knows_nothing_loses_the_log_of_the_vocabulary(corpus, model):

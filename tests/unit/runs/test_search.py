@@ -37,7 +37,8 @@ class Finetuning:
         self.calls, self.failing, self.stops = [], set(failing), list(stops)
         self.error = error or NumericalError("the loss is nan")
 
-    def __call__(self, recipe, *, out, resume, **others):
+    def __call__(self, recipe, *, out, resume, data, **others):
+        self.data = data
         rate = recipe.training.learning_rate
         self.calls.append((rate, recipe.training.batch_size, resume))
         if (out / "metrics.json").exists():
@@ -169,6 +170,18 @@ def test_an_interrupted_search_goes_on_in_the_middle(run, inputs):
     assert len(finetuning.calls) == 4
 
 
+def test_a_finished_search_says_that_nothing_is_left_to_do(run, inputs):
+    said, progress = [], Progress()
+    progress.say = said.append
+    again = f"{inputs['out']} is complete; there is nothing left to do"
+    run(Finetuning(failing=[3e-5], error=RuntimeError("out of memory")), progress=progress)
+    run(Finetuning(failing=[3e-5]), progress=progress, resume=True)  # tries the failed trial once more
+    assert again not in said
+    said.clear()
+    run(Finetuning(), progress=progress, resume=True)
+    assert said == [again]
+
+
 def test_a_trial_killed_before_it_began_is_begun(run, inputs):
     (inputs["out"] / "trials" / "trial-002").mkdir(parents=True)
     (inputs["out"] / "trials" / "trial-002" / "run.json").write_text("{}")
@@ -225,6 +238,22 @@ def test_a_resumed_search_is_the_same_search(run, inputs):
     inputs["dev"].write_text("text\tlabel\nb\t0\n")
     with pytest.raises(ConfigError, match=r"dev file\.tsv has changed since"):
         run(Finetuning(), resume=True)
+
+
+def test_a_search_with_a_class_list_goes_on_in_another_directory(run, inputs, tmp_path, monkeypatch):
+    labels, finetuning = tmp_path / "labels.txt", Finetuning(stops=[3e-5])
+    labels.write_text("0\n1\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run(finetuning, reading=ReadingOptions(labels="labels.txt"))
+    monkeypatch.chdir(inputs["model"])
+    result = run(finetuning, resume=True)
+    assert finetuning.data.reading == ReadingOptions(labels=str(labels))
+    assert shlex.split(result["best"]["command"]).count(str(labels)) == 1
+    assert run(finetuning, reading=ReadingOptions(labels="../labels.txt"), resume=True) == result
+    labels.write_text("0\n2\n")
+    with pytest.raises(ConfigError, match=r"labels .*labels\.txt has changed since the start of this run"):
+        run(finetuning, resume=True)
 
 
 def test_the_command_of_a_trial_says_all_that_it_did(run, inputs):

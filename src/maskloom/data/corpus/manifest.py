@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -58,7 +59,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         if (folder / SHARD_FOLDER).is_dir():
             why = "the corpus is unfinished; run the same build again to continue where it stopped"
         if folder.is_file():
-            why = f"is a file, but a corpus is a folder; `maskloom corpus build {folder} --out DIR` makes one from text"
+            command = f"maskloom corpus build {shlex.quote(str(folder))} --out DIR"
+            why = f"is a file, but a corpus is a folder; `{command}` makes one from text"
         raise DataError(f"{folder}: {why if folder.exists() else 'no such folder'}")
     try:
         content = read_json(path, limit=_MAX_MANIFEST_BYTES)

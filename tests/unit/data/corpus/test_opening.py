@@ -236,6 +236,13 @@ def test_a_foreign_manifest_is_refused(tmp_path: Path, content: str) -> None:
         Corpus.open(tmp_path)
 
 
+def test_a_text_file_gets_the_command_that_makes_a_corpus_of_it(tmp_path: Path) -> None:
+    text = tmp_path / "my text.txt"
+    text.touch()
+    with pytest.raises(DataError, match=f"`maskloom corpus build '{text}' --out DIR` makes one from text"):
+        Corpus.open(text)
+
+
 def test_folders_without_a_manifest_say_what_they_are(copied: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="absent: no such folder"):
         Corpus.open(tmp_path / "absent")
