@@ -4,13 +4,25 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-_READS = ("tolist", "item", "__float__", "__int__", "__bool__", "__index__", "cpu", "numpy", "nonzero", "equal")
+_READS = (
+    "tolist",
+    "item",
+    "__float__",
+    "__int__",
+    "__bool__",
+    "__index__",
+    "cpu",
+    "numpy",
+    "nonzero",
+    "equal",
+    "new_tensor",
+)
 
 
 class Reads(TorchFunctionMode):
     """Records reads of tensors by the host, and operations whose result size only the device knows.
 
-    An index that is a list or an array is one too: the host waits for the GPU to copy it.
+    An index that is a list or an array is one too, as is `new_tensor`: the host waits for the GPU to copy the numbers.
     """
 
     def __init__(self) -> None:

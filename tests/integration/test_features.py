@@ -20,7 +20,7 @@ from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, load_recipe, validate_recipe
 from maskloom.data.feature_files import FeatureFile
 from maskloom.errors import ConfigError, DataError
-from maskloom.inference import Ensemble, Predictor
+from maskloom.inference import Ensemble, Predictor, ensemble
 from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.recipe_files import recipe_path
@@ -29,6 +29,7 @@ from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export
 from maskloom.runs.features import Activations, features
 from maskloom.runs.predict import predict
+from maskloom.system.files import file_sha256
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.word_vectors import write_vectors
@@ -356,14 +357,17 @@ def test_word_vectors_are_joined_to_features_and_travel_with_the_model(model_fol
         Predictor.load(moved)
 
 
-def test_word_vectors_of_a_run_and_of_an_ensemble_are_the_same(model_folder, data, tmp_path):
+def test_word_vectors_of_a_run_and_of_an_ensemble_are_the_same(model_folder, data, tmp_path, monkeypatch):
     vectors, words = tmp_path / "vectors.txt", [*NAMES, *PLACES]
     write_vectors(vectors, words, np.eye(4, dtype=np.float32), "text")
     wanted = recipe(word_vectors=str(vectors)).model_copy(update={"restarts": 2, "keep_restarts": True})
     out = tmp_path / "run"
     finetune(wanted, model=model_folder, out=out, **data)
     members = [out / "restarts" / f"seed-{seed}" / "model" for seed in (0, 1)]
+    hashed: list[str] = []
+    monkeypatch.setattr(ensemble, "file_sha256", lambda path: hashed.append(str(path)) or file_sha256(path))
     assert Ensemble.load(members).predict([["anna", "saw", "oslo"]])
+    assert sorted(hashed) == [str(member / "word_vectors") for member in members]
     write_vectors(members[1] / "word_vectors", words, 2 * np.eye(4, dtype=np.float32), "text")
     with pytest.raises(ConfigError, match="model 2 of the ensemble differs from the first in setting features"):
         Ensemble.load(members)

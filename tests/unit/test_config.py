@@ -145,7 +145,8 @@ def test_a_new_model_learns_faster_by_default() -> None:
 def test_more_warm_up_than_counted_steps_is_refused() -> None:
     recipe = load_recipe(FinetuneRecipe, None, ["training.warmup_steps=31", "training.batch_size=4"])
     assert recipe.training.with_steps(44).warmup_steps == 31
-    with pytest.raises(ConfigError, match=r"training\.warmup_steps = 31: 40 examples give only 30 steps"):
+    said = r"training\.warmup_steps = 31: 40 examples give only 30 steps; lower it with --set$"
+    with pytest.raises(ConfigError, match=said):
         recipe.training.with_steps(40)
 
 
@@ -153,7 +154,8 @@ def test_counts_of_phases_are_held_against_the_phase_alone() -> None:
     phases = "phases=[{max_length=64, steps=30, batch_size=64}]"
     taken = load_recipe(PretrainRecipe, None, [phases, "training.warmup_steps=30", "training.micro_batch_size=64"])
     assert taken.training.steps > 30
-    with pytest.raises(ConfigError, match=r"training\.warmup_steps = 31: it may not exceed phases\.0\.steps = 30"):
+    said = r"training\.warmup_steps = 31: it may not exceed phases\.0\.steps = 30; lower it with --set$"
+    with pytest.raises(ConfigError, match=said):
         load_recipe(PretrainRecipe, None, [phases, "training.steps=40", "training.warmup_steps=31"])
 
 

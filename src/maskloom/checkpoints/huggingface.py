@@ -76,6 +76,13 @@ def read_model_config(folder: Path) -> ModelConfig:
     return published_config(read_config(folder), str(folder))
 
 
+def stored_heads(folder: Path) -> list[str]:
+    """Return the heads that a model folder holds, without reading its weights; raises DataError for a broken one."""
+    content, config = read_config(folder), read_model_config(folder)
+    contents = _Contents(open_weights(folder), config, _config_path(folder))
+    return _named_heads(_present_heads(contents, content, config), content, config)
+
+
 def load_model(
     folder: str | Path,
     *,
@@ -104,12 +111,7 @@ def load_model(
         raise ConfigError(f"{name}: {folder} is a {form.name}, which has no such part")
     config = config.model_copy(update=added)
     stored = open_weights(folder) if stored is None else stored
-    if config.num_hidden_layers > len(stored):  # planning takes milliseconds per layer
-        raise DataError(
-            f"{_config_path(folder)}: num_hidden_layers = {config.num_hidden_layers}, but there are only "
-            f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
-        )
-    contents = _Contents(stored, config)
+    contents = _Contents(stored, config, _config_path(folder))
     present = _present_heads(contents, content, config)
     wanted = list(_named_heads(present, content, config) if heads is None else heads)
     loaded_heads = [head for head in wanted if head in present and head not in replace_heads]
@@ -184,9 +186,17 @@ def _own_head_options(content: dict[str, Any], source: str) -> HeadOptions:
 
 
 class _Contents:
-    """The tensors of a file, classified, under canonical names and in our orientation."""
+    """The tensors of a file, classified, under canonical names and in our orientation.
 
-    def __init__(self, stored: dict[str, StoredTensor], config: ModelConfig) -> None:
+    Raises DataError, with the `place` of the configuration, if this has more layers than there are tensors.
+    """
+
+    def __init__(self, stored: dict[str, StoredTensor], config: ModelConfig, place: Path) -> None:
+        if config.num_hidden_layers > len(stored):  # planning takes milliseconds per layer
+            raise DataError(
+                f"{place}: num_hidden_layers = {config.num_hidden_layers}, but there are only "
+                f"{amount(len(stored), 'weight tensor')}; these files do not belong together"
+            )
         form, self.tensors, self.copies = format_of(config), dict[str, StoredTensor](), dict[str, StoredTensor]()
         self.tied, self.ignored, self.problems = form.tied_copies(config), list[str](), list[str]()
         rows = form.rows(config, tuple(form.heads))

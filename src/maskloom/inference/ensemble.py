@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -179,8 +180,14 @@ def _comparable(task: Task) -> dict[str, Any]:
     """Return the settings of a task, with the path of its word vectors replaced by a hash of their contents."""
     found = task.settings.model_dump()
     if place := (found.get("features") or {}).get("word_vectors"):
-        found["features"]["word_vectors"] = file_sha256(place)
+        found["features"]["word_vectors"] = _sum_of(place, Path(place).stat().st_mtime_ns)
     return found
+
+
+@lru_cache
+def _sum_of(place: str, changed: int) -> str:
+    """Return the hash of a file that was `changed` at a time, computed once for all comparisons."""
+    return file_sha256(place)
 
 
 def _check_alike(first: Predictor, other: Predictor, name: str) -> None:

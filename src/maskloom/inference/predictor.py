@@ -109,10 +109,11 @@ class TaskModel(ABC):
         if not data.examples:
             return []
         encoded = self.encoded(data)
-        self._count(encoded.account().get("num_truncated_examples", 0))
+        self.count_truncated(encoded.account().get("num_truncated_examples", 0))
         return task.decode(encoded, self.outputs(encoded).rows)
 
-    def _count(self, num_truncated: int) -> None:
+    def count_truncated(self, num_truncated: int) -> None:
+        """Add to the number of truncated texts."""
         with _COUNTING:
             self.num_truncated += num_truncated
 
@@ -220,7 +221,7 @@ class Predictor(TaskModel):
         """
         modules = self.modules.changed(pooling, normalize)
         data = encode_examples(_examples_of(texts, text_example).examples, self.tokenizer, max_length=self.max_length)
-        self._count(data.num_truncated_examples)
+        self.count_truncated(data.num_truncated_examples)
         vectors = np.empty((len(data), self.hidden_size), dtype=np.float32)
         max_tokens = self.max_tokens or tokens_at_once(self.model)
         batches = batches_by_length(data, max_tokens=max_tokens, max_units=self.batch_size)
@@ -290,18 +291,18 @@ class Predictor(TaskModel):
         """
         given = [checked_text(text, number) for number, text in enumerate(checked_inputs(texts), start=first)]
         names = [f"input {number}" for number in range(first, first + len(given))]
-        return self.fill_blanks(given, names, settings or Generation(temperature=0.0), first)
+        return self.fill_blanks(given, self.blank_ids(given, names), settings or Generation(temperature=0.0), first)
 
     def fill_blanks(
-        self, texts: Sequence[str], names: Sequence[str], settings: Generation, first: int
+        self, texts: Sequence[str], ids: Sequence[Sequence[int]], settings: Generation, first: int
     ) -> list[FilledText]:
-        """Fill the blanks of texts, which error messages call by `names`; raises as `fill_spans` does."""
+        """Fill the blanks of texts with the token ids that `blank_ids` returned."""
         make = partial(self._written, settings, None)
-        found = made_by_length(self.blank_ids(texts, names), first, self.batch_size or _PROMPTS_AT_ONCE, make)
+        found = made_by_length(ids, first, self.batch_size or _PROMPTS_AT_ONCE, make)
         return [filled(text, target, self.tokenizer) for text, target in zip(texts, found, strict=True)]
 
     def blank_ids(self, texts: Sequence[str], names: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts with blanks; raises as `fill_spans` does."""
+        """Return the token ids of texts with blanks; raises as `fill_spans` does, calling the texts by `names`."""
         check_fills(self.model, self.tokenizer)
         named = zip(texts, names, strict=True)
         return [source_ids(text, name, self.tokenizer, self.max_length) for text, name in named]
@@ -321,21 +322,24 @@ class Predictor(TaskModel):
             raise ConfigError(f"settings {settings!r:.80}: expected a Generation")
         settings = self.generation(settings).changed(given)
         texts = [checked_text(prompt, number) for number, prompt in enumerate(checked_inputs(prompts), start=first)]
-        ids = self.prompt_ids(texts, [f"prompt {number}" for number in range(first, first + len(texts))], settings)
+        names = [f"prompt {number}" for number in range(first, first + len(texts))]
+        ids, num_truncated = self.prompt_ids(texts, names, settings)
+        self.count_truncated(num_truncated)
         return self.generate_from_ids(ids, settings, first)
 
     def prompt_ids(
-        self, texts: Sequence[str], names: Sequence[str], settings: Generation | None = None, *, counts: bool = True
-    ) -> list[list[int]]:
-        """Return the token ids of prompts, or the first `max_length` of sources; `counts` counts truncated sources.
+        self, texts: Sequence[str], names: Sequence[str], settings: Generation | None = None
+    ) -> tuple[list[list[int]], int]:
+        """Return the token ids of prompts, or the first `max_length` of sources, and the number of truncated sources.
 
         Raises DataError, with the prompt's name, if there are none, or so many that they leave no room for the minimum
         number of new tokens that `settings` require.
         """
         least, most = self.generation(settings).min_tokens, self.model.config.max_position_embeddings
+        num_truncated = 0
         if self.writer is not None:
             read = [*self.tokenizer.sequences([(text, None) for text in texts], max_length=self.max_length)]
-            self._count(sum(num_cut > 0 for _, _, num_cut in read) if counts else 0)
+            num_truncated = sum(num_cut > 0 for _, _, num_cut in read)
             found, num_marks = [ids for ids, _, _ in read], self.tokenizer.template.num_marks(1)
         elif self.model.config.is_causal:
             begin = self.tokenizer.running_text.begin
@@ -351,7 +355,7 @@ class Predictor(TaskModel):
                 raise DataError(f"{name}: {len(ids):,} tokens, but the model reads {most:,} including what it adds")
             elif len(ids) + least > most:
                 raise DataError(f"{name}: min_tokens {least} after {len(ids):,} tokens exceeds the model's {most:,}")
-        return found
+        return found, num_truncated
 
     @property
     def input_name(self) -> str:

@@ -50,5 +50,5 @@ class DocumentHead(nn.Module):
         is_sentence = torch.arange(layout.max_length, device=device) < layout.lengths.unsqueeze(1)
         energies = queries @ self.key(states).tanh().transpose(1, 2)
         read = masked_softmax(energies, is_sentence.unsqueeze(1)) @ states
-        parts = torch.cat([titles.unsqueeze(1), read], 1) * titles.new_tensor(uses).unsqueeze(1)
+        parts = torch.cat([titles.unsqueeze(1), read], 1) * to_device(np.array(uses), device).unsqueeze(1)
         return self.dense(self.dropout(parts.flatten(1)))

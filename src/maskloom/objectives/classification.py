@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, cast
@@ -37,7 +38,7 @@ class SingleLabelClassification(TaskObjective):
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch | TokenBatch) -> Tensor:
         """Return the weighted sum of negative log probabilities; logits (rows, classes), labels (rows)."""
-        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights)
+        weights = None if self.class_weights is None else _weights(self.class_weights, logits)
         labels = label_tensor(batch, logits)
         return F.cross_entropy(logits, labels, weight=weights, ignore_index=NOT_SCORED, reduction="sum")
 
@@ -72,7 +73,7 @@ class MultiLabelClassification(TaskObjective):
 
     def loss_sum_of(self, logits: Tensor, batch: ClassificationBatch) -> Tensor:
         """Return the summed binary cross-entropy; logits and labels (sequences, labels)."""
-        weights = None if self.positive_weights is None else logits.new_tensor(self.positive_weights)
+        weights = None if self.positive_weights is None else _weights(self.positive_weights, logits)
         return F.binary_cross_entropy_with_logits(
             logits, label_tensor(batch, logits), pos_weight=weights, reduction="sum"
         )
@@ -102,13 +103,19 @@ class DocumentClassification(MultiLabelClassification):
         """Return the summed binary cross-entropy and regularisers; logits and labels (documents, labels)."""
         loss, scores, labels = super().loss_sum_of(logits, batch), logits.sigmoid(), label_tensor(batch, logits)
         if self.similarity and self.similar:
-            first, second, weights = map(list, zip(*self.similar, strict=True))
+            *pairs, alike = zip(*self.similar, strict=True)
+            first, second = to_device(np.array(pairs), logits.device)
             apart = (scores[:, first] - scores[:, second]).square() * labels[:, first] * labels[:, second]
-            loss = loss + self.similarity * (apart @ logits.new_tensor(weights)).sum()
+            loss = loss + self.similarity * (apart @ _weights(alike, logits)).sum()
         if self.implication and self.implied:
-            child, parent = map(list, zip(*self.implied, strict=True))
+            child, parent = to_device(np.array(self.implied), logits.device).unbind(1)
             loss = loss + self.implication / 2 * (scores[:, child] * (1 - scores[:, parent])).sum()
         return loss
+
+
+def _weights(numbers: Sequence[float], logits: Tensor) -> Tensor:
+    """Return numbers in the type of the logits and on their device; the host does not wait for a GPU to copy them."""
+    return to_device(np.array(numbers, np.float32), logits.device).to(logits.dtype)
 
 
 @dataclass(frozen=True)

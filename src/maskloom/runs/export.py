@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, read_model_config
+from maskloom.checkpoints.huggingface import CONFIG, load_model, read_config, read_model_config, stored_heads
 from maskloom.checkpoints.published.sentence_transformers import PoolingMode, write_modules
 from maskloom.config import FinetuneRecipe, PretrainRecipe
 from maskloom.errors import ConfigError, DataError
@@ -101,7 +101,7 @@ def _refuse_other_vectors(folder: Path, pooling: PoolingMode) -> None:
         reason = f"sentence-transformers cannot open a model of type {kind!r}"
     elif isinstance(config, MarianConfig):
         reason = "sentence-transformers computes no vectors of a Marian"
-    elif isinstance(config, BartConfig) and "decoder" in load_model(folder)[0].heads:
+    elif isinstance(config, BartConfig) and "decoder" in stored_heads(folder):
         reason = "sentence-transformers pools the states of a BART's decoder, maskloom those of its encoder"
     else:
         return

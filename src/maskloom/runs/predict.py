@@ -201,11 +201,12 @@ def generate(
     index, num_tokens = 0, 0
     with output_file(target, "w") as file:
         for window in rows.shown_pieces(_PROMPTS_AT_ONCE, progress):
-            texts, names = [one.text for one in window], [f"{source}, line {one.line}" for one in window]
+            ids = [one.ids for one in window]
             if fills:
-                made = predictor.fill_blanks(texts, names, fills, index)
+                made = predictor.fill_blanks([one.text for one in window], ids, fills, index)
             else:
-                made = predictor.generate_from_ids(predictor.prompt_ids(texts, names, settings), settings, index)
+                predictor.count_truncated(sum(one.num_truncated for one in window))
+                made = predictor.generate_from_ids(ids, settings, index)
                 num_tokens += sum(text["num_tokens"] for text in made)
             for example, found in zip(window, made, strict=True):
                 row = {"index": index, "line": example.line, predictor.input_name: example.text, **found}

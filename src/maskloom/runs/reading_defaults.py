@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs.display import Progress
-from maskloom.tasks.examples import ReadingReport, pieces_of
+from maskloom.tasks.examples import Example, ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
 from maskloom.tasks.settings import KindSettings
 from maskloom.tasks.tables import ReadingOptions
@@ -25,7 +25,8 @@ READING_KEYS = {field.name for field in fields(ReadingOptions)}
 class FileReading:
     """A file, how to read it for a model, and the report that is filled in while it is read.
 
-    `check` raises DataError for an example that the model cannot read, which counts as a bad row.
+    `read` returns what to yield for an example; it raises DataError for one that the model cannot read, which counts as
+    a bad row.
     """
 
     path: Path
@@ -34,21 +35,21 @@ class FileReading:
     settings: KindSettings
     report: ReadingReport
     needs_label: bool
-    check: Callable[[Any], object] = lambda _: None
+    read: Callable[[Any], Any] = lambda example: example
 
     def examples(self) -> Iterator[Any]:
         """Yield the examples of the file."""
         how = {"needs_label": self.needs_label, "report": self.report}
         for example in self.kind.iterate(self.path, self.options, self.settings, **how):
             try:
-                self.check(example)
+                found = self.read(example)
             except DataError:
                 if self.options.on_bad_rows != "skip":
                     raise
                 self.report.num_kept -= 1
                 self.report.drop("does not fit the model", example.line)
             else:
-                yield example
+                yield found
 
     def count(self, see: Callable[[Any], object] = lambda _: None) -> int:
         """Return the number of examples, passing each to `see`; raises DataError for a broken rule or no usable row."""
@@ -88,16 +89,25 @@ def reading_of_sources(path: Path, given: ReadingOptions | None, known: Mapping[
     return FileReading(path, kind, options, settings, ReadingReport(path), needs_label=False)
 
 
+@dataclass(frozen=True)
+class Prompt(Example):
+    """A prompt or source with its token ids; `num_truncated` is 1 if it was truncated, else 0."""
+
+    ids: list[int]
+    num_truncated: int
+
+
 def reading_of_prompts(
     predictor: Predictor, path: Path, given: ReadingOptions | None, settings: Generation, *, fills: bool = False
 ) -> FileReading:
-    """Return how to read a file of prompts or sources for a model that generates, or fills blanks, with `settings`."""
+    """Return how to read a file as prompts for a model that generates, or fills blanks, with `settings`."""
 
-    def check(example: Any) -> None:
+    def read(example: Any) -> Prompt:
         text = [example.text], [f"{path}, line {example.line}"]
-        predictor.blank_ids(*text) if fills else predictor.prompt_ids(*text, settings, counts=False)
+        (ids,), cut = (predictor.blank_ids(*text), 0) if fills else predictor.prompt_ids(*text, settings)
+        return Prompt(example.text, None, None, example.line, ids, cut)
 
-    return replace(reading_of_sources(path, given, predictor.settings), check=check)
+    return replace(reading_of_sources(path, given, predictor.settings), read=read)
 
 
 def reading_for(

@@ -232,6 +232,8 @@ class TrainingSession:
         settings = self.settings
         is_best = False
         if self._evaluation_is_due and not self._asked(stop):
+            if settings.keep_best:
+                self._settle(saves)  # a score is compared with that of weights that are on disk
             is_best = self._evaluate(step, stop)
             if self.is_enough is not None and not self._evaluation_is_due:
                 self._has_ended = self.ranks.any_(self.ranks.is_first and self.is_enough())
@@ -281,18 +283,24 @@ class TrainingSession:
         return next((int(number) for number, count in asked.items() if count), 0)
 
     def _save(self, saves: Saves, *, is_best: bool = False, is_awaited: bool = True) -> None:
-        """Save; if the save of the best step has failed, the step that was the best before is kept on."""
+        """Save; `is_best` tells that no step before this one was as good."""
         with self.ranks.at("save"):
-            saves.wait()
-            steps = map(step_of, step_folders(self.checkpoints))
-            if "kept" in self.memory and not is_best and self.memory["kept"]["step"] not in steps:
-                del self.memory["kept"]
-                self.memory.update(self._kept_before)
+            if not is_best:
+                self._settle(saves)
             carry = self.state.carry and self.ranks.rows_of_all(self.state.carry)
             state = replace(self.state, carry=carry)
             (saves.save if is_awaited else saves.start)(state, self._remembered(), self._pinned())
             if is_awaited:
                 self.ranks.barrier()
+
+    def _settle(self, saves: Saves) -> None:
+        """Wait for the save in progress; if that of the best step has failed, the best step before is kept on."""
+        with self.ranks.at("save"):
+            saves.wait()
+        steps = map(step_of, step_folders(self.checkpoints))
+        if "kept" in self.memory and self.memory["kept"]["step"] not in steps:
+            del self.memory["kept"]
+            self.memory.update(self._kept_before)
 
     def _remembered(self) -> dict[str, Any]:
         """Return the caller's memory and, if there is any, the session's own."""

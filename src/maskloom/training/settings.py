@@ -122,7 +122,8 @@ class TrainingSection(Section):
         for part, whole in (("warmup_steps", "steps"), ("micro_batch_size", "batch_size")):
             count, limit = getattr(both, part), getattr(both, whole)
             if isinstance(count, int) and limit is not None and count > limit:
-                raise ValueError(f"{told(part)} = {count}: it may not exceed {told(whole)} = {limit}")
+                rule = f"it may not exceed {told(whole)} = {limit}; lower it with --set"
+                raise ValueError(f"{told(part)} = {count}: {rule}")
         if self.minutes is not None and both.warmup_steps is not None:
             given = f"{told('warmup_steps')} = {both.warmup_steps}"
             raise ValueError(f"{given}: with training.minutes, give training.warmup_ratio instead")
@@ -179,7 +180,8 @@ class FinetuneTraining(TrainingSection):
         own = FinetuneTraining.model_fields.keys() - TrainingSection.model_fields.keys()
         counted = TrainingSection(steps=steps, **self.model_dump(exclude={"steps", *own}))
         if (warmup := counted.resolved_warmup_steps()) > steps:
-            raise ConfigError(f"training.warmup_steps = {warmup}: {num_examples} examples give only {steps} steps")
+            rule = f"{num_examples} examples give only {steps} steps; lower it with --set"
+            raise ConfigError(f"training.warmup_steps = {warmup}: {rule}")
         if self.extensions and (at := self.extensions[-1].at) >= steps:
             raise ConfigError(f"training.extensions at {at}: {num_examples} examples give only {steps} steps")
         return counted

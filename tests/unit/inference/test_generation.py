@@ -1,5 +1,7 @@
 """Many prompts in one call: which ones are continued together, and the order of the results."""
 
+from collections import Counter
+
 import pytest
 from tests.unit.inference.generators import SIZES, generator_folder
 
@@ -10,6 +12,7 @@ from maskloom.inference import Predictor
 from maskloom.inference.span_filling import filled
 from maskloom.models.assembled import build_model
 from maskloom.models.bert_config import BertConfig
+from maskloom.runs.predict import generate
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
 LENGTHS = [3, 9, 1, 12, 2, 9, 30, 1, 4, 20]
@@ -64,6 +67,26 @@ def test_blanks_are_filled_by_length_too(tmp_path, monkeypatch):
     filled = predictor.fill_spans(["one <X>", "one two three four <X>", "<X> two", "two two two <X>"], first=5)
     assert [text["text"].split()[0] for text in filled][:2] == ["one", "one"]
     assert seen == [(7, [6, 8]), (4, [5, 7])]
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt", "t5"])
+def test_a_file_is_tokenised_once_to_check_it_and_once_to_use_it(tmp_path, monkeypatch, name):
+    seen, fills = Counter(), Generation(max_tokens=2) if name == "t5" else None
+    method = "blank_ids" if fills else "prompt_ids"
+    real = getattr(Predictor, method)
+
+    def counted(self, texts, *given, **named):
+        seen.update(texts)
+        return real(self, texts, *given, **named)
+
+    monkeypatch.setattr(Predictor, method, counted)
+    predictor = Predictor.load(generator_folder(tmp_path, name, ["<extra_id_0>", "one", "two"]), max_length=6)
+    texts = ["one <X> two", "two <X>", "<X> two one one one one"][: 2 if fills else 3]
+    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    done = generate(predictor, tmp_path / "in.txt", tmp_path / "out.jsonl", {"max_tokens": 2}, fills=fills)
+    assert done["num_texts"] == len(texts)
+    assert seen == dict.fromkeys(texts, 2)
+    assert done.get("num_truncated_examples") == (2 if name == "transformer" else None)
 
 
 def test_ids_beyond_the_vocabulary_have_no_text(tmp_path):

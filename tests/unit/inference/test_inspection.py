@@ -23,7 +23,7 @@ def predictor(request, tmp_path):
 
 
 def looked_at(predictor, settings=SEARCH):
-    return inspect(predictor, predictor.prompt_ids([TEXT], ["text"])[0], settings, 0)
+    return inspect(predictor, predictor.prompt_ids([TEXT], ["text"])[0][0], settings, 0)
 
 
 def contexts_of(attention, hidden, other):

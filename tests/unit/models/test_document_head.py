@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.device_reads import Reads
 
 from maskloom.checkpoints.huggingface import load_model, save_model
 from maskloom.errors import ConfigError
@@ -44,6 +45,12 @@ def read_alone(head, vectors):
 def test_each_document_is_read_as_if_alone(head, vectors):
     expected = torch.stack([read_alone(head, part) for part in vectors.split(COUNTS.tolist())])
     torch.testing.assert_close(head(vectors, COUNTS), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_what_a_document_uses_is_copied_while_the_host_goes_on(head, vectors):
+    with Reads() as reads:
+        head(vectors, COUNTS, (True, False, True))
+    assert "new_tensor" not in reads.found
 
 
 def test_gradients_are_those_of_the_equations(head, vectors):

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.device_reads import Reads
 
 from maskloom.data.batch import ClassificationBatch
 from maskloom.models.assembled import build_model
@@ -95,6 +96,15 @@ def test_outputs_and_loss_come_from_one_pass(case):
     assert torch.equal(outputs.loss_sum, objective.loss_sum_of(outputs.rows, batch))
     assert objective.outputs(model, batch_of(None)).loss_sum is None
     assert objective.row_counts(batch).tolist() == [1] * len(batch.lengths)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_loss_waits_for_a_copy_of_weights(case):
+    objective, labels, num_outputs, _ = CASES[case]
+    logits = torch.zeros(5, num_outputs)
+    with Reads() as reads:
+        objective.loss_sum_of(logits, batch_of(labels))
+    assert reads.found == []
 
 
 def test_labels_are_needed():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.device_reads import Reads
 
 from maskloom.data.batch import ChoiceBatch
 from maskloom.models.assembled import build_model
@@ -71,6 +72,15 @@ def test_without_weights_or_relations_the_loss_is_that_of_labels_alone(logits):
     assert more(logits) == 0
     plain = MultiLabelClassification().loss_sum_of(logits, batch())
     assert DocumentClassification(similarity=1.0, implication=1.0).loss_sum_of(logits, batch()) == plain
+
+
+def test_no_loss_waits_for_a_copy_of_weights_or_relations(logits):
+    objective = DocumentClassification(
+        (0.5, 2.0, 3.0), similarity=1.0, implication=1.0, similar=SIMILAR, implied=IMPLIED
+    )
+    with Reads() as reads:
+        objective.loss_sum_of(logits, batch())
+    assert reads.found == []
 
 
 def test_micro_batches_add_up_to_the_batch():

@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from tests.unit.inference.generators import generator_folder
+from tests.unit.inference.generators import SIZES, generator_folder
 from typer.testing import CliRunner
 
 from maskloom.checkpoints.huggingface import save_model
@@ -11,6 +11,7 @@ from maskloom.cli import app
 from maskloom.config import FinetuneRecipe, recipe_toml
 from maskloom.errors import ConfigError
 from maskloom.models.assembled import build_model
+from maskloom.models.bart_config import BartConfig
 from maskloom.models.bert_config import BertConfig
 from maskloom.runs.export import export
 from maskloom.system.files import write_json, write_text
@@ -37,6 +38,19 @@ def test_step_0_and_a_stage_without_a_name_are_not_the_finished_model(tmp_path, 
         export(run / "model", out, **asked)
     assert not out.exists()
     assert export(run, out)["stage"] == "finished"
+
+
+def test_the_weights_of_a_bart_are_not_loaded_to_see_whether_it_generates(tmp_path, monkeypatch):
+    generating = generator_folder(tmp_path / "bart", "bart")
+    reading = shutil.copytree(generating, tmp_path / "reading")
+    config = BartConfig(vocab_size=13, max_position_embeddings=80, **SIZES).with_marks(0, 2, 3)
+    save_model(build_model(config, (), seed=3), reading)
+    monkeypatch.setattr("maskloom.runs.export.load_model", lambda _: pytest.fail("the weights were loaded"))
+    export = ["export", "--for-vectors", "mean", "--out", str(tmp_path / "out")]
+    error = CliRunner().invoke(app, [*export, str(generating)]).exception
+    assert f"{generating}: sentence-transformers pools the states of a BART's decoder" in str(error)
+    assert CliRunner().invoke(app, [*export, str(reading)]).exit_code == 0
+    assert (tmp_path / "out" / "modules.json").exists()
 
 
 def test_a_refused_export_leaves_no_folder(tmp_path, monkeypatch):

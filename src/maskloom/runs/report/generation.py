@@ -73,13 +73,13 @@ def generation_report(
     settings = predictor.generation().changed(given)
     if isinstance(texts, Path):
         rows, num_left_out = _first(reading_of_prompts(predictor, texts, reading, settings))
-        texts, names = [row.text for row in rows], [f"{texts}, line {row.line}" for row in rows]
+        texts, read = [row.text for row in rows], [row.ids for row in rows]
+        num_truncated = sum(row.num_truncated for row in rows)
     else:
         names = [f"prompt {number}" for number in range(len(texts))]
-    found = [
-        inspect(predictor, ids, settings, number)
-        for number, ids in enumerate(predictor.prompt_ids(texts, names, settings))
-    ]
+        read, num_truncated = predictor.prompt_ids(texts, names, settings)
+    predictor.count_truncated(num_truncated)
+    found = [inspect(predictor, ids, settings, number) for number, ids in enumerate(read)]
     shown, cut = [predictor.shown(one.found, one.settings) for one in found], predictor.num_truncated
     about = _write(
         Path(page),

@@ -99,15 +99,18 @@ def test_a_rewind_outlives_one_failed_write_too(tmp_path, monkeypatch, prompt) -
     assert session.state.position == {"number": 11}  # from step 2 on, after the fifth batch
 
 
+@pytest.mark.parametrize(("save_every", "rest"), [(2, [6, 8]), (8, [8])], ids=["a save in between", "none"])
 @pytest.mark.parametrize(("later", "kept"), [(0.4, 1), (0.7, 5)])
-def test_the_best_checkpoint_stays_until_a_better_one_is_on_disk(tmp_path, monkeypatch, prompt, later, kept) -> None:
+def test_the_best_checkpoint_stays_until_a_better_one_is_on_disk(
+    tmp_path, monkeypatch, prompt, later: float, kept: int, save_every: int, rest: list[int]
+) -> None:
     scores = {1: 0.5, 3: 0.9, 5: later}
     fill_disk(monkeypatch, 3)
-    session = tiny_session(tmp_path, next_batch=prompt, evaluate_every=1, keep_best=True)
+    session = tiny_session(tmp_path, next_batch=prompt, save_every=save_every, evaluate_every=1, keep_best=True)
     session.evaluate = lambda: {"score": scores.get(session.state.step, 0.0)}
     session.score = lambda metrics: metrics["score"]
     run_session(session)
-    assert whole_names(tmp_path) == [f"step-{step:08d}" for step in (kept, 6, 8)]
+    assert whole_names(tmp_path) == [f"step-{step:08d}" for step in (kept, *rest)]
     assert session.memory["kept"] == {"step": kept, "score": scores[kept]}
     model, tokenizer = session.state.model, WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *"abcdefghijklmnopqr"]))
     assert write_best_model(model, session.checkpoints, tokenizer, tmp_path / "best-model") == kept
