@@ -31,6 +31,7 @@ PAGES = (
     "gpt_speed",
     "gpt_speed_zen5",
     "gpt_speed_intel",
+    "seq2seq_speed_zen4",
     "seq2seq_speed",
     "seq2seq_speed_intel",
     "recurrent_speed",
@@ -42,6 +43,7 @@ PAGES = (
     "encoding",
     "overheads",
     "busy",
+    "busy_intel",
 )
 
 

@@ -49,14 +49,16 @@ class TitledExample(Example):
 
 @dataclass
 class ReadingReport:
-    """Counts of the rows of one file: `num_rows` is always `num_kept` plus the counts in `dropped`.
+    """Counts of one file: `num_rows` is always `num_kept` examples, plus `num_joined`, plus the counts in `dropped`.
 
-    `notes` tell the user how the file was read; `labels_are_ids` is None until labels have been encoded.
+    `num_joined` rows are further references of the example before them. `notes` tell the user how the file was read;
+    `labels_are_ids` is None until labels have been encoded.
     """
 
     path: Path
     num_rows: int = 0
     num_kept: int = 0
+    num_joined: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     first_dropped_lines: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -85,6 +87,7 @@ class ReadingReport:
             "path": str(self.path),
             "num_rows": self.num_rows,
             "num_kept": self.num_kept,
+            **({"num_joined": self.num_joined} if self.num_joined else {}),
             "dropped": dict(self.dropped),
             "first_dropped_lines": dict(self.first_dropped_lines),
             **({"notes": list(self.notes)} if self.notes else {}),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from itertools import zip_longest
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby, zip_longest
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ def iterate_sources(
 
     CSV, TSV and JSONL have a column for each, named by the options or by the usual names. In JSONL, a source may be a
     list of sentences, which are joined by spaces, or of triples ("a | b | c; d | e | f"), and several targets form a
-    list. Any other file has one source per line, and its targets in the file next to it with the target suffix. Raises
+    list; consecutive rows with the same source are one example with several targets. Any other file has one source per
+    line, and its targets in the file next to it with the target suffix. Raises
     DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which counts
     it), and for files of different lengths.
     """
@@ -52,7 +55,8 @@ def iterate_sources(
         if options.pair_column is not None:
             rule = "a seq2seq task takes one text; name the target column with --label-column"
             raise ConfigError(f"pair column {options.pair_column!r:.80}: {rule}")
-        yield from iterate_examples(path, _FORM, options, needs_label=needs_label, report=report)
+        examples = iterate_examples(path, _FORM, options, needs_label=needs_label, report=report)
+        yield from _joined(examples, report) if needs_label else examples
         return
     suffix = settings.target_suffix if options.target_suffix is None else options.target_suffix
     if needs_label and suffix is None:
@@ -65,6 +69,26 @@ def iterate_sources(
         raise ConfigError(f"target suffix {suffix!r:.80}: only letters, digits, _ and - are allowed, without a dot")
     rows = _lines(path, _beside(path, suffix) if needs_label and suffix is not None else None)
     yield from kept_examples(rows, _example, report, skips=options.on_bad_rows == "skip")
+
+
+def _joined(examples: Iterable[Example], report: ReadingReport) -> Iterator[Example]:
+    """Yield one example, with all targets, for consecutive ones with the same source."""
+    for _, rows in groupby(examples, attrgetter("text")):
+        first, *more = rows
+        if more:
+            report.num_kept -= len(more)
+            report.num_joined += len(more)
+            first = replace(first, label=tuple(target for row in (first, *more) for target in targets_of(row)))
+        yield first
+    if report.num_joined:
+        what = f"{amount(report.num_joined, 'row')} with the source of the row before"
+        report.notes.append(f"{what}: their targets are further references of one example")
+
+
+def targets_of(example: Example) -> tuple[str, ...]:
+    """Return the targets of a source, or () if the file has none."""
+    label: Any = example.label
+    return label if isinstance(label, tuple) else () if label is None else (label,)
 
 
 def _beside(path: Path, suffix: str) -> Path:

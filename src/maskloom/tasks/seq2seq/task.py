@@ -20,7 +20,8 @@ from maskloom.metrics.metric import checked_primary
 from maskloom.metrics.texts import TEXT_SCORES, TextMetric
 from maskloom.objectives.sequence_to_sequence import SequenceToSequence
 from maskloom.tasks.encoding import EncodedData, EncodedExamples, encode_examples, encoded_texts
-from maskloom.tasks.examples import Example, ReadExamples
+from maskloom.tasks.examples import ReadExamples
+from maskloom.tasks.seq2seq.reading import targets_of
 from maskloom.tasks.settings import Seq2SeqSettings
 from maskloom.tasks.task import Outputs, Task
 from maskloom.text.tokenizer import Tokenizer
@@ -113,11 +114,11 @@ def _encode(
 ) -> EncodedTargets:
     examples = data.examples
     if for_training:  # one pair per target
-        examples = [replace(example, label=target) for example in examples for target in _targets(example)]
+        examples = [replace(example, label=target) for example in examples for target in targets_of(example)]
     sources = encode_examples(examples, tokenizer, max_length=max_length)
     for example, length in () if for_training else zip(examples, sources.lengths.tolist(), strict=True):
         most_tokens(length, settings.min_tokens, name=f"{data.report.path}, line {example.line}")
-    texts = [_targets(example) for example in examples]
+    texts = [targets_of(example) for example in examples]
     known = None if () in texts else texts
     targets = None
     if known is not None:
@@ -127,11 +128,6 @@ def _encode(
         targets = EncodedExamples(**encoded_texts(alone, first, tokenizer.of_targets, limit), labels=None)
     marks, start = target_marks(tokenizer.of_targets, settings.decoder_start)
     return EncodedTargets(sources, targets, known, marks, tokenizer.of_targets, start)
-
-
-def _targets(example: Example) -> tuple[str, ...]:
-    label: Any = example.label
-    return label if isinstance(label, tuple) else () if label is None else (label,)
 
 
 def target_marks(tokenizer: Tokenizer, start: int | None) -> tuple[tuple[int, ...], int | None]:

@@ -77,9 +77,26 @@ def test_published_files_have_several_targets(data_folder):
 def test_files_of_e2e_have_a_row_per_reference(data_folder):
     folder = data_folder / "family" / "e2e"
     data = read(folder / "testset_w_refs.csv")
-    assert (len(data.examples), len({one.text for one in data.examples})) == (4_693, 630)
-    assert data.examples[0].label == "A coffee shop in the city centre area called Blue Spice."
+    assert (data.report.num_rows, len(data.examples), len({one.text for one in data.examples})) == (4_693, 630, 630)
+    assert data.examples[0].label[0] == "A coffee shop in the city centre area called Blue Spice."
     assert len(read(folder / "testset.csv", needs_label=False).examples) == 630
+
+
+def test_consecutive_rows_with_the_same_source_are_references_of_one(write):
+    rows = ["mr,ref", "a,x", "a,y", "b,x", "a,z", "b,u", "b,u", "b,v"]
+    data = read(write("a.csv", "\n".join(rows) + "\n"))
+    expected = [("a", ("x", "y"), 2), ("b", "x", 4), ("a", "z", 5), ("b", ("u", "u", "v"), 6)]
+    assert [(one.text, one.label, one.line) for one in data.examples] == expected
+    report = data.report
+    assert (report.num_rows, report.num_kept, report.num_joined, report.dropped) == (7, 4, 3, {})
+    assert report.notes == [
+        "3 rows with the source of the row before: their targets are further references of one example"
+    ]
+    assert report.as_dict()["num_joined"] == 3
+    unlabelled = read(write("b.csv", "\n".join(rows) + "\n"), needs_label=False)
+    assert [one.text for one in unlabelled.examples] == ["a", "a", "b", "a", "b", "b", "b"]
+    lists = read(write("c.jsonl", '{"source": "a", "target": ["x", "y"]}\n{"source": "a", "target": "z"}\n'))
+    assert [one.label for one in lists.examples] == [("x", "y", "z")]
 
 
 def test_columns_may_be_named(write):
