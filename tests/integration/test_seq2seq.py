@@ -163,7 +163,8 @@ def test_targets_beside_other_files_are_found_by_their_suffix(model, data, tmp_p
 def test_cut_targets_are_counted_and_told(model, data, tmp_path, run):
     out, result = model
     assert result["data"]["train"]["num_truncated_targets"] == 0
-    rows = [{"source": "one two", "target": " ".join(["two one"] * times)} for times in (1, 8, 9)]
+    targets = {"one two": 1, "two one": 8, "one one": 9}
+    rows = [{"source": source, "target": " ".join(["two one"] * times)} for source, times in targets.items()]
     (tmp_path / "long.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     account = json.loads(run("evaluate", "--model", out, "--data", tmp_path / "long.jsonl", "--json").splitlines()[0])
     assert account["data"]["num_truncated_targets"] == 2  # of 18 and 20 tokens, 16 of which are read

@@ -96,7 +96,8 @@ def test_targets_beyond_their_limit_are_cut_counted_and_noted(limit, lengths, cu
     words = ["ein", "Hund", "rennt", "sehr", "schnell", "weg"]
     path = tmp_path / "train.tsv"
     path.write_text(
-        "source\ttarget\n" + "".join(f"Hund\t{' '.join(words[:number])}\n" for number in (2, 4, 6)), encoding="utf-8"
+        "source\ttarget\n" + "".join(f"{words[number - 2]}\t{' '.join(words[:number])}\n" for number in (2, 4, 6)),
+        encoding="utf-8",
     )
     tokenizer = WordPieceTokenizer(Vocabulary([*SPECIAL_TOKENS, *words]), max_length=32, lowercase=False)
     data = KIND.read(path, ReadingOptions())
