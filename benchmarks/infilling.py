@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of runs, outside the repository")
     parser.add_argument("--results", type=Path, help="page to write, without suffix")
     parser.add_argument("--steps", type=int, default=1500, help="steps of pre-training, of 32 x 128 tokens")
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="runs at once, of one thread each")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def write_page(
         f"In {len(blanks):,} other paragraphs, one span of tokens is replaced by one mask. A fill is right if each",
         "token of the span, and then the token after it, has the highest probability, given the text before it.",
         "*Copying* goes on with the text after the mask instead.",
-        f"Percentages; mean and standard deviation over {options.seeds} seeds of pre-training.",
+        "Percentages" + ("." if options.seeds == 1 else f"; mean and standard deviation over {options.seeds} seeds."),
         "",
         "| tokens in the span | blanks | BART | most common token | copying |",
         "|---|---|---|---|---|",
