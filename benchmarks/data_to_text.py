@@ -23,6 +23,9 @@ from surroundings import data_folder, processor
 from translation import command, resumed, spread
 
 from maskloom.metrics.texts import TextMetric
+from maskloom.tasks.kinds import task_kind
+from maskloom.tasks.seq2seq.reading import targets_of
+from maskloom.tasks.tables import ReadingOptions
 
 _TASKS = {"E2E": 2.0, "WebNLG": 6.0}  # with the epochs of training
 _SIZE = 4000
@@ -57,12 +60,12 @@ def prepare(out: Path) -> dict[str, list[int]]:
     numbers = {}
     for task, read in (("E2E", e2e), ("WebNLG", web_nlg)):
         for part in _PARTS:
-            rows = list(read(part))
-            content = "".join(json.dumps(row) + "\n" for row in rows)
+            content = "".join(json.dumps(row) + "\n" for row in read(part))
             (out / f"{task}-{part}.jsonl").write_text(content, encoding="utf-8")
-            numbers[f"{task} {part}"] = [len(rows), sum(len(row["target"]) for row in rows)]
+            found = examples(out, task, part)
+            numbers[f"{task} {part}"] = [len(found), sum(len(targets_of(one)) for one in found)]
             if part == "train":
-                texts = (text for row in rows for text in (as_read(row["source"]), *row["target"]))
+                texts = (text for one in found for text in (one.text, *targets_of(one)))
                 (out / f"{task}.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
         vocab = ("vocab", "train", str(out / f"{task}.txt"), "--cased", "--size", str(_SIZE))
         command(*vocab, "--out", str(out / f"{task}-vocab"))
@@ -87,23 +90,19 @@ def web_nlg(part: str) -> Iterator[dict[str, Any]]:
             yield {"source": row["triples"], "target": row["texts"]}
 
 
-def as_read(source: str | list[list[str]]) -> str:
-    """Return a record as maskloom reads it."""
-    return source if isinstance(source, str) else "; ".join(" | ".join(triple) for triple in source)
-
-
-def plain(source: str | list[list[str]]) -> str:
-    """Return the words of a record without its marks."""
-    if isinstance(source, str):
-        return source.replace("[", " ").replace("]", "")
-    return ". ".join(" ".join(triple).replace("_", " ") for triple in source)
+def examples(out: Path, task: str, part: str) -> list[Any]:
+    """Return the records of a part as maskloom reads them."""
+    return task_kind("seq2seq").read(out / f"{task}-{part}.jsonl", ReadingOptions()).examples
 
 
 def copied(out: Path, task: str) -> dict[str, float]:
-    """Return the test scores of the records' own words."""
+    """Return the test scores of the records' own words, without marks."""
     metric = TextMetric()
-    for row in map(json.loads, (out / f"{task}-test.jsonl").read_text(encoding="utf-8").splitlines()):
-        metric.update([plain(row["source"])], [row["target"]])
+    for one in examples(out, task, "test"):
+        text = one.text
+        for mark, words in (("[", " "), ("]", ""), (" | ", " "), ("; ", ". "), ("_", " ")):
+            text = text.replace(mark, words)
+        metric.update([text], [targets_of(one)])
     return metric.compute()
 
 

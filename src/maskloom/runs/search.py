@@ -109,6 +109,8 @@ def search(
         "metric": data.metric,
     }
     paths = {"model": setup.model, **data.paths}
+    if stored is not None and "labels" not in described(out)["paths"]:  # earlier versions recorded only its name
+        paths.pop("labels", None)
     inputs = {**input_sums({**paths, "model": source_of(recipe, setup.model)}), **told}
     continues = prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     plan = stored or {"format_version": 1, **told, "trials": []}
@@ -186,7 +188,8 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
         words += [f"--{option.replace('_', '-')}", path.resolve()]
     words += ["--out", out / "reruns" / name]
     for key, value in setup.data.reading.as_dict().items():
-        words += [] if key == "labels" else [f"--{key.replace('_', '-')}", value]
+        if key != "labels":  # one of the paths
+            words += [f"--{key.replace('_', '-')}", value]
     words += ["--metric", setup.data.metric] if setup.data.metric else []
     for override in overrides_of(settings):
         words += ["--set", override]

@@ -41,10 +41,10 @@ def iterate_sources(
 
     CSV, TSV and JSONL have a column for each, named by the options or by the usual names. In JSONL, a source may be a
     list of sentences, which are joined by spaces, or of triples ("a | b | c; d | e | f"), and several targets form a
-    list; consecutive rows with the same source are one example with several targets. Any other file has one source per
-    line, and its targets in the file next to it with the target suffix. Raises
-    DataError, with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which counts
-    it), and for files of different lengths.
+    list. Consecutive rows with the same source are one example with several targets, unless `needs_label` is False. Any
+    other file has one source per line, and its targets in the file next to it with the target suffix. Raises DataError,
+    with file and line, for a row that breaks a rule (unless `options.on_bad_rows` is "skip", which counts it), and for
+    files of different lengths.
     """
     path = Path(path)
     if options.format is not None:
