@@ -108,9 +108,7 @@ def search(
         "reading": data.reading_told(stored or {}),
         "metric": data.metric,
     }
-    paths = {"model": setup.model, **data.paths}
-    if stored is not None and "labels" not in described(out)["paths"]:  # earlier versions recorded only its name
-        paths.pop("labels", None)
+    paths = _paths(setup, is_resumed=stored is not None)
     inputs = {**input_sums({**paths, "model": source_of(recipe, setup.model)}), **told}
     continues = prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     plan = stored or {"format_version": 1, **told, "trials": []}
@@ -194,6 +192,14 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
     for override in overrides_of(settings):
         words += ["--set", override]
     return {"number": number, "name": name, "settings": settings, "command": shlex.join(map(str, words))}
+
+
+def _paths(setup: _Search, *, is_resumed: bool) -> dict[str, Path]:
+    """Return the inputs whose contents are recorded; earlier versions recorded only the name of the class list."""
+    paths = {"model": setup.model, **setup.data.paths}
+    if is_resumed and "labels" not in described(setup.out)["paths"]:
+        paths.pop("labels", None)
+    return paths
 
 
 def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:
