@@ -50,7 +50,7 @@ _COLUMNS = {
 }
 # Initial weights and learning rate are those of recipes/bart-mini.toml. With a standard deviation of 0.02 and a rate of
 # 2e-3, many runs of this size never get below the loss of predicting each token by its frequency.
-_LEARNING_RATE = "1e-3"
+_RATE = "1e-3"
 _MODEL = {
     "hidden_dropout_prob": 0.0,
     "num_attention_heads": 4,
@@ -163,7 +163,7 @@ def pretrained(options: argparse.Namespace, noise: str, seed: int) -> float | No
         noises = [f"denoising.{key}={value}" for key, value in {**_QUIET, **own}.items()]
         model = [f"model.config.{key}={value}" for key, value in _MODEL.items()]
         values = settings("objective=denoising", "model.architecture=bart", *noises, *model, "training.save_every=100")
-        much = ("--size", "tiny", "--steps", str(options.steps), "--batch-size", "32", "--learning-rate", _LEARNING_RATE)
+        much = ("--size", "tiny", "--steps", str(options.steps), "--batch-size", "32", "--learning-rate", _RATE)
         more = (*much, "--max-length", "128", "--seed", str(seed), *goes_on)
         command("pretrain", "--corpus", str(options.out / "corpus"), "--out", str(folder), *more, *values)
         return None if goes_on else time.perf_counter() - began
