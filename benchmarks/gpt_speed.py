@@ -20,12 +20,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from pretraining_step import gemm_peak
 from rounds import in_turn, order_said, quiet_load, rates_of_processes, reached
 from surroundings import processor, write_real_text
 
@@ -122,10 +123,35 @@ def train(corpus: Corpus, size: str, length: int, rounds: int, compiled: bool, f
     peer = OpenAIGPTLMHeadModel.from_pretrained(place)
     difference = check_losses(model, loader.next_batch({})[0], peer, length)
     names = (OURS, PEER, COMPILED) if compiled else (OURS, PEER)
-    given = [str(corpus.folder), str(place), size, str(length)]
-    rates = rates_of_processes(dict.fromkeys(names, given), rounds)
-    what = f"training, {size}, rows of {length}"
-    return {"what": what, "aims": TRAINING_AIMS.get(size), "difference": difference, "rates": rates}
+    given, peaks = [str(corpus.folder), str(place), size, str(length)], list[float]()
+    rates = rates_of_processes(dict.fromkeys(names, given), rounds, before_each=lambda: peaks.append(gemm_peak()))
+    found = {"what": f"training, {size}, rows of {length}", "aims": TRAINING_AIMS.get(size), "difference": difference}
+    return found | {
+        "peak": statistics.median(peaks),
+        "flops": useful_flops(model.encoder.config, length),
+        "rates": rates,
+    }
+
+
+def useful_flops(config: Any, length: int) -> float:
+    """Return the operations that training needs per token: backward is twice forward, and half of the scores count."""
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    return 3.0 * (24 * hidden**2 * layers + 2 * hidden * layers * length + 2 * hidden * config.vocab_size)
+
+
+def shares_of_peak(result: dict[str, Any], rates: Sequence[float], peer: Sequence[float]) -> str:
+    """Return what useful work on each side reaches of the rate of a large matrix product, for a cell of the table."""
+    if "peak" not in result:
+        return "-"
+    shares = (100 * statistics.median(side) * result["flops"] / result["peak"] for side in (rates, peer))
+    return " / ".join(f"{share:.0f} %" for share in shares)
+
+
+PEAK_SAID = (
+    "*Of peak*, ours / peer: useful work (real tokens, backward twice forward) as a share of the rate of a 2048-cube "
+    "matrix product, by MKL or oneDNN, whichever is faster, measured before every round. A ratio of r needs r times "
+    "the peer's share, which cannot exceed 100 %."
+)
 
 
 def rows_of_text(corpus: Path, size: str, length: int) -> tuple[Loader[PretrainingBatch], int]:
@@ -250,8 +276,10 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
         "",
         f"{order_said(rounds)} Tokens per second, median of the rounds; ratio of ours to the peer with its range.",
         "",
-        "| job | maskloom | peer | tokens/s | ratio | reached (floor / target / stretch) |",
-        "|---|---|---|---|---|---|",
+        PEAK_SAID,
+        "",
+        "| job | maskloom | peer | tokens/s | ratio | reached (floor / target / stretch) | of peak |",
+        "|---|---|---|---|---|---|---|",
     ]
     for result in results:
         ours = result["rates"][OURS]
@@ -261,7 +289,8 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
             middle, aims = statistics.median(ratios), result["aims"] if name == PEER else None
             lines.append(
                 f"| {result['what']} | {statistics.median(ours):,.0f} | {name} | {statistics.median(peer):,.0f} | "
-                f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {reached(middle, aims)} |"
+                f"{middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {reached(middle, aims)} | "
+                f"{shares_of_peak(result, ours, peer)} |"
             )
     checks = [
         f"{result['what']}: {100 * result['equal_tokens']:.0f} %" for result in results if "equal_tokens" in result

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, TypeVar, cast
 
 MIN_ROUNDS = 5
@@ -36,11 +36,13 @@ def quiet_load() -> float:
     return load
 
 
-def rates_of_processes(given: Mapping[str, Sequence[str]], num_rounds: int) -> dict[str, list[float]]:
+def rates_of_processes(
+    given: Mapping[str, Sequence[str]], num_rounds: int, *, before_each: Callable[[], object] = lambda: None
+) -> dict[str, list[float]]:
     """Return the rates of each side by name, one per round, after an additional warm-up round.
 
     Each side is a process that runs the current script with `--side`, its name and its arguments in `given`. For every
-    line of its input, it measures once and prints a rate.
+    line of its input, it measures once and prints a rate. `before_each` is called before every round.
     """
     sides = {
         name: subprocess.Popen(
@@ -53,6 +55,7 @@ def rates_of_processes(given: Mapping[str, Sequence[str]], num_rounds: int) -> d
     }
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(-1, num_rounds):
+        before_each()
         for name in in_turn(list(sides), number):
             print("go", file=sides[name].stdin, flush=True)
             rate = float(cast(IO[str], sides[name].stdout).readline())

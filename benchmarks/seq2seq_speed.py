@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpt_speed import NUM_THREADS, write_files
+from gpt_speed import NUM_THREADS, PEAK_SAID, shares_of_peak, write_files
+from pretraining_step import gemm_peak
 from rounds import in_turn, order_said, quiet_load, rates_of_processes, reached
 from surroundings import data_folder
 from torch import nn
@@ -139,15 +140,32 @@ def train(folder: Path, size: int, rounds: int) -> list[dict[str, Any]]:
     place = folder / f"bart-{size}"
     model = build_model(bart(folder, size), ("decoder",), seed=0)
     save_model(model, place)
-    difference = check_losses(model, place, batches_of(folder, size).next_batch({})[0])
-    names = [name for pair in PAIRS.items() for name in pair]
-    rates = rates_of_processes(dict.fromkeys(names, (str(folder), str(size))), rounds)
+    batches = batches_of(folder, size)
+    difference = check_losses(model, place, batches.next_batch({})[0])
+    names, peaks = [name for pair in PAIRS.items() for name in pair], list[float]()
+    given = dict.fromkeys(names, (str(folder), str(size)))
+    rates = rates_of_processes(given, rounds, before_each=lambda: peaks.append(gemm_peak()))
     what = f"training, d {size}, {LAYERS[size]} layers, {BATCH[size]} pairs"
+    limits = {"peak": statistics.median(peaks), "flops": useful_flops(bart(folder, size), batches)}
     return [
-        {"what": what, "aims": TRAINING_AIMS[size], "ours": ours, "peer": peer, "difference": difference}
+        {"what": what, "aims": TRAINING_AIMS[size], "ours": ours, "peer": peer, "difference": difference, **limits}
         | {"rates": [rates[ours], rates[peer]]}
         for ours, peer in PAIRS.items()
     ]
+
+
+def useful_flops(config: BartConfig, batches: ShuffledBatches) -> float:
+    """Return the operations that training needs per source or target token: backward is twice forward."""
+    hidden, layers, total, tokens = config.hidden_size, config.num_hidden_layers, 0.0, 0
+    for number in range(50):
+        batch = batches.data.batch(batches.indices(number))
+        source, target = batch.lengths.astype(float), batch.target_lengths.astype(float)
+        # the encoder's layers, keys and values of cross-attention; the decoder's other products; scores; vocabulary
+        total += layers * hidden**2 * (28 * source.sum() + 28 * target.sum())
+        total += 4 * layers * hidden * (source @ source + target @ target / 2 + source @ target)
+        total += 2 * hidden * config.vocab_size * target.sum()
+        tokens += int(source.sum() + target.sum())
+    return 3.0 * total / tokens
 
 
 def check_losses(model: Any, place: Path, batch: SourceTargetBatch) -> float:
@@ -326,8 +344,10 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
         "",
         f"{order_said(rounds)} Tokens per second, median of the rounds; ratio of ours to the peer with its range.",
         "",
-        "| job | ours | tokens/s | peer | tokens/s | ratio | reached (floor / target / stretch) |",
-        "|---|---|---|---|---|---|---|",
+        PEAK_SAID,
+        "",
+        "| job | ours | tokens/s | peer | tokens/s | ratio | reached (floor / target / stretch) | of peak |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
         ours, peer = result["rates"]
@@ -336,7 +356,7 @@ def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: flo
         lines.append(
             f"| {result['what']} | {result['ours']} | {statistics.median(ours):,.0f} | {result['peer']} | "
             f"{statistics.median(peer):,.0f} | {middle:.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | "
-            f"{reached(middle, result['aims'])} |"
+            f"{reached(middle, result['aims'])} | {shares_of_peak(result, ours, peer)} |"
         )
     if differences := [result["difference"] for result in results if "difference" in result]:
         lines += ["", f"Losses of both BARTs before timing differ by at most {max(differences):.1e} nats."]
