@@ -280,6 +280,8 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
     }
     write_json(setup.out / RESULTS["search"], result)
     write_text(setup.out / "results.md", _report(result))
+    if not (setup.out / "model").exists():  # removed since the search ended
+        setup.progress.say(f"{setup.out / 'model'} is missing; to train it again: {trials[0]['command']}")
     return result
 
 

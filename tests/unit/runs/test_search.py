@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 
 import pytest
 
@@ -180,6 +181,9 @@ def test_a_finished_search_says_that_nothing_is_left_to_do(run, inputs):
     said.clear()
     run(Finetuning(), progress=progress, resume=True)
     assert said == [again]
+    shutil.rmtree(inputs["out"] / "model")
+    best = run(Finetuning(), progress=progress, resume=True)["best"]
+    assert said[2:] == [f"{inputs['out'] / 'model'} is missing; to train it again: {best['command']}"]
 
 
 def test_a_trial_killed_before_it_began_is_begun(run, inputs):
