@@ -1,7 +1,8 @@
 """How much of their rate training and embedding keep next to other work: busy loops, and copies of themselves.
 
-The fair share of a side is the rate that equal time for every runnable thread would leave it. Each side is a separate
-process with the number of threads that it chooses itself. It is timed while the others run; sides and loads alternate.
+The fair share of a side is the rate that equal time for every runnable thread would leave it. Each run is a separate
+process with the number of threads that it chooses itself, loaded once and idle between its turns. It is timed while the
+others run; sides and loads alternate. Eight processes are loaded at once: with base, about 20 GiB of memory.
 
     python benchmarks/busy.py [--jobs tiny mini base embed] [--rounds 5]
 """
@@ -12,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import select
 import subprocess
 import sys
 import tempfile
@@ -69,50 +71,65 @@ def measured(job: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Return the rates of a job by side and load, one per round; with several runs, the rate is their mean."""
     found: dict[str, dict[str, list[float]]] = {side: {} for side in SIDES}
     loads = [("loops", number) for number in LOOPS] + [("runs", number) for number in RUNS]
-    for number in range(rounds):
-        for kind, count in in_turn(loads, number):
-            for side in in_turn(SIDES, number):
-                rate = beside(side, job, kind, count)
-                found[side].setdefault(f"{count} {kind}", []).append(rate)
-                print(f"{job}, round {number + 1}, beside {count} {kind}, {side}: {rate:.1f}", flush=True)
+    workers = {side: [_started(side, job) for _ in range(1 + max(RUNS))] for side in SIDES}
+    try:
+        for worker in (worker for side in SIDES for worker in workers[side]):
+            worker.stdout.readline()  # ready
+        for number in range(rounds):
+            for kind, count in in_turn(loads, number):
+                for side in in_turn(SIDES, number):
+                    rate = beside(workers[side], kind, count)
+                    found[side].setdefault(f"{count} {kind}", []).append(rate)
+                    print(f"{job}, round {number + 1}, beside {count} {kind}, {side}: {rate:.1f}", flush=True)
+    finally:
+        for worker in (worker for side in SIDES for worker in workers[side]):
+            worker.kill()
+            worker.wait()
     return found
 
 
-def beside(side: str, job: str, kind: str, count: int) -> float:
-    """Return the rate of a side while other processes run: busy loops, or more runs of the same side and job."""
-    command = [sys.executable, __file__, "--side", side, "--jobs", job]
-    runs = [_started(command) for _ in range(1 + (count if kind == "runs" else 0))]
-    for run in runs:  # all are ready before any is timed
-        run.stdout.readline()
+def beside(workers: list[Any], kind: str, count: int) -> float:
+    """Return the rate of the first worker beside busy loops, or the mean rate of several that run at once."""
+    runs = workers[: 1 + (count if kind == "runs" else 0)]
     loops = [subprocess.Popen([sys.executable, "-c", LOOP]) for _ in range(count if kind == "loops" else 0)]
     try:
-        for run in runs:
-            run.stdin.write("go\n")
-            run.stdin.flush()
-        rates = [float(run.stdout.readline()) for run in runs]
+        rates = _answers(runs, "go")
+        _answers(runs, "rest")  # each has kept running until the last one was measured
     finally:
-        for process in [*loops, *runs]:
+        for process in loops:
             process.kill()
             process.wait()
-    return sum(rates) / len(rates)
+    return sum(map(float, rates)) / len(rates)
 
 
-def _started(command: list[str]) -> Any:
+def _answers(runs: list[Any], request: str) -> list[str]:
+    for run in runs:
+        print(request, file=run.stdin, flush=True)
+    return [run.stdout.readline() for run in runs]
+
+
+def _started(side: str, job: str) -> Any:
+    command = [sys.executable, __file__, "--side", side, "--jobs", job]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def work(side: str, job: str) -> None:
-    """Report readiness, wait for the start signal, and print the rate: tokens, or texts for embedding, per second."""
+    """Load, report readiness and, whenever told to go, print tokens or texts per second, and run until told to rest."""
     step, size = _embedding(side) if job == "embed" else _training(side, job)
     for _ in range(2):
         step()
     print("ready", flush=True)
-    sys.stdin.readline()
-    started, num_steps = time.perf_counter(), 0
-    while time.perf_counter() - started < SECONDS:
-        step()
-        num_steps += 1
-    print(num_steps * size / (time.perf_counter() - started), flush=True)
+    while sys.stdin.readline():
+        step()  # meanwhile the others begin
+        started, num_steps = time.perf_counter(), 0
+        while time.perf_counter() - started < SECONDS:
+            step()
+            num_steps += 1
+        print(num_steps * size / (time.perf_counter() - started), flush=True)
+        while not select.select([sys.stdin], [], [], 0)[0]:
+            step()
+        sys.stdin.readline()
+        print("resting", flush=True)
 
 
 def _training(side: str, size: str) -> tuple[Callable[[], Any], int]:
