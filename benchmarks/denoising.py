@@ -172,6 +172,12 @@ def pretrained(options: argparse.Namespace, noise: str, seed: int) -> float | No
     return kept(options.out / "scores" / f"{folder.name}.json", make)
 
 
+def held_out_loss(options: argparse.Namespace, noise: str, seed: int) -> float:
+    """Return the last held-out loss of a pre-training run."""
+    metrics = run_folder(options, noise, seed) / "metrics.json"
+    return json.loads(metrics.read_text(encoding="utf-8"))["denoising_loss"]
+
+
 def fine_tuned(options: argparse.Namespace, noise: str, seed: int, task: str) -> dict[str, float]:
     """Fine-tune on a task and return the test scores."""
     kind, metric, epochs, longest, more = _TASKS[task]
@@ -215,14 +221,18 @@ def write_page(
         "on 2,000 reviews of MR and on 700 dialogues of SAMSum; *none* is fine-tuned from random weights. It shows",
         f"the mean and standard deviation over {options.seeds} seeds, which affect pre-training too, on test sets that",
         "were not used to select anything. Summaries are generated greedily. Minutes are those of uninterrupted runs.",
+        "The held-out loss is that of restoring held-out texts, in nats per token, with the noise of the row: it shows",
+        "that each model learned, but some noises are easier to undo than others.",
         "",
-        f"| noise | {' | '.join(_COLUMNS)} | minutes of pre-training |",
-        "|---|---|---|---|---|",
+        f"| noise | {' | '.join(_COLUMNS)} | held-out loss | minutes of pre-training |",
+        "|---|---|---|---|---|---|",
     ]
     for noise, columns in by_arm.items():
         cells = [spread(columns[column], 3 if column == "MR accuracy" else 1) for column in _COLUMNS]
         whole = [value / 60 for seed in range(options.seeds) if (value := seconds[noise, seed]) is not None]
-        lines.append(f"| {noise} | {' | '.join(cells)} | {spread(whole) if whole else '-'} |")
+        losses = [] if _NOISES[noise] is None else [held_out_loss(options, noise, seed) for seed in range(options.seeds)]
+        more = [spread(values) if values else "-" for values in (losses, whole)]
+        lines.append(f"| {noise} | {' | '.join([*cells, *more])} |")
     lines += [
         "",
         "Claims of the paper about its Table 1, tested on per-seed differences: *shown* means that the mean is",
