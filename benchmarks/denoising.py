@@ -230,7 +230,8 @@ def write_page(
     for noise, columns in by_arm.items():
         cells = [spread(columns[column], 3 if column == "MR accuracy" else 1) for column in _COLUMNS]
         whole = [value / 60 for seed in range(options.seeds) if (value := seconds[noise, seed]) is not None]
-        losses = [] if _NOISES[noise] is None else [held_out_loss(options, noise, seed) for seed in range(options.seeds)]
+        learned = [] if _NOISES[noise] is None else range(options.seeds)
+        losses = [held_out_loss(options, noise, seed) for seed in learned]
         more = [spread(values) if values else "-" for values in (losses, whole)]
         lines.append(f"| {noise} | {' | '.join([*cells, *more])} |")
     lines += [
