@@ -81,9 +81,9 @@ def search(
     A recipe with [model] trains new models on the vocabulary in the folder `model`. `out/search.json` lists the trials,
     `out/results.json` and `results.md` hold their outcomes, and `out/model` is that of the best trial, the only model
     that is kept. A trial that fails is reported and does not affect the others. With `resume` a search continues, even
-    in the middle of a trial. Raises ConfigError for wrong settings and for another search in the folder,
-    AllTrialsFailedError if every trial fails or the settings of the first one do not suit model or data, DataError for
-    wrong data, before or during the first trial.
+    in the middle of a trial. Raises ConfigError for wrong settings, for another search in the folder and for a finished
+    one whose model is gone, AllTrialsFailedError if every trial fails or the settings of the first one do not suit
+    model or data, DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
     out = Path(out)
@@ -115,7 +115,8 @@ def search(
     if not plan["trials"]:
         plan["trials"] = [_trial(setup, number, settings) for number, settings in enumerate(listed, start=1)]
     write_json(out / PLAN, plan)
-    if (out / RESULTS["search"]).exists() and all(_kept_outcome(out, trial) for trial in plan["trials"]):
+    is_whole = (out / RESULTS["search"]).exists() and (out / "model").exists()
+    if is_whole and all(_kept_outcome(out, trial) for trial in plan["trials"]):
         progress.say(f"{out} is complete; there is nothing left to do")
     try:
         records = _run_trials(setup, plan, space)
@@ -268,6 +269,11 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
     best = order[0]
     _place_model(setup, best["name"])
     commands = {trial["name"]: trial["command"] for trial in plan["trials"]}
+    if not (setup.out / "model").exists():  # removed since the search ended
+        command = commands[best["name"]]
+        raise ConfigError(
+            f"{setup.out} is complete, but {setup.out / 'model'} no longer exists; train it again with: {command}"
+        )
     trials = [{**record, "command": commands[record["name"]]} for record in [*order, *failed]]
     result = {
         "method": plan["method"],
@@ -280,8 +286,6 @@ def _finish(setup: _Search, plan: dict[str, Any], records: list[dict[str, Any]])
     }
     write_json(setup.out / RESULTS["search"], result)
     write_text(setup.out / "results.md", _report(result))
-    if not (setup.out / "model").exists():  # removed since the search ended
-        setup.progress.say(f"{setup.out / 'model'} is missing; to train it again: {trials[0]['command']}")
     return result
 
 
