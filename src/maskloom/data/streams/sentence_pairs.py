@@ -13,7 +13,7 @@ from maskloom.data.corpus.opening import Corpus
 from maskloom.data.counter_random import Permutation, integers, uniform, words
 from maskloom.data.loader import Columns, Extent, position_numbers
 from maskloom.data.settings import PretrainingData
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import DataError
 
 BLOCK_SENTENCES = 200_000
 """Average number of sentences in a block of documents; instances are shuffled within a block."""
@@ -50,7 +50,7 @@ class SentencePairs:
     a block. Instances have at most `max_length` tokens, including special tokens; in each epoch, a document is cut for
     a shorter target, uniform from 2 tokens up, with probability `short_seq_prob`; without `next_sentence` instances are
     single segments. With `static_masks` every epoch has the instances of epoch 0, in its own order. Raises DataError if
-    no document has the sentences that an instance needs, ConfigError for a `max_length` too small for a pair.
+    no document has the sentences that an instance needs.
     """
 
     def __init__(self, corpus: Corpus, documents: np.ndarray | None, data: PretrainingData, *, seed: int) -> None:
@@ -58,9 +58,6 @@ class SentencePairs:
         self._corpus, self._data, self._seed = corpus, data, seed
         self._num_marks = corpus.tokenizer.template.num_marks(2 if data.next_sentence else 1)
         self._room = data.max_length - self._num_marks
-        if data.next_sentence and self._room < 2:
-            least = self._num_marks + 2
-            raise ConfigError(f"data.max_length = {data.max_length}: a pair of texts and its marks need {least} tokens")
         offsets = np.asarray(corpus.document_offsets, dtype=np.int64)
         chosen = np.arange(len(offsets) - 1) if documents is None else np.asarray(documents, dtype=np.int64)
         if len(chosen) == 0:

@@ -238,9 +238,11 @@ def test_positions_that_do_not_exist_are_refused(random_corpus) -> None:
 def test_a_length_without_room_for_a_pair_is_refused(random_corpus) -> None:
     corpus = random_corpus(5)
     names = ["<s>", "<pad>", "</s>", "<mask>", *map(str, range(2000))]
-    corpus.tokenizer = BytePairTokenizer(Vocabulary(names, BART_TOKENS, prefix=""), (), lowercase=False)
-    with pytest.raises(ConfigError, match=r"data\.max_length = 5: a pair of texts and its marks need 6 tokens"):
-        SentencePairs(corpus, None, PretrainingData(max_length=5), seed=0)
+    corpus.vocabulary = Vocabulary(names, BART_TOKENS, prefix="")
+    corpus.tokenizer = BytePairTokenizer(corpus.vocabulary, (), lowercase=False)
+    with pytest.raises(ConfigError, match=r"^data\.max_length = 5: a pair of texts .* need at least 6 tokens$"):
+        check_corpus(PretrainRecipe.model_validate({"data": {"max_length": 5}}), corpus)
+    check_corpus(PretrainRecipe.model_validate({"data": {"max_length": 6}}), corpus)
     assert (_epoch(SentencePairs(corpus, None, PretrainingData(max_length=6), seed=0)).length == 1).all()
 
 
