@@ -149,6 +149,9 @@ def check_corpus(recipe: PretrainRecipe, corpus: Corpus) -> None:
     if data.next_sentence and None in (special.classify, special.separator):
         needs = "a token that represents a pair and one that separates its texts"
         raise ConfigError(f"data.next_sentence = true needs {needs}, but {lacks}; {hint} data.next_sentence = false")
+    shortest = min(plan.data.max_length for plan in phase_plans(recipe))
+    if data.next_sentence and shortest < (least := corpus.tokenizer.template.num_marks(2) + 2):
+        raise ConfigError(f"data.max_length = {shortest}: a pair of texts and its marks need at least {least} tokens")
     if (own := pretraining_data(recipe)).pairs and PAIR_TASKS[own.pairs].least_sentences > 1:
         split = split_documents(corpus, data.held_out_fraction, seed=recipe.seed)
         for kind, documents in zip(("training", "held-out"), split, strict=True):

@@ -22,7 +22,7 @@ from maskloom.system.folder_lock import alone_in_folder
 from maskloom.system.foreign_files import check_name, read_json_object, read_json_value, why_changed
 from maskloom.text.normalization import whole_word
 from maskloom.text.tokenizer_files import holds_capitals
-from maskloom.text.vocabulary import SPECIAL_TOKENS
+from maskloom.text.vocabulary import CONTINUATION_PREFIX, SPECIAL_TOKENS
 from maskloom.text.word_vectors import Form, WordVectors, read_vectors, write_vectors
 from maskloom.training.events import EventLog
 from maskloom.training.faults.interruption import stop_requests
@@ -138,7 +138,8 @@ def _prepare(
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
     lowercase = not holds_capitals(vocabulary.words)
     forms = (whole_word(word, lowercase=lowercase) for word in vocabulary.words)  # without accents, if uncased
-    tokens = dict.fromkeys((*SPECIAL_TOKENS, *forms))
+    whole = (form for form in forms if not form.startswith(CONTINUATION_PREFIX))  # others would be parts of words
+    tokens = dict.fromkeys((*SPECIAL_TOKENS, *whole))
     write_text(out / "vocab.txt", "".join(f"{token}\n" for token in tokens))  # a vocabulary of whole words for models
     fault_point("words.prepared")
     write_json(out / _PREPARED, {name: fingerprint(out / name) for name in _KEPT})

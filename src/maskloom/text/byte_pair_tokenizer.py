@@ -51,12 +51,13 @@ class BytePairTokenizer(Tokenizer):
         return {"tokenizer_class": kind, "do_lower_case": self.lowercase}, {}
 
     def identity(self) -> dict[str, Any]:
-        """Return the kind of tokenizer, the hash of its tokens and merges, the vocabulary size and the casing."""
+        """Return the kind of tokenizer, the hash of its tokens and merges, the vocabulary size and the rules."""
         return {
             "tokenizer": "byte-pair" if self.vocabulary.suffix else "byte-level byte-pair",
             "vocabulary_sha256": vocabulary_sha256(self.vocabulary, *(" ".join(pair) for pair in self.merges)),
             "vocabulary_size": len(self.vocabulary),
             "lowercase": self.lowercase,
+            **({"prefix_space": True} if self.prefix_space else {}),
         }
 
     def with_task_tokens(self) -> BytePairTokenizer:

@@ -243,7 +243,8 @@ class Tokenizer(ABC):
 
         Case, accents and white space of the source are lost if the ids do not record them. Encoding the decoded text
         gives the ids of that text again: without special tokens (including the unknown token) if they are skipped here,
-        and with them if they are kept here and encoded with `parse_special_tokens`.
+        and with them if they are kept here and encoded with `parse_special_tokens`. An unknown character in a word is
+        an exception for byte pairs with a suffix.
         """
 
     def _as_text(self, text: str | bytes) -> str:

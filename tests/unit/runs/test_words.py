@@ -16,11 +16,13 @@ from maskloom.cli import main
 from maskloom.data.corpus import documents
 from maskloom.errors import ConfigError, DataError
 from maskloom.runs import words
+from maskloom.runs.display import SILENT
 from maskloom.runs.export import export
 from maskloom.runs.info import describe_folder
 from maskloom.runs.report.record import read_run
 from maskloom.runs.rerun import rerun
 from maskloom.runs.words import evaluate_words, neighbours, open_vectors, plot_words, train_words
+from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.events import read_events
 from maskloom.words import training
 from maskloom.words.settings import WordsRecipe
@@ -34,6 +36,15 @@ RECIPE = WordsRecipe(size=6, epochs=4, min_count=1)
 def _rounds_of_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_BLOCKS_OF_ROUND", 1)
     monkeypatch.setattr(training, "BLOCK", 500)
+
+
+def test_a_word_that_looks_like_a_piece_is_no_token(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("##title foo\nfoo ##title")
+    (tmp_path / "out").mkdir()
+    by_spaces = RECIPE.model_copy(update={"tokenize": "spaces"})
+    words._prepare([tmp_path / "a.txt"], by_spaces, tmp_path / "out", "error", SILENT)
+    assert (tmp_path / "out" / "vocabulary.txt").read_text() == "##title 2\nfoo 2\n"
+    assert Tokenizer.load(tmp_path / "out").tokens("foo footitle") == ["foo", "[UNK]"]
 
 
 @pytest.fixture

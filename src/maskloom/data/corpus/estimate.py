@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from maskloom.data.corpus.compressed_files import COMPRESSIONS, ByteStream, reading_errors
-from maskloom.data.corpus.documents import TEXT_FIELD, SourceFile, is_plain_text
+from maskloom.data.corpus.documents import MAX_DOCUMENT_BYTES, TEXT_FIELD, SourceFile, is_plain_text
 from maskloom.data.corpus.sentence_encoding import SentenceEncoder
 
 _NUM_FILES = 8
@@ -48,6 +48,8 @@ def estimated_corpus(files: list[SourceFile], encoder: SentenceEncoder) -> Corpu
     for path in paths[:: -(-len(paths) // _NUM_FILES)]:
         with reading_errors(path), closing(ByteStream(path)) as stream:
             block = stream.lines.read(_BLOCK)
+            if not is_plain_text(path):
+                block += stream.lines.readline(MAX_DOCUMENT_BYTES)  # only whole rows count
             num_read += stream.raw.position if path.suffix.lower() in COMPRESSIONS else len(block)
         text = block if is_plain_text(path) else _text_of_rows(block)
         num_text += len(text)

@@ -24,6 +24,7 @@ _LINE_END = 10
 # White space, and characters that are separate words in any context: Chinese ones, and ASCII symbols except brackets,
 # which can be part of a special token, and those that Python skips when it lower-cases a final sigma.
 _BETWEEN_WORDS = re.compile(rb"[ \t\n!-&(-\-/;-@\\_{-~]|[\xe5-\xe9][\x80-\xbf]{2}")
+_BLANK = re.compile(rb"[ \t\n]")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class SentenceEncoder:
         reads_brackets = tokenizer.reads_special_tokens
         self._keeps_blanks = not tokenizer.cuts_at_white_space
         # if blanks are kept, everything between two of them is one word
+        self._cuts = _BLANK if self._keeps_blanks else _BETWEEN_WORDS
         whole = bytes(range(33, 127)) if self._keeps_blanks else b"[" * reads_brackets
         self._classes = words.byte_classes(whole)
         self._lowers_first = tokenizer.lowercase and not reads_brackets
@@ -109,7 +111,7 @@ class SentenceEncoder:
     def _pieces_of_document(self, document: bytes) -> Iterator[tuple[bytes, bool]]:
         """Yield the lines of a document, several at a time, with whether the last of them is complete."""
         if not self._finds_sentences:
-            yield from _pieces(self._lines_apart(document))
+            yield from _pieces(self._lines_apart(document), self._cuts)
             return
         lines: list[bytes] = []
         size, before = 0, b""
@@ -117,10 +119,10 @@ class SentenceEncoder:
             lines.append(sentence.encode("utf-8"))
             size += len(lines[-1])
             if size > _BLOCK_BYTES:
-                yield from _pieces(before + b"\n ".join(lines))
+                yield from _pieces(before + b"\n ".join(lines), self._cuts)
                 lines, size, before = [], 0, b" "
         if lines:
-            yield from _pieces(before + b"\n ".join(lines))
+            yield from _pieces(before + b"\n ".join(lines), self._cuts)
 
     def _encode_lines(self, content: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return the (tokens,) ids of some lines, and (lines,) int64, the number of tokens in each."""
@@ -208,8 +210,8 @@ def _encoded(ids: np.ndarray, lengths: np.ndarray, counts: np.ndarray) -> Encode
     )
 
 
-def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Split text at line ends, and long lines between words or after `_LONGEST_RUN` bytes.
+def _pieces(content: bytes, cuts: re.Pattern[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Split text at line ends, and long lines before a match of `cuts` or after `_LONGEST_RUN` bytes.
 
     Yields pieces, with whether their last line is complete.
     """
@@ -220,7 +222,7 @@ def _pieces(content: bytes) -> Iterator[tuple[bytes, bool]]:
             yield content[start:end], True
             start = end + 1
             continue
-        found = _BETWEEN_WORDS.search(content, start + _BLOCK_BYTES // 2, start + _LONGEST_RUN)
+        found = cuts.search(content, start + _BLOCK_BYTES // 2, start + _LONGEST_RUN)
         if found:
             end = found.start()
         elif len(content) - start <= _LONGEST_RUN:

@@ -199,6 +199,19 @@ def test_a_long_document_of_bytes_is_encoded_as_a_whole(of_bytes, sentences) -> 
     assert np.frombuffer(encoded.tokens, encoder.type).tolist() == of_bytes.token_ids(" ".join(text.split()))
 
 
+@pytest.mark.parametrize("prefix_space", [False, True])
+def test_a_long_line_of_bytes_is_cut_only_at_blanks(of_bytes, prefix_space) -> None:
+    text, tokenizer = ("東京東京東京 --- " * 20_000).strip(), replace(of_bytes, prefix_space=prefix_space)
+    encoded = encode_all(SentenceEncoder(tokenizer, sentences="lines"), [text])
+    assert np.frombuffer(encoded.tokens, "<u2").tolist() == tokenizer.token_ids(text)
+
+
+def test_a_space_before_texts_is_another_corpus(text: Path, tmp_path: Path, of_bytes) -> None:
+    build(text, of_bytes, tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"built differently \(prefix_space differ\)"):
+        build(text, replace(of_bytes, prefix_space=True), tmp_path / "out")
+
+
 def test_a_corpus_of_bytes_is_described_and_linted(text: Path, tmp_path: Path, of_bytes) -> None:
     build(text, of_bytes, tmp_path / "out")
     corpus = Corpus.open(tmp_path / "out")

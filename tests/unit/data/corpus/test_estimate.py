@@ -49,6 +49,15 @@ def test_sizes_are_foreseen(tmp_path: Path, kind: str) -> None:
     assert found.num_bytes == pytest.approx(written, rel=0.1)
 
 
+def test_rows_longer_than_a_sample_are_foreseen(tmp_path: Path) -> None:
+    path = tmp_path / "books.jsonl"
+    path.write_text(json.dumps({"text": text(60_000, 0)}) + "\n")
+    assert path.stat().st_size > 2 << 20
+    found = estimated_corpus(source_files(path), SentenceEncoder(TOKENIZER, sentences="lines"))
+    assert found is not None
+    assert (found.num_tokens, found.num_sentences) == pytest.approx((600_000, 60_000), rel=0.02)
+
+
 def test_nothing_is_foreseen_of_no_text(tmp_path: Path) -> None:
     encoder = SentenceEncoder(TOKENIZER, sentences="split")
     (tmp_path / "a.txt").write_text("")

@@ -12,8 +12,10 @@ from maskloom.data.streams.sentence_pairs import (
     _num_heads,
     truncated_lengths,
 )
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.runs.pretraining_plan import check_corpus
+from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
+from maskloom.text.vocabulary import BART_TOKENS, Vocabulary
 
 
 def _epoch(stream: SentencePairs, epoch: int = 0) -> Instances:
@@ -231,6 +233,17 @@ def test_positions_that_do_not_exist_are_refused(random_corpus) -> None:
     for wrong in ({"row": 0}, {"epoch": 0, "block": 0}, {"epoch": 0, "block": 0, "instance": -1}, {"epoch": "0"}):
         with pytest.raises(DataError, match=r"data position .*: expected whole numbers from 0 for epoch, block, inst"):
             stream.read(wrong, 1)
+
+
+def test_a_length_without_room_for_a_pair_is_refused(random_corpus) -> None:
+    corpus = random_corpus(5)
+    names = ["<s>", "<pad>", "</s>", "<mask>", *map(str, range(2000))]
+    corpus.vocabulary = Vocabulary(names, BART_TOKENS, prefix="")
+    corpus.tokenizer = BytePairTokenizer(corpus.vocabulary, (), lowercase=False)
+    with pytest.raises(ConfigError, match=r"^data\.max_length = 5: a pair of texts .* need at least 6 tokens$"):
+        check_corpus(PretrainRecipe.model_validate({"data": {"max_length": 5}}), corpus)
+    check_corpus(PretrainRecipe.model_validate({"data": {"max_length": 6}}), corpus)
+    assert (_epoch(SentencePairs(corpus, None, PretrainingData(max_length=6), seed=0)).length == 1).all()
 
 
 def test_no_documents_are_refused(memory_corpus) -> None:
