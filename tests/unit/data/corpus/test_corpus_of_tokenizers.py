@@ -212,6 +212,17 @@ def test_a_space_before_texts_is_another_corpus(text: Path, tmp_path: Path, of_b
         build(text, replace(of_bytes, prefix_space=True), tmp_path / "out")
 
 
+def test_a_corpus_that_does_not_record_a_space_before_texts_still_opens(
+    text: Path, tmp_path: Path, of_bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Earlier versions recorded fewer rules of the tokenizer."""
+    tokenizer, identity = replace(of_bytes, prefix_space=True), BytePairTokenizer.identity
+    with monkeypatch.context() as earlier:
+        earlier.setattr(BytePairTokenizer, "identity", lambda own: identity(replace(own, prefix_space=False)))
+        assert "prefix_space" not in build(text, tokenizer, tmp_path / "out")["settings"]
+    assert Corpus.open(tmp_path / "out").tokenizer == tokenizer
+
+
 def test_a_corpus_of_bytes_is_described_and_linted(text: Path, tmp_path: Path, of_bytes) -> None:
     build(text, of_bytes, tmp_path / "out")
     corpus = Corpus.open(tmp_path / "out")
