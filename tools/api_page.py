@@ -15,7 +15,7 @@ from typing import Any
 PAGE = Path(__file__).parents[1] / "docs" / "API.md"
 # The members of each class in the public API, in the order in which users need them.
 METHODS = {
-    "Predictor": ("load", "predict", "encode", "fill_mask", "hidden_size"),
+    "Predictor": ("load", "predict", "encode", "fill_mask", "generate", "hidden_size"),
     "Ensemble": ("load", "predict"),
 }
 OPENING = """# Python API
@@ -103,7 +103,8 @@ def _lines(name: str, signature: inspect.Signature) -> Iterator[str]:
             texts.append("*")
             has_star = True
         default = "" if value.default is value.empty else f" = {value.default!r}"
-        texts.append(f"{value.name}: {_plain(value.annotation)}{default}")
+        stars = "**" if value.kind is value.VAR_KEYWORD else ""
+        texts.append(f"{stars}{value.name}: {_plain(value.annotation)}{default}")
     whole = f"{name}({', '.join(texts)}){result}"
     if len(whole) <= 110:
         yield whole

@@ -13,6 +13,7 @@ def test_every_public_name_has_its_place() -> None:
     assert set(names) | set(inference.__all__) <= set(headings)
     assert "self" not in page
     assert "None = None" in page
+    assert "    **given: Any,\n" in page
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -202,3 +202,19 @@ def test_bf16_on_a_processor_gains_what_was_measured() -> None:
         pairs = (zip(row["maskloom, bf16"], row["maskloom, fp32"], strict=True) for row in rates)
         gains = [statistics.median(ours / theirs for ours, theirs in pair) for pair in pairs]
         assert said.format(min(gains), max(gains)) in text
+
+
+def test_masking_without_unchanged_or_random_tokens_costs_what_was_measured() -> None:
+    scores = json.loads((REPOSITORY / "results" / "table8.json").read_text(encoding="utf-8"))["scores"]
+    mix, masks = (statistics.fmean(scores[rates]["conll2003"]) for rates in ("80/10/10", "100/0/0"))
+    told = " ".join((REPOSITORY / "docs" / "paper.md").read_text(encoding="utf-8").split())
+    assert f"100/0/0 is {mix - masks:.1f} F1 behind" in told
+
+
+def test_ranks_send_as_much_as_the_table_of_communication_says() -> None:
+    table = (REPOSITORY / "benchmarks" / "communication.md").read_text(encoding="utf-8").splitlines()
+    rows = [line.split("|") for line in table if re.match(r"\| \w+ \| [\d.]+ M \|", line)]
+    told = " ".join((REPOSITORY / "docs" / "CLUSTER.md").read_text(encoding="utf-8").split())
+    for column, said in ((-3, "{:,.0f} to {:,.0f} tokens per step"), (-2, "{:,.0f} to {:,.0f} on 10 Gbit/s")):
+        tokens = [int(row[column].replace(",", "")) for row in rows]
+        assert said.format(*(float(f"{bound:.2g}") for bound in (min(tokens), max(tokens)))) in told
