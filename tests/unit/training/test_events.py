@@ -107,10 +107,11 @@ def test_a_full_disk_ends_no_run_and_what_it_took_is_counted(tmp_path, monkeypat
 
 def test_a_full_disk_leaves_the_log_as_it_was_when_steps_should_be_forgotten(tmp_path) -> None:
     path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.write("step", stage="a", step=2)
     arm("enospc@files.write#1")
     try:
         with pytest.raises(OSError, match="No space left on device"), EventLog(path) as log:
-            log.write("step", stage="a", step=2)
             log.forget_after("a", 1)
     finally:
         arm()
