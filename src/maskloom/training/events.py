@@ -43,14 +43,14 @@ class EventLog(AbstractContextManager["EventLog", None]):
         Lines that are not events (see `read_events`) are dropped too, and their number is logged.
         """
         with self._lock:
-            self._file.close()
             found = _events_or_none(self.path)
             kept = [event for event in found if event is not None and _stays(event, stage, step)]
             if num_lost := found.count(None):
                 kept.append({"event": "lost_events", "number": num_lost})
             if num_lost or len(kept) < len(found):
                 write_text(self.path, "".join(json.dumps(event) + "\n" for event in kept))
-            self._open()
+                self._file.close()  # only now: a disk error leaves the log open as it was
+                self._open()
 
     def write(self, event: str, **values: Any) -> None:
         """Append one event immediately, so that a killed run keeps what it logged."""

@@ -1,10 +1,13 @@
 import os
+import re
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from maskloom.errors import ConfigError
 from maskloom.system.files import (
     copy_files,
     is_stream,
@@ -174,6 +177,15 @@ def test_a_link_to_a_folder_stays_and_what_it_leads_to_is_replaced(tmp_path) -> 
     with replacing_folder(nowhere) as new:
         (new / "c.txt").write_text("new")
     assert (tmp_path / "disk" / "other" / "c.txt").exists()
+
+
+@pytest.mark.parametrize("path", [".", "sub/.."])
+def test_the_current_folder_is_not_replaced(tmp_path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    (tmp_path / "out" / "sub").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "out")
+    with pytest.raises(ConfigError, match=rf"^{re.escape(path)}: .*choose another --out"), replacing_folder(Path(path)):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_a_tree_is_removed_without_what_its_links_lead_to(tmp_path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from maskloom.training import events
 from maskloom.training.events import EventLog, read_events
+from tools.faults.fault_rules import arm
 
 
 def test_events_are_appended_and_read_back(tmp_path) -> None:
@@ -102,6 +103,19 @@ def test_a_full_disk_ends_no_run_and_what_it_took_is_counted(tmp_path, monkeypat
         is_full = False
         log.write("step", step=3)
     assert read_events(path) == [{"event": "lost_events", "number": 2}, {"event": "step", "step": 3}]
+
+
+def test_a_full_disk_leaves_the_log_as_it_was_when_steps_should_be_forgotten(tmp_path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.write("step", stage="a", step=2)
+    arm("enospc@files.write#1")
+    try:
+        with pytest.raises(OSError, match="No space left on device"), EventLog(path) as log:
+            log.forget_after("a", 1)
+    finally:
+        arm()
+    assert read_events(path) == [{"event": "step", "stage": "a", "step": 2}]
 
 
 def test_a_line_that_was_written_in_part_is_ended(tmp_path, monkeypatch) -> None:
