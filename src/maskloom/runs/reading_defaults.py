@@ -140,7 +140,7 @@ def options_for(
     *,
     needs_label: bool,
 ) -> ReadingOptions:
-    """Return the given options, else those of fine-tuning if the first row can be read with them, else the defaults.
+    """Return the given options, else those of fine-tuning if a row can be read with them, else the defaults.
 
     `known` is what fine-tuning stored with the model. Raises ConfigError for a target suffix where the task has no
     targets.
@@ -154,14 +154,17 @@ def options_for(
     stored["on_bad_rows"] = default.on_bad_rows
     if kind.predicts_on_text and not needs_label:
         stored.pop("format", None)  # a file in that format is recognised by itself
-    for values in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
-        options = ReadingOptions(**values)
+    ways = [stored] if needs_label else [stored, {**stored, "label_column": None}]
+    without_rows: list[ReadingOptions] = []  # every row is skipped, or there is none
+    for options in [*(ReadingOptions(**values) for values in ways), default]:
+        rows = kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path))
         try:
-            next(kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path)), None)
-        except DataError:
+            if next(rows, None) is not None:
+                return options
+        except (ConfigError, DataError):
             continue
-        return options
-    return default
+        without_rows.append(options)
+    return (without_rows or [default])[0]
 
 
 def _takes_pairs(pairs: FileReading, known: dict[str, Any]) -> bool:
@@ -170,6 +173,6 @@ def _takes_pairs(pairs: FileReading, known: dict[str, Any]) -> bool:
     if takes_pairs is not None:
         return takes_pairs
     try:
-        return next(pairs.examples(), None) is not None
+        return any(example.pair for example in pairs.examples())  # a blank line of raw text has none
     except DataError:
         return False
