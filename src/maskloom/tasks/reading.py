@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -137,7 +138,12 @@ def label_name(value: Any, what: str = "label", noun: str = "name") -> str:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    items = value.split(",") if isinstance(value, str) else value
+    items = value
+    if isinstance(value, str):
+        try:
+            items = json.loads(value) if re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL) else value.split(",")
+        except (ValueError, RecursionError):
+            items = None
     if not isinstance(items, list):
         raise BadRowError("labels are not a list", f"{value!r:.80}; expected comma-separated names or a JSON list")
     names = [label_name(item) for item in items] if items != [""] else []
