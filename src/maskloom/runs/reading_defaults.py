@@ -11,7 +11,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.runs.display import Progress
 from maskloom.tasks.examples import Example, ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
-from maskloom.tasks.settings import KindSettings
+from maskloom.tasks.settings import ClassificationSettings, KindSettings
 from maskloom.tasks.tables import ReadingOptions
 
 if TYPE_CHECKING:
@@ -122,12 +122,14 @@ def reading_for(
         kind = pairs.kind if _takes_pairs(pairs, known) else kind
     options = options_for(path, kind, task.settings, given, known, needs_label=needs_label)
     reading = FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
-    if known.get("takes_pairs"):
+    takes_pairs = known.get("takes_pairs")
+    if takes_pairs or (takes_pairs is False and isinstance(task.settings, ClassificationSettings)):
         first = next(replace(reading, report=ReadingReport(path)).examples(), None)
-        if first is not None and first.pair is None:
+        if first is not None and takes_pairs == (first.pair is None):
             two = "titles with their texts" if kind.is_titled else "pairs of texts"
-            place = f"{path}: line {first.line}"
-            raise DataError(f"{place}: only one text; the model was fine-tuned on {two}: give columns with both")
+            got, wanted = ("only one text", two) if takes_pairs else ("two texts", "single texts")
+            how = "give columns with both" if takes_pairs else "name their column with --text-column"
+            raise DataError(f"{path}: line {first.line}: {got}; the model was fine-tuned on {wanted}: {how}")
     return reading
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from maskloom.errors import DataError
 from maskloom.runs.reading_defaults import reading_for
 from maskloom.tasks.kinds import KINDS
 from maskloom.tasks.tables import ReadingOptions
@@ -53,3 +54,24 @@ def test_columns_of_fine_tuning_apply_to_a_file_without_usable_rows(tmp_path):
     path.write_text("body,mark\n")
     known = {"takes_pairs": False, "reading": {"text_column": "body", "label_column": "mark"}}
     assert reading_of(path, "single", known, needs_label=True).options.text_column == "body"
+
+
+@pytest.mark.parametrize("kind", ["regression", "multilabel", "document"])
+def test_two_texts_are_refused_for_a_model_of_single_texts(tmp_path, kind):
+    """Regression: they were read as pairs, which such a model has never seen; predicting in Python refused them."""
+    path = tmp_path / "texts.csv"
+    path.write_text("sentence1,sentence2,title,body,text\na,b,c,d,e\n")
+    message = r"texts\.csv: line 2: two texts; the model was fine-tuned on single texts: name their .* --text-column$"
+    with pytest.raises(DataError, match=message):
+        reading_of(path, kind, {"takes_pairs": False})
+    (example,) = reading_of(path, kind, {"takes_pairs": False}, text_column="text").examples()
+    assert example.inputs() == ("e", None)
+    (example,) = reading_of(path, kind, {"takes_pairs": True}).examples()
+    assert example.pair is not None
+
+
+def test_the_format_of_a_data_set_of_pairs_is_refused_for_a_model_of_single_texts(tmp_path):
+    path = tmp_path / "dev.tsv"
+    path.write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n")
+    with pytest.raises(DataError, match="two texts; the model was fine-tuned on single texts"):
+        reading_of(path, "single", {"takes_pairs": False}, needs_label=True, format="wnli")
