@@ -89,8 +89,11 @@ def _find_columns(
             return Columns("text", None, None), iter(seen)
         names, rows = list(seen[-1].fields), chain(seen, rows)
     elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
-        text, pair, label, num_fields = row.headerless
-        return Columns(text, pair, label), tables.by_name(chain(seen, rows), tables.numbered(num_fields))
+        *own, num_fields = row.headerless
+        names = tables.numbered(num_fields)
+        tables.check_given(options.columns, names, f"{path}: line {line}")
+        chosen = Columns(*(given or usual for given, usual in zip(options.columns, own, strict=True)))
+        return chosen, tables.by_name(chain(seen, rows), names)
     elif columns := tables.columns_by_number(path, names, options, needs_label=needs_label):
         return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
     else:

@@ -56,6 +56,14 @@ def test_every_task_reads_as_distributed(tmp_path, name):
     assert found == EXPECTED[name]
 
 
+def test_columns_given_for_a_file_without_a_header_are_read(tmp_path):
+    """Regression: they were ignored, while formats with a header used them."""
+    _, data = read(tmp_path, "cola", FILES["cola"], text_column="1")
+    assert [(example.text, example.label) for example in data.examples] == [("gj04", "1"), ("gj04", "0")]
+    with pytest.raises(DataError, match=r"line 1: there is no column 'sentence'; the columns are '1', '2', '3', '4'"):
+        read(tmp_path, "cola", FILES["cola"], text_column="sentence")
+
+
 def test_short_rows_of_qqp_are_counted(tmp_path):
     _, data = read(tmp_path, "qqp", FILES["qqp"])
     assert data.report.dropped == {"wrong number of fields": 1}
