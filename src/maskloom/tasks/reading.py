@@ -51,7 +51,9 @@ def iterate_examples(
     row = None if options.format is None else catalog_row(options.format, kinds=FORMS)
     if form.takes_pair is False and options.pair_column is not None:
         raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; use the task pair")
-    layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else tables.layout_of(path)
+    layout = tables.layout_of(path)
+    if row and layout == "text":
+        layout = "tsv"
     if layout == "text":
         if needs_label:
             raise DataError(f"{path}: a .txt file holds one text per line and no labels; use .csv, .tsv or .jsonl")
