@@ -9,9 +9,9 @@ from tests.integration.tiny_models import model_folder
 from maskloom.errors import DataError
 from maskloom.inference import Predictor
 from maskloom.runs.evaluate import evaluate
-from maskloom.runs.predict import embed, predict
+from maskloom.runs.predict import answer, answer_lines, embed, predict
 from maskloom.runs.reading_defaults import FileReading
-from maskloom.runs.task_summaries import written_lines
+from maskloom.runs.task_summaries import evaluation_lines, written_lines
 from maskloom.tasks import examples as task_examples
 from maskloom.tasks.tables import ReadingOptions
 
@@ -115,6 +115,31 @@ def test_every_line_of_a_text_is_answered_in_order(models, tmp_path, kind):
     for text, row in zip(texts, rows, strict=True):
         (expected,) = predictor.predict([(text, "zeta" if text.strip() else "") if kind == "pair" else text])
         assert row["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "row", "key", "shown"),
+    [
+        ("document", {"max_sentences": 1}, {"text": "Alpha beta. Gamma eta. Zeta.", "labels": ["LABEL_0"]},
+         "num_left_out", "4 sentences left out (document.max_sentences)"),
+        ("span", {"max_question_length": 1}, {"question": "alpha beta", "context": "eta", "answer": "eta",
+         "answer_start": 0}, "num_cut_questions", "2 questions truncated (span.max_question_length)"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_is_counted_and_shown(tmp_path, kind, settings, row, key, shown):
+    """Regression: predicting did not count it, and an evaluation showed it only with --json."""
+    heads, num_labels = (kind,), 3 if kind == "document" else None
+    folder = model_folder(tmp_path / "m", heads, num_labels, settings={"kind": kind, "settings": settings})
+    (tmp_path / "in.jsonl").write_text(f"{json.dumps(row)}\n" * 2)
+    scores = evaluate(folder, tmp_path / "in.jsonl")
+    written = predict(folder, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
+    assert scores["data"][key] == written[key] == int(shown[0])
+    assert all(shown in "\n".join(lines) for lines in (evaluation_lines(scores), written_lines(written)))
+    if kind == "span":
+        (tmp_path / "context.txt").write_text("eta zeta")
+        found = answer(folder, tmp_path / "context.txt", ["alpha", "alpha beta"])
+        assert found[key] == 1
+        assert "1 question truncated" in answer_lines(found)[-1]
 
 
 @pytest.mark.parametrize("context", ["sentence", "document"])

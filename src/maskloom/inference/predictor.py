@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,6 +50,7 @@ _COUNTING = Lock()
 _PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _MOST_LABELS = 1_000_000
 _PROMPTS_AT_ONCE = 16
+_LOST = ("num_left_out", "num_cut_questions")
 TextOrPair = str | tuple[str, str]
 
 
@@ -60,6 +62,7 @@ class TaskModel(ABC):
     tokenizer: Tokenizer
     max_length: int
     num_truncated: int = 0
+    num_lost: Mapping[str, int] | None = None
 
     @property
     @abstractmethod
@@ -74,8 +77,8 @@ class TaskModel(ABC):
 
     @property
     def truncation(self) -> dict[str, int]:
-        """The number of texts truncated so far, and to how many tokens."""
-        return {"num_truncated_examples": self.num_truncated, "max_length": self.max_length}
+        """The number of texts truncated so far, and to how many tokens; other parts of inputs that were not read."""
+        return {"num_truncated_examples": self.num_truncated, "max_length": self.max_length, **(self.num_lost or {})}
 
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's kind of task, encoded as token ids."""
@@ -109,13 +112,15 @@ class TaskModel(ABC):
         if not data.examples:
             return []
         encoded = self.encoded(data)
-        self.count_truncated(encoded.account().get("num_truncated_examples", 0))
+        account = encoded.account()
+        self.count_truncated(account.get("num_truncated_examples", 0), {name: account.get(name, 0) for name in _LOST})
         return task.decode(encoded, self.outputs(encoded).rows)
 
-    def count_truncated(self, num_truncated: int) -> None:
-        """Add to the number of truncated texts."""
+    def count_truncated(self, num_truncated: int, num_lost: Mapping[str, int] | None = None) -> None:
+        """Add to the number of truncated texts, and to those of other parts that are not read."""
         with _COUNTING:
             self.num_truncated += num_truncated
+            self.num_lost = Counter(self.num_lost) + Counter(num_lost)
 
 
 @dataclass(eq=False, repr=False)

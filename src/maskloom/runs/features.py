@@ -46,7 +46,7 @@ TOKENS = "tokens.jsonl"
 _MAX_TOKENS = PROCESSOR_TOKENS
 # What a kill can cost: finished units are marked on disk once per this many batches.
 _BATCHES_BETWEEN_MARKS = 32
-_Encoded = tuple[FeatureUnits, list[dict[str, Any]], int]
+_Encoded = tuple[FeatureUnits, list[dict[str, Any]], dict[str, Any]]
 
 
 def write_features(
@@ -160,7 +160,7 @@ def features(
     last_four = ",".join(str(-number) for number in range(1, min(4, num_layers) + 1))
     combination = LayerCombination.of(wanted.layers or last_four, num_layers)
     reading, limit = reading or ReadingOptions(), max_length or limit
-    units, names, num_truncated = _encode(path, tokenizer, wanted.units, reading, limit)
+    units, names, account = _encode(path, tokenizer, wanted.units, reading, limit)
     progress.say(f"device: {describe_device(device)}")
     encoder = load_model(source_folder, heads=())[0].to(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ def features(
         "vectors": file.vectors,
         "width": file.width,
         "num_bytes": int(file.array.nbytes),
-        "num_truncated_examples": num_truncated,
+        **account,
         "max_length": limit,
     }
 
@@ -190,7 +190,7 @@ def features(
 def _encode(
     path: Path, tokenizer: Tokenizer, units: Units | None, options: ReadingOptions, max_length: int
 ) -> _Encoded:
-    """Return the units of a file, a dictionary for each of what its rows represent, and how many were truncated."""
+    """Return the units of a file, a dictionary for each of what its rows represent, and what was read and truncated."""
     if units is None:
         units = "tokens" if layout_of_sentences(path, options, needs_label=False) == "text" else "words"
     if units == "tokens":
@@ -203,7 +203,7 @@ def _encode(
         {"index": index, "line": sentence.line, "words": list(sentence.words)}
         for index, sentence in enumerate(data.examples)
     ]
-    return sentence_words(encoded), names, 0
+    return sentence_words(encoded), names, {"num_truncated_examples": 0, "data": data.report.as_dict()}
 
 
 def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded:
@@ -221,4 +221,4 @@ def _encode_lines(path: Path, tokenizer: Tokenizer, max_length: int) -> _Encoded
         ids = encoded.token_ids[encoded.offsets[index] : encoded.offsets[index + 1]].tolist()
         shown = words_of(ids) if words_of else [tokens[number] for number in ids]
         names.append({"index": index, "line": example.line, "tokens": shown})
-    return all_tokens(encoded, is_start), names, encoded.num_truncated_examples
+    return all_tokens(encoded, is_start), names, {"num_truncated_examples": encoded.num_truncated_examples}

@@ -266,6 +266,7 @@ def answer(
         "num_characters": len(text),
         "num_pieces": len(encoded.contexts[0].pieces),
         "num_windows": len(encoded),
+        "num_cut_questions": encoded.num_cut_questions,
         "max_length": predictor.max_length,
         "answers": [{"question": question, **row} for question, row in zip(questions, rows, strict=True)],
     }
@@ -281,4 +282,6 @@ def answer_lines(result: dict[str, Any]) -> list[str]:
             place = "" if candidate["start"] is None else f", characters {candidate['start']} to {candidate['end']}"
             lines.append(f"  {text}  ({candidate['probability']:.3f}{place})")
     windows = f"{amount(result['num_windows'], 'window')} of at most {result['max_length']} tokens"
-    return [*lines, f"{result['num_characters']:,} characters read in {windows}"]
+    num_cut = result["num_cut_questions"]
+    cut = f"; {amount(num_cut, 'question')} truncated (span.max_question_length)" if num_cut else ""
+    return [*lines, f"{result['num_characters']:,} characters read in {windows}{cut}"]

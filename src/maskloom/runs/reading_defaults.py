@@ -11,7 +11,7 @@ from maskloom.errors import ConfigError, DataError
 from maskloom.runs.display import Progress
 from maskloom.tasks.examples import Example, ReadingReport, pieces_of
 from maskloom.tasks.kinds import KINDS, TaskKind
-from maskloom.tasks.settings import KindSettings
+from maskloom.tasks.settings import ClassificationSettings, KindSettings
 from maskloom.tasks.tables import ReadingOptions
 
 if TYPE_CHECKING:
@@ -122,12 +122,14 @@ def reading_for(
         kind = pairs.kind if _takes_pairs(pairs, known) else kind
     options = options_for(path, kind, task.settings, given, known, needs_label=needs_label)
     reading = FileReading(path, kind, options, task.settings, ReadingReport(path), needs_label)
-    if known.get("takes_pairs"):
+    takes_pairs = known.get("takes_pairs")
+    if takes_pairs or (takes_pairs is False and isinstance(task.settings, ClassificationSettings)):
         first = next(replace(reading, report=ReadingReport(path)).examples(), None)
-        if first is not None and first.pair is None:
+        if first is not None and takes_pairs == (first.pair is None):
             two = "titles with their texts" if kind.is_titled else "pairs of texts"
-            place = f"{path}: line {first.line}"
-            raise DataError(f"{place}: only one text; the model was fine-tuned on {two}: give columns with both")
+            got, wanted = ("only one text", two) if takes_pairs else ("two texts", "single texts")
+            how = "give columns with both" if takes_pairs else "name their column with --text-column"
+            raise DataError(f"{path}: line {first.line}: {got}; the model was fine-tuned on {wanted}: {how}")
     return reading
 
 
@@ -140,7 +142,7 @@ def options_for(
     *,
     needs_label: bool,
 ) -> ReadingOptions:
-    """Return the given options, else those of fine-tuning if the first row can be read with them, else the defaults.
+    """Return the given options, else those of fine-tuning if a row can be read with them, else the defaults.
 
     `known` is what fine-tuning stored with the model. Raises ConfigError for a target suffix where the task has no
     targets.
@@ -154,14 +156,17 @@ def options_for(
     stored["on_bad_rows"] = default.on_bad_rows
     if kind.predicts_on_text and not needs_label:
         stored.pop("format", None)  # a file in that format is recognised by itself
-    for values in [stored] if needs_label else [stored, {**stored, "label_column": None}]:
-        options = ReadingOptions(**values)
+    ways = [stored] if needs_label else [stored, {**stored, "label_column": None}]
+    without_rows: list[ReadingOptions] = []  # every row is skipped, or there is none
+    for options in [*(ReadingOptions(**values) for values in ways), default]:
+        rows = kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path))
         try:
-            next(kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path)), None)
-        except DataError:
+            if next(rows, None) is not None:
+                return options
+        except (ConfigError, DataError):
             continue
-        return options
-    return default
+        without_rows.append(options)
+    return (without_rows or [default])[0]
 
 
 def _takes_pairs(pairs: FileReading, known: dict[str, Any]) -> bool:
@@ -170,6 +175,6 @@ def _takes_pairs(pairs: FileReading, known: dict[str, Any]) -> bool:
     if takes_pairs is not None:
         return takes_pairs
     try:
-        return next(pairs.examples(), None) is not None
+        return any(example.pair for example in pairs.examples())  # a blank line of raw text has none
     except DataError:
         return False

@@ -13,6 +13,11 @@ from maskloom.objectives.pretraining import PRETRAINING, unigram_of
 from maskloom.runs.display import aligned, lines_of
 from maskloom.tasks.kinds import KINDS
 
+_LOST = {
+    "num_truncated_targets": ("target", "truncated"),
+    "num_left_out": ("sentence", "left out (document.max_sentences)"),
+    "num_cut_questions": ("question", "truncated (span.max_question_length)"),
+}
 _HELD_OUT = (("loss", "{} loss, nats", "{:.3f}"), ("accuracy", "{} accuracy", "{:.1%}"))
 
 
@@ -87,7 +92,7 @@ def written_lines(result: dict[str, Any]) -> list[str]:
         what = f"{amount(result['num_vectors'], 'vector')} of {result['hidden_size']} numbers ({form})"
     else:
         what = f"{amount(result['num_predictions'], 'prediction')}, in the order of the input"
-    account = {key: result[key] for key in ("num_truncated_examples", "max_length")}
+    account = {key: result.get(key) for key in ("num_truncated_examples", "max_length", *_LOST)}
     page = [("page", result["page"])] if "page" in result else []
     read = examples_text({**result["data"], **account})
     return aligned([("written", f"{result['output']}: {what}"), ("read", read), *page])
@@ -168,8 +173,9 @@ def examples_text(account: dict[str, Any]) -> str:
         text += f"; {account['num_blank']:,} blank (first at line {account['first_blank_line']}), read as empty texts"
     if account.get("num_truncated_examples"):
         text += f"; {account['num_truncated_examples']:,} truncated to {account['max_length']} tokens"
-    if account.get("num_truncated_targets"):
-        text += f"; {amount(account['num_truncated_targets'], 'target')} truncated"
+    for key, (noun, fate) in _LOST.items():
+        if account.get(key):
+            text += f"; {amount(account[key], noun)} {fate}"
     if account.get("num_also_in_train"):
         text += f"; {account['num_also_in_train']:,} also in train"
     return "; ".join([text, *account.get("notes", ())])

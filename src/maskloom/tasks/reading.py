@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -50,7 +51,9 @@ def iterate_examples(
     row = None if options.format is None else catalog_row(options.format, kinds=FORMS)
     if form.takes_pair is False and options.pair_column is not None:
         raise ConfigError(f"pair column {options.pair_column!r:.80}: a {kind} task takes one text; use the task pair")
-    layout = "tsv" if row and path.suffix.lower() in (".tsv", ".txt") else tables.layout_of(path)
+    layout = tables.layout_of(path)
+    if row and layout == "text":
+        layout = "tsv"
     if layout == "text":
         if needs_label:
             raise DataError(f"{path}: a .txt file holds one text per line and no labels; use .csv, .tsv or .jsonl")
@@ -88,8 +91,11 @@ def _find_columns(
             return Columns("text", None, None), iter(seen)
         names, rows = list(seen[-1].fields), chain(seen, rows)
     elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
-        text, pair, label, num_fields = row.headerless
-        return Columns(text, pair, label), tables.by_name(chain(seen, rows), tables.numbered(num_fields))
+        *own, num_fields = row.headerless
+        names = tables.numbered(num_fields)
+        tables.check_given(options.columns, names, f"{path}: line {line}")
+        chosen = Columns(*(given or usual for given, usual in zip(options.columns, own, strict=True)))
+        return chosen, tables.by_name(chain(seen, rows), names)
     elif columns := tables.columns_by_number(path, names, options, needs_label=needs_label):
         return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
     else:
@@ -137,7 +143,12 @@ def label_name(value: Any, what: str = "label", noun: str = "name") -> str:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    items = value.split(",") if isinstance(value, str) else value
+    items = value
+    if isinstance(value, str):
+        try:
+            items = json.loads(value) if re.fullmatch(r"\s*\[.*\]\s*", value, re.DOTALL) else value.split(",")
+        except (ValueError, RecursionError):
+            items = None
     if not isinstance(items, list):
         raise BadRowError("labels are not a list", f"{value!r:.80}; expected comma-separated names or a JSON list")
     names = [label_name(item) for item in items] if items != [""] else []

@@ -17,6 +17,7 @@ from maskloom.runs.features import Activations, features, write_features
 from maskloom.runs.info import describe_folder
 from maskloom.tasks.encoding import encode_examples
 from maskloom.tasks.examples import Example
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.features import all_tokens
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
@@ -115,6 +116,16 @@ def test_long_texts_are_cut_and_counted(model_folder, tmp_path):
     path.write_text("the cat sat on a mat\na\n")
     result = features(model_folder, path, tmp_path / "out", max_length=5)
     assert (result["num_rows"], result["num_truncated_examples"]) == (5 + 3, 1)
+
+
+def test_skipped_sentences_are_counted(model_folder, tmp_path):
+    """Regression: nothing told that they were missing."""
+    path = tmp_path / "words.jsonl"
+    path.write_text('{"tokens": ["the", "cat"]}\n{"tokens": []}\n{"tokens": ["mat"]}\n')
+    wanted, reading = Activations("last"), ReadingOptions(on_bad_rows="skip")
+    result = features(model_folder, path, tmp_path / "out", wanted=wanted, reading=reading)
+    assert (result["num_units"], result["data"]["num_kept"]) == (2, 2)
+    assert result["data"]["dropped"] == {"a sentence without words": 1}
 
 
 def test_the_command_writes_the_same(model_folder, tmp_path, monkeypatch, capsys):

@@ -1,5 +1,7 @@
 """Crafted files in GLUE's own format, with the pitfalls of the real ones."""
 
+import gzip
+
 import pytest
 
 from maskloom.errors import ConfigError, DataError
@@ -54,6 +56,22 @@ def test_every_task_reads_as_distributed(tmp_path, name):
     labels = encode_labels(data, row.kind, row.labels)
     found = [(e.text, e.pair, label) for e, label in zip(data.examples, labels.tolist(), strict=True)]
     assert found == EXPECTED[name]
+
+
+def test_a_compressed_text_file_of_a_format_is_a_table_too(tmp_path):
+    """Regression: msr_paraphrase_train.txt was read, but not with .gz."""
+    path = tmp_path / "msr_paraphrase_train.txt.gz"
+    path.write_bytes(gzip.compress(FILES["mrpc"].encode()))
+    data = KINDS["pair"].read(path, ReadingOptions(format="mrpc"))
+    assert [example.label for example in data.examples] == ["1", "0"]
+
+
+def test_columns_given_for_a_file_without_a_header_are_read(tmp_path):
+    """Regression: they were ignored, while formats with a header used them."""
+    _, data = read(tmp_path, "cola", FILES["cola"], text_column="1")
+    assert [(example.text, example.label) for example in data.examples] == [("gj04", "1"), ("gj04", "0")]
+    with pytest.raises(DataError, match=r"line 1: there is no column 'sentence'; the columns are '1', '2', '3', '4'"):
+        read(tmp_path, "cola", FILES["cola"], text_column="sentence")
 
 
 def test_short_rows_of_qqp_are_counted(tmp_path):

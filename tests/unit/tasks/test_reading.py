@@ -84,6 +84,7 @@ def test_wrong_columns(tmp_path, options, error, message):
         ("text,score\na,\n", "regression", "line 2: missing label"),
         ('text,labels\na,"x,x"\n', "multilabel", "line 2: a label appears twice"),
         ('text,labels\na,"x,,y"\n', "multilabel", "line 2: missing label"),
+        ("text,labels\na,\"['x', 'y']\"\n", "multilabel", "line 2: labels are not a list: .*a JSON list"),
     ],
 )
 def test_bad_tables_are_errors_with_their_line(tmp_path, content, kind, message):
@@ -120,6 +121,16 @@ def test_json_labels_of_every_kind(tmp_path):
     assert labels == [("x", "2"), (), ("x", "y")]
     rows = '{"sentence1": "a", "sentence2": "b", "score": 2}\n{"sentence1": "a", "sentence2": "b", "score": "2.5"}\n'
     assert plain(read(tmp_path, rows, "regression", "a.jsonl"))[1] == ("a", "b", 2.5, 2)
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.tsv"])
+def test_a_json_list_of_labels_in_a_table(tmp_path, name):
+    """Regression: it was split at its commas, brackets and quotes included."""
+    first, second = ('"[""x"", ""y, z""]"', "[]") if name == "data.csv" else ('["x", "y, z"]', " [] ")
+    rows = [("text", "labels"), ("a", first), ("b", second), ("c", "[x] or"), ("d", "")]
+    content = "".join(f"{text}{',' if name == 'data.csv' else chr(9)}{label}\n" for text, label in rows)
+    labels = [label for _, _, label, _ in plain(read(tmp_path, content, "multilabel", name))]
+    assert labels == [("x", "y, z"), (), ("[x] or",), ()]
 
 
 def test_skipping_counts_every_row(tmp_path):
