@@ -49,6 +49,8 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     source, out = Path(source), Path(out)
     check_new_folder(out)
     if (source / OPTIONS).exists():
+        if lowercase:
+            raise ConfigError("--uncased: an ELMo reads words as they are spelled")
         return _converted_elmo(source, out)
     found = _found(source)
     model, report, tokenizer = _opened(found)

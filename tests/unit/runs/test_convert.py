@@ -53,3 +53,9 @@ def test_a_tokenizer_that_keeps_case_is_never_called_uncased(tmp_path, make, kee
         assert ", uncased (as given)" in conversion_lines(convert(source, out, lowercase=True))[0]
     assert Tokenizer.load(out).lowercase is not keeps_case
     assert convert(source, tmp_path / "cased", lowercase=False)["lowercase"] is False
+
+
+def test_an_elmo_cannot_be_made_uncased(tmp_path):
+    (tmp_path / "options.json").write_text("{}")
+    with pytest.raises(ConfigError, match="--uncased: an ELMo reads words as they are spelled"):
+        convert(tmp_path, tmp_path / "out", lowercase=True)
