@@ -81,6 +81,14 @@ def test_threads_and_blocks_are_the_recipes(corpus, tmp_path, monkeypatch):
     assert (second, off) == (3, {"recompute": False, "compile_": False})
 
 
+def test_no_more_is_evaluated_than_the_recipe_says(corpus, tmp_path):
+    found = []
+    for most in (1, 3, 1000):
+        own = recipe("training.steps=3", f"training.max_evaluation_instances={most}", "training.evaluate_every=3")
+        found.append(pretrain(own, corpus=corpus, out=tmp_path / str(most))["num_predictions"])
+    assert 0 < found[0] < found[1] < found[2]
+
+
 def test_a_finished_run_is_extended_and_the_recipe_tells_how(run, corpus, tmp_path):
     pretrain(recipe("training.steps=12"), corpus=corpus, out=tmp_path / "run")
     short, found = weights(tmp_path / "run"), rates(tmp_path / "run")
