@@ -15,6 +15,7 @@ from glob import escape
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from maskloom.errors import ConfigError
 from maskloom.system.fault_points import fault_point
 
 # Errors of a full or broken disk: not the program's fault, and gone when there is room again.
@@ -110,8 +111,11 @@ def open_file_number(path: str | Path) -> int | None:
 def replacing_folder(final: Path) -> Iterator[Path]:
     """Yield a new folder next to `final` that takes its name at the end; on an error nothing of it is left.
 
-    An older folder of that name stays until the last moment. A link stays, and its target is replaced.
+    An older folder of that name stays until the last moment. A link stays, and its target is replaced. Raises
+    ConfigError for the working directory, which cannot be replaced.
     """
+    if not final.name:
+        raise ConfigError(f"{final}: the folder is created or replaced as a whole; give its name, not {final}")
     final = final.resolve() if final.is_symlink() else final
     temporary, former = (final.with_name(f".{final.name}.{what}-{os.getpid()}") for what in ("tmp", "tmp-old"))
     for left in final.parent.glob(f".{escape(final.name)}.tmp-*"):
