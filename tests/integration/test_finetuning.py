@@ -287,6 +287,16 @@ def test_a_killed_process_continues_to_the_bit(model_folder, data, tmp_path):
     assert _sum(tmp_path / "cut" / name) == _sum(tmp_path / "whole" / name)
 
 
+def test_a_run_that_was_killed_before_it_had_its_recipe_begins(model_folder, data, tmp_path):
+    """Its folder holds only run.json, which is written first."""
+    train, dev = data("single", 8)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    how = {"model": model_folder, "train": train, "dev": dev, "out": tmp_path / "run", "resume": True}
+    finetune(recipe(training={"epochs": 1.0}), **how)
+    assert (tmp_path / "run" / "metrics.json").exists()
+
+
 def _sum(path):
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
