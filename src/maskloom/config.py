@@ -151,6 +151,8 @@ class FinetuneRecipe(Section):
             raise ValueError("frozen = true cannot be combined with [model], [features] or from_scratch")
         if self.mix.of_encoder and self.model is not None:
             raise ValueError("[mix]: a new model takes its mix from [model.config]; set only mix.l2 here")
+        if self.mix.layer_norm and self.features is not None and self.features.layers != "scalar_mix":
+            raise ValueError("mix.layer_norm = true: of [features], only layers = 'scalar_mix' are mixed")
         if self.mix.dropout and self.features is not None:
             raise ValueError("mix.dropout: with [features], set features.dropout, which applies to the mixed vectors")
         if self.bilstm and (self.features is not None or self.auxiliary_lm):

@@ -30,6 +30,7 @@ from maskloom.runs.export import export
 from maskloom.runs.features import Activations, features
 from maskloom.runs.predict import predict
 from maskloom.system.files import file_sha256
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.text.tokenizer import Tokenizer
 from maskloom.text.vocabulary import Vocabulary
 from maskloom.text.word_vectors import write_vectors
@@ -324,6 +325,12 @@ def test_what_does_not_fit_is_refused(model_folder, data, tmp_path):
         features(model_folder, data["dev"], tmp_path / "out", wanted=Activations(layers="-2"))
     with pytest.raises(ConfigError, match="max_length 25"):
         features(model_folder, data["dev"], tmp_path / "out2", max_length=25)
+    (tmp_path / "a.txt").write_text("rome\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "rome"}\n')
+    for name, column in (("a.jsonl", None), ("a.txt", "text")):
+        how = {"wanted": Activations(units="tokens"), "reading": ReadingOptions(text_column=column)}
+        with pytest.raises(ConfigError, match=f"{name}: vectors of tokens are for text files"):
+            features(model_folder, tmp_path / name, tmp_path / "out2", **how)
     (tmp_path / "b.txt").write_text("Rome\n\x01\n")
     # wrong text is refused before weights are read
     unread = shutil.copytree(model_folder, tmp_path / "unread", ignore=shutil.ignore_patterns("*.safetensors"))

@@ -4,8 +4,10 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from maskloom.config import PretrainRecipe, load_recipe
@@ -64,6 +66,27 @@ def rates(out: Path) -> list[float]:
 
 def weights(out: Path) -> bytes:
     return (out / "model" / "model.safetensors").read_bytes()
+
+
+def test_threads_and_blocks_are_the_recipes(corpus, tmp_path, monkeypatch):
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr("maskloom.runs.pretrain.prepare_blocks", lambda model, **how: asked.append(how))
+    for number, is_on in enumerate(("true", "false"), start=2):
+        blocks = (f"training.activation_checkpointing={is_on}", f"training.compile={is_on}")
+        own = recipe("training.steps=3", f"training.num_threads={number}", *blocks)
+        pretrain(own, corpus=corpus, out=tmp_path / is_on)
+    (first, on), (second, off) = asked[:2], asked[2:]
+    assert (first, on) == (2, {"recompute": True, "compile_": True})
+    assert (second, off) == (3, {"recompute": False, "compile_": False})
+
+
+def test_no_more_is_evaluated_than_the_recipe_says(corpus, tmp_path):
+    found = []
+    for most in (1, 3, 1000):
+        own = recipe("training.steps=3", f"training.max_evaluation_instances={most}", "training.evaluate_every=3")
+        found.append(pretrain(own, corpus=corpus, out=tmp_path / str(most))["num_predictions"])
+    assert 0 < found[0] < found[1] < found[2]
 
 
 def test_a_finished_run_is_extended_and_the_recipe_tells_how(run, corpus, tmp_path):
@@ -168,6 +191,7 @@ def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
         (1.0, 9, [], "--epochs: --steps 9 is also set; use only one of them"),
         (1.0, None, ["training.minutes=1.0"], r"--epochs: training\.minutes = 1 is also set; use only one of them"),
         (1.0, None, ["phases=[{max_length=8, steps=3}]"], "--epochs: every phase has its own steps"),
+        (0.1, None, ["training.warmup_steps=900"], r"--epochs 0\.1: training\.warmup_steps = 900: it may not exceed"),
     ],
 )
 def test_epochs_that_do_not_decide_are_refused(corpus, epochs, steps, changes, message):

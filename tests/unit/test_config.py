@@ -201,6 +201,13 @@ def test_every_choice_of_layers_is_a_recipes(layers: str) -> None:
     assert chosen.features.layers == layers
 
 
+def test_layers_that_are_not_mixed_are_not_normalised_for_it() -> None:
+    changes = ["task=tagging", "mix.layer_norm=true"]
+    assert load_recipe(FinetuneRecipe, None, [*changes, "features.layers=scalar_mix"]).mix.layer_norm
+    with pytest.raises(ConfigError, match=r"mix\.layer_norm = true: of \[features\], only layers = 'scalar_mix' are"):
+        load_recipe(FinetuneRecipe, None, [*changes, "features.layers=last"])
+
+
 def test_what_a_caller_knows_more_is_said_with_the_place(tmp_path) -> None:
     def check(_recipe: PretrainRecipe) -> None:
         raise ConfigError("too much of it")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, show, trains
+from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, epochs_of, show, trains
 from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
 
@@ -162,8 +162,7 @@ def plan(
     from maskloom.models.architectures import ARCHITECTURES
     from maskloom.runs.recipes import recipe_of_run, shown_flag, with_epochs
 
-    epochs = flags.pop("epochs")
-    changes = overrides or []
+    epochs, changes = epochs_of(flags, overrides), overrides or []
     chosen = recipe_of_run(PretrainRecipe, recipe, changes=changes, flags=flags)
     read_manifest(corpus)
     chosen = with_epochs(chosen, epochs, flags["steps"], corpus)

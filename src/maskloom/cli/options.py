@@ -229,9 +229,18 @@ def chosen_recipe(
     return recipe_of_run(kind, path, changes=changes, flags=flags or {}, resumes=resumes, check=check)
 
 
-def continues(out: Path, resume: bool) -> bool:
-    """Return whether there is a run to resume, whose folder records how to read its files."""
-    return resume and (out / "recipe.toml").exists()
+_COMMANDS = {"glue": "glue run", "words": "words train"}  # of the kinds of runs, where they have another name
+
+
+def continues(out: Path, resume: bool, kind: str) -> bool:
+    """Return whether there is a run to resume, whose folder records how to read its files; rejects another kind's."""
+    if not resume or not (out / "recipe.toml").exists():
+        return False
+    from maskloom.runs.run_folder import described, kind_of_run
+
+    if (found := kind_of_run(described(out))) != kind:
+        raise UsageError(f"{out}: this run is continued by maskloom {_COMMANDS.get(found, found)} --resume")
+    return True
 
 
 def check_verify(verify: bool, resume: bool) -> None:
@@ -351,6 +360,16 @@ _FLAGS: dict[str, Any] = {
     ],
     "restarts": Annotated[int | None, typer.Option(min=1, help="Number of seeds; in a search, per trial.")],
 }
+
+
+def epochs_of(flags: dict[str, Any], changes: list[str] | None) -> float | None:
+    """Remove --epochs from the flags of pre-training and return it; rejects it beside --set training.steps."""
+    from maskloom.recipe_files import by_key
+
+    epochs = flags.pop("epochs")
+    if epochs is not None and "training.steps" in by_key(changes):
+        raise UsageError("--epochs and --set training.steps=… both set how long to train: use only one of them")
+    return epochs
 
 
 def trains(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

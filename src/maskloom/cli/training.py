@@ -23,6 +23,7 @@ from maskloom.cli.options import (
     check_verify,
     chosen_recipe,
     continues,
+    epochs_of,
     print_json,
     reads,
     say,
@@ -51,20 +52,17 @@ def pretrain(
 ) -> None:
     """Pre-train a model on a corpus: by default a BERT, with masked LM and next-sentence prediction."""
     from maskloom.config import PretrainRecipe
-    from maskloom.recipe_files import by_key
     from maskloom.runs.pretraining_plan import check_model
     from maskloom.runs.recipes import with_epochs
     from maskloom.runs.run_folder import described
 
     check_verify(verify, resume)
-    epochs = flags.pop("epochs")
-    if epochs is not None and "training.steps" in by_key(overrides):
-        raise UsageError("--epochs and --set training.steps=… both set how long to train: use only one of them")
-    known = described(out)["paths"].items() if continues(out, resume) else ()
+    epochs, goes_on = epochs_of(flags, overrides), continues(out, resume, "pretrain")
+    known = described(out)["paths"].items() if goes_on else ()
     paths = {name: Path(path) for name, path in known}
     corpus, init = corpus or paths.get("corpus"), init or paths.get("init")
     if corpus is None:
-        raise UsageError(f"missing --corpus, a corpus folder{_without_run(out, resume)}")
+        raise UsageError(f"missing --corpus, a corpus folder{_without_run(out, resume and not goes_on)}")
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest
@@ -84,11 +82,12 @@ def pretrain(
     show(result, as_json, out, lines=pretraining_lines)
 
 
-def _without_run(out: Path, resume: bool) -> str:
-    return f"; there is no run in {out} to continue" if resume and not continues(out, resume) else ""
+def _without_run(out: Path, is_absent: bool) -> str:
+    return f"; there is no run in {out} to continue" if is_absent else ""
 
 
 def _begin(
+    kind: Literal["finetune", "search"],
     start: dict[str, Path | None],
     recipe: Path | None,
     changes: list[str] | None,
@@ -108,14 +107,14 @@ def _begin(
     from maskloom.runs.first_look import look_at_training_data
     from maskloom.runs.run_folder import described
 
-    model, vocab, goes_on = start["model"], start["vocab"], continues(out, resume)
+    model, vocab, goes_on = start["model"], start["vocab"], continues(out, resume, kind)
     known = described(out)["paths"] if goes_on else {}
     named = {"model": model or vocab, "train": start["train"], "dev": start["dev"]}
     given = {name: path for name, path in named.items() if path is not None}
     inputs = {**{name: Path(path) for name, path in known.items()}, **given}
     if "model" not in inputs or (model and vocab):
         told = "pass either --model, a folder to start from, or --vocab, for a new model"
-        raise UsageError(f"{told}{_without_run(out, resume)}")
+        raise UsageError(f"{told}{_without_run(out, resume and not goes_on)}")
     for name in ("train", "dev"):
         if name not in inputs:
             raise UsageError(f"missing --{name}, a file of labelled examples")
@@ -169,7 +168,7 @@ def finetune(
 ) -> None:
     """Fine-tune a model on labelled text and keep the weights with the best dev score."""
     check_verify(verify, resume)
-    chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
+    chosen, paths = _begin("finetune", start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe or file is rejected first
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
@@ -205,7 +204,7 @@ def search(
 ) -> None:
     """Fine-tune with many settings and rank them by their best dev score."""
     space = space_beside(grid, flags, overrides)
-    chosen, paths = _begin(start, recipe, overrides, out, resume, flags, reading)
+    chosen, paths = _begin("search", start, recipe, overrides, out, resume, flags, reading)
     from maskloom.runs.finetune import LabelledFiles  # heavy, so a wrong recipe is rejected first
     from maskloom.runs.search import Trials
     from maskloom.runs.search import search as run
@@ -263,7 +262,7 @@ def run_glue(
     """Search settings for each task (by default the paper's grid) and show the official dev scores."""
     from maskloom.config import FinetuneRecipe
 
-    if grid is None and not continues(out, resume):
+    if not continues(out, resume, "glue") and grid is None:
         grid = ["paper"]
     space = space_beside(grid, flags, overrides)
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)

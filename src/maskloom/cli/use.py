@@ -206,8 +206,11 @@ def score_answers(
     as_json: AsJson = False,
 ) -> None:
     """Score a file of answers with the official SQuAD v1.1 and v2.0 rules."""
+    from maskloom.errors import UsageError
     from maskloom.tasks.span.reading import score_files
 
+    if null_threshold is not None and null_odds is None:
+        raise UsageError("--null-threshold applies to null odds; pass --null-odds FILE")
     show(score_files(data, predictions, null_odds=null_odds, null_threshold=null_threshold), as_json)
 
 

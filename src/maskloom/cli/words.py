@@ -87,7 +87,7 @@ def train(
     from maskloom.runs.run_folder import RECIPE, check_run_folder
 
     check_run_folder(out, resume)
-    recipe = _recipe({**what, **how, **threads}, out / RECIPE if continues(out, resume) else None)
+    recipe = _recipe({**what, **how, **threads}, out / RECIPE if continues(out, resume, "words") else None)
     from maskloom.runs.words import train_words  # heavy, so wrong options are rejected first
 
     shown = terminal_progress()

@@ -170,7 +170,9 @@ def expected(plan: Plan, stages: Stages, num_jobs: int) -> str:
             is_few = few < whole.training.batch_size
             slower[few] = rates[model] / _timed(plan, model, few)["tokens_per_second"] if is_few else 1.0
         rate = rates.get(arm.model, min(rates.values())) / slower[few]
-        finetuning += recipe.training.epochs * num_tokens / rate
+        training = recipe.training
+        epochs = training.epochs if training.steps is None else training.steps * training.batch_size / num_rows
+        finetuning += epochs * num_tokens / rate
     torch.set_num_threads(threads)
     pretraining, finetuning = pretraining / (1 if plan.experiment.recipes else num_jobs), finetuning / num_jobs
     told = [in_words(seconds) for seconds in (pretraining + finetuning, pretraining, finetuning)]
@@ -194,12 +196,18 @@ def _as_other_seeds(plan: Plan, stages: Stages) -> float | None:
 
 
 def _timed(plan: Plan, model: str, batch_size: int | None = None) -> dict[str, Any]:
-    """Time pre-training of a model on this machine, with another batch size if given."""
+    """Time pre-training of a model on this machine, with another batch size if given.
+
+    Raises ConfigError for a model that does not fit into memory.
+    """
     recipe = plan.pretraining(model, 0)
     if batch_size is not None:
         few = recipe.training.model_copy(update={"batch_size": batch_size, "micro_batch_size": None})
         recipe = recipe.model_copy(update={"training": few})
-    return plan_pretraining(recipe, corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"][0]
+    rows = plan_pretraining(recipe, corpus=plan.corpus, seconds=_TIMED_SECONDS)["sizes"]
+    if not rows:
+        raise ConfigError(f"{model}: its weights, gradients and moments take more memory than is free")
+    return rows[0]
 
 
 def _size_of(probe: Probe) -> tuple[float, int]:

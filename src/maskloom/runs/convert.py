@@ -49,6 +49,8 @@ def convert(source: str | Path, out: str | Path, *, lowercase: bool | None = Non
     source, out = Path(source), Path(out)
     check_new_folder(out)
     if (source / OPTIONS).exists():
+        if lowercase:
+            raise ConfigError("--uncased: an ELMo reads words as they are spelled")
         return _converted_elmo(source, out)
     found = _found(source)
     model, report, tokenizer = _opened(found)
@@ -87,7 +89,7 @@ def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
 
 def _found(source: Path) -> _Source:
     """Return the published model at a path; raises DataError if no supported weights are there."""
-    index = next((path for path in (source, source.with_name(source.name + INDEX_END)) if path.is_file()), None)
+    index = next((path for path in (source, Path(f"{source}{INDEX_END}")) if path.is_file()), None)
     folder = source if source.is_dir() else source.parent
     if index is None and not source.is_dir():
         raise DataError(f"{source}: there is no such folder, checkpoint or file")

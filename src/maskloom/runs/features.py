@@ -191,9 +191,10 @@ def _encode(
     path: Path, tokenizer: Tokenizer, units: Units | None, options: ReadingOptions, max_length: int
 ) -> _Encoded:
     """Return the units of a file, a dictionary for each of what its rows represent, and what was read and truncated."""
-    if units is None:
-        units = "tokens" if layout_of_sentences(path, options, needs_label=False) == "text" else "words"
-    if units == "tokens":
+    layout = layout_of_sentences(path, options, needs_label=False)
+    if units == "tokens" or (units is None and layout == "text"):
+        if layout not in ("text", "columns") or options.text_column is not None:  # a text may look like columns
+            raise ConfigError(f"{path}: vectors of tokens are for text files, read line by line; give a .txt file")
         return _encode_lines(path, tokenizer, max_length)
     data = TAGGING.read(path, options, needs_label=False)
     if data.report.num_blank:

@@ -34,7 +34,7 @@ from maskloom.runs.finetune_restarts import (
 from maskloom.runs.first_look import with_task
 from maskloom.runs.model_writing import finetuning_card, write_model_folder
 from maskloom.runs.resuming import VERIFY_FINISHED, changes_of, extended_recipe, extension_lines
-from maskloom.runs.run_folder import METRICS, TASK, described, input_sums, prepare_run_folder, seeds_of
+from maskloom.runs.run_folder import METRICS, RECIPE, TASK, described, input_sums, prepare_run_folder, seeds_of
 from maskloom.runs.start_summary import finetuning_lines, model_line
 from maskloom.runs.words import vectors_file
 from maskloom.system.devices import describe_device, half_type
@@ -137,7 +137,7 @@ def _finetune(
     ranks: Ranks,
 ) -> dict[str, Any]:
     resume, known = resume or is_restarted(out), {}
-    if resume and (out / "run.json").exists():
+    if resume and (out / RECIPE).exists():
         content = described(out)
         known = content["inputs"]
         data = data.as_told(known, content["paths"])

@@ -269,9 +269,10 @@ class _Run:
         """Return metrics on a phase's held-out instances; {} if nothing is held out, and on other ranks."""
         if len(self.held_out) == 0 or not self.ranks.is_first:
             return {}
-        loader = self.loader(self.held_out, plan, _EVALUATION_BATCH)
         limit = plan.training.max_evaluation_instances
-        batches = islice(loader.epoch_batches(0), math.ceil(limit / _EVALUATION_BATCH) if limit else None)
+        batch_size = min(_EVALUATION_BATCH, limit or _EVALUATION_BATCH)
+        loader = self.loader(self.held_out, plan, batch_size)
+        batches = islice(loader.epoch_batches(0), limit // batch_size if limit else None)
         sums: defaultdict[str, float] = defaultdict(float)
         objective, counted = self.row.objective(self.row.part, plan.data), self.counted(batches, sums)
         metrics = evaluate(whole, objective, counted, plan.training.precision)

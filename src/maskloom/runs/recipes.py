@@ -5,15 +5,27 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe
 from maskloom.errors import ConfigError, UsageError
 from maskloom.objectives.pretraining import PRETRAINING
-from maskloom.recipe_files import by_key, leaves, overrides_of, read_toml, recipe_keys, recipe_path, shipped_recipes
+from maskloom.recipe_files import (
+    RecipeKey,
+    by_key,
+    leaves,
+    overrides_of,
+    put_value,
+    read_toml,
+    recipe_keys,
+    recipe_path,
+    shipped_recipes,
+    validate_recipe,
+)
 from maskloom.runs.run_folder import RECIPE
 from maskloom.system.launch import is_first_process
 from maskloom.tasks.kinds import KINDS as TASK_KINDS
@@ -109,7 +121,8 @@ def check_flags(recipe: PretrainRecipe | FinetuneRecipe, flags: dict[str, Any], 
 def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None, corpus: str | Path) -> PretrainRecipe:
     """Return a recipe with the steps that make `epochs` of a corpus, about as many as a run reports; None keeps it.
 
-    Raises ConfigError if `steps`, phases or a time budget decide, and for epochs that are not a number above 0.
+    Raises ConfigError if `steps`, phases or a time budget decide, for epochs that are not a number above 0, and if the
+    recipe does not fit that many steps.
     """
     if epochs is None:
         return recipe
@@ -130,7 +143,9 @@ def with_epochs(recipe: PretrainRecipe, epochs: float | None, steps: int | None,
     data = pretraining_data(recipe)
     loader = PRETRAINING[recipe.objective].loader(opened, train, data, batch_size=batch_size, seed=recipe.seed)
     found = max(1, round(loader.account().num_instances * epochs / batch_size))
-    return recipe.model_copy(update={"training": recipe.training.model_copy(update={"steps": found})})
+    values = recipe.model_dump(exclude_unset=True)
+    put_value(values, "training.steps", found, "--epochs")
+    return validate_recipe(PretrainRecipe, values, source=f"--epochs {epochs:g}")
 
 
 KINDS: dict[str, type[PretrainRecipe | FinetuneRecipe]] = {"pretrain": PretrainRecipe, "finetune": FinetuneRecipe}
@@ -150,6 +165,9 @@ def explained(name: str) -> dict[str, Any]:
     by_size, values = values.pop("sizes", {}), dict(leaves(values, whole="model.config"))
     kind = KINDS.get(values.get("kind", "finetune"), FinetuneRecipe)
     load_recipe(kind, path)
+    lists = {name: value for name, value in values.items() if isinstance(value, list)}
+    tables = ((f"{name}.{place}.", table) for name, listed in lists.items() for place, table in enumerate(listed))
+    values |= {key: value for start, table in tables if isinstance(table, dict) for key, value in leaves(table, start)}
     sizes = {size: dict(leaves(table)) for size, table in by_size.items()}
     return {"recipe": str(path), "about": _comment(path), "keys": _keys(kind, values), "sizes": sizes}
 
@@ -195,9 +213,17 @@ def _keys(kind: type[PretrainRecipe | FinetuneRecipe], values: dict[str, Any]) -
             "choices": list(key.choices),
             "meaning": key.meaning,
         }
-        for key in recipe_keys(kind)
+        for key in _in_tables(recipe_keys(kind), values)
         if key.path != "kind"
     ]
+
+
+def _in_tables(keys: Iterable[RecipeKey], values: dict[str, Any]) -> Iterator[RecipeKey]:
+    """Yield keys, those of a list of tables once for each of its tables, or with the index N if it is absent."""
+    for section, group in groupby(keys, lambda key: key.path.rpartition(".")[0]):
+        held = [*group]
+        numbers = range(len(values.get(section.removesuffix(".N"), ()))) if section.endswith(".N") else ()
+        yield from [replace(key, path=key.path.replace(".N.", f".{at}.")) for at in numbers for key in held] or held
 
 
 def shown_value(value: Any) -> str:

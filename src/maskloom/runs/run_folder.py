@@ -82,9 +82,9 @@ def prepare_run_folder(
         if has_changed:
             before_change()
             (out / METRICS).unlink(missing_ok=True)
-            write_text(out / RECIPE, recipe_toml(recipe))
+            write_text(out / RECIPE, recipe_toml(_placed(recipe)))
         return True
-    recipe_text = recipe_toml(recipe)
+    recipe_text = recipe_toml(_placed(recipe))
     content = {
         "id": hashlib.sha256(json.dumps([recipe_text, inputs], sort_keys=True).encode()).hexdigest(),
         "inputs": inputs,
@@ -210,13 +210,24 @@ def _processor() -> str:
 
 def check_same_recipe(out: Path, recipe: Section, may_change: Collection[str]) -> bool:
     """Return whether keys in `may_change` differ from the recipe of the run in `out`; raises ConfigError for others."""
-    before, now = flat(load_recipe(type(recipe), out / RECIPE).model_dump()), flat(recipe.model_dump())
+    before, now = (flat(_placed(one).model_dump()) for one in (load_recipe(type(recipe), out / RECIPE), recipe))
     changed = [key for key in sorted((before.keys() | now.keys()) - _FREE) if before.get(key) != now.get(key)]
     differing = [key for key in changed if not any(fnmatch.fnmatchcase(key, pattern) for pattern in may_change)]
     if differing:
         changes = "; ".join(f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in differing)
         raise ConfigError(f"{out}: a resumed run must keep its recipe: {changes}")
     return bool(changed)
+
+
+def _placed(recipe: Section) -> Section:
+    """Return a recipe that names word vectors by their absolute path, for a resume in another directory."""
+    sections: dict[str, Any] = {name: getattr(recipe, name, None) for name in ("model", "features")}
+    placed = {
+        name: one.model_copy(update={"word_vectors": os.path.abspath(one.word_vectors)})
+        for name, one in sections.items()
+        if getattr(one, "word_vectors", None) is not None
+    }
+    return recipe.model_copy(update=placed)
 
 
 def _check_inputs(out: Path, inputs: dict[str, Any], places: dict[str, Path]) -> None:

@@ -1,5 +1,6 @@
 """Familiar flags: what they set and refuse, the hints for unknown ones, and shell completion."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -103,6 +104,11 @@ def test_a_wrong_value_is_named_with_those_that_there_are(arguments, choices):
             ["pretrain", "--corpus", "c", "--out", "o", "--epochs", "2", "--set", "training.steps = 8"],
             "--epochs and --set training.steps=… both set how long to train",
         ),
+        (["plan", "--corpus", "c", "--epochs", "2", "--set", "training.steps=8"], "both set how long to train"),
+        (
+            ["score-answers", "--data", "d.json", "--predictions", "p.json", "--null-threshold", "1"],
+            "^--null-threshold applies to null odds; pass --null-odds FILE$",
+        ),
         (["embed", "--model", "m", "--input", "i.txt", "--report", "r.html", "--normalize"], "^--normalize: only"),
         (
             ["embed", "--model", "m", "--input", "i.txt", "--report", "r.html", "--no-normalize"],
@@ -202,7 +208,32 @@ def test_a_grid_of_sizes_is_no_conflict_with_the_size_that_vocab_implies(tmp_pat
     assert tried == [{"model.size": ("tiny", "mini")}]
 
 
+RUNS = {
+    "pretrain": {"corpus": "0"},
+    "finetune": {"train": "0"},
+    "search": {"train": "0", "space": {}},
+    "glue run": {"tasks": None, "space": {}},
+    "words train": {"text": "0"},
+}
+
+
+def write_description(folder, inputs):
+    (folder / "run.json").write_text(json.dumps({"id": "0", "paths": {}, "world_size": 1, "inputs": inputs}))
+
+
+@pytest.mark.parametrize("command", RUNS)
+def test_the_run_of_another_command_is_named_with_it(command, tmp_path):
+    needed = {"glue run": ["--model", "m", "--data", "d"], "words train": ["t.txt"]}.get(command, [])
+    arguments = [*command.split(), *needed, "--out", str(tmp_path), "--resume"]
+    (tmp_path / "recipe.toml").write_text("")
+    for other in RUNS.keys() - {command}:
+        write_description(tmp_path, RUNS[other])
+        with pytest.raises(UsageError, match=f"this run is continued by maskloom {other} --resume$"):
+            CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
 def test_word_vectors_resume_without_their_options(tmp_path, monkeypatch):
+    write_description(tmp_path, RUNS["words train"])
     (tmp_path / "recipe.toml").write_text('kind = "words"\nsize = 8\nloss = "softmax"\nnegative = 9\n')
     recipes = []
     monkeypatch.setattr("maskloom.runs.words.train_words", lambda _, recipe, **__: recipes.append(recipe) or {})

@@ -5,6 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from maskloom.errors import ConfigError
 from maskloom.reproduce import planning
 from maskloom.reproduce.probes import Probe
 from maskloom.runs.finetune import LabelledFiles
@@ -14,10 +17,10 @@ def probe(path, kind: str) -> Probe:
     return Probe("it", kind, LabelledFiles(path, path))
 
 
-def plan(path, *, kind: str, models: dict[str, bool], arm_model: str, epochs: float = 2.0) -> Any:
+def plan(path, *, kind: str, models: dict[str, bool], arm_model: str, steps: int | None = None) -> Any:
     """Return a plan with one fine-tuning run; `models` says which models are still to be pre-trained."""
     recipe = SimpleNamespace(
-        data=SimpleNamespace(max_length=64), training=SimpleNamespace(batch_size=16, epochs=epochs)
+        data=SimpleNamespace(max_length=64), training=SimpleNamespace(batch_size=16, epochs=2.0, steps=steps)
     )
     return SimpleNamespace(
         experiment=SimpleNamespace(models=models, recipes={"A": path}),
@@ -58,6 +61,22 @@ def test_steps_of_short_examples_take_longer_than_their_tokens_say(tmp_path, mon
         f"about {planning.in_words(60.0 + 2 * tokens / 100.0)}: 60 seconds of pre-training and "
         f"{planning.in_words(2 * tokens / 100.0)} for 1 run of fine-tuning"
     )
+
+
+def test_steps_count_in_place_of_epochs(tmp_path, monkeypatch):
+    path = tmp_path / "train.csv"
+    path.write_text("text,label\n" + "some words,a\n" * 1000, encoding="utf-8")
+    monkeypatch.setattr(planning, "_timed", lambda *_: {"seconds": 0.0, "tokens_per_second": 1.0})
+    said = planning.expected(plan(path, kind="single", models={"A": True}, arm_model="A", steps=1000), NOTHING_DONE, 1)
+    tokens = path.stat().st_size / planning._BYTES_PER_TOKEN * 16_000 / 1002
+    assert said.endswith(f"and {planning.in_words(tokens)} for 1 run of fine-tuning")
+
+
+def test_a_model_without_room_in_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "plan_pretraining", lambda *_, **__: {"sizes": [], "too_large": ["mini"]})
+    given = SimpleNamespace(pretraining=lambda model, seed: None, corpus=tmp_path)
+    with pytest.raises(ConfigError, match="BERT: its weights, gradients and moments take more memory than is free"):
+        planning._timed(given, "BERT")
 
 
 def test_what_is_left_may_be_of_models_made_elsewhere_alone(tmp_path, monkeypatch):

@@ -53,3 +53,24 @@ def test_a_tokenizer_that_keeps_case_is_never_called_uncased(tmp_path, make, kee
         assert ", uncased (as given)" in conversion_lines(convert(source, out, lowercase=True))[0]
     assert Tokenizer.load(out).lowercase is not keeps_case
     assert convert(source, tmp_path / "cased", lowercase=False)["lowercase"] is False
+
+
+def test_the_working_directory_can_be_converted_but_not_replaced(tmp_path, monkeypatch):
+    """Regression: both ended with a traceback."""
+    source, tokenizer = tmp_path / "source", _trained(model="bpe", lowercase=False)
+    config = GptConfig(vocab_size=len(tokenizer.vocabulary), max_position_embeddings=32, **SIZES)
+    save_model(build_model(config, ("lm",), seed=3), source)
+    tokenizer.save(source)
+    monkeypatch.chdir(source)
+    assert convert(".", tmp_path / "out", lowercase=False)["heads"] == ["lm"]
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="this folder is replaced as a whole, so it needs a name"):
+        convert(source, ".", lowercase=False)
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_an_elmo_cannot_be_made_uncased(tmp_path):
+    (tmp_path / "options.json").write_text("{}")
+    with pytest.raises(ConfigError, match="--uncased: an ELMo reads words as they are spelled"):
+        convert(tmp_path, tmp_path / "out", lowercase=True)

@@ -12,7 +12,14 @@ from maskloom.config import PretrainRecipe, load_recipe
 from maskloom.data.corruption import num_predictions
 from maskloom.errors import ConfigError
 from maskloom.models.bert_config import BertConfig
-from maskloom.runs.pretraining_plan import check_model, ignored_settings, model_config, phase_plans
+from maskloom.runs.pretraining_plan import (
+    check_model,
+    heads_of,
+    ignored_settings,
+    model_config,
+    phase_plans,
+    pretraining_data,
+)
 
 
 def test_the_initial_models_sizes_count_in_place_of_the_recipes():
@@ -24,6 +31,13 @@ def test_the_initial_models_sizes_count_in_place_of_the_recipes():
         check_model(recipe, BertConfig(max_position_embeddings=63))
     with pytest.raises(ConfigError, match="the initial model's type_vocab_size = 1"):
         check_model(recipe, BertConfig(type_vocab_size=1))
+
+
+def test_pairs_may_be_read_without_learning_whether_they_follow():
+    for changes, heads in (([], ("mlm", "nsp")), (["data.next_sentence_loss=false"], ("mlm",))):
+        recipe = load_recipe(PretrainRecipe, None, changes)
+        assert pretraining_data(recipe).pairs == "nsp"
+        assert heads_of(recipe, BertConfig()) == heads
 
 
 def test_what_does_not_count_is_said():

@@ -44,6 +44,18 @@ def test_a_recipe_is_explained_key_by_key(tmp_path):
         explained(str(own))
 
 
+def test_tables_of_a_list_are_explained_one_by_one():
+    content = explained("bert-base-as-published")
+    keys = {key["path"]: key for key in content["keys"]}
+    assert [keys[f"phases.{number}.max_length"]["value"] for number in (0, 1)] == [128, 512]
+    assert keys["phases.1.steps"]["is_set"]
+    assert not keys["phases.1.batch_size"]["is_set"]
+    places = [line.split()[1] for line in explained_lines(content) if line.startswith("* phases")]
+    assert places == ["phases.0.max_length", "phases.0.steps", "phases.1.max_length", "phases.1.steps"]
+    assert "phases.N.steps" not in keys
+    assert "training.extensions.N.at" in keys
+
+
 def test_the_commands_list_and_show():
     result = CliRunner().invoke(app, ["recipes"])
     assert result.exit_code == 0

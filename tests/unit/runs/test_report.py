@@ -39,9 +39,9 @@ class Page(HTMLParser):
             self.cells[-1] += data
 
 
-def write_run(folder, *, events=(), metrics=None, **training):
+def write_run(folder, *, events=(), metrics=None, objective="masked_lm", **training):
     folder.mkdir(parents=True)
-    recipe = validate_recipe(PretrainRecipe, {"training": training}, source="test")
+    recipe = validate_recipe(PretrainRecipe, {"objective": objective, "training": training}, source="test")
     (folder / "recipe.toml").write_text(recipe_toml(recipe))
     description = {
         "id": "0" * 64,
@@ -97,6 +97,23 @@ def test_a_page_shows_what_differs_and_nothing_else(tmp_path):
     assert re.findall(r'<td class="key">([^<]*)', differing)[0] == "training.learning_rate"
     assert "0.003" in differing
     assert "batch_size" not in differing
+
+
+def test_every_objective_has_its_own_chart_of_the_loss(tmp_path):
+    """A run that has not been evaluated yet is counted by its recipe."""
+    gpt = [{**step(number, 5.0), "losses": {"lm": 5.0}} for number in (1, 2)]
+    runs = [
+        write_run(tmp_path / "one", events=EVENTS, metrics={"mlm_loss": 3.5, "mlm_accuracy": 0.5}),
+        write_run(tmp_path / "other", events=EVENTS),
+        write_run(tmp_path / "gpt", events=gpt, objective="causal_lm"),
+    ]
+    for chosen in (runs, runs[::-1]):
+        report(chosen, tmp_path / "page.html")
+        text = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert {"Masked-LM loss, nats per token", "Language-model loss, nats per token"} <= {
+            title for title in re.findall("<h3>([^<]*)", text) if "loss" in title
+        }
+    assert text.count("word frequency") == 1
 
 
 def test_names_cannot_inject_and_the_page_loads_nothing(tmp_path):

@@ -19,6 +19,30 @@ def test_a_run_folder_is_created_once(tmp_path) -> None:
     assert prepare_run_folder(out, recipe, inputs={"corpus": "a"}, resume=True) is True
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        (PretrainRecipe, ["model.word_vectors=v.txt"]),
+        (FinetuneRecipe, ["task=tagging", "features.word_vectors=v.txt"]),
+        (FinetuneRecipe, ["task=single"]),
+    ],
+)
+def test_word_vectors_are_found_from_another_directory(tmp_path, monkeypatch, kind, changes) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, given = tmp_path / "run", load_recipe(kind, None, changes)
+    prepare_run_folder(out, given, inputs={}, resume=False)
+    assert prepare_run_folder(out, given, inputs={}, resume=True) is True
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    again = load_recipe(kind, out / RECIPE)
+    named = [section.word_vectors for section in (again.model, getattr(again, "features", None)) if section]
+    assert named == [str(tmp_path / "v.txt")] * len(named)
+    assert prepare_run_folder(out, again, inputs={}, resume=True) is True
+    if named:
+        with pytest.raises(ConfigError, match=r"word_vectors was '.*v\.txt', is '.*other.v\.txt'"):
+            prepare_run_folder(out, given, inputs={}, resume=True)
+
+
 def test_resuming_names_what_changed(tmp_path) -> None:
     out = tmp_path / "run"
     prepare_run_folder(out, PretrainRecipe(), inputs={"corpus": "a"}, resume=False)

@@ -195,6 +195,25 @@ def test_a_parameter_without_gradient_does_not_crash(name: str) -> None:
     assert not torch.equal(model.used, torch.ones(2, 2))
 
 
+@pytest.mark.parametrize("name", ["adamw", "bert_adam"])
+def test_decay_rates_and_epsilon_are_the_recipes(name: str) -> None:
+    """The second gradient is 0, so each step shows how much of the first one is left."""
+    model = nn.Module()
+    model.used = nn.Parameter(torch.zeros(1, 1, dtype=torch.float64))
+    beta1, beta2, epsilon = 0.7, 0.6, 0.25
+    own = {"adam_beta1": beta1, "adam_beta2": beta2, "adam_epsilon": epsilon, "weight_decay": 0.0}
+    optimizer = make_optimizer(model, TrainingSection(optimizer=name, learning_rate=1.0, **own))
+    expected = 0.0
+    for step, gradient in ((1, 2.0), (2, 0.0)):
+        model.used.grad = torch.full((1, 1), gradient, dtype=torch.float64)
+        optimizer.step()
+        mean, square = (1 - beta1) * 2.0 * beta1 ** (step - 1), (1 - beta2) * 4.0 * beta2 ** (step - 1)
+        if name == "adamw":
+            mean, square = mean / (1 - beta1**step), square / (1 - beta2**step)
+        expected -= mean / (square**0.5 + epsilon)
+        assert model.used.item() == pytest.approx(expected)
+
+
 def _tagger():
     return build_model(BertConfig.of_size("tiny", vocab_size=50), ("tagger", "crf"), 3, seed=0)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from markupsafe import escape
 
-from maskloom.data.streams.sentence_pairs import PAIR_TASKS, pair_task_of
+from maskloom.data.streams.sentence_pairs import PAIR_TASKS
 from maskloom.errors import ConfigError
-from maskloom.objectives.pretraining import PRETRAINING, row_of, unigram_of
+from maskloom.objectives.pretraining import PRETRAINING, Pretraining, row_of, unigram_of
 from maskloom.runs.charts import DotRow, Line, distinct_names, dot_chart, line_chart, visible, write_html
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.first_look import check_page
@@ -163,31 +163,42 @@ def charts_of(records: list[RunRecord]) -> dict[str, list[Chart]]:
 
 
 def _pretraining(runs: list[RunRecord], colours: dict[str, str]) -> list[Chart]:
+    """Draw losses and accuracies in one chart for each kind of prediction, as those of others are not comparable."""
     if not runs:
         return []
-    metrics = scores(runs[0])
-    entropy = unigram_of(metrics)
     marks = phase_marks(runs[0].stages[""]) if len(runs) == 1 else []
-    row, pair = row_of(metrics) or PRETRAINING["masked_lm"], pair_task_of(metrics) or "nsp"
-    part, (loss_name, targets) = row.part, row.names
-    loss = _chart(
-        f"{_capital(loss_name)} loss, nats per token",
-        runs,
-        colours,
-        ("losses", part),
-        f"{part}_loss",
-        levels=[("word frequency", entropy)] if entropy else [],
-        marks=marks,
-        note="Thin line: training; with dots: held out. Below the dashed line, the model uses context.",
-    )
-    majority = metrics.get(f"{pair}_majority_fraction")
     how = {"marks": marks, "as_percent": True}
-    levels = [("majority", majority)] if majority else []
-    title = f"{_capital(PAIR_TASKS[pair].name)} accuracy, held out"
-    sentence = _chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how)
-    title = f"{targets} predicted correctly, held out"
-    accuracy = _chart(title, runs, colours, None, f"{part}_accuracy", **how)
-    return [chart for chart in (loss, sentence, accuracy, *_optimisation(runs, colours)) if chart is not None]
+    losses, pairs, accuracies = list[Chart | None](), list[Chart | None](), list[Chart | None]()
+    for part, row in {_predicted(run).part: _predicted(run) for run in runs}.items():
+        chosen, (loss_name, targets) = [run for run in runs if _predicted(run).part == part], row.names
+        loss = _chart(
+            f"{_capital(loss_name)} loss, nats per token",
+            chosen,
+            colours,
+            ("losses", part),
+            f"{part}_loss",
+            levels=_level("word frequency", map(unigram_of, map(scores, chosen))),
+            marks=marks,
+            note="Thin line: training; with dots: held out. Below the dashed line, the model uses context.",
+        )
+        losses.append(loss)
+        title = f"{targets} predicted correctly, held out"
+        accuracies.append(_chart(title, chosen, colours, None, f"{part}_accuracy", **how))
+    for pair, task in PAIR_TASKS.items():
+        levels = _level("majority", (scores(run).get(f"{pair}_majority_fraction") for run in runs))
+        title = f"{_capital(task.name)} accuracy, held out"
+        pairs.append(_chart(title, runs, colours, None, f"{pair}_accuracy", levels=levels, **how))
+    return [chart for chart in (*losses, *pairs, *accuracies, *_optimisation(runs, colours)) if chart is not None]
+
+
+def _predicted(run: RunRecord) -> Pretraining:
+    """Return the row of what a pre-training run predicts."""
+    return row_of(scores(run)) or PRETRAINING.get(str(run.recipe.get("objective"))) or PRETRAINING["masked_lm"]
+
+
+def _level(name: str, values: Iterable[float | None]) -> list[tuple[str, float]]:
+    """Return the first value as a level to draw, or [] if there is none."""
+    return [(name, value) for value in values if value][:1]
 
 
 def _capital(text: str) -> str:
