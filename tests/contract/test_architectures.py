@@ -219,6 +219,17 @@ def test_padding_and_neighbours_change_nothing(model):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("shape", [(2, 5), (2, 0), (0, 5)], ids=str)
+def test_batches_without_tokens_have_all_shapes(model, config, shape):
+    output = model.eval().encoder(torch.ones(shape).long(), None, torch.zeros(shape), keep_hidden_states=True)
+    assert [state.shape for state in output.hidden_states] == [(*shape, config.hidden_size)] * (
+        config.num_hidden_layers + 1
+    )
+    assert output.pooled.shape == (shape[0], config.hidden_size)
+    assert not output.pooled.any()
+
+
+@torch.no_grad()
 def test_order_of_sequences_changes_nothing(model):
     model.eval()
     ids, segments, mask = batch()

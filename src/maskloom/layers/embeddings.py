@@ -39,7 +39,7 @@ class TokenEmbeddings(nn.Module):
     def forward(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
         """Return the normalised sum for every token, projected to the hidden size if the two sizes differ."""
         summed = self._summed(token_ids, segment_ids, position_ids)
-        return summed if self.projection is None else self.projection(summed)
+        return summed if self.projection is None else self.projection(summed).to(summed.dtype)
 
     def _summed(self, token_ids: Tensor, segment_ids: Tensor, position_ids: Tensor) -> Tensor:
         words = self.word.weight

@@ -54,7 +54,7 @@ class LayerCombination:
             return cls(",".join(map(str, numbers)), _indices(numbers, num_layers), "each")
         if choice in _NAMED:
             chosen, join = _NAMED[choice]
-            if (needed := -(chosen.start or 0)) > num_layers:
+            if (needed := abs(chosen.start or 0)) > num_layers:
                 raise ConfigError(f"layers = {choice!r} needs {needed} layers; the encoder has {num_layers}")
             return cls(choice, tuple(range(num_layers + 1)[chosen]), join)
         try:

@@ -13,6 +13,7 @@ from maskloom.layers.attention import KeyValues, PastTokens
 from maskloom.layers.cross_attention import CrossAttention
 from maskloom.layers.dropout import dropout_factors, head_keys, next_keys
 from maskloom.layers.processor.matrix_products import Dense
+from maskloom.layers.processor.onednn import unrounded
 from maskloom.layers.sequence_layout import SequenceLayout
 
 
@@ -112,14 +113,17 @@ class UnscaledCrossAttention(CrossAttention):
 
 
 def _attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float) -> Tensor:
-    """Return softmax(q k + bias) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden)."""
+    """Return softmax(q k + bias) v per sequence and head: (tokens, 3 hidden) to (tokens, hidden).
+
+    With dropout on a CPU it is computed in fp32 under autocast, like `grouped_attention`.
+    """
     if not layout.groups:
         return qkv.new_zeros(0, qkv.shape[1] // 3)
     is_keyed = dropout > 0.0 and qkv.device.type == "cpu" and not torch.compiler.is_compiling()
     keys, dither = next_keys(layout.num_tokens) if is_keyed else (None, 0.0)
     if keys is not None and layout.slot_tokens is not None:
         keys = keys[layout.slot_tokens]
-    contexts = []
+    contexts, qkv = [], qkv if keys is None else unrounded(qkv)
     parts = layout.to_slots(qkv).split([group.num_slots for group in layout.groups])
     for group, part, bias in zip(layout.groups, parts, layout.biases, strict=True):
         q, k, v = part.view(group.num_sequences, group.length, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
@@ -127,8 +131,9 @@ def _attend(qkv: Tensor, layout: SequenceLayout, num_heads: int, dropout: float)
         if keys is None:
             context = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=1.0)
         else:
-            probabilities = torch.softmax(q @ k.transpose(2, 3) + bias, -1)
             row_keys = head_keys(group.rows_of(keys), num_heads)
-            context = (probabilities * dropout_factors(probabilities, dropout, row_keys, dither)) @ v
+            with torch.autocast("cpu", enabled=False):
+                probabilities = torch.softmax(q @ k.transpose(2, 3) + bias, -1)
+                context = (probabilities * dropout_factors(probabilities, dropout, row_keys, dither)) @ v
         contexts.append(context.transpose(1, 2).reshape(group.num_slots, -1))
     return layout.from_slots(torch.cat(contexts))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from maskloom.errors import DataError
+from maskloom.errors import ConfigError, DataError
 from maskloom.models.bart_config import BART_SIZES, BartConfig, MarianConfig
 from maskloom.models.bert_config import BertConfig
 from maskloom.models.elmo_config import ELMO_SIZES, ElmoConfig
@@ -135,6 +135,14 @@ ARCHITECTURES: Rows[Architecture] = Rows(
 )
 
 
+# Keys that [model.config] may not set, and what determines them.
+_DETERMINED = {
+    "vocab_size": "the vocabulary",
+    "source_vocab_size": "`maskloom finetune --source-vocab`",
+    "num_source_layers": "seq2seq.source_layers",
+}
+
+
 def architecture_of(config: ModelConfig) -> Architecture:
     """Return the row for a configuration."""
     return next(row for row in ARCHITECTURES.values() if isinstance(config, row.config_type))
@@ -142,6 +150,9 @@ def architecture_of(config: ModelConfig) -> Architecture:
 
 def config_of(section: ModelSection, **more: Any) -> ModelConfig:
     """Return the configuration of a recipe's [model] with extra keys; raises ConfigError for a wrong one."""
+    for key, source in _DETERMINED.items():
+        if (given := section.config.get(key)) is not None:
+            raise ConfigError(f"model.config.{key} = {given!r:.200}: {source} determines it; leave it out")
     row = ARCHITECTURES[section.architecture]
     return row.config_type.of_size(section.size, row.sizes, **{**section.config, **more})
 

@@ -51,6 +51,10 @@ class Bart(Encoder):
         vectors = self.source.encode_packed(token_ids, segment_ids, layout).last_hidden_state
         return cast(ScaledEmbeddings, self.embeddings).of_vectors(vectors, layout)
 
+    def freeze(self) -> None:
+        """Freeze everything: the decoder on top belongs to the trained model."""
+        self.requires_grad_(False)
+
     def new_decoder(self) -> BartDecoder:
         """Return a decoder that predicts words."""
         return BartDecoder(self, predicts=True)

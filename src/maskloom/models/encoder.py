@@ -162,8 +162,10 @@ class Encoder(nn.Module):
                 hidden = rows[: layout.num_tokens]
                 if keep_hidden_states:
                     states.append(hidden.to(dtype))
+        elif keep_hidden_states:
+            states *= 1 + len(self.layers)
         hidden = states[-1] = self.final_norm(hidden.to(dtype))
-        if self.top is not None:
+        if self.top is not None and layout.num_tokens > 0:
             hidden = states[-1] = self.topped(token_ids, hidden, layout)
         return EncoderOutput(
             last_hidden_state=hidden,
@@ -209,7 +211,7 @@ class Encoder(nn.Module):
         def pad(packed: Tensor) -> Tensor:
             if index is not None:
                 packed = packed.new_zeros(batch * length, packed.shape[-1]).index_copy(0, index, packed)
-            padded = packed.view(batch, length, -1)
+            padded = packed.view(batch, length, packed.shape[-1])
             return padded if is_real is None else padded * is_real.unsqueeze(2)
 
         states = None if output.hidden_states is None else tuple(pad(state) for state in output.hidden_states)

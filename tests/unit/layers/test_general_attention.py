@@ -6,7 +6,7 @@ import torch
 
 from maskloom.layers.attention import attend
 from maskloom.layers.dropout import RowDraws, drawing
-from maskloom.layers.general_attention import AttentionLayout, Past, attend_between
+from maskloom.layers.general_attention import AttentionLayout, Past, attend_between, masked_softmax
 from maskloom.layers.sequence_layout import SequenceLayout
 
 HEADS, SIZE = 3, 4
@@ -85,6 +85,14 @@ def test_a_query_without_keys_gets_zeros_and_finite_gradients():
     assert found[:6].all()
     found.sum().backward()
     assert all(torch.isfinite(part.grad).all() for part in inputs)
+
+
+@pytest.mark.parametrize("allowed", [None, torch.tensor([True, True, False])], ids=str)
+def test_under_autocast_a_softmax_is_in_single_precision(allowed):
+    scores = torch.tensor([[3.0, 1.0, 2.0]], dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = masked_softmax(scores, allowed)
+    torch.testing.assert_close(found, masked_softmax(scores.float(), allowed), rtol=0, atol=0)
 
 
 def test_causal_attention_equals_the_fast_path():

@@ -59,6 +59,7 @@ def test_every_named_choice_is_tested_above_and_fits_a_model_of_twelve_layers():
         ([], 5, "at least one is needed"),
         ("sum_last_four", 3, "needs 4 layers; the encoder has 3"),
         ("second_to_last", 1, "needs 2 layers; the encoder has 1"),
+        ("sum_all", 0, "needs 1 layers; the encoder has 0"),
         ("1,", 5, "neither layer numbers"),
     ],
 )

@@ -85,6 +85,15 @@ def test_the_encoder_alone_is_read_beside_a_decoder_that_makes_texts():
     assert not torch.allclose(output.last_hidden_state, through.last_hidden_state)
 
 
+def test_of_a_frozen_model_the_decoder_on_top_is_frozen_too():
+    model = model_of("classifier")
+    model.encoder.freeze()
+    learning = [name for name, weights in model.named_parameters() if weights.requires_grad]
+    assert learning
+    assert all(name.startswith("heads.classifier.") for name in learning)
+    assert not model.train().encoder.top.training
+
+
 @torch.no_grad()
 def test_empty_texts_pool_to_zeros():
     model = model_of()

@@ -174,8 +174,10 @@ def test_a_layout_of_other_tokens_is_refused(encoder):
         )
 
 
-def test_autocast_keeps_norms_and_softmax_in_single_precision():
-    encoder = build_model(CONFIG, heads=(), seed=1).encoder.eval()
+@pytest.mark.parametrize("embedding_size", [None, 12])
+def test_autocast_keeps_norms_and_softmax_in_single_precision(embedding_size):
+    config = CONFIG.model_copy(update={"embedding_size": embedding_size})
+    encoder = build_model(config, heads=(), seed=1).encoder.eval()
     kinds = {}
     for name, module in encoder.named_modules():
         module.register_forward_hook(lambda m, _, out, name=name: kinds.__setitem__(name, getattr(out, "dtype", None)))

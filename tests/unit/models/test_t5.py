@@ -192,6 +192,22 @@ def test_dropout_of_attention_is_right_on_average():
         assert (mean - attention.eval()(hidden, layout)).abs().max() < 0.15
 
 
+def test_under_autocast_scores_and_their_softmax_are_in_single_precision():
+    torch.manual_seed(0)
+    attention = RelativeSelfAttention(8, 2, 4, 1e-9).train()
+    bias = RelativeBias(8, 16, 2, causal=False)
+    for parameter in (*attention.parameters(), *bias.parameters()):
+        torch.nn.init.normal_(parameter)
+    attention.output = torch.nn.Identity()
+    hidden, layout = torch.randn(9, 8), bias.within(SequenceLayout.from_lengths([5, 4]))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(hidden, layout)
+        qkv = attention.qkv(hidden).float()
+    attention.qkv = torch.nn.Identity()
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, attention(qkv, layout), rtol=1e-5, atol=1e-5)
+
+
 def test_a_vocabulary_that_grows_keeps_an_output_matrix_of_its_own_in_step():
     model = make(**VERSION_1_1)
     old = model.heads["decoder"].output.weight.detach().clone()

@@ -101,6 +101,14 @@ def test_one_segment_is_enough_without_next_sentences():
         model_config(recipe, vocab_size=70)
 
 
+@pytest.mark.parametrize("key", ["source_vocab_size", "num_source_layers"])
+def test_sizes_of_sources_are_no_settings_of_a_model(key):
+    recipe = load_recipe(PretrainRecipe, None, ["objective=denoising", "model.architecture=bart"])
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"config": {key: 10}})})
+    with pytest.raises(ConfigError, match=rf"model\.config\.{key} = 10: .* determines it; leave it out"):
+        model_config(recipe, vocab_size=50)
+
+
 def test_the_command_refuses_without_torch_and_without_looking_for_the_corpus(tmp_path):
     code = (
         "import sys; from maskloom.cli import main\n"
