@@ -87,7 +87,7 @@ def _converted_elmo(source: Path, out: Path) -> dict[str, Any]:
 
 def _found(source: Path) -> _Source:
     """Return the published model at a path; raises DataError if no supported weights are there."""
-    index = next((path for path in (source, source.with_name(source.name + INDEX_END)) if path.is_file()), None)
+    index = next((path for path in (source, Path(f"{source}{INDEX_END}")) if path.is_file()), None)
     folder = source if source.is_dir() else source.parent
     if index is None and not source.is_dir():
         raise DataError(f"{source}: there is no such folder, checkpoint or file")

@@ -53,3 +53,12 @@ def test_a_tokenizer_that_keeps_case_is_never_called_uncased(tmp_path, make, kee
         assert ", uncased (as given)" in conversion_lines(convert(source, out, lowercase=True))[0]
     assert Tokenizer.load(out).lowercase is not keeps_case
     assert convert(source, tmp_path / "cased", lowercase=False)["lowercase"] is False
+
+
+def test_the_current_folder_is_converted(tmp_path, monkeypatch):
+    tokenizer, source = unigram(), tmp_path / "source"
+    config = GptConfig(vocab_size=len(tokenizer.vocabulary), max_position_embeddings=32, **SIZES)
+    save_model(build_model(config, ("lm",), seed=3), source)
+    tokenizer.save(source)
+    monkeypatch.chdir(source)
+    assert convert(".", tmp_path / "out")["model"] == str(tmp_path / "out")
