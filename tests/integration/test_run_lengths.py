@@ -175,6 +175,17 @@ def test_a_run_is_not_shortened_to_an_end_within_its_warm_up(tmp_path, monkeypat
         resuming.extended_recipe(shortened, tmp_path, lambda chosen: chosen.training, {"phase-1": tmp_path})
 
 
+def test_a_change_that_is_taken_back_before_another_step_leaves_the_run_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(resuming, "_last_step", lambda *_: 10)
+    first = recipe("training.steps=20")
+    (tmp_path / "recipe.toml").write_text(recipe_toml(first), encoding="utf-8")
+    given = (tmp_path, lambda chosen: chosen.training, {"phase-1": tmp_path})
+    longer = resuming.extended_recipe(recipe("training.steps=40"), *given)
+    assert [(extension.at, extension.steps) for extension in longer.training.extensions] == [(10, 20)]
+    (tmp_path / "recipe.toml").write_text(recipe_toml(longer), encoding="utf-8")
+    assert resuming.extended_recipe(recipe("training.steps=20"), *given) == first
+
+
 def test_epochs_become_the_steps_that_make_them(run, corpus, tmp_path):
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     begun = run("pretrain", "--corpus", corpus, "--out", tmp_path / "r", "--epochs", 3, *settings)

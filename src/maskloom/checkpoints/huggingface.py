@@ -306,10 +306,10 @@ def _copy(model: EncoderWithHeads, rows: list[TensorName], contents: _Contents) 
     parameters = dict(model.named_parameters())
     problems = []
     for row in rows:
-        values = contents.tensors[row.huggingface].read()
-        if not bool(torch.isfinite(values).all()):
+        part = _part(parameters[row.ours], row)
+        part.copy_(contents.tensors[row.huggingface].read())
+        if not bool(torch.isfinite(part).all()):  # in our type: fp64 has larger values
             problems.append(f"{row.huggingface}: holds values that are not finite")
-        _part(parameters[row.ours], row).copy_(values)
     for copy, tensor in contents.copies.items():
         original = contents.tied[copy]
         if not torch.equal(tensor.read(), contents.tensors[original].read()):

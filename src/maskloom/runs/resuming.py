@@ -77,7 +77,7 @@ def extended_recipe(
         # the plan under which that step was made; no step was made under later plans
         planned = next((later.steps for later in extensions if later.at >= done), before.steps)
         extensions = [earlier for earlier in extensions if earlier.at < done]
-        extensions += [Extension(at=done, steps=planned)] if done else []
+        extensions += [Extension(at=done, steps=planned)] if done and planned != steps else []  # or one is taken back
     return recipe.model_copy(update={"training": recipe.training.model_copy(update={"extensions": extensions})})
 
 

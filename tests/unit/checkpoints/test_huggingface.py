@@ -267,8 +267,10 @@ class TestRefusals:
         with pytest.raises(DataError, match=r"cls.predictions.bias: missing"):
             load_model(folder)
 
-    def test_values_that_are_not_finite(self, folder):
-        rewrite(folder, lambda tensors: tensors | {"bert.pooler.dense.bias": torch.full((14,), float("nan"))})
+    @pytest.mark.parametrize("value", [float("nan"), 1e300])
+    def test_values_that_are_not_finite(self, folder, value):
+        bias = torch.full((14,), value, dtype=torch.float64)
+        rewrite(folder, lambda tensors: tensors | {"bert.pooler.dense.bias": bias})
         with pytest.raises(DataError, match=r"bert.pooler.dense.bias: holds values that are not finite"):
             load_model(folder)
 
