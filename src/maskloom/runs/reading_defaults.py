@@ -159,8 +159,8 @@ def options_for(
     ways = [stored] if needs_label else [stored, {**stored, "label_column": None}]
     without_rows: list[ReadingOptions] = []  # every row is skipped, or there is none
     for options in [*(ReadingOptions(**values) for values in ways), default]:
-        rows = kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path))
         try:
+            rows = kind.iterate(path, options, settings, needs_label=needs_label, report=ReadingReport(path))
             if next(rows, None) is not None:
                 return options
         except (ConfigError, DataError):

@@ -46,7 +46,8 @@ def test_a_file_is_looked_at_as_far_as_time_permits(model: Path, tmp_path: Path,
         look_at_training_data(model, [early], reading, FinetuneRecipe())
 
 
-def test_the_form_of_all_tags_is_looked_at_before_torch_is_imported(model: Path, tmp_path: Path) -> None:
+def test_the_form_of_all_tags_is_looked_at_before_torch_is_imported(model: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(first_look, "_SECONDS", 600.0)
     train = tmp_path / "train.txt"
     train.write_text("Anna B-PER\nsees O\n\n" * 20_000 + "Bob X-PER\n", encoding="utf-8")
     reading = ReadingOptions()
