@@ -293,7 +293,7 @@ TEXTS = ("text", "sentence", "sentence1", "text_a", "review", "question")
 class UsualNames(NamedTuple):
     """Column names that are tried, in this order, if the user gave none; `noun` is what messages call a label.
 
-    A first text is used only together with the second text of its entry in `pairs`.
+    A first text is used only together with the second text of its entry in `pairs`; single texts may not have both.
     """
 
     pairs: Sequence[tuple[str, str]] = _PAIRS
@@ -389,7 +389,8 @@ def choose_names(
 ) -> Columns:
     """Find the text, second text and label among `names`, which are header names or object keys.
 
-    `takes_pair` None means that a second text is optional. Raises DataError for missing columns.
+    `takes_pair` None means that a second text is optional. Raises DataError for missing columns, and where a second
+    text would be left out.
     """
     lower = {name.lower(): name for name in reversed(names)}
     given_label = options.label_column if needs_label or options.label_column in names else None
@@ -398,9 +399,13 @@ def choose_names(
     if not needs_label and label in (options.text_column, options.pair_column):
         label = None
     text, pair = options.text_column, options.pair_column
-    if text is None and pair is None and takes_pair is not False:
-        found = next((row for row in usual.pairs if row[0] in lower and row[1] in lower), None)
-        text, pair = (lower[found[0]], lower[found[1]]) if found else (None, None)
+    if text is None and pair is None:
+        found = next(([lower[name] for name in row] for row in usual.pairs if lower.keys() >= {*row}), None)
+        if found and takes_pair is not False:
+            text, pair = found
+        elif found and label not in found:
+            both = f"{found[0]!r:.80} and {found[1]!r:.80} are both texts"
+            raise DataError(f"{place}: {both}; name one with --text-column, or read pairs with --task pair")
     if text is None:
         text = next((lower[name] for name in usual.texts if name in lower and lower[name] not in (pair, label)), None)
     if text is None and label is not None and label.lower() in usual.texts:

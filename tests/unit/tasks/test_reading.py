@@ -123,6 +123,18 @@ def test_json_labels_of_every_kind(tmp_path):
     assert plain(read(tmp_path, rows, "regression", "a.jsonl"))[1] == ("a", "b", 2.5, 2)
 
 
+def test_the_second_text_of_pairs_is_not_left_out(tmp_path):
+    """Regression: by default, with --task single, only the first text was read, and nothing said so."""
+    content = "premise,Hypothesis,label\na,b,x\n"
+    message = r"line 1: 'premise' and 'Hypothesis' are both texts; name one with --text-column, or .* --task pair$"
+    with pytest.raises(DataError, match=message):
+        read(tmp_path, content, "single")
+    assert plain(read(tmp_path, content, "single", text_column="premise")) == [("a", None, "x", 2)]
+    assert plain(
+        read(tmp_path, content.replace("label", "mark"), "single", label_column="Hypothesis", text_column="mark")
+    )
+
+
 @pytest.mark.parametrize("name", ["data.csv", "data.tsv"])
 def test_a_json_list_of_labels_in_a_table(tmp_path, name):
     """Regression: it was split at its commas, brackets and quotes included."""

@@ -20,6 +20,7 @@ from maskloom.tasks.tables import TEXTS, BadRowError, ReadingOptions, Row, Usual
 _TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson"})
 _SOURCES = ("source", "src", "text", "input", "document", "article", "dialogue", "prompt", "mr", "triples")
 _USUAL = UsualNames(
+    pairs=(),
     texts=tuple(dict.fromkeys((*_SOURCES, *TEXTS))),
     labels=("target", "tgt", "summary", "translation", "output", "ref", "texts"),
     noun="target",
