@@ -91,10 +91,10 @@ def _find_columns(
             return Columns("text", None, None), iter(seen)
         names, rows = list(seen[-1].fields), chain(seen, rows)
     elif row and row.headerless and tuple(seen[0].fields)[:2] != row.header_marks:
-        *own, num_fields = row.headerless
-        names = tables.numbered(num_fields)
+        text, pair, label, num_fields = row.headerless
+        names, (own_text, own_pair, own_label) = tables.numbered(num_fields), options.columns
         tables.check_given(options.columns, names, f"{path}: line {line}")
-        chosen = Columns(*(given or usual for given, usual in zip(options.columns, own, strict=True)))
+        chosen = Columns(own_text or text, own_pair or pair, own_label or label)
         return chosen, tables.by_name(chain(seen, rows), names)
     elif columns := tables.columns_by_number(path, names, options, needs_label=needs_label):
         return columns, tables.by_name(chain(seen, rows), tables.numbered(len(names)))
