@@ -62,7 +62,7 @@ class TaskModel(ABC):
     tokenizer: Tokenizer
     max_length: int
     num_truncated: int = 0
-    num_lost: Counter[str] = Counter()  # replaced, never changed
+    num_lost: Mapping[str, int] | None = None
 
     @property
     @abstractmethod
@@ -78,7 +78,7 @@ class TaskModel(ABC):
     @property
     def truncation(self) -> dict[str, int]:
         """The number of texts truncated so far, and to how many tokens; other parts of inputs that were not read."""
-        return {"num_truncated_examples": self.num_truncated, "max_length": self.max_length, **self.num_lost}
+        return {"num_truncated_examples": self.num_truncated, "max_length": self.max_length, **(self.num_lost or {})}
 
     def encoded(self, data: ReadExamples) -> EncodedData:
         """Return examples of the model's kind of task, encoded as token ids."""
@@ -120,7 +120,7 @@ class TaskModel(ABC):
         """Add to the number of truncated texts, and to those of other parts that are not read."""
         with _COUNTING:
             self.num_truncated += num_truncated
-            self.num_lost = self.num_lost + Counter(num_lost)
+            self.num_lost = Counter(self.num_lost) + Counter(num_lost)
 
 
 @dataclass(eq=False, repr=False)
