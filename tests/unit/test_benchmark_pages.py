@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from maskloom.cli import app, experiments
+from maskloom.system.files import write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,9 +34,11 @@ def test_a_run_that_was_stopped_has_no_minutes(was_stopped, tmp_path, monkeypatc
     assert ("--resume" in asked[0]) == was_stopped == (seconds is None)
     found = dict.fromkeys(("accuracy", "perplexity", "rougeL"), 1.0)
     scores = {(noise, 0, task): found for noise in denoising._NOISES for task in denoising._TASKS}
+    for noise in denoising._NOISES:
+        write_json(denoising.run_folder(options, noise, 0) / "metrics.json", {"denoising_loss": 4.5})
     denoising.write_page(options, "text", {(noise, 0): seconds for noise in denoising._NOISES}, scores)
     (row,) = [line for line in (tmp_path / "page.md").read_text().splitlines() if line.startswith("| token masking |")]
-    assert row.endswith("| - |") == was_stopped
+    assert row.endswith("| 4.5 | - |" if was_stopped else "| 4.5 | 0.0 |")
 
 
 def test_sides_run_forwards_and_backwards_by_turns():
