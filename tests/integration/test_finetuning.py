@@ -7,11 +7,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.fine_tuning import finetune
 
 from maskloom.checkpoints.huggingface import save_model
@@ -81,18 +79,6 @@ def data(tmp_path):
 def recipe(**values):
     training = {**TRAINING, **values.pop("training", {})}
     return validate_recipe(FinetuneRecipe, {"data": {"max_length": 16}, "training": training, **values}, source="test")
-
-
-def test_threads_and_blocks_are_the_recipes(model_folder, data, tmp_path, monkeypatch):
-    asked: list[Any] = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    monkeypatch.setattr("maskloom.runs.finetune_restarts.prepare_blocks", lambda model, **how: asked.append(how))
-    train, dev = data("single", 8)
-    for number, is_on in enumerate((True, False), start=2):
-        own = {"num_threads": number, "activation_checkpointing": is_on, "compile": is_on, "epochs": 1.0}
-        finetune(recipe(training=own), model=model_folder, train=train, dev=dev, out=tmp_path / f"run-{number}")
-    on, off = ({"recompute": is_on, "compile_": is_on} for is_on in (True, False))
-    assert asked == [2, on, 3, off]
 
 
 @pytest.mark.parametrize(
@@ -285,16 +271,6 @@ def test_a_killed_process_continues_to_the_bit(model_folder, data, tmp_path):
     finetune(settings, **inputs, out=tmp_path / "cut", resume=True)
     name = Path("model") / "model.safetensors"
     assert _sum(tmp_path / "cut" / name) == _sum(tmp_path / "whole" / name)
-
-
-def test_a_run_that_was_killed_before_it_had_its_recipe_begins(model_folder, data, tmp_path):
-    """Its folder holds only run.json, which is written first."""
-    train, dev = data("single", 8)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "run.json").write_text("{}")
-    how = {"model": model_folder, "train": train, "dev": dev, "out": tmp_path / "run", "resume": True}
-    finetune(recipe(training={"epochs": 1.0}), **how)
-    assert (tmp_path / "run" / "metrics.json").exists()
 
 
 def _sum(path):

@@ -7,6 +7,7 @@ import signal
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -87,6 +88,26 @@ def single(tmp_path):
     """Return a recipe for one epoch of 5 steps, and its files."""
     recipe, files = finetuning("single", tmp_path)
     return with_training(recipe, steps=None, epochs=1.0, evaluate_every=None), files
+
+
+def test_threads_and_blocks_are_the_recipes(single, tmp_path, monkeypatch):
+    asked: list[Any] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr("maskloom.runs.finetune_restarts.prepare_blocks", lambda model, **how: asked.append(how))
+    for number, is_on in enumerate((True, False), start=2):
+        own = {"num_threads": number, "activation_checkpointing": is_on, "compile": is_on}
+        finetune(with_training(single[0], **own), **single[1], out=tmp_path / f"run-{number}")
+    on, off = ({"recompute": is_on, "compile_": is_on} for is_on in (True, False))
+    assert asked == [2, on, 3, off]
+
+
+def test_a_run_that_was_killed_before_it_had_its_recipe_begins(single, tmp_path):
+    """Its folder holds only run.json, which is written first."""
+    recipe, files = single
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    finetune(recipe, **files, out=tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "metrics.json").exists()
 
 
 @pytest.mark.parametrize("kind", KINDS)
