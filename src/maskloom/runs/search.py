@@ -86,8 +86,7 @@ def search(
     DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
-    out = Path(out)
-    space, method, num_trials = trials.space, trials.method, trials.number
+    out, space, method, num_trials = Path(out), trials.space, trials.method, trials.number
     stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:
         space = space_of_data(stored["space"]) if space is None else space
