@@ -404,8 +404,8 @@ def choose_names(
         if found and takes_pair is not False:
             text, pair = found
         elif found and label not in found:
-            both = f"{found[0]!r:.80} and {found[1]!r:.80} are both texts"
-            raise DataError(f"{place}: {both}; name one with --text-column, or read pairs with --task pair")
+            how = "name one with --text-column; to read pairs, fine-tune with --task pair, or embed with --pair-column"
+            raise DataError(f"{place}: {found[0]!r:.80} and {found[1]!r:.80} are both texts; {how}")
     if text is None:
         text = next((lower[name] for name in usual.texts if name in lower and lower[name] not in (pair, label)), None)
     if text is None and label is not None and label.lower() in usual.texts:

@@ -126,7 +126,7 @@ def test_json_labels_of_every_kind(tmp_path):
 def test_the_second_text_of_pairs_is_not_left_out(tmp_path):
     """Regression: by default, with --task single, only the first text was read, and nothing said so."""
     content = "premise,Hypothesis,label\na,b,x\n"
-    message = r"line 1: 'premise' and 'Hypothesis' are both texts; name one with --text-column, or .* --task pair$"
+    message = r"line 1: 'premise' and 'Hypothesis' are both texts; name one with --text-column; .* --task pair, "
     with pytest.raises(DataError, match=message):
         read(tmp_path, content, "single")
     assert plain(read(tmp_path, content, "single", text_column="premise")) == [("a", None, "x", 2)]
