@@ -109,7 +109,7 @@ def load_model(
     form = _form_with(heads or (), config, folder)
     for name in (added or {}).keys() - type(config).model_fields.keys():
         raise ConfigError(f"{name}: {folder} is a {form.name}, which has no such part")
-    config = config.model_copy(update=added)
+    config = config.with_keys(added or {}, f"{folder}: ")
     stored = open_weights(folder) if stored is None else stored
     contents = _Contents(stored, config, _config_path(folder))
     present = _present_heads(contents, content, config)

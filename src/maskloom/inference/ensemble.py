@@ -38,8 +38,9 @@ class Ensemble(TaskModel):
     are the log odds of each label's mean probability. "logits" averages the logits. Regression scores are averaged
     either way. Windows of one context keep their relative level: the mean over members of the log of the softmax
     denominator. The paper does not say how it combined its seven SQuAD models (Table 2); this is our interpretation.
-    Each member's temperature is applied to its logits first; thresholds are averaged. The order of the members does not
-    matter, except for the name of the score that selects the best weights.
+    Each member's temperature is applied to its logits first; thresholds are averaged. The loss weights classes only if
+    all members do so equally. The order of the members does not matter, except for the name of the score that selects
+    the best weights.
     """
 
     def __init__(self, members: Sequence[Predictor], *, average: Average = "probabilities") -> None:
@@ -49,8 +50,8 @@ class Ensemble(TaskModel):
         if not members:
             raise ConfigError("an ensemble needs at least one model")
         first = members[0]
-        for number, member in enumerate(members[1:], start=2):
-            _check_alike(first, member, f"model {number} of the ensemble")
+        for number, member in enumerate(members, start=1):
+            _check_member(first, member, f"model {number} of the ensemble")
         self.members = tuple(members)
         self.average: Average = average
         self.tokenizer = first.tokenizer
@@ -67,11 +68,8 @@ class Ensemble(TaskModel):
             raise ConfigError(f"folders: expected a list of model folders, got {type(folders).__name__}")
         members: list[Predictor] = []
         for number, folder in enumerate(folders, start=1):
-            member = Predictor.load(folder, max_length=max_length)
-            if KINDS[(kind := member.required_task().kind)].has_decoder:
-                raise ConfigError(f"{folder}: a {kind} model; the outputs of such models cannot be averaged")
-            members.append(member)
-            _check_alike(members[0], member, f"{folder}: model {number} of the ensemble")
+            members.append(Predictor.load(folder, max_length=max_length))
+            _check_member(members[0], members[-1], f"{folder}: model {number} of the ensemble")
         return cls(members, average=average)
 
     @property
@@ -173,6 +171,9 @@ def _task_of(tasks: list[Task]) -> Task:
         changes["thresholds"] = [math.fsum(values) / len(tasks) for values in thresholds]
     if margins := [settings.null_threshold for settings in known if isinstance(settings, SpanSettings)]:
         changes["null_threshold"] = math.fsum(margins) / len(tasks)
+    weights = [getattr(settings, "class_weights", None) for settings in known]
+    if any(values != weights[0] for values in weights):
+        changes["class_weights"] = None
     return changed(first, **changes)
 
 
@@ -190,9 +191,11 @@ def _sum_of(place: str, changed: int) -> str:
     return file_sha256(place)
 
 
-def _check_alike(first: Predictor, other: Predictor, name: str) -> None:
-    """Raise ConfigError, naming the first difference, if a member does not match the first one."""
+def _check_member(first: Predictor, other: Predictor, name: str) -> None:
+    """Raise ConfigError if a member generates text or, naming the first difference, does not match the first one."""
     one, two = first.required_task(), other.required_task()
+    if KINDS[two.kind].has_decoder:
+        raise ConfigError(f"{name} is a {two.kind} model; the outputs of such models cannot be averaged")
     facts: list[tuple[str, Any, Any]] = [
         ("kind of task", one.kind, two.kind),
         ("labels", one.labels, two.labels),

@@ -35,15 +35,19 @@ def vocabulary_loss(
     (predictions,), `weights` of the terms (predictions,) or None for 1. With `smoothing` e, the target is 1 - e for the
     label plus e / V for each of the V words (Szegedy et al. 2015, 7). Rows are processed in blocks, and gradients are
     computed in the forward pass from each block's probabilities, so neither logits nor probabilities are stored. The
-    backward pass can run only once. Under autocast, products are in half precision and the softmax in fp32. If no
-    gradient is needed, or the weights are in half precision, the loss is computed from all logits in one piece.
+    backward pass can run only once. Under autocast, products are in half precision and the softmax in fp32. If the
+    weights are in half precision and a gradient is needed, the loss is computed from all logits in one piece.
     """
     wants_gradient = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, decoder, bias))
-    if not wants_gradient or decoder.dtype not in (torch.float32, torch.float64):
-        logits = F.linear(hidden, decoder, bias).float()
-        if weights is None:
-            return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
-        return (F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights).sum()
+    if not wants_gradient:
+        size, total = max(1, (_NUM_LOGITS << 2) // len(decoder)), hidden.new_zeros((), dtype=torch.float32)
+        for first in range(0, len(hidden), size):
+            block = slice(first, first + size)
+            of_rows = None if weights is None else weights[block]
+            total += _plain_loss(F.linear(hidden[block], decoder, bias), labels[block], of_rows, smoothing)
+        return total
+    if decoder.dtype not in (torch.float32, torch.float64):
+        return _plain_loss(F.linear(hidden, decoder, bias), labels, weights, smoothing)
     hidden, labels, weights = filled_up_predictions(hidden, labels, weights)
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else decoder.dtype
@@ -51,6 +55,13 @@ def vocabulary_loss(
         return _VocabularyLoss.apply(  # pyright: ignore[reportReturnType]
             hidden.to(dtype), decoder, bias, labels, weights, smoothing
         )
+
+
+def _plain_loss(logits: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float) -> Tensor:
+    logits = logits.float()
+    if weights is None:
+        return F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    return (F.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing) * weights).sum()
 
 
 def filled_up_predictions(

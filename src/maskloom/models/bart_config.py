@@ -86,9 +86,6 @@ class BartConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        for key in ("decoder_start_token_id", "forced_bos_token_id"):
-            if (getattr(self, key) or 0) >= self.vocab_size:
-                raise ValueError(f"{key} {getattr(self, key)} is not below vocab_size {self.vocab_size}")
         if (self.source_vocab_size is None) != (self.num_source_layers is None):
             raise ValueError("source_vocab_size and num_source_layers must be set together")
         return self

@@ -107,9 +107,10 @@ class ModelConfig(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _padding_fits(self) -> Self:
-        if self.pad_token_id is not None and self.pad_token_id >= self.vocab_size:
-            raise ValueError(f"pad_token_id {self.pad_token_id} is not below vocab_size {self.vocab_size}")
+    def _marks_fit(self) -> Self:
+        for key in type(self).model_fields:
+            if key.endswith("_token_id") and (getattr(self, key) or 0) >= self.vocab_size:
+                raise ValueError(f"{key} {getattr(self, key)} is not below vocab_size {self.vocab_size}")
         return self
 
     @property
@@ -162,11 +163,20 @@ class ModelConfig(BaseModel):
         values: dict[str, Any] = {**sizes[name], **overrides}
         if isinstance(hidden := values.get("hidden_size"), int):
             values.setdefault("intermediate_size", 4 * hidden)
+        return cls._checked(values, "[model.config] ")
+
+    def with_keys(self, values: Mapping[str, Any], where: str) -> Self:
+        """Return a copy with other values of some keys; raises ConfigError, after `where`, for values that do not fit."""
+        own = {key: getattr(self, key) for key in self.model_fields_set}
+        return self._checked({**own, **values}, where)
+
+    @classmethod
+    def _checked(cls, values: dict[str, Any], where: str) -> Self:
         try:
             return cls.model_validate(values)
         except ValidationError as error:
             problems = "; ".join(cls._explain(problem) for problem in error.errors(include_url=False))
-            raise ConfigError(f"[model.config] {problems}") from None
+            raise ConfigError(f"{where}{problems}") from None
 
     @classmethod
     def from_published(cls, values: dict[str, Any], source: str) -> Self:

@@ -83,9 +83,6 @@ class T5Config(ModelConfig):
             )
         if self.gated and self.hidden_act == "gelu":
             raise ValueError("hidden_act 'gelu' with gated = true: a T5 has 'gelu_new'")
-        for key in ("eos_token_id", "decoder_start_token_id"):
-            if getattr(self, key) >= self.vocab_size:
-                raise ValueError(f"{key} {getattr(self, key)} is not below vocab_size {self.vocab_size}")
         return self
 
     def with_marks(self, pad: int | None, begin: int | None, end: int | None) -> Self:

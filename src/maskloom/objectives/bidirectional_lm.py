@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from maskloom.layers.attention import Kept
@@ -17,10 +16,9 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.elmo import Elmo
 from maskloom.models.heads import BidirectionalLMHead
-from maskloom.objectives.masked_lm import CarriedLanguageModeling
+from maskloom.objectives.masked_lm import CarriedLanguageModeling, scores_of
 from maskloom.objectives.objective import model_device
 
-_ROWS = 1024  # rows whose logits are held simultaneously
 _WAYS = ("forward", "backward")
 
 
@@ -43,20 +41,17 @@ class BidirectionalLanguageModeling(CarriedLanguageModeling):
 
     def evaluation_sums(self, model: EncoderWithHeads, batch: Any) -> dict[str, float]:
         """Return the loss sum of each direction, the number of correct predictions and the number of words."""
-        sums = dict.fromkeys([f"{way}_loss" for way in _WAYS], 0.0) | {"correct": 0.0, "count": len(batch.mlm_labels)}
+        sums: dict[str, float] = {"count": len(batch.mlm_labels)}
         for way, hidden, labels in zip(_WAYS, *self._predictions(model, batch), strict=True):
-            for rows, wanted in zip(hidden.split(_ROWS), labels.split(_ROWS), strict=True):
-                logits = _head(model)(rows).float()
-                sums[f"{way}_loss"] += float(F.cross_entropy(logits, wanted, reduction="sum"))
-                sums["correct"] += float((logits.argmax(1) == wanted).sum())
+            sums |= scores_of(_head(model), hidden, labels, way)
         return sums
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
         """Return loss (nats), accuracy, and the perplexity of the mean of both losses and of each direction."""
         count = max(sums.get("count", 0.0), 1.0)
         ways = {way: sums.get(f"{way}_loss", 0.0) / count for way in _WAYS}
-        loss = sum(ways.values()) / 2
-        found = {f"{self.part}_loss": loss, f"{self.part}_accuracy": sums.get("correct", 0.0) / (2 * count)}
+        loss, correct = sum(ways.values()) / 2, sum(sums.get(f"{way}_correct", 0.0) for way in _WAYS)
+        found = {f"{self.part}_loss": loss, f"{self.part}_accuracy": correct / (2 * count)}
         perplexities = {f"{self.part}_perplexity": loss} | {f"{way}_perplexity": ways[way] for way in _WAYS}
         return {"loss": loss, **found, **{name: math.exp(min(value, 700.0)) for name, value in perplexities.items()}}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from maskloom.models.heads import LanguageModelHead, MaskedLMHead
 from maskloom.objectives.carrying import Carry
 from maskloom.objectives.objective import TaskObjective, check_ids, encode_batch
 
+_ROWS = 1024  # rows whose logits an evaluation holds at once
 
 @dataclass(frozen=True)
 class MaskedLanguageModeling:
@@ -56,14 +57,10 @@ class MaskedLanguageModeling:
     def evaluation_sums(self, model: EncoderWithHeads, batch: PretrainingBatch) -> dict[str, float]:
         """Return loss sums, correct predictions and counts of both parts."""
         hidden, pooled = self._vectors(model, batch)
-        found = {self.part: (required_vocabulary_head(model)(hidden), to_device(batch.mlm_labels, hidden.device))}
+        head, labels = required_vocabulary_head(model), to_device(batch.mlm_labels, hidden.device)
+        sums = scores_of(head, hidden, labels, self.part)
         if self.pair_part:
-            found[self.pair_part] = (model.heads["nsp"](pooled), _pair_labels(batch, pooled.device))
-        sums: dict[str, float] = {}
-        for name, (logits, labels) in found.items():
-            sums[f"{name}_loss"] = float(_cross_entropy_sum(logits, labels))
-            sums[f"{name}_correct"] = float((logits.argmax(-1) == labels).sum())
-            sums[f"{name}_count"] = float(len(labels))
+            sums |= scores_of(model.heads["nsp"], pooled, _pair_labels(batch, pooled.device), self.pair_part)
         return sums
 
     def evaluation_metrics(self, sums: dict[str, float]) -> dict[str, float]:
@@ -116,6 +113,18 @@ def required_vocabulary_head(model: EncoderWithHeads) -> MaskedLMHead | Language
     if (head := model.vocabulary_head) is None:
         raise ConfigError(f"a language model needs a head over the vocabulary; this one has {', '.join(model.heads)}")
     return head
+
+
+def scores_of(
+    logits_of: Callable[[Tensor], Tensor], vectors: Tensor, labels: Tensor, name: str
+) -> dict[str, float]:
+    """Return the loss sum in nats, the number of correct predictions and their count, from blocks of logits."""
+    loss = correct = 0.0
+    for rows, targets in zip(vectors.split(_ROWS), labels.split(_ROWS), strict=True):
+        logits = logits_of(rows)
+        loss += float(_cross_entropy_sum(logits, targets))
+        correct += float((logits.argmax(-1) == targets).sum())
+    return {f"{name}_loss": loss, f"{name}_correct": correct, f"{name}_count": float(len(labels))}
 
 
 def _pair_labels(batch: PretrainingBatch, device: torch.device) -> Tensor:

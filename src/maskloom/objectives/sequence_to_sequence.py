@@ -16,11 +16,9 @@ from maskloom.layers.copies import to_device
 from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.models.transformer import TransformerDecoder
-from maskloom.objectives.masked_lm import MaskedLanguageModeling
+from maskloom.objectives.masked_lm import MaskedLanguageModeling, scores_of
 from maskloom.objectives.objective import BatchOutputs, TaskObjective, label_tensor, labels_of, model_device
 
-# Rows whose logits over the vocabulary are held simultaneously.
-_ROWS_AT_ONCE = 1024
 # The encoder's packed output vectors and their layout.
 _Memory = tuple[Tensor, SequenceLayout]
 
@@ -96,11 +94,7 @@ class Restoration(MaskedLanguageModeling):
     def evaluation_sums(self, model: EncoderWithHeads, batch: SourceTargetBatch) -> dict[str, float]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return the loss sum, the number of correct predictions and the number of labels."""
         head, vectors = _decoded(model, batch, _encoded(model, batch))
-        labels = label_tensor(batch, vectors)
-        pieces = zip(vectors.split(_ROWS_AT_ONCE), labels.split(_ROWS_AT_ONCE), strict=True)
-        correct = sum(int((head.logits(rows).argmax(-1) == part).sum()) for rows, part in pieces)
-        loss = float(head.loss_sum(vectors, labels))
-        return {f"{self.part}_loss": loss, f"{self.part}_correct": correct, f"{self.part}_count": len(labels)}
+        return scores_of(head.logits, vectors, label_tensor(batch, vectors), self.part)
 
 
 def _encoded(model: EncoderWithHeads, batch: SourceTargetBatch) -> _Memory:

@@ -122,7 +122,6 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
         verify_resuming(session)
     start = session.resume()
     watch.recall()
-    log.forget_after(session.name, start)
     progress.begin(f"fine-tuning, seed {seed}", settings.steps if settings.minutes is None else 0, start)  # 0: unknown
     started = time.perf_counter()
     session.run()
@@ -202,7 +201,8 @@ def start_of(recipe: FinetuneRecipe, source: Path, source_vocab: Path | None) ->
     else:
         own, config = load_tokenizer(source), read_model_config(source)
         own = own if recipe.features else own.with_task_tokens()  # a frozen encoder learns no new marks
-        config = config.model_copy(update={key: value for key, value in _added(recipe).items() if hasattr(config, key)})
+        added = {key: value for key, value in _added(recipe).items() if hasattr(config, key)}
+        config = config.with_keys(added, f"{source}: ")
     settings = recipe.task_settings(kind.settings)
     num_layers = getattr(settings, "source_layers", None)
     if source_vocab is not None:
@@ -311,7 +311,9 @@ class _DevWatch:
         if best is None or entry["scores"][primary] > best["scores"][primary]:
             self._keep(model, entry)
         self.memory["last"] = entry
-        self.memory["evaluations"] = [*self.memory.get("evaluations", []), entry]
+        # a run that went back evaluates steps again
+        earlier = [known for known in self.memory.get("evaluations", []) if known["step"] < entry["step"]]
+        self.memory["evaluations"] = [*earlier, entry]
         return entry["scores"]
 
     def take_average(self, checkpoints: Path, steps: Collection[int]) -> str:

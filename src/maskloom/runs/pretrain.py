@@ -312,7 +312,9 @@ class _Run:
             if verify:
                 verify_resuming(session)
             start = session.resume()
-            log.forget_after(plan.name, start)
+            finished = _logged(self.out, "finished", plan.name, start) if ranks.is_first else None
+            if session.is_over() and ranks.any_(finished is not None):
+                return finished or {}
             if start == 0 and account is not None:
                 log.write("data", stage=plan.name, **asdict(account))
                 for sentence in phase_lines(plan, account):
@@ -363,11 +365,16 @@ def _with_defaults(settings: TrainingSection) -> TrainingSection:
 
 def evaluated_at(out: Path, stage: str, step: int) -> dict[str, float]:
     """Return the metrics of a stage's last evaluation at a step, from the run's log; {} if there is none."""
+    return _logged(out, "evaluation", stage, step) or {}
+
+
+def _logged(out: Path, name: str, stage: str, step: int) -> dict[str, float] | None:
+    """Return the metrics of the last event of that name at a stage's step, or None."""
     path = out / "events.jsonl"
     events = read_events(path) if path.exists() else []
-    wanted = ("evaluation", stage, step)
+    wanted = (name, stage, step)
     found = [event["metrics"] for event in events if (event["event"], event.get("stage"), event.get("step")) == wanted]
-    return found[-1] if found else {}
+    return found[-1] if found else None
 
 
 def _held_out_line(corpus: Corpus, held_out: np.ndarray) -> str:

@@ -38,6 +38,8 @@ _CLASSES = (
     *("OpenAIGPTTokenizer", "GPT2Tokenizer", "BartTokenizer", "RobertaTokenizer"),
     *("PreTrainedTokenizer", "TokenizersBackend"),
 )
+# what a WordPiece of older files, which do not name their type, has, and a list of whole words has not
+_OF_WORDPIECE = ("continuing_subword_prefix", "max_input_chars_per_word")
 # settings of the library's model that affect ids, and their accepted values in both layouts
 _PLAIN = {"dropout": (None, 0), "continuing_subword_prefix": (None, ""), "ignore_merges": (None, False),
           "byte_fallback": (None, False), "fuse_unk": (None, False)}  # fmt: skip
@@ -93,7 +95,10 @@ def holds_capitals(tokens: Iterable[str]) -> bool:
 
 def _compatibility(path: Path, library: dict[str, Any]) -> str:
     """Return whose rules a lone tokenizer.json follows, Google's or Hugging Face's; raises DataError for any others."""
-    words, longest = library.get("pre_tokenizer"), model_of(library).get("max_input_chars_per_word", 100)
+    words, model = library.get("pre_tokenizer"), model_of(library)
+    if "type" not in model and (missing := [key for key in _OF_WORDPIECE if key not in model]):
+        raise DataError(f"{path}: the model has no type and no {missing[0]}, so the tokenizers library splits no words")
+    longest = model.get("max_input_chars_per_word", 100)
     kind = words.get("type") if isinstance(words, dict) else words
     if kind not in (None, "BertPreTokenizer"):
         raise DataError(f"{path}: pre_tokenizer is {kind!r:.80}; BERT's is 'BertPreTokenizer'")

@@ -37,14 +37,16 @@ class EventLog(AbstractContextManager["EventLog", None]):
         self._num_lost = 0
         self._open()
 
-    def forget_after(self, stage: str, step: int) -> None:
+    def forget_after(self, stage: str, step: int, *, evaluates: bool = False) -> None:
         """Drop a stage's steps, evaluations and saves after a step, so that a resumed run logs each step once.
 
-        Lines that are not events (see `read_events`) are dropped too, and their number is logged.
+        With `evaluates`, the run evaluates that step again, so its evaluation is dropped as well. Lines that are not
+        events (see `read_events`) are dropped too, and their number is logged.
         """
         with self._lock:
             found = _events_or_none(self.path)
             kept = [event for event in found if event is not None and _stays(event, stage, step)]
+            kept = [event for event in kept if not (evaluates and _is_evaluation(event, stage, step))]
             if num_lost := found.count(None):
                 kept.append({"event": "lost_events", "number": num_lost})
             if num_lost or len(kept) < len(found):
@@ -128,6 +130,11 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if is_sound and "event" in event else None
 
 
+def _is_evaluation(event: dict[str, Any] | None, stage: str, step: int) -> bool:
+    wanted = ("evaluation", stage, step)
+    return event is not None and (event["event"], event.get("stage"), event.get("step")) == wanted
+
+
 def _stays(event: dict[str, Any], stage: str, step: int) -> bool:
     is_later = event.get("stage") == stage and event.get("step", 0) > step
     return not is_later or event["event"] in _NEVER_FORGOTTEN
@@ -165,10 +172,10 @@ class TensorBoardLog(EventLog):
         self._copies: dict[str, BinaryIO] = {}
         self._is_broken = False
 
-    def forget_after(self, stage: str, step: int) -> None:
-        """Drop from the log what a resumed run repeats, and make TensorBoard drop it too."""
+    def forget_after(self, stage: str, step: int, *, evaluates: bool = False) -> None:
+        """Drop from the log what a resumed run repeats, and make TensorBoard drop later steps too."""
         with self._lock:
-            super().forget_after(stage, step)
+            super().forget_after(stage, step, evaluates=evaluates)
             self._copy(stage, step=step + 1, session_log={"status": "START"})
 
     def write(self, event: str, **values: Any) -> None:

@@ -139,8 +139,9 @@ class TrainingSession:
         to stop, and OSError when two such writes in a row fail, or a save that training waits for.
         """
         settings = self.settings
-        if self._is_over() and not self._evaluation_is_due:
+        if self.is_over() and not self._evaluation_is_due:
             return
+        self.log.forget_after(self.name, self.state.step, evaluates=self._evaluation_is_due)  # what is repeated now
         if self.budget is not None:
             self.budget.start()
         self.objective = in_precision(self.objective, self._chosen_precision(), self.ranks.device)
@@ -156,7 +157,7 @@ class TrainingSession:
                 self._finish_step(self.state.step, stop, saves)
             elif settings.on_nonfinite == "rewind" and self.state.step == 0:
                 self._save(saves)  # so that there is a checkpoint to go back to
-            while not self._is_over():
+            while not self.is_over():
                 try:
                     self._train(stop, saves)
                 except NonFiniteStepError as bad:
@@ -165,7 +166,8 @@ class TrainingSession:
                     note_micro_batch_size(self.log.path.parent, error.micro_batch_size)
                     raise
 
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Return whether the last step has been taken, or the session ended before it."""
         return self._has_ended or self.state.step >= self.settings.steps
 
     def _take_noted_size(self) -> None:
@@ -241,7 +243,7 @@ class TrainingSession:
             self.tell(f"{signal.Signals(number).name} received: saving step {step}")
             self._save(saves, is_best=is_best)
             raise Interrupted(number)
-        every, is_over = settings.save_every, self._is_over()
+        every, is_over = settings.save_every, self.is_over()
         if is_over or is_best or (step % every == 0 if every else self._begins_part):
             self._save(saves, is_best=is_best, is_awaited=is_over)
 
@@ -326,7 +328,7 @@ class TrainingSession:
         every, step = self.settings.save_every, self.state.step
         if not self.num_averaged or not every:
             return []
-        planned = [*range(every, step + 1, every), *([step] if step % every and self._is_over() else [])]
+        planned = [*range(every, step + 1, every), *([step] if step % every and self.is_over() else [])]
         return planned[-self.num_averaged :]
 
     def _saves(self) -> Saves:

@@ -223,3 +223,20 @@ def test_what_is_handed_over_in_python_is_answered_by_all():
         assert probability == pytest.approx(sum(single[label] for single in singles) / 2, rel=1e-5)
     with pytest.raises(DataError, match="input 1: expected a string, got int"):
         ensemble.predict(["alpha", 7])
+
+
+def test_unequal_class_weights_do_not_favour_the_first_member():
+    settings = [{"class_weights": [1.0, 2.0, 4.0]}, {"class_weights": [4.0, 2.0, 1.0]}]
+    members, data = [member(seed, settings=each) for seed, each in enumerate(settings)], examples()
+    plain = [member(seed) for seed in range(2)]
+    one, other, unweighted = (Ensemble(each) for each in (members, members[::-1], plain))
+    outputs = [each.outputs(each.encoded(data)) for each in (one, other, unweighted)]
+    assert len({(found.loss_sum, found.weight) for found in outputs}) == 1
+    alike = Ensemble([member(seed, settings=settings[0]) for seed in range(2)])
+    assert alike.outputs(alike.encoded(data)).weight != outputs[2].weight
+
+
+def test_models_that_generate_text_are_refused():
+    generator = member(1, "seq2seq", labels=())
+    with pytest.raises(ConfigError, match="model 1 of the ensemble is a seq2seq model"):
+        Ensemble([generator, generator])

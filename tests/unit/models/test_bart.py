@@ -173,6 +173,8 @@ def test_a_longer_target_than_positions_is_refused():
         ("is_encoder_decoder", False, "is_encoder_decoder = False: only True"),
         ("decoder_start_token_id", 50, "decoder_start_token_id 50 is not below vocab_size 50"),
         ("forced_bos_token_id", 50, "forced_bos_token_id 50 is not below vocab_size 50"),
+        ("forced_eos_token_id", 50, "forced_eos_token_id 50 is not below vocab_size 50"),
+        ("eos_token_id", 50, "eos_token_id 50 is not below vocab_size 50"),
         ("eos_token_id", [2, 3], r"eos_token_id = \[2, 3\]"),
         ("activation_function", "swoosh", "activation_function = 'swoosh'"),
         ("d_model", 25, "hidden_size 25 is not divisible by num_attention_heads 4"),

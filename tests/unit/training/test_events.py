@@ -32,6 +32,18 @@ def test_a_resumed_log_holds_each_step_once(tmp_path) -> None:
     assert [(e["stage"], e["step"]) for e in read_events(path)] == [("b", 1), ("b", 2), ("b", 3), ("a", 9), ("b", 4)]
 
 
+def test_an_evaluation_that_is_repeated_is_logged_once(tmp_path) -> None:
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        for stage in ("a", "b"):
+            log.write("evaluation", stage=stage, step=2, metrics={})
+        log.write("step", stage="b", step=2)
+        log.forget_after("b", 2)
+        assert len(read_events(path)) == 3
+        log.forget_after("b", 2, evaluates=True)
+    assert [(e["event"], e["stage"]) for e in read_events(path)] == [("evaluation", "a"), ("step", "b")]
+
+
 def test_a_line_cut_short_is_skipped(tmp_path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "step", "step": 1}\n{"event": "st', encoding="utf-8")
