@@ -79,11 +79,11 @@ def search(
     """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
 
     A recipe with [model] trains new models on the vocabulary in the folder `model`. `out/search.json` lists the trials,
-    `out/results.json` and `results.md` hold their outcomes, and `out/model` is that of the best trial, the only model
-    that is kept but for those of `keep_restarts`. A trial that fails is reported and does not affect the others. With `resume` a search continues, even
-    in the middle of a trial. Raises ConfigError for wrong settings, another search in the folder and a finished one
-    without its model, AllTrialsFailedError if every trial fails or the first one's settings do not suit model or data,
-    DataError for wrong data, before or during the first trial.
+    `out/results.json` and `results.md` hold their outcomes, and `out/model` is the best trial's, the only one that is
+    kept but for those of `keep_restarts`. A trial that fails is reported and does not affect the others. With `resume`
+    a search continues, even in the middle of a trial. Raises ConfigError for wrong settings, another search in the
+    folder and a finished one without its model, AllTrialsFailedError if every trial fails or the first one's settings
+    do not suit model or data, DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
     out, space, method, num_trials = Path(out), trials.space, trials.method, trials.number
@@ -107,7 +107,7 @@ def search(
         "reading": data.reading_told(stored or {}),
         "metric": data.metric,
     }
-    paths = _paths(setup, is_resumed=stored is not None)
+    paths = {"model": setup.model, **data.paths}
     inputs = {**input_sums({**paths, "model": source_of(recipe, setup.model)}), **told}
     continues = prepare_run_folder(out, recipe, inputs=inputs, paths=paths, resume=resume)
     plan = stored or {"format_version": 1, **told, "trials": []}
@@ -192,14 +192,6 @@ def _trial(setup: _Search, number: int, settings: dict[str, Any]) -> dict[str, A
     for override in overrides_of(settings):
         words += ["--set", override]
     return {"number": number, "name": name, "settings": settings, "command": shlex.join(map(str, words))}
-
-
-def _paths(setup: _Search, *, is_resumed: bool) -> dict[str, Path]:
-    """Return the inputs whose contents are recorded; earlier versions recorded only the name of the class list."""
-    paths = {"model": setup.model, **setup.data.paths}
-    if is_resumed and "labels" not in described(setup.out)["paths"]:
-        paths.pop("labels", None)
-    return paths
 
 
 def _outcome_of(setup: _Search, trial: dict[str, Any], total: int) -> dict[str, Any]:
