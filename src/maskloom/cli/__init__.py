@@ -152,8 +152,10 @@ def _expected_failure(error: Exception) -> int | None:
         return EXIT_FAILED
     if "torch" not in sys.modules:
         return None
+    from maskloom.runs.resuming import ReplayDiffersError
     from maskloom.training.faults.memory import MemoryExhaustedError
     from maskloom.training.faults.nonfinite import NumericalError
     from maskloom.training.ranks.ranks import RankLostError
 
-    return EXIT_FAILED if isinstance(error, (NumericalError, MemoryExhaustedError, RankLostError)) else None
+    explained = (NumericalError, MemoryExhaustedError, RankLostError, ReplayDiffersError)
+    return EXIT_FAILED if isinstance(error, explained) else None

@@ -8,8 +8,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -247,18 +246,6 @@ def check_verify(verify: bool, resume: bool) -> None:
     """Reject --verify without --resume."""
     if verify and not resume:
         raise UsageError("--verify repeats training steps of an earlier run; it needs --resume")
-
-
-@contextmanager
-def verification() -> Iterator[None]:
-    """Exit with code 1 if repeated training is not bit-identical."""
-    from maskloom.runs.resuming import ReplayDiffersError
-
-    try:
-        yield
-    except ReplayDiffersError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def show(

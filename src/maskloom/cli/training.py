@@ -30,7 +30,6 @@ from maskloom.cli.options import (
     show,
     space_beside,
     trains,
-    verification,
     with_options,
 )
 from maskloom.errors import UsageError, amount
@@ -75,10 +74,8 @@ def pretrain(
     from maskloom.runs.pretrain import pretrain as run  # heavy, so a wrong recipe or path is rejected first
     from maskloom.runs.task_summaries import pretraining_lines
 
-    with verification():
-        result = run(
-            chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=terminal_progress()
-        )
+    shown = terminal_progress()
+    result = run(chosen, corpus=corpus, out=out, resume=resume, init=init, verify=verify, progress=shown)
     show(result, as_json, out, lines=pretraining_lines)
 
 
@@ -173,10 +170,9 @@ def finetune(
     from maskloom.runs.finetune import finetune as run
     from maskloom.runs.task_summaries import finetuning_lines
 
-    with verification():
-        data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
-        how = {"out": out, "resume": resume, "verify": verify, "progress": terminal_progress()}
-        result = run(chosen, model=paths["model"], data=data, **how)
+    data = LabelledFiles(paths["train"], paths["dev"], reading, metric, source_vocab)
+    how = {"out": out, "resume": resume, "verify": verify, "progress": terminal_progress()}
+    result = run(chosen, model=paths["model"], data=data, **how)
     show(result, as_json, lines=finetuning_lines)
 
 
