@@ -18,6 +18,8 @@ from maskloom.cli.training import glue_app
 from maskloom.cli.words import words_app
 from maskloom.errors import ConfigError, DataError, UsageError
 from maskloom.runs.display import printable
+from maskloom.system.files import DISK_ERRORS
+from maskloom.system.foreign_files import is_utf8, shown_name
 from maskloom.training.faults.interruption import RAISED, Interrupted, StopRequests
 
 app = typer.Typer(
@@ -114,8 +116,6 @@ def _end(code: int, line: str) -> NoReturn:
 
 def _check_arguments() -> None:
     """Raise DataError for an argument that is not UTF-8: names and texts are written to UTF-8 files."""
-    from maskloom.system.foreign_files import is_utf8, shown_name
-
     for argument in sys.argv[1:]:
         if not is_utf8(argument):
             raise DataError(f"{shown_name(argument)}: the argument is not UTF-8; rename the file or type it again")
@@ -145,8 +145,6 @@ def _tell_how_to_go_on(stop: Interrupted) -> None:
 def _expected_failure(error: Exception) -> int | None:
     """Return the exit code of a failure that its message explains, or None for a bug, which needs a traceback."""
     if isinstance(error, OSError):
-        from maskloom.system.files import DISK_ERRORS
-
         return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # an OSError since Python 3.13
         return EXIT_FAILED

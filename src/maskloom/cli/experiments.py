@@ -13,6 +13,7 @@ import typer
 from maskloom.cli.options import AsJson, Device, Out, Overrides, Recipe, epochs_of, show, trains
 from maskloom.errors import UsageError
 from maskloom.runs.display import terminal_progress
+from maskloom.system.resources import usable_cores
 
 ExperimentName = Literal[
     "table5",
@@ -86,7 +87,6 @@ def reproduce(
     from maskloom.reproduce.experiments import Budget
     from maskloom.reproduce.results import summary_lines
     from maskloom.system.devices import chosen_device
-    from maskloom.system.resources import usable_cores
 
     chosen = Budget(minutes or _MINUTES, _beside(beside or [])) if experiment == "budget" else scale
     on_cpu = chosen_device().type == "cpu"  # a missing device is an error now, not after building the corpus

@@ -21,7 +21,8 @@ from maskloom.errors import ConfigError, UsageError, not_one_of
 from maskloom.rows import SizeName, names_of
 from maskloom.runs.display import lines_of, printable, printable_json
 from maskloom.system.files import open_file_number
-from maskloom.system.launch import is_first_process
+from maskloom.system.foreign_files import check_model_name, restart_models
+from maskloom.system.launch import DEVICE_NAMES, is_first_process
 
 _CLICK = "typer._click" if find_spec("typer._click") else "click"  # newer releases of typer bundle it
 
@@ -77,8 +78,6 @@ Verify = Annotated[
 
 def _take_device(name: str | None) -> str | None:
     """Set the device for the whole process and return it; unknown names are rejected before any heavy import."""
-    from maskloom.system.launch import DEVICE_NAMES
-
     if name is not None and not re.fullmatch(DEVICE_NAMES, name):
         raise typer.BadParameter(f"unknown device {name!r}; known: auto, cpu, cuda, cuda:0 and so on, mps")
     if name is not None:
@@ -192,8 +191,6 @@ draws = with_options(
 
 
 def _chosen_models(model: list[Path] | None, ensemble: Path | None) -> list[Path]:
-    from maskloom.system.foreign_files import check_model_name, restart_models
-
     chosen = [*(model or [])]
     if model and ensemble is not None:
         raise UsageError(f"--ensemble {ensemble}: it already names all models; leave out --model")

@@ -10,6 +10,7 @@ import typer
 from maskloom.cli.options import AsJson, BadText, Model, Out, Texts, Workers, complete_recipe, show, with_options
 from maskloom.errors import UsageError
 from maskloom.runs.display import aligned, lines_of, stage_callback, terminal_progress
+from maskloom.system.foreign_files import check_model_name
 
 
 def _work(workers: int, engine: Literal["local", "ray"], ray_address: str | None) -> Any:
@@ -102,7 +103,6 @@ def vocab_extend(
 ) -> None:
     """Add pieces from your text to a model's vocabulary, with embeddings initialised to means of existing ones."""
     from maskloom.data.corpus.documents import source_files
-    from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
     source_files(texts)

@@ -34,6 +34,7 @@ from maskloom.cli.options import (
 )
 from maskloom.errors import UsageError, amount
 from maskloom.runs.display import terminal_progress
+from maskloom.system.foreign_files import check_model_name
 
 
 @trains("size", "epochs", "steps", "minutes", "batch_size", "learning_rate", "max_length", "seed", "device")
@@ -65,7 +66,6 @@ def pretrain(
     check = None if init else check_model
     chosen = chosen_recipe(PretrainRecipe, recipe, overrides or [], out, resume, flags=flags, check=check)
     from maskloom.data.corpus.manifest import read_manifest
-    from maskloom.system.foreign_files import check_model_name
 
     read_manifest(corpus)
     chosen = with_epochs(chosen, epochs, flags["steps"], corpus)
@@ -263,7 +263,6 @@ def run_glue(
     space = space_beside(grid, flags, overrides)
     chosen = chosen_recipe(FinetuneRecipe, recipe, overrides or [], out, resume, flags=flags)
     from maskloom.runs.glue.files import chosen_tasks
-    from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
     names = None if tasks is None else tasks.split(",")

@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from maskloom.cli.options import AsJson, Averaged, Device, MaxLength, Model, Out, draws, reads, show, takes_models
+from maskloom.errors import UsageError
 from maskloom.rows import PoolingMode
 from maskloom.runs.display import lines_of, terminal_progress
+from maskloom.system.foreign_files import check_model_name, check_regular
 
 Input = Annotated[Path, typer.Option("--input", help="Texts: .csv, .tsv, .jsonl, or .txt with one per line.")]
 
@@ -74,7 +76,6 @@ def fill_mask(
 ) -> None:
     """Predict the tokens for each [MASK]."""
     from maskloom.runs.first_look import check_page
-    from maskloom.system.foreign_files import check_model_name
 
     check_model_name(model)
     if report is not None:
@@ -126,7 +127,6 @@ def embed(
     as_json: AsJson = False,
 ) -> None:
     """Write one vector per text to a file, or a page about the attention between the tokens of a text."""
-    from maskloom.errors import UsageError
     from maskloom.runs.first_look import check_page, check_place, look_at_texts
 
     if output is None and report is None:
@@ -158,8 +158,6 @@ def embed(
 
 def _precision(flags: dict[str, Any], output: Path | None) -> str:
     """Return how vectors are computed; raises UsageError for two ways, and for flags of vectors that nobody writes."""
-    from maskloom.errors import UsageError
-
     given = [flag for flag, value in flags.items() if value is not None]
     if output is None and given:
         raise UsageError(f"{given[0]}: only vectors depend on it; pass --output FILE")
@@ -206,7 +204,6 @@ def score_answers(
     as_json: AsJson = False,
 ) -> None:
     """Score a file of answers with the official SQuAD v1.1 and v2.0 rules."""
-    from maskloom.errors import UsageError
     from maskloom.tasks.span.reading import score_files
 
     if null_threshold is not None and null_odds is None:
@@ -239,8 +236,6 @@ def features(
     as_json: AsJson = False,
 ) -> None:
     """Write a model's activations at any layers for every word or token of a file."""
-    from maskloom.system.foreign_files import check_model_name, check_regular
-
     check_model_name(model)
     check_regular(input_file)
     from maskloom.runs.features import Activations  # heavy, so wrong paths are rejected first
@@ -369,8 +364,6 @@ def _check_one_or_file(
 
     Options of reading are for a file only. A page may take the place of the output file.
     """
-    from maskloom.errors import UsageError
-    from maskloom.system.foreign_files import check_model_name
     from maskloom.tasks.tables import ReadingOptions
 
     input_file, output = files
