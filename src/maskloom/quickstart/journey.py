@@ -23,7 +23,7 @@ from maskloom.objectives.pretraining import unigram_of
 from maskloom.quickstart.documentation import gather_documents, write_documents
 from maskloom.quickstart.tasks import QuickstartTasks, build_tasks
 from maskloom.runs.corpus import build_corpus_from_files, train_vocabulary_from_files
-from maskloom.runs.display import Progress, stage_callback
+from maskloom.runs.display import SILENT, Progress, stage_callback
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.pretrain import pretrain
 from maskloom.runs.recipes import KINDS
@@ -106,7 +106,7 @@ def quickstart(
     out: str | Path = "quickstart",
     seed: int = 0,
     overrides: dict[str, list[str]] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Pre-train, fine-tune, evaluate and use a BERT on text from this machine; return the figures.
 
@@ -114,7 +114,7 @@ def quickstart(
     an interruption resumes where it stopped. `overrides` are recipe changes such as
     `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError if `out` contains something else.
     """
-    out, progress, overrides = Path(out), progress or Progress(), overrides or {}
+    out, overrides = Path(out), overrides or {}
     recipes: dict[str, Any] = {
         name: load_recipe(kind, Path(__file__).with_name(f"{name}.toml"), [f"seed={seed}", *overrides.get(name, [])])
         for name, kind in KINDS.items()

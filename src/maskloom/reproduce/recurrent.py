@@ -20,10 +20,9 @@ from maskloom.models.recurrent import RecurrentDecoder
 from maskloom.models.recurrent_config import GruConfig, LstmConfig, RecurrentConfig, RnnConfig
 from maskloom.reproduce.results import folder_for, write_page
 from maskloom.runs.charts import Line, heat_map, line_chart
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.report.page import NUM_COLOURS, Chart
 
-_SILENT = Progress()
 _UNITS, _STEPS_BACK, _RATE, _BATCH, _EXPLODING = 32, 50, 3e-3, 32, 1.2
 _BEGIN, _END, _DIGITS = 10, 11, 10
 _MOST_TRAINED = 20  # longest training text, in digits; longer test texts also have unseen lengths
@@ -107,7 +106,7 @@ def _trained(
     is_done: Callable[[], bool] = lambda: False,
     *,
     last_rate: float = 1.0,
-    progress: Progress = _SILENT,
+    progress: Progress = SILENT,
 ) -> None:
     """Train until `is_done`, with a learning rate that decays linearly to `last_rate` times its initial value."""
     optimizer = torch.optim.Adam(model.parameters(), lr=_RATE)
@@ -164,7 +163,7 @@ def rnn_gradients(
     *,
     lengths: Sequence[int] = (5, 10, 20, 50, 100, 200),
     num_steps: int = 400,
-    progress: Progress = _SILENT,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Measure how gradients vanish or explode over time and which networks remember a first token; write a page."""
     folder = folder_for(out)
@@ -235,7 +234,7 @@ def _course(losses: Sequence[float], num_steps: int) -> str:
 
 
 def reversal_accuracy(
-    attention: Reader, lengths: Sequence[int], *, num_steps: int, progress: Progress = _SILENT
+    attention: Reader, lengths: Sequence[int], *, num_steps: int, progress: Progress = SILENT
 ) -> tuple[dict[int, float], list[list[float]] | None]:
     """Train an LSTM to reverse digits; return exact-match accuracy by length, and one example's attention weights."""
     config = LstmConfig(
@@ -300,7 +299,7 @@ def rnn_attention(
     *,
     lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40),
     num_steps: int = 3000,
-    progress: Progress = _SILENT,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Compare an LSTM that crams digits into one vector with LSTMs that attend to them; write a page."""
     folder = folder_for(out)

@@ -32,7 +32,7 @@ from maskloom.reproduce.probes import (
     write_documentation,
 )
 from maskloom.reproduce.results import machine_of_runs, write_results
-from maskloom.runs.display import Progress
+from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.export import export
 from maskloom.runs.finetune import finetune
 from maskloom.runs.pretrain import pretrain
@@ -74,7 +74,7 @@ def reproduce(
     corpus: str | Path | None = None,
     tasks: str | Path | None = None,
     overrides: Mapping[str, Sequence[str]] | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Run an experiment of the paper, or compare recipes within a budget; return the scores and a verdict per trend.
 
@@ -88,7 +88,7 @@ def reproduce(
         raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
     if corpus is not None:
         read_manifest(Path(corpus))
-    out, progress, overrides = Path(out), progress or Progress(), dict(overrides or {})
+    out, overrides = Path(out), dict(overrides or {})
     own = {} if tasks is None else own_probes(Path(tasks))
     known = own if corpus is not None else {**documentation_probes(out), **own}
     if isinstance(scale, Budget):
@@ -257,7 +257,7 @@ _PATIENCE = Patience(named_after=inf, limit=inf)
 
 def _worker() -> Callable[[tuple[str, Work]], tuple[str, dict[str, Any]]]:
     torch.set_num_threads(1)
-    return lambda task: (task[0], task[1](progress=Progress()))
+    return lambda task: (task[0], task[1](progress=SILENT))
 
 
 def _pretraining_work(plan: Plan, model: str, seed: int) -> Work:
