@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -103,9 +103,9 @@ class Stages:
 @alone_in_folder()
 def quickstart(
     *,
-    out: str | Path = "quickstart",
+    out: Path,
     seed: int = 0,
-    overrides: dict[str, list[str]] | None = None,
+    overrides: Mapping[str, list[str]] = {},
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Pre-train, fine-tune, evaluate and use a BERT on text from this machine; return the figures.
@@ -114,7 +114,6 @@ def quickstart(
     an interruption resumes where it stopped. `overrides` are recipe changes such as
     `{"pretrain": ["training.steps=10"], "finetune": [...]}`. Raises ConfigError if `out` contains something else.
     """
-    out, overrides = Path(out), overrides or {}
     recipes: dict[str, Any] = {
         name: load_recipe(kind, Path(__file__).with_name(f"{name}.toml"), [f"seed={seed}", *overrides.get(name, [])])
         for name, kind in KINDS.items()

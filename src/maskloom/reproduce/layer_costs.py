@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from maskloom.errors import amount
 from maskloom.reproduce.experiments import Trend
-from maskloom.reproduce.results import folder_for, trend_row, verdict_text, write_page
+from maskloom.reproduce.results import make_folder, trend_row, verdict_text, write_page
 from maskloom.runs.charts import Line, line_chart
 from maskloom.runs.report.page import Chart
 
@@ -117,9 +117,10 @@ def cost(name: str, seconds: np.ndarray) -> dict[str, Any]:
     }
 
 
-def transformer_table_1(out: str | Path) -> dict[str, Any]:
+def transformer_table_1(out: Path) -> dict[str, Any]:
     """Measure the layers and write transformer-table1 as .json, .html and .md to a folder."""
-    out, threads = folder_for(out), torch.get_num_threads()
+    make_folder(out)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         found = {name: cost(name, timings(layer)) for name, layer in layers().items()}

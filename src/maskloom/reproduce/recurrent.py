@@ -18,7 +18,7 @@ from maskloom.layers.sequence_layout import SequenceLayout
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.recurrent import RecurrentDecoder
 from maskloom.models.recurrent_config import GruConfig, LstmConfig, RecurrentConfig, RnnConfig
-from maskloom.reproduce.results import folder_for, write_page
+from maskloom.reproduce.results import make_folder, write_page
 from maskloom.runs.charts import Line, heat_map, line_chart
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.report.page import NUM_COLOURS, Chart
@@ -159,14 +159,14 @@ def gate_shares(model: EncoderWithHeads, length: int) -> dict[str, dict[float, f
 
 
 def rnn_gradients(
-    out: str | Path,
+    out: Path,
     *,
     lengths: Sequence[int] = (5, 10, 20, 50, 100, 200),
     num_steps: int = 400,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Measure how gradients vanish or explode over time and which networks remember a first token; write a page."""
-    folder = folder_for(out)
+    make_folder(out)
     kinds = {"linear": lambda x: x, "tanh": torch.tanh, "sigmoid": torch.sigmoid}
     norms = {
         f"{name}, {radius:g}": gradient_norms(activation, radius, num_steps=_STEPS_BACK)
@@ -208,7 +208,7 @@ def rnn_gradients(
     about = f"Cells have {_UNITS} units. Networks are trained for at most {num_steps} steps of {_BATCH} texts."
     content = {"norms": norms, "slopes": slopes, "accuracies": accuracies, "gates": gates, "clipped": clipped}
     title = "What recurrent networks forget"
-    lines = write_page(folder, "rnn-gradients", content, lines, title=title, about=about, charts=charts)
+    lines = write_page(out, "rnn-gradients", content, lines, title=title, about=about, charts=charts)
     return {**content, "lines": lines}
 
 
@@ -295,14 +295,14 @@ def on_antidiagonal(weights: Sequence[Sequence[float]]) -> float:
 
 
 def rnn_attention(
-    out: str | Path,
+    out: Path,
     *,
     lengths: Sequence[int] = (2, 5, 10, 15, 20, 30, 40),
     num_steps: int = 3000,
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Compare an LSTM that crams digits into one vector with LSTMs that attend to them; write a page."""
-    folder = folder_for(out)
+    make_folder(out)
     how = {"num_steps": num_steps, "progress": progress}
     found = {name: reversal_accuracy(reader, lengths, **how) for name, reader in _READERS.items()}
     accuracies = {name: row for name, (row, _) in found.items()}
@@ -322,7 +322,7 @@ def rnn_attention(
     about = f"LSTMs of 64 units, trained for {num_steps} steps on 1 to {most} digits; 100 new texts of each length."
     content = {"accuracies": accuracies, "attention": maps, "on_antidiagonal": shares}
     title = "A sentence crammed into one vector"
-    lines = write_page(folder, "rnn-attention", content, lines, title=title, about=about, charts=charts)
+    lines = write_page(out, "rnn-attention", content, lines, title=title, about=about, charts=charts)
     return {**content, "lines": lines}
 
 

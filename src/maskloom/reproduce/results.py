@@ -65,13 +65,11 @@ def write_results(results: dict[str, Any], out: Path) -> dict[str, Any]:
     return {**results, "table": str(out / "table.md"), "report": str(out / "report.html")}
 
 
-def folder_for(out: str | Path) -> Path:
-    """Return the folder of an experiment, creating it if necessary; raises ConfigError if it is a file."""
-    out = Path(out)
+def make_folder(out: Path) -> None:
+    """Create the folder of an experiment if necessary; raises ConfigError if it is a file."""
     if out.exists() and not out.is_dir():
         raise ConfigError(f"{out}: this is a file; choose a folder as --out")
     out.mkdir(parents=True, exist_ok=True)
-    return out
 
 
 def write_page(out: Path, name: str, found: Any, lines: list[str], *, about: str, **page: Any) -> list[str]:

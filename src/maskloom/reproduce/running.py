@@ -68,12 +68,12 @@ class Repeats:
 def reproduce(
     name: str,
     *,
-    out: str | Path,
+    out: Path,
     scale: str | Budget = "tiny",
     repeats: Repeats = Repeats(),
-    corpus: str | Path | None = None,
-    tasks: str | Path | None = None,
-    overrides: Mapping[str, Sequence[str]] | None = None,
+    corpus: Path | None = None,
+    tasks: Path | None = None,
+    overrides: Mapping[str, Sequence[str]] = {},
     progress: Progress = SILENT,
 ) -> dict[str, Any]:
     """Run an experiment of the paper, or compare recipes within a budget; return the scores and a verdict per trend.
@@ -87,9 +87,8 @@ def reproduce(
     if corpus is not None and tasks is None:
         raise ConfigError("a corpus of your own needs tasks: --tasks FOLDER with GLUE's files, squad/ or conll2003/")
     if corpus is not None:
-        read_manifest(Path(corpus))
-    out, overrides = Path(out), dict(overrides or {})
-    own = {} if tasks is None else own_probes(Path(tasks))
+        read_manifest(corpus)
+    own = {} if tasks is None else own_probes(tasks)
     known = own if corpus is not None else {**documentation_probes(out), **own}
     if isinstance(scale, Budget):
         experiment, recipes = what_it_buys(scale, [task for task in BUDGET_TASKS if task in known]), "budget"
@@ -103,12 +102,12 @@ def reproduce(
     settings |= {"corpus": corpus and str(corpus), "tasks": tasks and str(tasks), "overrides": overrides}
     if experiment.given:
         settings["beside"] = {other: str(folder) for other, folder in experiment.given.items()}
-    where = out / "corpus" if corpus is None else Path(corpus)
+    where = out / "corpus" if corpus is None else corpus
     plan = Plan(experiment, recipes, range(repeats.num_seeds), out, where, probes, overrides)
     plan.check()
     given = [resolve_model_folder(folder) for folder in experiment.given.values()]
     stages = Stages(out / "stages.json", settings)
-    text = {} if corpus is None else _text_of(Path(corpus))
+    text = {} if corpus is None else _text_of(corpus)
     if not experiment.models:
         text = stages.run("vocabulary", lambda: make_joint_vocabulary(probes[experiment.probes[0]], out))
     elif corpus is None:
@@ -137,7 +136,7 @@ def _check_tasks(
     name: str,
     experiment: Experiment,
     probes: Mapping[str, Probe],
-    tasks: str | Path | None,
+    tasks: Path | None,
     own: Mapping[str, Probe],
 ) -> None:
     """Raise ConfigError if an experiment uses none of the tasks given without a corpus, `own`, or no task at all."""

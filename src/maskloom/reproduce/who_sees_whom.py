@@ -14,7 +14,7 @@ from maskloom.models.bert import BertConfig
 from maskloom.models.elmo_config import ElmoConfig
 from maskloom.models.encoder import Encoder
 from maskloom.models.gpt_config import GptConfig
-from maskloom.reproduce.results import folder_for, write_page
+from maskloom.reproduce.results import make_folder, write_page
 from maskloom.runs.charts import heat_map
 from maskloom.runs.report.page import Chart
 
@@ -50,9 +50,10 @@ def dependence(encoder: Encoder, token_ids: Tensor) -> Tensor:
     return torch.stack(rows)
 
 
-def figure_1(out: str | Path) -> dict[str, Any]:
+def figure_1(out: Path) -> dict[str, Any]:
     """Measure BERT, left-to-right BERT, GPT and ELMo with random weights; write figure1 as .json, .html and .md."""
-    out, ids = folder_for(out), torch.arange(5, 5 + LENGTH)
+    make_folder(out)
+    ids = torch.arange(5, 5 + LENGTH)
     configs = {
         "BERT": BertConfig(**_SIZES, intermediate_size=64),
         "left-to-right BERT": BertConfig(**_SIZES, intermediate_size=64, causal=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -62,7 +62,6 @@ def build_corpus_from_files(
     Raises ConfigError for a language or a document rule that would change nothing, and as `build_corpus` and
     `Tokenizer.load` do.
     """
-    texts = [texts] if isinstance(texts, str | Path) else list(texts)
     for path in (vocab, out):
         check_name(Path(path))
     tokenizer = Tokenizer.load(tokenizer_folder(Path(vocab)))
@@ -140,12 +139,12 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def stats(folder: str | Path) -> dict[str, Any]:
+def stats(folder: Path) -> dict[str, Any]:
     """Return the statistics of a corpus; raises DataError for a damaged or missing corpus."""
     return corpus_statistics(Corpus.open(folder))
 
 
-def lint(folder: str | Path) -> list[dict[str, str]]:
+def lint(folder: Path) -> list[dict[str, str]]:
     """Return what would ruin a run on a corpus, as plain values; raises DataError for a damaged or missing corpus."""
     return [asdict(finding) for finding in lint_corpus(Corpus.open(folder))]
 
@@ -157,7 +156,7 @@ _FILES_OF_TOKENS = ("vocab.txt", "vocab.json", "merges.txt")
 
 @alone_in_folder(beside=True)
 def train_vocabulary_from_files(
-    paths: Iterable[str | Path],
+    paths: Sequence[str | Path],
     settings: VocabularySettings,
     *,
     out: str | Path,
@@ -172,7 +171,7 @@ def train_vocabulary_from_files(
     `already_trained` says so. Raises ConfigError for impossible settings and an `out` that holds anything else;
     FolderInUseError while another process trains there; DataError for bad text.
     """
-    paths, out = [paths] if isinstance(paths, str | Path) else list(paths), Path(out)
+    out = Path(out)
     _check_is_free(out)
     refuse_output_inside(paths, out)
     files = source_files(paths)
@@ -230,13 +229,12 @@ def _texts(documents: Iterable[Document], reading: ReadingReport, place: list[st
         raise DataError(f"{names}: no text ({left_out}); a vocabulary needs at least one word")
 
 
-def inspect_vocabulary(folder: str | Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
+def inspect_vocabulary(folder: Path, texts_paths: Iterable[str | Path] | None = None) -> dict[str, Any]:
     """Return what a vocabulary contains and, given text files, how well it covers them.
 
     `folder` is a vocabulary, model, corpus or run, or a single vocab.txt. Rates are fractions of words; an unknown word
     counts as one piece. Raises DataError for a damaged vocabulary or bad text.
     """
-    folder = Path(folder)
     if folder.is_dir() or not folder.exists():
         tokenizer = Tokenizer.load(tokenizer_folder(folder))
     else:

@@ -41,7 +41,7 @@ from maskloom.text.tokenizer import Tokenizer
 from maskloom.training.checkpointing.checkpoints import check_checkpoint, step_folders, step_of
 
 
-def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: str | None = None) -> dict[str, Any]:
+def export(run: Path, out: Path, *, step: int | None = None, stage: str | None = None) -> dict[str, Any]:
     """Write a model folder from a run's checkpoint, and return its step and its scores.
 
     By default the newest complete checkpoint is exported, or the model of a finished fine-tuning run or search, or of a
@@ -49,7 +49,6 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
     fine-tuning ("seed-0"). The run may be training meanwhile. Raises ConfigError for other folders of several runs, and
     for a checkpoint that does not exist; DataError for damaged ones, and if the vocabulary or base model is gone.
     """
-    run, out = Path(run), Path(out)
     check_new_folder(out)
     is_default = step is None and stage is None
     if (run / CONFIG).exists() and not (run / RECIPE).exists() and is_default:
@@ -81,13 +80,12 @@ def export(run: str | Path, out: str | Path, *, step: int | None = None, stage: 
     return _result(stage, step, scores, out, refused)
 
 
-def describe_vectors(folder: str | Path, pooling: PoolingMode, *, normalize: bool = False) -> None:
+def describe_vectors(folder: Path, pooling: PoolingMode, *, normalize: bool = False) -> None:
     """Write into a model folder how to compute its vectors, for sentence-transformers and for `maskloom embed`.
 
     Texts are truncated where fine-tuning truncated them, else at the model's maximum length. Raises ConfigError for an
     unknown pooling, and for a model of which sentence-transformers computes no vectors, or others than maskloom.
     """
-    folder = Path(folder)
     _refuse_other_vectors(folder, pooling)
     longest = load_tokenizer(folder).max_length
     model = read_model_config(folder)
@@ -199,12 +197,12 @@ ONNX_FILE = "model.onnx"
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
-def check_exportable(run: str | Path, pooling: PoolingMode | None, *, onnx: bool) -> None:
+def check_exportable(run: Path, pooling: PoolingMode | None, *, onnx: bool) -> None:
     """Raise ConfigError if the vectors or the ONNX graph of a model, or of a run's finished model, cannot be written.
 
     What is refused only later is what the weights show, and the model of a run that has none yet.
     """
-    for folder in (Path(run), Path(run) / "model"):
+    for folder in (run, run / "model"):
         if pooling is not None and (folder / CONFIG).exists():
             _refuse_other_vectors(folder, pooling)
         if onnx and (folder / CONFIG).exists():
@@ -216,7 +214,7 @@ def _refuse_decoder(config: ModelConfig, folder: Path) -> None:
         raise ConfigError(f"{folder}: a {row.name} cannot be exported to ONNX")
 
 
-def write_onnx(folder: str | Path) -> list[str]:
+def write_onnx(folder: Path) -> list[str]:
     """Write `model.onnx` into a model folder, in fp32 for any batch size and length, and return its output names.
 
     Inputs are input_ids, attention_mask and token_type_ids, int64 (batch, length). Outputs are last_hidden_state,
@@ -225,7 +223,6 @@ def write_onnx(folder: str | Path) -> list[str]:
     model.safetensors. Raises ConfigError for BiLSTMs, models of documents and architectures that have a decoder or read
     words by their characters, and if the extra "onnx" is not installed.
     """
-    folder = Path(folder)
     check_onnx()
     model, report = load_model(folder)
     _refuse_decoder(model.config, folder)

@@ -132,9 +132,9 @@ class Activations:
 
 @alone_in_folder(beside=True)
 def features(
-    model: str | Path,
-    input: str | Path,
-    out: str | Path,
+    model: Path,
+    path: Path,
+    out: Path,
     *,
     wanted: Activations = Activations(),
     reading: ReadingOptions | None = None,
@@ -146,8 +146,7 @@ def features(
     A call that was stopped continues where it was. Raises ConfigError for layers that do not exist and for an `out`
     that holds anything else, DataError for a wrong file or folder.
     """
-    path = Path(input)
-    folder = Path(out).resolve() if Path(out).is_symlink() else Path(out)
+    folder = out.resolve() if out.is_symlink() else out
     if folder.exists() and not (folder / MANIFEST).exists():
         raise ConfigError(f"{out} exists and is not a folder of features; choose a new --out")
     if folder.exists():

@@ -12,9 +12,8 @@ from maskloom.system.foreign_files import read_json_object
 from maskloom.text.tokenizer import TOKEN_FILES
 
 
-def describe_folder(folder: str | Path) -> dict[str, Any]:
+def describe_folder(folder: Path) -> dict[str, Any]:
     """Return the kind of a folder and its main facts; raises DataError for a folder that maskloom does not read."""
-    folder = Path(folder)
     if not folder.is_dir():
         raise DataError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}")
     if (folder / RECIPE).exists():

@@ -22,9 +22,9 @@ from maskloom.system.foreign_files import check_regular, read_json_object
 
 
 def rerun(
-    run: str | Path,
+    run: Path,
     *,
-    out: str | Path,
+    out: Path,
     resume: bool = False,
     allow_version_change: bool = False,
     progress: Progress = SILENT,
@@ -37,7 +37,6 @@ def rerun(
     cannot be repeated, for other versions of the program and its libraries (unless `allow_version_change`) and for
     another number of processes, and DataError for data that has changed or is gone.
     """
-    run, out = Path(run), Path(out)
     model, content = run / "model", described_model(run)
     if kind_of_run(content) == "glue":
         raise ConfigError(f"{run} contains several runs; repeat one of them")

@@ -69,9 +69,9 @@ class Trials:
 def search(
     recipe: FinetuneRecipe,
     *,
-    model: str | Path,
+    model: Path,
     data: LabelledFiles,
-    out: str | Path,
+    out: Path,
     trials: Trials = Trials(),
     resume: bool = False,
     progress: Progress = SILENT,
@@ -86,7 +86,7 @@ def search(
     do not suit model or data, DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
-    out, space, method, num_trials = Path(out), trials.space, trials.method, trials.number
+    space, method, num_trials = trials.space, trials.method, trials.number
     stored = read_json_object(out / PLAN) if resume and (out / PLAN).exists() else None
     if stored is not None:
         space = space_of_data(stored["space"]) if space is None else space
@@ -99,7 +99,7 @@ def search(
     space, method = {} if space is None else space, method or "grid"
     recipe = with_task(recipe, data.reading)
     listed = _listed_settings(recipe, space, method, num_trials)
-    setup = _Search(recipe, Path(model), data, out, progress)
+    setup = _Search(recipe, model, data, out, progress)
     told = {
         "method": method,
         "num_trials": num_trials,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -34,12 +34,12 @@ REPORT = "vocabulary_extension.json"
 
 
 def extend_vocabulary(
-    paths: Iterable[str | Path],
+    paths: Sequence[str | Path],
     num_pieces: int,
     *,
     min_frequency: int = 5,
-    model: str | Path,
-    out: str | Path,
+    model: Path,
+    out: Path,
     work: Work = ONE_PROCESS,
     on_bad_text: Literal["error", "skip"] = "error",
     progress: Callable[[str, int, int], None] | None = None,
@@ -51,8 +51,7 @@ def extend_vocabulary(
     was split. `out` appears whole or not at all; an earlier result there is replaced. Raises ConfigError for impossible
     settings and an `out` that holds something else, DataError for a damaged model or bad text.
     """
-    folder, out = resolve_model_folder(model), Path(out)
-    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    folder = resolve_model_folder(model)
     _check_out(folder, out, paths)
     tokenizer, reading = load_tokenizer(folder), ReadingReport()
     if not isinstance(tokenizer, WordPieceTokenizer):
@@ -89,7 +88,7 @@ def extend_vocabulary(
     return {"folder": str(out), **report, "pieces": [piece.token for piece in pieces]}
 
 
-def _check_out(folder: Path, out: Path, paths: Iterable[str | Path]) -> None:
+def _check_out(folder: Path, out: Path, paths: Sequence[str | Path]) -> None:
     refuse_output_inside(paths, out)
     if out.exists() and out.resolve() == folder.resolve():
         raise ConfigError(f"{out} is the model to extend; choose another --out")

@@ -173,13 +173,12 @@ _MAX_FILE_BYTES = 64 << 20
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
-def check_submission(path: str | Path, *, allow_partial: bool = False) -> list[str]:
+def check_submission(path: Path, *, allow_partial: bool = False) -> list[str]:
     """Return the problems of a zip, one per line and at most one per rule and file; [] means that it is sound.
 
     With `allow_partial` files may be missing; those present must still be complete. Raises DataError for a path that
     does not exist or is not a zip.
     """
-    path = Path(path)
     check_regular(path)
     try:
         archive = zipfile.ZipFile(path)

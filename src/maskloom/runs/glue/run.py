@@ -52,9 +52,9 @@ MAJORITY = "majority.json"
 def glue_run(
     recipe: FinetuneRecipe,
     *,
-    data: str | Path,
-    model: str | Path,
-    out: str | Path,
+    data: Path,
+    model: Path,
+    out: Path,
     tasks: Sequence[str] | None = None,
     space: Space | None = None,
     resume: bool = False,
@@ -68,7 +68,6 @@ def glue_run(
     if tasks named in `tasks` have no files, or no task has any; ConfigError for settings that do not fit every task.
     """
     check_log_targets(recipe.training.log_to)
-    data, out = Path(data), Path(out)
     if resume and (out / RECIPE).exists() and (out / DESCRIPTION).exists():
         description = described(out)
         if kind_of_run(description) != "glue":
@@ -93,7 +92,7 @@ def glue_run(
     outcomes = {}
     for task in found:
         progress.say(f"{task.folder}: task {found.index(task) + 1} of {len(found)}")
-        outcomes[task.name] = _outcome(task, data, Path(model), out / task.folder, recipe, space or {}, progress)
+        outcomes[task.name] = _outcome(task, data, model, out / task.folder, recipe, space or {}, progress)
     scores = {column: dict(values) for outcome in outcomes.values() for column, values in outcome["columns"].items()}
     result = {
         "tasks": outcomes,
@@ -197,7 +196,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same answers give the same 
 
 
 def submit_glue(
-    run: str | Path, *, data: str | Path, out: str | Path, allow_partial: bool = False, progress: Progress = SILENT
+    run: Path, *, data: Path, out: Path, allow_partial: bool = False, progress: Progress = SILENT
 ) -> dict[str, Any]:
     """Answer the test files with the models of a GLUE run and write the zip; return what was answered.
 
@@ -205,7 +204,6 @@ def submit_glue(
     Raises DataError for missing files and files whose task has no model (with `allow_partial` they are left out and
     named), and with all problems that the check finds in the zip; ConfigError for another suffix or a folder.
     """
-    run, data, out = Path(run), Path(data), Path(out)
     if out.suffix.lower() != ".zip" and not is_stream(out):
         raise ConfigError(f"{out}: a submission must be a .zip file")
     check_place(data, out)
