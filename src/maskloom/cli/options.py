@@ -213,7 +213,7 @@ def chosen_recipe(
     out: Path,
     resume: bool,
     *,
-    flags: dict[str, Any] | None = None,
+    flags: dict[str, Any],
     check: Callable[[Any], object] | None = None,
 ) -> Any:
     """Return the recipe with `changes` then `flags` applied; a resumed run may use its own. Rejects a folder in use."""
@@ -222,7 +222,7 @@ def chosen_recipe(
 
     check_run_folder(out, resume)  # before the heavy imports
     resumes = run_to_resume(out, resume, lambda line: say(line, err=True))
-    return recipe_of_run(kind, path, changes=changes, flags=flags or {}, resumes=resumes, check=check)
+    return recipe_of_run(kind, path, changes=changes, flags=flags, resumes=resumes, check=check)
 
 
 _COMMANDS = {"glue": "glue run", "words": "words train"}  # of the kinds of runs, where they have another name

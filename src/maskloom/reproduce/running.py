@@ -172,17 +172,15 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
     """Pre-train, fine-tune and return the metrics of models and the scores of arms, each as a list over seeds."""
     jobs, pretrainings = plan.jobs(), plan.pretrainings()
     runner = _Runner(stages, len(pretrainings) + len(jobs), progress)
-    works = {
-        pretraining_stage(model, seed): partial(_pretraining_work, plan, model, seed) for model, seed in pretrainings
-    }
+    works = {pretraining_stage(*run): partial(_pretraining_work, plan, *run) for run in pretrainings}
     # recipes with a budget of minutes each get all cores
     found = runner.results(works, 1 if plan.experiment.recipes else num_jobs)
-    models = {(model, seed): found[pretraining_stage(model, seed)] for model, seed in pretrainings}
+    models = {run: found[pretraining_stage(*run)] for run in pretrainings}
     found = runner.results({scoring_stage(*job): partial(_scoring_work, plan, *job) for job in jobs}, num_jobs)
-    of_roles = [(role, found[scoring_stage(arm, role, seed)]) for arm, role, seed in jobs]
+    scored = [(arm.name, role, found[scoring_stage(arm, role, seed)]) for arm, role, seed in jobs]
     scores: dict[str, dict[str, list[float]]] = {}
-    for (arm, _, _), (role, result) in zip(jobs, of_roles, strict=True):
-        scores.setdefault(arm.name, {}).setdefault(role, []).append(result["score"])
+    for name, role, result in scored:
+        scores.setdefault(name, {}).setdefault(role, []).append(result["score"])
     for arm in plan.experiment.arms:
         for measure in plan.experiment.measures if arm.linear is None else ():
             scores.setdefault(arm.name, {})[measure] = (
@@ -194,9 +192,9 @@ def _run(plan: Plan, stages: Stages, num_jobs: int, progress: Progress) -> dict[
         **_trained(plan, stages),
         "models": {model: [models[run] for run in pretrainings if run[0] == model] for model in plan.experiment.models},
         "scores": scores,
-        "references": {role: one["reference"] for role, one in of_roles if one["reference"] is not None},
-        "metrics": {role: one["metric"] for role, one in of_roles},
-        "parameters": {arm.name: found[scoring_stage(arm, role, seed)].get("parameters") for arm, role, seed in jobs},
+        "references": {role: one["reference"] for _, role, one in scored if one["reference"] is not None},
+        "metrics": {role: one["metric"] for _, role, one in scored},
+        "parameters": {name: one.get("parameters") for name, _, one in scored},
     }
 
 
