@@ -26,7 +26,7 @@ from maskloom.recipe_files import (
     shipped_recipes,
     validate_recipe,
 )
-from maskloom.runs.run_folder import RECIPE
+from maskloom.runs.run_folder import RECIPE, flat
 from maskloom.system.launch import is_first_process
 from maskloom.tasks.kinds import KINDS as TASK_KINDS
 
@@ -165,9 +165,7 @@ def explained(name: str) -> dict[str, Any]:
     by_size, values = values.pop("sizes", {}), dict(leaves(values, whole="model.config"))
     kind = KINDS.get(values.get("kind", "finetune"), FinetuneRecipe)
     load_recipe(kind, path)
-    lists = {name: value for name, value in values.items() if isinstance(value, list)}
-    tables = ((f"{name}.{place}.", table) for name, listed in lists.items() for place, table in enumerate(listed))
-    values |= {key: value for start, table in tables if isinstance(table, dict) for key, value in leaves(table, start)}
+    values |= flat({name: value for name, value in values.items() if isinstance(value, list)})
     sizes = {size: dict(leaves(table)) for size, table in by_size.items()}
     return {"recipe": str(path), "about": _comment(path), "keys": _keys(kind, values), "sizes": sizes}
 
