@@ -37,13 +37,12 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class GatheredDocument:
-    """A piece of documentation as sentences, with its origin; `area` is the package that it documents."""
+    """A text as sentences, or with `is_pooled` several short ones; `area` is the package that they document."""
 
     area: str
-    module: str
-    kind: str
     name: str
     sentences: tuple[str, ...]
+    is_pooled: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,7 @@ def harvest(source: Source) -> list[GatheredDocument]:
     if source.kind in ("page", "readme"):
         text = content.decode("utf-8", errors="replace")
         body = text.partition("\n\n")[2] if source.kind == "readme" else text
-        return _documents(source, [(source.module, body)], source.kind)
+        return _documents(source, [(source.module, body)])
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated escapes in other people's strings are not ours to report
@@ -141,8 +140,8 @@ def harvest(source: Source) -> list[GatheredDocument]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     if source.kind == "topics":
-        return [d for pair in _topics(tree) for d in _documents(source, [pair], "topic")]
-    return _documents(source, list(_docstrings(tree, with_calls=_CALL.search(content) is not None)), "docstring")
+        return [d for pair in _topics(tree) for d in _documents(source, [pair])]
+    return _documents(source, list(_docstrings(tree, with_calls=_CALL.search(content) is not None)))
 
 
 def without_repetition(documents: Iterable[GatheredDocument]) -> list[GatheredDocument]:
@@ -238,18 +237,18 @@ def _topics(tree: ast.Module) -> Iterator[tuple[str, str]]:
             yield from sorted(ast.literal_eval(value).items())
 
 
-def _documents(source: Source, texts: list[tuple[str, str]], kind: str) -> list[GatheredDocument]:
+def _documents(source: Source, texts: list[tuple[str, str]]) -> list[GatheredDocument]:
     """Create a document from each text with enough sentences; pool the sentences of shorter texts per module."""
     found, short = [], []
     for name, text in texts:
         sentences = sentences_of(text)
         if len(sentences) >= MIN_SENTENCES:
-            found.append(GatheredDocument(source.area, source.module, kind, name, tuple(sentences)))
+            found.append(GatheredDocument(source.area, name, tuple(sentences)))
         else:
             short += sentences
     for first in range(0, len(short), _MAX_MODULE_SENTENCES):
         sentences = tuple(short[first : first + _MAX_MODULE_SENTENCES])
-        found.append(GatheredDocument(source.area, source.module, "module", source.module, sentences))
+        found.append(GatheredDocument(source.area, source.module, sentences, is_pooled=True))
     return found
 
 

@@ -95,7 +95,7 @@ def _areas(
 
 
 def _fits(document: GatheredDocument) -> bool:
-    return document.kind != "module" and len(document.sentences) >= 2 * PASSAGE_SENTENCES
+    return not document.is_pooled and len(document.sentences) >= 2 * PASSAGE_SENTENCES
 
 
 def _sentence_rows(

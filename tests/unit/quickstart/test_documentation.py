@@ -36,9 +36,9 @@ def test_docstrings_become_documents_in_the_order_of_lines(tmp_path: Path) -> No
     other = LONG.replace("file", "folder")
     code = f'def first():\n    """{LONG}"""\n\nclass Second:\n    """{other}"""\n'
     documents = harvest(source(written(tmp_path, code)))
-    assert [(document.name, document.kind, len(document.sentences)) for document in documents] == [
-        ("first", "docstring", 4),
-        ("Second", "docstring", 4),
+    assert [(document.name, document.is_pooled, len(document.sentences)) for document in documents] == [
+        ("first", False, 4),
+        ("Second", False, 4),
     ]
     assert documents[0].sentences[1] == "The file is closed before the function returns."
 
@@ -51,7 +51,7 @@ def test_docstrings_given_by_calls_are_found(tmp_path: Path) -> None:
 def test_short_docstrings_of_a_module_are_put_together(tmp_path: Path) -> None:
     functions = [f'def f{n}():\n    """The function number {n} returns nothing of use."""\n' for n in range(15)]
     documents = harvest(source(written(tmp_path, "\n".join(functions))))
-    assert [(document.kind, len(document.sentences)) for document in documents] == [("module", 12), ("module", 3)]
+    assert [(document.is_pooled, len(document.sentences)) for document in documents] == [(True, 12), (True, 3)]
 
 
 @pytest.mark.parametrize("code", ["print 'Python 2'", "x = (", "\x00", "def f(:"])
@@ -73,7 +73,7 @@ def test_a_readme_is_read_without_its_header(tmp_path: Path) -> None:
 
 def test_a_sentence_is_kept_at_its_first_place_only() -> None:
     def document(name: str, *sentences: str) -> GatheredDocument:
-        return GatheredDocument("package", "module", "docstring", name, sentences)
+        return GatheredDocument("package", name, sentences)
 
     documents = [
         document("a", "One.", "Two.", "Three.", "Four."),
@@ -127,7 +127,7 @@ def test_what_other_systems_or_extras_need_is_not_read_though_it_is_installed(mo
 
 
 def test_documents_are_written_a_sentence_a_line(tmp_path: Path) -> None:
-    documents = [GatheredDocument("p", "m", "docstring", "n", ("One é.", "Two.")) for _ in range(2)]
+    documents = [GatheredDocument("p", "n", ("One é.", "Two.")) for _ in range(2)]
     path = tmp_path / "documents.txt"
     write_documents(documents, path)
     assert path.read_text(encoding="utf-8") == "One é.\nTwo.\n\nOne é.\nTwo.\n\n"

@@ -14,8 +14,6 @@ def documents(num_per_area: int = 60) -> list[GatheredDocument]:
     return [
         GatheredDocument(
             area=area,
-            module=f"{area}.module",
-            kind="docstring",
             name=f"f{number}",
             sentences=(
                 *(f"Sentence {place} of function {number} in area {letter}." for place in range(6)),

@@ -12,7 +12,7 @@ SENTENCES = (
     "word " * 60,
     "An unknown option raises an error before anything has been written to disk.",
 )
-DOCUMENT = GatheredDocument("numpy", "numpy.linalg", "function", "solve", SENTENCES)
+DOCUMENT = GatheredDocument("numpy", "solve", SENTENCES)
 
 
 def test_questions_ask_for_the_word_before_one_that_occurs_once():
