@@ -216,11 +216,11 @@ def scatter_chart(dots: Sequence[tuple[str, float, float, str]], *, name: str) -
 
     A dot without room for a label has its name only as a title.
     """
-    width = max(max(x for _, x, _, _ in dots) - min(x for _, x, _, _ in dots), 1e-12)
-    height = max(max(y for _, _, y, _ in dots) - min(y for _, _, y, _ in dots), 1e-12)
+    _, xs, ys, _ = zip(*dots, strict=True)
+    left, top = min(xs), max(ys)
+    width, height = max(max(xs) - left, 1e-12), max(top - min(ys), 1e-12)
     scale = min((_WIDTH - 2 * _RIGHT) / width, 2 * _WIDTH / height)
-    left, top = min(x for _, x, _, _ in dots), max(y for _, _, y, _ in dots)
-    places = [(_RIGHT + scale * (x - left), 2 * _TOP + scale * (top - y)) for _, x, y, _ in dots]
+    places = [(_RIGHT + scale * (x - left), 2 * _TOP + scale * (top - y)) for x, y in zip(xs, ys, strict=True)]
     bottom = max(y for _, y in places) + 2 * _TOP
     parts, taken = list[str](), list[tuple[float, float, float]]()
     for (word, *_, style), (x, y) in zip(dots, places, strict=True):
