@@ -1,4 +1,4 @@
-"""Errors that a user can cause, and message helpers; separate so that worker processes need not import recipes."""
+"""Errors with messages for the user, and message helpers; separate so that worker processes need not import recipes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ class UsageError(ConfigError):
 
 class DataError(ValueError):
     """Input data or a file on disk is wrong; the message names the value, the rule, the file and the line."""
+
+
+class RunFailedError(Exception):
+    """A run cannot go on; the message says why, so a command ends with it instead of a traceback."""
 
 
 def not_one_of(value: object, choices: Sequence[str]) -> str:

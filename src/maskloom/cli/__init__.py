@@ -16,7 +16,7 @@ from maskloom.cli.options import PointingGroup
 from maskloom.cli.preparing import corpus_app, recipes_app, vocab_app
 from maskloom.cli.training import glue_app
 from maskloom.cli.words import words_app
-from maskloom.errors import ConfigError, DataError, UsageError
+from maskloom.errors import ConfigError, DataError, RunFailedError, UsageError
 from maskloom.runs.display import printable
 from maskloom.system.files import DISK_ERRORS
 from maskloom.system.foreign_files import is_utf8, shown_name
@@ -148,12 +148,4 @@ def _expected_failure(error: Exception) -> int | None:
         return EXIT_DISK if error.errno in DISK_ERRORS else EXIT_FAILED
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # an OSError since Python 3.13
         return EXIT_FAILED
-    if "torch" not in sys.modules:
-        return None
-    from maskloom.runs.resuming import ReplayDiffersError
-    from maskloom.training.faults.memory import MemoryExhaustedError
-    from maskloom.training.faults.nonfinite import NumericalError
-    from maskloom.training.ranks.ranks import RankLostError
-
-    explained = (NumericalError, MemoryExhaustedError, RankLostError, ReplayDiffersError)
-    return EXIT_FAILED if isinstance(error, explained) else None
+    return EXIT_FAILED if isinstance(error, RunFailedError) else None

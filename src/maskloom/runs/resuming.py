@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.config import FinetuneRecipe, PretrainRecipe
-from maskloom.errors import ConfigError, DataError
+from maskloom.errors import ConfigError, DataError, RunFailedError
 from maskloom.recipe_files import load_recipe
 from maskloom.runs.run_folder import METRICS, RECIPE, check_same_recipe, run_id
 from maskloom.system.foreign_files import read_json_value
@@ -117,7 +117,7 @@ _SHOWN = 4
 VERIFY_FINISHED = "; --verify is for unfinished runs, `maskloom rerun` repeats a whole run"
 
 
-class ReplayDiffersError(Exception):
+class ReplayDiffersError(RunFailedError):
     """Repeated training gave other bits than those stored; the message names the first differing tensors."""
 
 

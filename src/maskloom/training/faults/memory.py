@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from maskloom.errors import RunFailedError
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.objective import Objective, model_device
 from maskloom.system.files import write_json
@@ -66,7 +67,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _RAN_OUT)
 
 
-class MemoryExhaustedError(RuntimeError):
+class MemoryExhaustedError(RunFailedError, RuntimeError):
     """Memory ran out, for a single sequence or on one of several ranks; the weights were not updated.
 
     `micro_batch_size` is a size to restart several ranks with, as they cannot halve it in the middle of a step.

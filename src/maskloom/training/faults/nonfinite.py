@@ -13,6 +13,7 @@ from torch import Tensor
 
 from maskloom.checkpoints.tensor_files import safetensors_pieces
 from maskloom.data.corpus.words import RaggedIds
+from maskloom.errors import RunFailedError
 from maskloom.system.files import replacing_folder, write_hashed, write_json
 from maskloom.training.ranks.ranks import own_shard
 from maskloom.training.settings import TrainingSection
@@ -28,7 +29,7 @@ REPORT, BATCH, WEIGHTS, CARRY = "report.json", "batch.safetensors", "model.safet
 _DUMPS_WITH_WEIGHTS = 3
 
 
-class NumericalError(ValueError):
+class NumericalError(RunFailedError, ValueError):
     """A loss or a gradient is not finite; the weights were not updated."""
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from maskloom.errors import ConfigError
+from maskloom.errors import ConfigError, RunFailedError
 from maskloom.models.assembled import EncoderWithHeads
 from maskloom.objectives.carrying import Carry
 from maskloom.objectives.objective import Objective
@@ -20,7 +20,7 @@ from maskloom.training.ranks.rank_watch import Work
 from maskloom.training.settings import TrainingSection
 
 
-class RankLostError(RuntimeError):
+class RankLostError(RunFailedError, RuntimeError):
     """Another rank has died, hangs or has failed; the message says which."""
 
 
