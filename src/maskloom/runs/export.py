@@ -87,9 +87,8 @@ def describe_vectors(folder: Path, pooling: PoolingMode, *, normalize: bool = Fa
     unknown pooling, and for a model of which sentence-transformers computes no vectors, or others than maskloom.
     """
     _refuse_other_vectors(folder, pooling)
-    longest = load_tokenizer(folder).max_length
-    model = read_model_config(folder)
-    longest = min(longest, model.max_position_embeddings, read_settings(folder).get("max_length", longest))
+    model, limit = read_model_config(folder), load_tokenizer(folder).max_length
+    longest = min(limit, model.max_position_embeddings, read_settings(folder).get("max_length", limit))
     write_modules(folder, hidden_size=model.hidden_size, max_length=longest, pooling=pooling, normalize=normalize)
 
 

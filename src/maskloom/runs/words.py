@@ -153,8 +153,7 @@ def _prepared(out: Path) -> np.ndarray | None:
     """Return the word counts of a resumed run, or None if its text must be read again."""
     if not all((out / name).exists() for name in (_PREPARED, *_KEPT)):
         return None
-    sums = {name: read_json_value(out / _PREPARED, name, str) for name in _KEPT}
-    if any(fingerprint(out / name) != sums[name] for name in _KEPT):
+    if any(fingerprint(out / name) != read_json_value(out / _PREPARED, name, str) for name in _KEPT):
         return None
     return np.fromiter((int(count) for _, count in _vocabulary(out)), np.int64)
 

@@ -32,7 +32,7 @@ from maskloom.runs.glue.files import (
     problems_of,
 )
 from maskloom.runs.reading_defaults import FileReading
-from maskloom.runs.run_folder import DESCRIPTION, RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
+from maskloom.runs.run_folder import RECIPE, RESULTS, described, kind_of_run, prepare_run_folder
 from maskloom.runs.search import AllTrialsFailedError, Trials, search
 from maskloom.runs.search_space import Space, grid_settings, recipe_with, space_as_data, space_of_data
 from maskloom.runs.search_table import glue_report
@@ -68,7 +68,7 @@ def glue_run(
     if tasks named in `tasks` have no files, or no task has any; ConfigError for settings that do not fit every task.
     """
     check_log_targets(recipe.training.log_to)
-    if resume and (out / RECIPE).exists() and (out / DESCRIPTION).exists():
+    if resume and (out / RECIPE).exists():
         description = described(out)
         if kind_of_run(description) != "glue":
             raise ConfigError(f"{out}: this is not the folder of a GLUE run")
