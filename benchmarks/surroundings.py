@@ -20,6 +20,14 @@ def processor() -> str:
     return f"{hardware['processor'] or hardware['machine']}{family}, {hardware['cores']} cores"
 
 
+def versions() -> str:
+    """Return the versions of Python and torch, to be stored with the figures that they gave."""
+    import platform
+    from importlib.metadata import version
+
+    return f"Python {platform.python_version()}, torch {version('torch')}"
+
+
 def data_folder() -> Path:
     """Return the folder of public research data, which may be absent."""
     return Path(os.environ.get("MASKLOOM_DATA", Path(__file__).parents[2] / "shared" / "data"))
