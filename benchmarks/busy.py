@@ -59,10 +59,11 @@ def main() -> None:
         same["cores"] = len(os.sched_getaffinity(0))
         figures: dict[str, Any] = {"load": quiet_load(), **same}
         former = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
-        kept = former["jobs"] if same.items() <= former.items() else {}
-        figures["jobs"] = kept | {job: measured(job, options.rounds) for job in options.jobs}
-        figures["summary"] = summary(figures)
-        place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        figures["jobs"] = former["jobs"] if same.items() <= former.items() else {}
+        for job in options.jobs:
+            figures["jobs"][job] = measured(job, options.rounds)
+            figures["summary"] = summary(figures)
+            place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     place.with_suffix(".md").write_text(page(json.loads(place.read_text(encoding="utf-8"))), encoding="utf-8")
 
 

@@ -166,7 +166,7 @@ class ModelConfig(BaseModel):
         return cls._checked(values, "[model.config] ")
 
     def with_keys(self, values: Mapping[str, Any], where: str) -> Self:
-        """Return a copy with other values of some keys; raises ConfigError, after `where`, for values that do not fit."""
+        """Return a copy with other values of some keys; raises ConfigError, which names `where`, if they do not fit."""
         own = {key: getattr(self, key) for key in self.model_fields_set}
         return self._checked({**own, **values}, where)
 

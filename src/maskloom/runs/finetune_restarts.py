@@ -98,7 +98,7 @@ def run_restart(plan: FinetunePlan, seed: int, log: EventLog, progress: Progress
     state = TrainState.fresh(model, settings)
     rows = ranks.rows(settings)
     batches = ShuffledBatches(plan.train, settings.batch_size, seed, rows, plan.recipe.training.group_by_length)
-    watch = DevWatch(plan, state, folder, ranks)
+    watch = _DevWatch(plan, state, folder, ranks)
     session = TrainingSession(
         state=state,
         objective=plan.objective,
@@ -294,7 +294,7 @@ def summarise_restarts(results: list[dict[str, Any]], primary: str, failures: di
     }
 
 
-class DevWatch:
+class _DevWatch:
     """Scores the weights on dev on request and saves the best ones; `memory` is stored in checkpoints."""
 
     def __init__(self, plan: FinetunePlan, state: TrainState, folder: Path, ranks: Ranks) -> None:

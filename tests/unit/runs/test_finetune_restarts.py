@@ -6,7 +6,7 @@ from typing import Any
 
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.objectives.objective import WithMixPenalty
-from maskloom.runs.finetune_restarts import DevWatch, FinetunePlan
+from maskloom.runs.finetune_restarts import _DevWatch, FinetunePlan
 from maskloom.tasks.kinds import make_task
 from maskloom.training.ranks.ranks import ONE_RANK
 
@@ -26,7 +26,7 @@ def test_patience_counts_an_evaluation_that_a_run_repeats_once(tmp_path, monkeyp
     training = SimpleNamespace(patience=2)
     plan: Any = SimpleNamespace(recipe=SimpleNamespace(training=training), task=SimpleNamespace(primary="accuracy"))
     state: Any = SimpleNamespace(model=None, step=0)
-    watch, kept = DevWatch(plan, state, tmp_path, ONE_RANK), []
+    watch, kept = _DevWatch(plan, state, tmp_path, ONE_RANK), []
     monkeypatch.setattr(watch, "_scored", lambda model: {"step": state.step, "scores": {"accuracy": 0.5}})
     monkeypatch.setattr(watch, "_keep", lambda model, entry: kept.append(watch.memory.setdefault("best", entry)))
     for step in (10, 20, 10, 20):  # after a step that is not finite the run goes back to an earlier checkpoint
