@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from full_rows import full_rows
+from rounds import in_turn
 from torch.profiler import ProfilerActivity, profile
 
 from maskloom.data.counter_random import integers
@@ -55,9 +56,9 @@ def bare_steps(steps: int) -> Callable[[], None]:
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
 
     def run() -> None:
+        state.model.train()
         for step in range(steps):
-            state.model.train()
-            torch.manual_seed(int(integers(2**62, 0, 0xD20, step)))
+            torch.default_generator.manual_seed(int(integers(2**62, 0, 0xD20, step)))
             state.optimizer.zero_grad(set_to_none=True)
             accumulate_gradients(state.model, objective, BATCH, None)
             gradients = [p.grad for p in parameters if p.grad is not None]
@@ -115,13 +116,14 @@ def measure(pairs: int, folder: Path) -> dict[str, Any]:
     for name, on in ON.items():
         counted[name] = per_step(lambda steps, on=on: session_steps(steps, folder, **on))
     ratios = []
-    for _ in range(pairs + 1):
-        seconds = []
-        for run in (bare_steps(200), session_steps(200, folder)):
+    for number in range(pairs + 1):
+        seconds = {}
+        sides = [("bare", bare_steps(200)), ("off", session_steps(200, folder))]
+        for name, run in in_turn(sides, number):
             started = time.process_time()
             run()
-            seconds.append(time.process_time() - started)
-        ratios.append(seconds[1] / seconds[0])
+            seconds[name] = time.process_time() - started
+        ratios.append(seconds["off"] / seconds["bare"])
     return {"counted": counted, "ratios": ratios[1:], "median": statistics.median(ratios[1:])}
 
 
