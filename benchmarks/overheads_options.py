@@ -18,12 +18,11 @@ from full_rows import full_rows
 from rounds import in_turn
 from torch.profiler import ProfilerActivity, profile
 
-from maskloom.data.counter_random import integers
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.events import EventLog
-from maskloom.training.loop import accumulate_gradients
+from maskloom.training.loop import StepDraws, accumulate_gradients
 from maskloom.training.session import TrainingSession
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
@@ -58,9 +57,8 @@ def bare_steps(steps: int) -> Callable[[], None]:
     def run() -> None:
         state.model.train()
         for step in range(steps):
-            torch.default_generator.manual_seed(int(integers(2**62, 0, 0xD20, step)))
             state.optimizer.zero_grad(set_to_none=True)
-            accumulate_gradients(state.model, objective, BATCH, None)
+            accumulate_gradients(state.model, objective, BATCH, None, draws=StepDraws(0, step))
             gradients = [p.grad for p in parameters if p.grad is not None]
             float(torch.nn.utils.get_total_norm(gradients, foreach=True))  # the check for finite gradients
             state.optimizer.step()
