@@ -6,7 +6,7 @@ from typing import Any
 
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.objectives.objective import WithMixPenalty
-from maskloom.runs.finetune_restarts import _DevWatch, FinetunePlan
+from maskloom.runs.finetune_restarts import FinetunePlan, _DevWatch
 from maskloom.tasks.kinds import make_task
 from maskloom.training.ranks.ranks import ONE_RANK
 
