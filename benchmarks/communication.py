@@ -35,12 +35,13 @@ def main() -> None:
         return
     place = Path(__file__).with_suffix(".json")
     if not options.report:
-        from surroundings import processor
+        from surroundings import processor, versions
 
         load = quiet_load()
         checks = {mode: _two_processes(mode, options.sizes) for mode in _MODES}
         facts = {size: size_facts(size, length=LENGTH, predicted=PREDICTED) for size in SIZES}
-        figures = {"processor": processor(), "load_before": load, "sizes": facts, "checks": checks}
+        about = {"processor": processor(), "versions": versions(), "load_before": load}
+        figures = {**about, "sizes": facts, "checks": checks}
         place.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     place.with_suffix(".md").write_text(page(json.loads(place.read_text(encoding="utf-8"))), encoding="utf-8")
 

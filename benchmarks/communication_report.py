@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import version
 from typing import Any
 
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")
@@ -55,7 +53,7 @@ def page(figures: dict[str, Any]) -> str:
     lines += _table(figures) + _check(figures)
     lines += [
         f"{figures['processor']}; one thread a process; load before the start {figures['load_before']:.1f}. "
-        f"Python {platform.python_version()}, torch {version('torch')}."
+        f"{figures['versions']}."
     ]
     return "\n".join(lines) + "\n"
 
@@ -85,9 +83,10 @@ def _table(figures: dict[str, Any]) -> list[str]:
                 )
     lines += [
         "",
-        "Accumulation over n micro-batches leaves what `ddp` sends as it is, which is per step then n times cheaper; "
-        "`fsdp` gathers and reduces in every micro-batch. What a rank sends hardly grows with the number of ranks; the "
-        "number of messages does, so that small models on many ranks wait for latency, which the table leaves out.",
+        "With accumulation over n micro-batches, `ddp` still sends this once a step, for n times as many tokens; "
+        "`fsdp` gathers and reduces in every micro-batch. However many ranks there are, each sends less than twice "
+        "what it sends as one of two; but the number of messages grows, so that small models on many ranks wait for "
+        "latency, which the table leaves out.",
         "",
     ]
     return lines

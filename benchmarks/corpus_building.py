@@ -37,6 +37,7 @@ PACKAGES = ("bert-tensorflow", "datasets", "transformers", "tokenizers", "numpy"
 AIMS = {"google": (10, 20, 30), "datasets": (2.5, 4, 6)}
 # ratio of memory for ten times the text: floor, target, stretch
 GROWTH_AIMS = (1.5, 1.2, 1.0)
+MOST_MEBIBYTES = 400
 
 Key = tuple[str, int, int]
 
@@ -85,8 +86,8 @@ def run(side: str, workers: int, text: Path, *options: str) -> dict[str, Any]:
 
 
 def seconds(found: dict[str, Any], *, with_drawing: bool = False, kind: str = "seconds") -> float:
-    """Return the seconds of building, or of building and drawing an epoch."""
-    return found["build"][kind] + (found["draw"][kind] if with_drawing else 0.0)
+    """Return the seconds of building, or of building and drawing an epoch; Google's side draws as it builds."""
+    return found["build"][kind] + (found["draw"][kind] if with_drawing and "draw" in found else 0.0)
 
 
 def measure(texts: dict[int, Path], megabytes: int, num_rounds: int) -> dict[Key, list[dict[str, Any]]]:
@@ -104,9 +105,9 @@ def measure(texts: dict[int, Path], megabytes: int, num_rounds: int) -> dict[Key
                 # a separate run even where the text is the peers', because those runs also draw an epoch
                 found.setdefault(("grown", workers, size), []).append(run("ours", workers, texts[size]))
     checksums = {
-        (size, each["checksum"]) for (side, _, size), runs in found.items() if side == "grown" for each in runs
+        (size, each["checksum"]) for (_, _, size), runs in found.items() for each in runs if "checksum" in each
     }
-    assert len(checksums) == 2, "the corpora of different runs differ"
+    assert len(checksums) == len({megabytes, SMALL, LARGE}), "the corpora of different runs differ"
     return found
 
 
@@ -119,8 +120,8 @@ def compared(found: dict[Key, list[dict[str, Any]]], megabytes: int) -> list[dic
     """Return every comparison with a peer: processes on both sides, ratios of wall-clock and of processor time."""
     rows = []
     for side, peer_workers, own_workers, drawn in (
-        ("google", 1, 1, False),
-        ("google", 1, 2, False),
+        ("google", 1, 1, True),
+        ("google", 1, 2, True),
         ("datasets", 1, 1, False),
         ("datasets", 2, 2, False),
         ("datasets", 1, 1, True),
@@ -184,12 +185,12 @@ def summary_rows(compared: list[dict[str, Any]], grown: list[dict[str, Any]]) ->
     found = {
         (row["peer"], row["peer_processes"], row["our_processes"]): f"{row['ratio']:.1f}"
         for row in compared
-        if not row["with_drawing"]
+        if row["peer"] == "google" or not row["with_drawing"]
     }
     one, two = grown
     return [
         {
-            "job": "text to corpus, 1 / 2 processes",
+            "job": "text to corpus and an epoch of masked instances, 1 / 2 processes",
             "beside": "google-research/bert's create_pretraining_data, 1 process",
             "result": f"{found['google', 1, 1]} / {found['google', 1, 2]} times the tokens per second",
         },
@@ -224,10 +225,11 @@ def report(result: dict[str, Any]) -> str:
         "imports; processor seconds are those of all processes together. With 2 processes ours has one more that "
         "reads for both. Memory is the highest sum of all processes; pages that they share count for each.",
         "- Google's generator makes each instance once (dupe_factor 1), its kindest setting, and writes no files. With "
-        f"its default of {DUPLICATES} copies it takes {result['duplicates']:.1f} times as long, and its ratios would "
-        "be larger by that.",
-        "- The datasets.map route is that of transformers' run_mlm.py: tokenise, join into rows of 128 (no sentence "
-        "pairs); 'with drawing' adds one epoch through its masking collator, and to ours one of masked sentence pairs.",
+        f"its default of {DUPLICATES} copies it takes {result['duplicates']:.1f} times as long. Its time includes "
+        "drawing sentence pairs and masks; ours only where the table says 'drawing too'.",
+        "- The datasets.map route is that of transformers' run_mlm.py: tokenise, with one thread per process, and join "
+        "into rows of 128 (no sentence pairs); 'drawing too' adds one epoch through its masking collator, and to ours "
+        "one of masked sentence pairs.",
         "",
         *tables(result),
     ]
@@ -267,18 +269,23 @@ def tables(result: dict[str, Any]) -> list[str]:
         "",
         f"## Growth of ours from {SMALL} to {LARGE} MB",
         "",
-        "Time must grow 10 times at most; for the memory's target it must also stay below 400 MiB.",
+        f"Time must grow 10 times at most; for the memory's target it must also stay below {MOST_MEBIBYTES} MiB.",
         "",
         "| processes | seconds, reached | processor seconds | memory, reached | MiB at the end |",
         "|---|---|---|---|---|",
     ]
     lines += [
         f"| {row['processes']} | {row['seconds']:.2f}, {'met' if row['seconds'] <= 10 else 'missed'} | "
-        f"{row['processor']:.2f} | {row['mebibytes']:.2f}, {reached(row['mebibytes'], GROWTH_AIMS, smaller=True)} | "
-        f"{row['largest_mebibytes']:.0f} |"
+        f"{row['processor']:.2f} | {row['mebibytes']:.2f}, {memory_reached(row)} | {row['largest_mebibytes']:.0f} |"
         for row in result["growth"]
     ]
     return lines
+
+
+def memory_reached(row: dict[str, Any]) -> str:
+    """Return what the growth of memory reaches: the floor at most if there is too much of it at the end."""
+    is_small = row["largest_mebibytes"] < MOST_MEBIBYTES
+    return reached(row["mebibytes"] if is_small else max(row["mebibytes"], GROWTH_AIMS[0]), GROWTH_AIMS, smaller=True)
 
 
 def main() -> None:

@@ -29,8 +29,8 @@ from surroundings import processor, write_real_text
 
 SIDES = ("now", "before")
 SIZES = ("tiny", "base")
-# Steps of a run, and steps between two logged rates.
-_STEPS = {"pretrain tiny": (60, 10), "pretrain base": (9, 3), "finetune tiny": (90, 15), "finetune base": (9, 3)}
+# Steps of a run.
+_STEPS = {"pretrain tiny": 60, "pretrain base": 9, "finetune tiny": 90, "finetune base": 9}
 _ROWS = {"tiny": 64, "base": 8}
 _TEXTS = {"tiny": 12_000, "base": 300}
 _AIMS = (0.97, 0.97, 0.97)
@@ -60,7 +60,11 @@ def main() -> None:
     ).stdout.strip()
     machine = f"{processor()}, 2 threads; Python {platform.python_version()}, torch {torch.__version__}"
     about = {"machine": machine, "load": load, "before": revision, "rounds": options.rounds, "text": text}
-    _write_page(about, rates)
+    about["steps"] = "all steps but the first two"
+    figures = {**about, "rates": rates}
+    target = Path(__file__)
+    target.with_suffix(".json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    target.with_suffix(".md").write_text(page(figures), encoding="utf-8")
 
 
 def _jobs() -> list[str]:
@@ -87,7 +91,7 @@ def _write_texts(folder: Path) -> str:
     name = write_real_text(folder / "text.txt", 4_000_000)
     lines = [line[:400] for line in (folder / "text.txt").read_text(encoding="utf-8").splitlines() if len(line) > 80]
     rows = "".join(f"{line.replace(chr(9), ' ')}\t{'even' if len(line) % 2 == 0 else 'odd'}\n" for line in lines)
-    counts = {f"train-{size}": _STEPS[f"finetune {size}"][0] * _ROWS[size] for size in SIZES}
+    counts = {f"train-{size}": _STEPS[f"finetune {size}"] * _ROWS[size] for size in SIZES}
     for part, count in {**counts, "dev": 8}.items():
         taken = rows.splitlines(keepends=True)[:count]
         (folder / f"{part}.tsv").write_text("text\tlabel\n" + "".join(taken), encoding="utf-8")
@@ -122,9 +126,9 @@ def _rate(place: Path, folder: Path, side: str, job: str) -> float:
             for name in (size, "one")
         }
         return _TEXTS[size] / (seconds[size] - seconds["one"])
-    steps, between = _STEPS[job]
+    steps = _STEPS[job]
     shutil.rmtree(out, ignore_errors=True)
-    settings = ("--set", "training.num_threads=2", "--set", f"training.log_every={between}")
+    settings = ("--set", "training.num_threads=2", "--set", "training.log_every=1")
     if kind == "pretrain":
         data = ("--corpus", folder / f"{side}-corpus", "--size", size, "--max-length", "128", "--steps", str(steps))
         once = ("evaluate_every", "save_every")  # only at the end, and with few instances
@@ -148,29 +152,26 @@ def _rate(place: Path, folder: Path, side: str, job: str) -> float:
     return len(found) / sum(1 / rate for rate in found)
 
 
-def _write_page(about: dict[str, Any], rates: dict[str, dict[str, list[float]]]) -> None:
-    """Write the page and its figures."""
-    target = Path(__file__).with_suffix("")
+def page(figures: dict[str, Any]) -> str:
+    """Return the page as Markdown."""
     lines = [
         "# BERT beside an earlier commit",
         "",
-        f"{order_said(about['rounds'])} Medians of tokens a second (embedding: of texts); ratio of now to before, with "
-        f"the range of the rounds. Before: commit {about['before']}, the last with BERT alone. {about['text']}; rows "
-        f"of 128 ({_ROWS['tiny']} at tiny, {_ROWS['base']} at base), a vocabulary of 8,000; texts of at most 400 "
-        "characters.",
+        f"{order_said(figures['rounds'])} Medians of tokens a second (embedding: of texts); ratio of now to before, "
+        f"with the range of the rounds. A rate of training is that of {figures['steps']}. Before: commit "
+        f"{figures['before']}, the last with BERT alone. Text: {figures['text']}; rows of 128 ({_ROWS['tiny']} at "
+        f"tiny, {_ROWS['base']} at base), a vocabulary of 8,000; texts of at most 400 characters.",
         "",
         "| job | now | before | ratio | reached |",
         "|---|---:|---:|---|---|",
     ]
-    for job, sides in rates.items():
+    for job, sides in figures["rates"].items():
         ratios = [now / before for now, before in zip(sides["now"], sides["before"], strict=True)]
         lines.append(
             f"| {job} | {median(sides['now']):,.0f} | {median(sides['before']):,.0f} | {median(ratios):.2f} "
             f"({min(ratios):.2f}-{max(ratios):.2f}) | {reached(median(ratios), _AIMS)} |"
         )
-    lines += ["", f"{about['machine']}; load at the start {about['load']:.2f}.", ""]
-    target.with_suffix(".md").write_text("\n".join(lines), encoding="utf-8")
-    target.with_suffix(".json").write_text(json.dumps({**about, "rates": rates}, indent=1) + "\n", encoding="utf-8")
+    return "\n".join([*lines, "", f"{figures['machine']}; load at the start {figures['load']:.2f}.", ""])
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import islice
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from feature_based import some_sentences
 from surroundings import data_folder, processor, write_real_text
+from translation import spread
 
 from maskloom.checkpoints.huggingface import save_model
 from maskloom.config import FinetuneRecipe, PretrainRecipe, load_recipe, validate_recipe
@@ -42,6 +44,8 @@ CHANGES = [
     "tagging.crf=true",
 ]
 _DISCOUNT = 0.75
+# Rows of a batch, words of a row, and the most rows that the perplexity of the ELMo is measured on.
+_BATCH, _ROW, _MOST_EVALUATED = 64, 20, 2000
 # Settings of individual rows; {words} is the folder of the word vectors.
 _MORE = {"normed": ("mix.layer_norm=true",), "joined": ("features.word_vectors={words}",)}
 # The directions of the language model, and the batch field that holds the targets of each.
@@ -156,22 +160,32 @@ def _elmo(out: Path, options: argparse.Namespace) -> Path:
             settings = VocabularySettings(options.vocabulary, lowercase=False, model="words")
             train_vocabulary_from_files([out / "text.txt"], settings=settings, out=words)
         build_corpus_from_files(out / "text.txt", vocab=words, out=corpus)
-        training = {"steps": options.steps, "batch_size": 64, "learning_rate": 3e-3, "schedule": "cosine"}
+        training: dict[str, Any] = {"steps": options.steps, "batch_size": _BATCH, "learning_rate": 3e-3}
+        training |= {"num_threads": 1, "schedule": "cosine", "warmup_ratio": 0.02}
+        training["max_evaluation_instances"] = _MOST_EVALUATED
         values: dict[str, Any] = {"objective": "bidirectional_lm", "model": {"size": options.size}}
-        values |= {"training": {**training, "warmup_ratio": 0.02, "num_threads": 1, "max_evaluation_instances": 2000}}
+        values["training"] = training
         recipe = validate_recipe(PretrainRecipe, values, source="elmo_tagging.py")
         pretrain(recipe, corpus=corpus, out=run, resume=(run / "recipe.toml").exists())
     return run
 
 
 def _streams(corpus: Path, way: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the training and the held-out target words of one direction, including sentence boundaries."""
+    """Return the target words of one direction, including sentence boundaries: those to train on, and held-out ones.
+
+    The held-out words are those that the perplexity of the ELMo is measured on.
+    """
     opened, row = Corpus.open(corpus), PRETRAINING["bidirectional_lm"]
-    data = PretrainingData(next_sentence=False, max_length=512)
+    data = PretrainingData(next_sentence=False, max_length=_ROW)
+    documents = split_documents(opened, data.held_out_fraction, seed=0)
     found = []
-    for documents in split_documents(opened, data.held_out_fraction, seed=0):
-        loader = row.loader(opened, documents, data, batch_size=64, seed=0)
-        found.append(np.concatenate([getattr(batch, _WAYS[way]) for batch in loader.epoch_batches(0)]).astype(np.int64))
+    for part, num_batches in zip(documents, (None, _MOST_EVALUATED // _BATCH), strict=True):
+        tracks: list[list[np.ndarray]] = [[] for _ in range(_BATCH)]  # row i of a batch continues that of the last
+        for batch in islice(row.loader(opened, part, data, batch_size=_BATCH, seed=0).epoch_batches(0), num_batches):
+            words = getattr(batch, _WAYS[way])
+            for track, of_row in zip(tracks, np.split(words, np.cumsum(batch.lengths)[:-1]), strict=False):
+                track.append(of_row)
+        found.append(np.concatenate([of_row for track in tracks for of_row in track]).astype(np.int64))
     return found[0], found[1]
 
 
@@ -221,14 +235,15 @@ def _write_page(
     with safe_open(run / "model" / "model.safetensors", "pt") as file:
         parameters = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
     metrics["trigram_perplexity"] = trigrams
-    about = {"metrics": metrics, "seen": options.steps * 64 * 20, "parameters": parameters, "text": text, "rows": found}
+    about = {"metrics": metrics, "seen": options.steps * _BATCH * _ROW, "parameters": parameters, "text": text}
+    about["rows"] = found
     options.results.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     mean = {name: 100 * found[name]["mean"] for name in found}
     rows = []
     for name, _, layers, what in ROWS:
         more = [setting.format(words="VECTORS") for setting in _MORE.get(name, ())]
-        settings, spread = [layers, *more], 100 * (found[name]["standard_deviation"] or 0.0)
-        rows.append(f"| {what} | {', '.join(f'`{one}`' for one in settings)} | {mean[name]:.1f} ± {spread:.1f} |")
+        settings = ", ".join(f"`{setting}`" for setting in (layers, *more))
+        rows.append(f"| {what} | {settings} | {spread([100 * score for score in found[name]['scores'].values()])} |")
     page = _PAGE.format(
         steps=options.steps,
         megabytes=options.megabytes,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib
 import json
 import os
 import subprocess
@@ -33,6 +34,11 @@ from maskloom.text.sentences import split_sentences
 MAX_LENGTH, BATCH_SIZE, NUM_THREADS = 256, 32, 2
 # How each of our sides computes matrix products.
 COMPUTED = {"ours": "fp32", "ours_bf16": "bf16", "ours_int8": "int8"}
+# The peers from file to file, with the packages that they import.
+BULK_PEERS = {"sentence_transformers": "sentence_transformers", "onnxruntime_sorted": "onnxruntime"}
+# One sentence at a time: turns of each side, the calls of a turn that wake its threads and are not timed, and the
+# seconds before a turn, in which the previous side's threads stop spinning.
+TURNS, NUM_WAKING, PAUSE = 5, 3, 2.0
 Embed = Callable[[list[str]], np.ndarray]
 
 
@@ -47,7 +53,7 @@ def main() -> None:
     parser.add_argument("--bulk-of", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(options.threads)}
     if options.bulk_of:
         side, texts, folder = options.bulk_of
         return print(json.dumps(bulk_pass(side, Path(texts), Path(folder), options.threads)))
@@ -99,8 +105,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     del sides
     figures["bulk"] = [
         bulk_child(side, sentences[:number], folder, options.threads)
-        for side, number in [(s, n) for s in COMPUTED for n in options.bulk]
-        + [("sentence_transformers", min(options.bulk)), ("onnxruntime_sorted", min(options.bulk))]
+        for side, number in [
+            *((side, number) for side in COMPUTED for number in options.bulk),
+            *((side, min(options.bulk)) for side in BULK_PEERS),
+        ]
     ]
     return figures
 
@@ -256,14 +264,13 @@ def timed(run: Embed, texts: list[str]) -> tuple[float, float]:
 
 
 def latency(sides: dict[str, Embed], texts: list[str]) -> dict[str, list[float]]:
-    """Return the 50th and 95th percentile of milliseconds per sentence; all sides take turns on each sentence."""
+    """Return the 50th and 95th percentile of milliseconds per sentence; the sides take turns on groups of sentences."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for number, text in enumerate(texts):
-        for name, run in sides.items():
-            for _ in range(2):  # the first call takes over the cores from the previous side's thread pool
-                taken = timed(run, [text])[0]
-            if number >= 5:
-                seconds[name].append(taken)
+    for number in range(TURNS):
+        for name in in_turn(list(sides), number):
+            time.sleep(PAUSE)
+            taken = [timed(sides[name], [text])[0] for text in texts[number::TURNS]]
+            seconds[name] += taken[NUM_WAKING:]
     return {name: [1e3 * float(np.percentile(taken, part)) for part in (50, 95)] for name, taken in seconds.items()}
 
 
@@ -281,12 +288,16 @@ def bulk_child(side: str, texts: list[str], folder: Path, num_threads: int) -> d
 def bulk_pass(side: str, path: Path, folder: Path, num_threads: int) -> dict[str, float]:
     """Do the work of `bulk_child`: ours streams from file to file, a peer holds all texts and vectors in memory."""
     started = time.perf_counter()
-    if side.startswith("ours"):
-        embed(predictor_of(side), path, folder / "out.npy", normalize=True)
-    else:
+    if side in BULK_PEERS:  # ours was imported with this script
+        importlib.import_module(BULK_PEERS[side])
+    imported = time.perf_counter()
+    if side in BULK_PEERS:
         run = make_side(side, folder, num_threads)
-        np.save(folder / "out.npy", run(path.read_text("utf-8").splitlines()))
-    return {"seconds": time.perf_counter() - started, "peak_mib": memory_kib("VmHWM") / 1024}
+        np.save(folder / "out.npy", run(path.read_text("utf-8").split("\n")[:-1]))
+    else:
+        embed(predictor_of(side), path, folder / "out.npy", normalize=True)
+    seconds = time.perf_counter() - imported
+    return {"seconds": seconds, "imports": imported - started, "peak_mib": memory_kib("VmHWM") / 1024}
 
 
 def versions() -> dict[str, str]:

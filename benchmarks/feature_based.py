@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from surroundings import data_folder, minilm_folder, processor
+from translation import spread
 
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.recipe_files import recipe_path
@@ -105,7 +106,7 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], options: argparse.N
     path.with_suffix(".json").write_text(json.dumps({"rows": found}, indent=1) + "\n", encoding="utf-8")
     rows = [
         f"| {title} | {'-' if name == 'conll2003' else f'`{name}`'} | "
-        f"{100 * found[name]['mean']:.1f} ± {100 * found[name]['standard_deviation']:.1f} | {published} |"
+        f"{spread([100 * score for score in found[name]['scores'].values()])} | {published} |"
         for name, title, published in ROWS
     ]
     page = _PAGE.format(

@@ -37,7 +37,7 @@ the first rows of the file); the JSON file has the SHA-256 of these files. Most 
 training questions that are available here in whole batches, which leaves out three of 11,731, and the full dev set;
 GoEmotions uses half of its training comments. The figures compare two programs; they are not meant as the best scores
 for a task. All scores are in percent. "Constant" is the score of the same answer for every example: the most common
-label in train, no entity, any one of the four endings, or the first word of the paragraph.
+label in train, no entity, the ending that is right most often in dev, or the first word of the paragraph.
 
 ## After the last epoch
 

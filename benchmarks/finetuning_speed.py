@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 
 import finetuning_mixture
 import numpy as np
@@ -275,11 +276,11 @@ def main() -> None:
     parser.add_argument("--within", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    os.environ["RAYON_NUM_THREADS"] = str(options.threads)  # of the tokenizers library
     if options.memory_of:
         return print_memory(options.tasks[0], options.memory_of, options.data, options.within)
     load = quiet_load()
-    chosen = "" if options.tasks == list(SETTINGS) else f" --tasks {' '.join(map(repr, options.tasks))}"
-    command = f"python benchmarks/finetuning_speed.py --rounds {options.rounds} --threads {options.threads}{chosen}"
+    command = shlex.join(["python", "benchmarks/finetuning_speed.py", *sys.argv[1:]])
     around = Surroundings(command, options.threads, load, MEMORY_STEPS)
     jobs: list[Job] = []
     memory: list[Memory] = []

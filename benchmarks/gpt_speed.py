@@ -55,6 +55,7 @@ BATCHES = {128: {"tiny": 64, "mini": 32, "small": 16, "base": 8}, 512: {"tiny": 
 TRAINING_AIMS = {"tiny": (1.6, 2.0, 2.5), "mini": (1.2, 1.5, 1.8), "base": (1.1, 1.3, 1.5)}
 GENERATION_AIMS = {"mini": (1.5, 2.0, 3.0), "base": (1.1, 1.3, 1.6)}
 OURS, PEER, COMPILED = "maskloom", "transformers", "transformers, compiled"
+_CONTINUING = f"continuing by {NUM_TOKENS} tokens"
 
 
 def main() -> None:
@@ -84,7 +85,7 @@ def main() -> None:
                 results.append(generate(corpus, size, batch, options.rounds, Path(folder)))
                 print(results[-1], flush=True)
     kept = [row for row in former_results(options.out) if row["what"] not in {result["what"] for result in results}]
-    write_page(options.out, [*kept, *results], options.rounds, load)
+    write_page(options.out, [*kept, *results], load)
 
 
 def former_results(path: Path) -> list[dict[str, Any]]:
@@ -243,34 +244,39 @@ def generate(corpus: Corpus, size: str, batch: int, rounds: int, folder: Path) -
             started = time.perf_counter()
             run()
             rates[name].append(batch * NUM_TOKENS / (time.perf_counter() - started))
-    what = f"continuing by {NUM_TOKENS} tokens, {size}, {batch} prompt{'s' if batch > 1 else ''}"
+    what = f"{_CONTINUING}, {size}, {batch} prompt{'s' if batch > 1 else ''}"
     equal = same / (batch * NUM_TOKENS)
     return {"what": what, "aims": GENERATION_AIMS.get(size), "equal_tokens": equal, "rates": rates}
 
 
 def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     """Return the rows of the README's table."""
-    ratios = {
-        result["what"]: statistics.median(a / b for a, b in zip(*result["rates"].values(), strict=False))
-        for result in results
-    }
-    rows = []
-    for job, beside, start in (
-        ("GPT training step, tiny / mini / base", "transformers' OpenAIGPTLMHeadModel, rows of 128 tokens", "training"),
-        ("GPT training step, tiny / mini / base", "the same, rows of 512 tokens", "training"),
-        ("GPT, 128 more tokens, mini / base", "transformers' generate with its cache, 1 prompt", "continuing"),
-        ("GPT, 128 more tokens, mini / base", "the same, 8 prompts", "continuing"),
-    ):
-        end = next(end for end in ("rows of 128", "rows of 512", "1 prompt", "8 prompts") if end in f"{beside} ")
-        found = [f"{ratio:.2f}" for what, ratio in ratios.items() if what.startswith(start) and what.endswith(end)]
-        if found:
-            result = f"{' / '.join(found)} times the tokens per second"
-            rows.append({"job": job, "beside": beside, "result": result})
-    return rows
+    rows: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for result in results:
+        job, size, last = result["what"].split(", ")
+        sides = (result["rates"][name] for name in (OURS, PEER))
+        ratio = statistics.median(a / b for a, b in zip(*sides, strict=True))
+        rows.setdefault((job, last), []).append((size, f"{ratio:.2f}"))
+    named = (
+        ("training", "rows of 128", "GPT training step", "transformers' OpenAIGPTLMHeadModel, rows of 128 tokens"),
+        ("training", "rows of 512", "GPT training step", "the same, rows of 512 tokens"),
+        (_CONTINUING, "1 prompt", "GPT, 128 more tokens", "transformers' generate with its cache, 1 prompt"),
+        (_CONTINUING, "8 prompts", "GPT, 128 more tokens", "the same, 8 prompts"),
+    )
+    return [
+        {
+            "job": f"{job}, {' / '.join(size for size, _ in rows[kind, last])}",
+            "beside": beside,
+            "result": f"{' / '.join(ratio for _, ratio in rows[kind, last])} times the tokens per second",
+        }
+        for kind, last, job, beside in named
+        if (kind, last) in rows
+    ]
 
 
-def write_page(path: Path, results: list[dict[str, Any]], rounds: int, load: float) -> None:
+def write_page(path: Path, results: list[dict[str, Any]], load: float) -> None:
     """Write PATH.md and PATH.json."""
+    rounds = min(len(rates) for result in results for rates in result["rates"].values())
     lines = [
         "# GPT: training and continuing",
         "",

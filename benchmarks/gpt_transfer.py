@@ -170,7 +170,7 @@ def write_page(path: Path, found: dict[str, dict[str, Any]], machine: str, comma
     lines = [
         "# A small GPT: gains from pre-training and from the auxiliary loss",
         "",
-        f"Four layers, 128 wide, pre-trained for one epoch on {lm['tokens']:,} tokens of English Wikipedia: held-out "
+        f"Four layers, 128 wide, pre-trained on {lm['tokens']:,} tokens of English Wikipedia: held-out "
         f"loss {lm['lm_loss']:.3f} nats per token ({lm['lm_bits_per_character']:.3f} bits per character, "
         "perplexity "
         f"{lm['lm_perplexity']:.1f}; unigram {unigram_of(lm):.3f} nats). Then fine-tuned on {NUM_EXAMPLES} examples of "

@@ -91,13 +91,16 @@ def main() -> None:
     if device.type != "cuda" and not options.trial:
         raise SystemExit(f"no CUDA device here: torch {torch.__version__} finds {device}")
     place = options.results.with_suffix(".json")
+    about = {"device": describe_device(device), "torch": torch.__version__, "rounds": options.rounds}
     figures = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
-    figures |= {"device": describe_device(device), "torch": torch.__version__, "rounds": options.rounds}
+    if any(figures.get(name) != value for name, value in about.items()):
+        figures = about  # the page names one device, one torch and one number of rounds
     figures["peak"] = product_rate(device, extent.product)
 
     def steps() -> list[dict[str, Any]]:
         """Measure every case, and store each result immediately."""
         figures["steps"] = []
+        figures.pop("note", None)  # about the steps that were stored
         for case in extent.cases:
             figures["steps"].append(measure_steps(device, extent, case, options.rounds))
             write(figures, place)

@@ -113,11 +113,11 @@ def summary_rows(results: list[dict[str, Any]]) -> list[dict[str, str]]:
     rows = []
     for other, beside in ((PEER, "transformers in bf16, MLM head on predicted positions only"), (OURS_FP32, "fp32")):
         for mix, name in (("128", "rows of 128"), ("mixed", "mixed lengths")):
-            chosen = [row for row in results if row["mix"] == mix]
-            medians = [f"{statistics.median(ratios(row, OURS, other)):.2f}" for row in chosen]
-            sizes = " / ".join(row["size"] for row in chosen)
-            result = f"{' / '.join(medians)} times the tokens per second"
-            rows.append({"job": f"pre-training in bf16, {name}: {sizes}", "beside": beside, "result": result})
+            if chosen := [row for row in results if row["mix"] == mix]:
+                medians = [f"{statistics.median(ratios(row, OURS, other)):.2f}" for row in chosen]
+                sizes = " / ".join(row["size"] for row in chosen)
+                result = f"{' / '.join(medians)} times the tokens per second"
+                rows.append({"job": f"pre-training in bf16, {name}: {sizes}", "beside": beside, "result": result})
     return rows
 
 

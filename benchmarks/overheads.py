@@ -63,14 +63,14 @@ def start_up(rounds: int) -> dict[str, Any]:
     """Return wall-clock seconds and processor seconds per round, and peak MiB, of each job; jobs run in turn."""
     with tempfile.TemporaryDirectory() as folder:
         commands = jobs(Path(folder))
-        found: dict[str, Any] = {name: {"wall": [], "processor": [], "mib": 0.0} for name in commands}
+        found: dict[str, Any] = {name: {"wall": [], "processor": [], "peak_mib": 0.0} for name in commands}
         for number in range(rounds + 1):
             for name, command in in_turn(list(commands.items()), number):
                 wall, used, mib = _timed(command)
                 if number:
                     found[name]["wall"].append(wall)
                     found[name]["processor"].append(used)
-                    found[name]["mib"] = max(found[name]["mib"], mib)
+                    found[name]["peak_mib"] = max(found[name]["peak_mib"], mib)
             print(f"start-up, round {number} of {rounds}", flush=True)
     return found
 
@@ -135,15 +135,16 @@ def main() -> None:
     figures_path = options.out.with_suffix(".json")
     figures = json.loads(figures_path.read_text(encoding="utf-8")) if figures_path.exists() else {}
     load = quiet_load()
-    for part in options.parts:
+    for part in sorted(options.parts, key=PARTS.index):  # start-up first: what we load counts as a child's peak memory
+        results = measure(part, options.rounds, options.threads)
         figures[part] = {
             "threads": options.threads,
             "load_before": load,
             "processor": processor(),
             "medians_of": options.rounds,
-            "results": measure(part, options.rounds, options.threads),
+            "results": results,
         }
-        figures["summary"] = summary_rows(figures)
+        figures |= {"machine": processor(), "summary": summary_rows(figures)}
         figures_path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         options.out.write_text(page(figures), encoding="utf-8")
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from full_rows import full_rows
+from rounds import in_turn
 from torch.profiler import ProfilerActivity, profile
 
-from maskloom.data.counter_random import integers
 from maskloom.models.assembled import EncoderWithHeads, build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.masked_lm import MaskedLanguageModeling
 from maskloom.training.events import EventLog
-from maskloom.training.loop import accumulate_gradients
+from maskloom.training.loop import StepDraws, accumulate_gradients
 from maskloom.training.session import TrainingSession
 from maskloom.training.settings import TrainingSection
 from maskloom.training.state import TrainState
@@ -55,11 +55,10 @@ def bare_steps(steps: int) -> Callable[[], None]:
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
 
     def run() -> None:
+        state.model.train()
         for step in range(steps):
-            state.model.train()
-            torch.manual_seed(int(integers(2**62, 0, 0xD20, step)))
             state.optimizer.zero_grad(set_to_none=True)
-            accumulate_gradients(state.model, objective, BATCH, None)
+            accumulate_gradients(state.model, objective, BATCH, None, draws=StepDraws(0, step))
             gradients = [p.grad for p in parameters if p.grad is not None]
             float(torch.nn.utils.get_total_norm(gradients, foreach=True))  # the check for finite gradients
             state.optimizer.step()
@@ -115,13 +114,14 @@ def measure(pairs: int, folder: Path) -> dict[str, Any]:
     for name, on in ON.items():
         counted[name] = per_step(lambda steps, on=on: session_steps(steps, folder, **on))
     ratios = []
-    for _ in range(pairs + 1):
-        seconds = []
-        for run in (bare_steps(200), session_steps(200, folder)):
+    for number in range(pairs + 1):
+        seconds = {}
+        sides = [("bare", bare_steps(200)), ("off", session_steps(200, folder))]
+        for name, run in in_turn(sides, number):
             started = time.process_time()
             run()
-            seconds.append(time.process_time() - started)
-        ratios.append(seconds[1] / seconds[0])
+            seconds[name] = time.process_time() - started
+        ratios.append(seconds["off"] / seconds["bare"])
     return {"counted": counted, "ratios": ratios[1:], "median": statistics.median(ratios[1:])}
 
 

@@ -2,11 +2,11 @@
 
 All sides start from the same weights and see the same pre-training batches of real text: full rows of 128 or 512
 tokens, or a mix of lengths. Ours is the training loop itself, including drawing and masking the batch, once with its
-default library for matrix products and once with the other library. The peer is first the model as shipped (sdpa
+default library for matrix products and, with AVX-512, once with the other. The peer is first the model as shipped (sdpa
 attention, padding, vocabulary logits at every position with labels -100) with the optimiser and gradient clipping of
-its Trainer. A second variant applies its head only to the predicted positions, and a third also uses our linear layers,
-so that both sides multiply with the same library. Its padded tensors are created beforehand and are not timed.
-`--compiled` adds the second variant with torch.compile.
+its Trainer. A second variant applies its head only to the predicted positions. If ours takes oneDNN, a third also uses
+our linear layers, so that both sides multiply with the same library. Its padded tensors are created beforehand and are
+not timed. `--compiled` adds the second variant with torch.compile.
 Before timing, with dropout off, the losses and all gradients of every side must agree with ours.
 
     python benchmarks/pretraining_step.py [--sizes tiny mini small base] [--mixes 128 512 mixed] [--rounds 5]
@@ -31,7 +31,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from pretraining_step_report import OURS, Result, write_report
+from pretraining_step_report import NUM_PROFILED, OURS, Result, write_report
 from rounds import in_turn, quiet_load
 from surroundings import minilm_folder, write_real_text
 from torch import Tensor
@@ -85,8 +85,8 @@ MIXES = {
     "512": Mix(512, 76, 0.1, True, False, {"tiny": 16, "mini": 8, "small": 4, "base": 2}),
     "mixed": Mix(128, 20, 1.0, False, True, {"tiny": 64, "mini": 32, "small": 16, "base": 8}),
 }
-# The library that a run chooses on this processor; the other one is measured as well.
-OWN_LIBRARY: Literal["onednn", "mkl"] = "mkl" if library_of_products().startswith("MKL") else "onednn"
+# The library that a run chooses on this processor; if there is a choice, the other one is measured as well.
+OWN_LIBRARY: Literal["onednn", "mkl"] = "onednn" if library_of_products().startswith("oneDNN") else "mkl"
 
 
 class Ours:
@@ -215,11 +215,12 @@ def gemm_peak() -> float:
     """Return the machine's current peak rate of fp32 matrix products in FLOP/s, over both of torch's libraries."""
     size, best = 2048, math.inf
     left, right = torch.rand(size, size), torch.rand(size, size)
-    for multiply in (torch.mm, product):
-        for _ in range(8):
-            started = time.perf_counter()
-            multiply(left, right)
-            best = min(best, time.perf_counter() - started)
+    with mock.patch.object(onednn, "_library", "onednn"):
+        for multiply in (torch.mm, product):
+            for _ in range(8):
+                started = time.perf_counter()
+                multiply(left, right)
+                best = min(best, time.perf_counter() - started)
     return 2 * size**3 / best
 
 
@@ -255,31 +256,31 @@ def timed(side: Ours | Peer, batches: list[Any], num_tokens: int) -> tuple[float
     return num_tokens / (time.perf_counter() - started), time.process_time() - busy
 
 
-def share_in_products(ours: Ours, batch: PretrainingBatch) -> float:
-    """Return the share of a step's time spent inside matrix products, according to torch's profiler."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        started = time.perf_counter()
-        ours.step(batch)
-        seconds = time.perf_counter() - started
-    busy = sum(event.self_cpu_time_total for event in profiler.key_averages() if event.key in PRODUCTS)
-    return busy / 1e6 / seconds
+def share_in_products(ours: Ours, batches: list[PretrainingBatch]) -> float:
+    """Return the share of a step's time spent inside matrix products by torch's profiler, the median of all batches."""
+    shares = []
+    for batch in batches:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+            started = time.perf_counter()
+            ours.step(batch)
+            seconds = time.perf_counter() - started
+        busy = sum(event.self_cpu_time_total for event in profiler.key_averages() if event.key in PRODUCTS)
+        shares.append(busy / 1e6 / seconds)
+    return statistics.median(shares)
 
 
 def make_sides(
     folder: Path, loader: Loader[PretrainingBatch], batch_size: int, *, with_compiled: bool
 ) -> dict[str, Ours | Peer]:
     """Return the sides of the comparison, by their names on the page."""
-    sides: dict[str, Ours | Peer] = {
-        OURS: Ours(folder, loader, batch_size),
-        **(
-            {"maskloom, oneDNN": Ours(folder, loader, batch_size, "onednn")}
-            if OWN_LIBRARY == "mkl"
-            else {"maskloom, MKL": Ours(folder, loader, batch_size, "mkl")}
-        ),
-        "transformers": Peer(folder),
-        "transformers, predicted positions": Peer(folder, "predicted"),
-        "transformers, predicted positions, oneDNN": Peer(folder, "predicted", "onednn"),
-    }
+    sides: dict[str, Ours | Peer] = {OURS: Ours(folder, loader, batch_size)}
+    if OWN_LIBRARY == "onednn":
+        sides["maskloom, MKL"] = Ours(folder, loader, batch_size, "mkl")
+    elif library_of_products().startswith("MKL"):
+        sides["maskloom, oneDNN"] = Ours(folder, loader, batch_size, "onednn")
+    sides |= {"transformers": Peer(folder), "transformers, predicted positions": Peer(folder, "predicted")}
+    if OWN_LIBRARY == "onednn":  # elsewhere, our layers use the library that the peer uses anyway
+        sides["transformers, predicted positions, oneDNN"] = Peer(folder, "predicted", "onednn")
     if with_compiled:
         sides["transformers, predicted positions, compiled"] = Peer(folder, "predicted", is_compiled=True)
     return sides
@@ -295,7 +296,7 @@ def measure(size: str, name: str, options: argparse.Namespace, folder: Path, say
     steps = STEPS_PER_ROUND.get(size, 1)
     batches: list[PretrainingBatch] = []
     position: dict[str, int] = {}
-    for _ in range(steps * (num_rounds + 1) + 1):
+    for _ in range(steps * (num_rounds + 1) + NUM_PROFILED):
         batch, position = loader.next_batch(position)
         batches.append(batch)
     memory = {side: peak_memory(side, size, name, folder) for side in MEMORY_SIDES}
@@ -327,7 +328,7 @@ def measure(size: str, name: str, options: argparse.Namespace, folder: Path, say
         gradient_difference=max(gradient for _, gradient in differences),
         gemm_peak=statistics.median(peaks),
         flops_per_token=useful_flops(config, batches),
-        products_share=share_in_products(ours, batches[-1]),
+        products_share=share_in_products(ours, batches[-NUM_PROFILED:]),
         rates={side: found[1:] for side, found in rates.items()},  # the first round creates the optimiser's state
         processor_seconds={side: found[1:] for side, found in seconds.items()},
         memory=memory,

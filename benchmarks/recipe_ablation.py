@@ -142,7 +142,7 @@ def page(results: dict[str, Any]) -> str:
         "all variants; it is the mean over seeds. Differences are means over the seeds that both variants have, with "
         "their standard error: *lower* or *higher* if they are more than two standard errors from 0. With one seed, "
         f"small differences mean little. Speeds were measured on this machine, {results['processor']}, with all its "
-        "threads.",
+        "threads, each once and for about six seconds.",
         "",
         "| variant | compared with | seeds | loss, nats | difference | | tokens/s | ratio |",
         "|---|---|---:|---:|---:|---|---:|---:|",

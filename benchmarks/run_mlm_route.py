@@ -7,9 +7,10 @@ The tokens of the training documents, each document between [CLS] and [SEP], are
 128, as in run_mlm without --line_by_line. Transformers' collator draws masks at 15 %, the model is BertForMaskedLM with
 sdpa and dropout of 0.1, and the optimiser is AdamW with warm-up and linear decay. The loop is plain torch, without the
 Trainer's overhead. Documents that `budget` holds out are excluded. The defaults of run_mlm are a rate of 5e-5 and
-batches of 8. Two pairs were tried for an hour of one core, 5e-4 with 8 and 1e-3 with 32; both ended at 6.95 nats.
---bf16 trains under autocast, which the Trainer does for the same flag. The clock starts at the first step; the number
-of steps is determined after twenty timed ones. OUT receives the model in transformers' format, and the vocabulary."""
+batches of 8. --bf16 trains under autocast, as the Trainer does for the same flag. The clock starts at the first step;
+the number of steps is determined after twenty timed ones. OUT receives the model in transformers' format, and the
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,13 +64,7 @@ def blocks_of(corpus: Corpus) -> np.ndarray:
 
 def train(options: argparse.Namespace) -> tuple[int, float]:
     """Train for the given minutes, write the model, and return steps and seconds."""
-    from transformers import (
-        BertConfig,
-        BertForMaskedLM,
-        BertTokenizerFast,
-        DataCollatorForLanguageModeling,
-        get_linear_schedule_with_warmup,
-    )
+    from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast, DataCollatorForLanguageModeling
 
     corpus = Corpus.open(options.corpus)
     torch.manual_seed(options.seed)
@@ -88,7 +84,7 @@ def train(options: argparse.Namespace) -> tuple[int, float]:
     while (seconds := time.perf_counter() - started) < 60.0 * options.minutes:
         if steps == NUM_TIMED:
             planned = int(steps * 60.0 * options.minutes / seconds)
-            schedule = get_linear_schedule_with_warmup(optimizer, int(options.warmup * planned), planned)
+            schedule = schedule_of(optimizer, options.learning_rate, options.warmup, planned - steps)
         if schedule is None:
             optimizer.param_groups[0]["lr"] = options.learning_rate * (steps + 1) / 1000
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=options.bf16):
@@ -107,6 +103,15 @@ def train(options: argparse.Namespace) -> tuple[int, float]:
         if (options.corpus / name).exists():
             shutil.copy(options.corpus / name, options.out / name)
     return steps, seconds
+
+
+def schedule_of(optimizer: torch.optim.Optimizer, rate: float, warmup: float, steps: int) -> Any:
+    """Return run_mlm's schedule: linear warm-up to a rate in a share of the steps, then linear decay to 0."""
+    from transformers import get_linear_schedule_with_warmup
+
+    for group in optimizer.param_groups:
+        group["lr"] = rate  # the schedule multiplies the rate that it finds
+    return get_linear_schedule_with_warmup(optimizer, int(warmup * steps), steps)
 
 
 def iterate(blocks: np.ndarray, batch_size: int, collate, seed: int) -> Iterator[dict[str, torch.Tensor]]:

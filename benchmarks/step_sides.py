@@ -64,15 +64,20 @@ class Peer:
         self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, eps=1e-6, fused=True)
         length = max(int(batch.lengths.max()) for batch in batches)
         self._batches, self._next, self._device = [_padded(batch, length) for batch in batches], 0, device
-        self._is_half = precision == "bf16"
+        if device.type == "cuda":
+            self._batches = [{name: tensor.pin_memory() for name, tensor in batch.items()} for batch in self._batches]
+        self._is_half, self._loss = precision == "bf16", torch.zeros(())
 
     def step(self) -> float:
-        """Take a step, as in careful user code, and return its loss."""
+        """Take a step, as in careful user code, and return its loss; on a GPU that of the step before, if there is one.
+
+        The device then computes the step while the host launches the next.
+        """
         batch = self._batches[self._next % len(self._batches)]
         self._next += 1
         moved = dict(batch)
         if self._device.type == "cuda":
-            moved = {name: tensor.pin_memory().to(self._device, non_blocking=True) for name, tensor in batch.items()}
+            moved = {name: tensor.to(self._device, non_blocking=True) for name, tensor in batch.items()}
         places, labels, relation = moved.pop("places"), moved.pop("labels"), moved.pop("relation")
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_half):
             found = self._body(**moved)
@@ -83,7 +88,8 @@ class Peer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        return float(loss.detach())
+        before, self._loss = self._loss, loss.detach()
+        return float(before if self._device.type == "cuda" and self._next > 1 else self._loss)
 
 
 def _padded(batch: PretrainingBatch, length: int) -> dict[str, torch.Tensor]:

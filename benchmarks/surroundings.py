@@ -11,13 +11,22 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Return the processor's name, its family, which the name does not reveal, and the number of cores."""
+    """Return the processor's name, its family and model, which the name does not reveal, and the number of cores."""
     from maskloom.runs.run_folder import environment
     from maskloom.system.resources import system_text
 
     hardware, lines = environment()["hardware"], system_text("/proc/cpuinfo").splitlines()
-    family = next((f" of family {line.partition(':')[2].strip()}" for line in lines if line[:10] == "cpu family"), "")
+    facts = dict([part.strip() for part in line.split(":", 1)] for line in reversed(lines) if ":" in line)
+    family = f" of family {facts['cpu family']}, model {facts['model']}" if "cpu family" in facts else ""
     return f"{hardware['processor'] or hardware['machine']}{family}, {hardware['cores']} cores"
+
+
+def versions() -> str:
+    """Return the versions of Python and torch, to be stored with the figures that they gave."""
+    import platform
+    from importlib.metadata import version
+
+    return f"Python {platform.python_version()}, torch {version('torch')}"
 
 
 def data_folder() -> Path:

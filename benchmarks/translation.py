@@ -87,6 +87,7 @@ def make(out: Path, name: str, changes: Sequence[str], seed: int) -> dict[str, A
     settings = ["seq2seq.target_suffix=en", f"seed={seed}", *changes]
     sets = [part for setting in settings for part in ("--set", setting)]
     files = ("--vocab", str(out / "vocab"), "--train", str(out / "train.de"), "--dev", str(out / "val.de"))
+    goes_on = resumed(folder)  # then the processor time of the whole run is unknown
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     training = ["finetune", "--recipe", "translation", *files, "--out", str(folder), *sets]
     kills = []
@@ -98,7 +99,7 @@ def make(out: Path, name: str, changes: Sequence[str], seed: int) -> dict[str, A
     command(*training, *resumed(folder))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     wall = time.perf_counter() - began
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    cpu = None if goes_on else after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     best = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))["best"]["scores"]
     scores = {
         test: json.loads(command("evaluate", "--model", str(folder), "--data", str(out / f"{test}.de"), "--json"))
@@ -152,13 +153,14 @@ def write_page(target: Path, runs: list[dict[str, Any]]) -> None:
     ]
     for name in dict.fromkeys(run["name"] for run in runs):
         same = [run for run in runs if run["name"] == name]
+        seconds = [run["cpu_seconds"] for run in same]
         cells = [
             spread([run["dev"]["loss"] for run in same], 2),
             spread([run["dev"]["bleu"] for run in same]),
             spread([run["scores"][_TESTS[0]]["bleu"] for run in same]),
             spread([run["scores"][_TESTS[0]]["chrf"] for run in same]),
             *(spread([run["scores"][test]["bleu"] for run in same]) for test in _TESTS[1:]),
-            spread([run["cpu_seconds"] / 60 for run in same]),
+            "-" if None in seconds else spread([each / 60 for each in seconds]),
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     same = {run["seed"]: run["sha256"] for run in runs if run["name"] == "the recipe"}

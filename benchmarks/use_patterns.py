@@ -128,23 +128,28 @@ def main() -> None:
 
 
 def _run(out: Path, name: str, network: str) -> dict[str, Any]:
-    """Train one network; return its scores on held-out data and the processor seconds of training."""
+    """Train one network; return its scores on held-out data and the processor seconds of training, if not resumed."""
     (_, data, shared, score, _), (architecture, own) = TASKS[name], NETWORKS[name][network]
     if not (out / f"{data}-vocab").exists():
         texts = map(str, _PREPARE[data](out))
         command("vocab", "train", *texts, *_VOCABULARIES[data], "--out", str(out / f"{data}-vocab"))
     train, dev = _files(out, data)
     folder = out / f"{name} {network} run".replace(" ", "-")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    goes_on, before = resumed(folder), _processor_seconds()
     files = ("--vocab", str(out / f"{data}-vocab"), "--train", str(train), "--dev", str(dev), "--out", str(folder))
     changes = _sets(f"model.architecture={architecture}", "training.num_threads=1")
-    command("finetune", "--size", "tiny", *files, *shared, *own, *changes, *resumed(folder))
-    seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+    command("finetune", "--size", "tiny", *files, *shared, *own, *changes, *goes_on)
+    seconds = None if goes_on else _processor_seconds() - before
     metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
     scores = metrics["best"]["scores"]
     if score == "bits per character":
         scores = {**metrics["last"]["scores"], score: metrics["last"]["scores"]["loss"] / math.log(2)}
     return {"score": scores[score], "scores": scores, "seconds": seconds}
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _files(out: Path, data: str) -> tuple[Path, Path]:
@@ -308,7 +313,8 @@ def _row(name: str, network: str, run: dict[str, Any], baseline: float | None) -
     if network in (_ALONE, "bert", "transformer"):  # the bounds are for recurrent networks
         bound, verdict = None, "-"
     cells = [pattern, network, _NAMES.get(score, score), *(_digits(score, v) for v in (run["score"], baseline, bound))]
-    return f"| {' | '.join([name, *cells, verdict])} | {run['seconds']:.0f} |"
+    seconds = "-" if run["seconds"] is None else f"{run['seconds']:.0f}"
+    return f"| {' | '.join([name, *cells, verdict])} | {seconds} |"
 
 
 def _digits(score: str, value: float | None) -> str:

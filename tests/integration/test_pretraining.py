@@ -224,6 +224,8 @@ def test_two_phases_carry_the_weights_over(run, corpus: Path, tmp_path: Path) ->
     shutil.rmtree(out / "model")
     run("pretrain", "--out", out, "--resume")
     assert (out / "model" / "config.json").exists()
+    # a phase that has finished is neither evaluated nor logged again
+    assert [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()] == events
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Benchmark pages state the order of the runs, the result of every row, and how it compares with the plain peer."""
 
+import importlib
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -191,3 +192,113 @@ def test_every_page_of_results_states_a_command_whose_flags_exist():
             source = (ROOT / script).read_text(encoding="utf-8")
             for flag in re.findall(r"--[a-z][\w-]*", arguments):
                 assert f'"{flag}"' in source, f"{page.name}: {script} has no {flag}"
+
+
+def test_the_peer_of_budget_reaches_the_learning_rate_that_it_is_given():
+    import torch
+    from run_mlm_route import schedule_of
+
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=1e-5)  # as the timed steps leave it
+    schedule, rates = schedule_of(optimizer, 5e-4, 0.1, 20), []
+    for _ in range(20):
+        optimizer.step()
+        rates.append(schedule.get_last_lr()[0])
+        schedule.step()
+    assert (rates[0], max(rates), schedule.get_last_lr()[0]) == (0.0, 5e-4, 0.0)
+
+
+def test_start_up_is_measured_before_anything_is_loaded_that_would_count_as_its_memory(tmp_path, monkeypatch):
+    import overheads
+
+    calls = []
+    monkeypatch.setattr(overheads, "quiet_load", lambda: 0.1)
+    monkeypatch.setattr(overheads, "measure", lambda part, rounds, threads: calls.append(part))
+    monkeypatch.setattr(overheads, "processor", lambda: calls.append("processor") or "a processor")
+    monkeypatch.setattr(overheads, "page", lambda figures: "")
+    monkeypatch.setattr(overheads, "summary_rows", lambda figures: [])
+    monkeypatch.setattr("sys.argv", ["", "--parts", "evaluation", "start_up", "--out", str(tmp_path / "page.md")])
+    overheads.main()
+    assert calls[:2] == ["start_up", "processor"]
+    assert json.loads((tmp_path / "page.json").read_text(encoding="utf-8"))["machine"] == "a processor"
+
+
+@pytest.mark.parametrize(
+    ("library", "own", "peers"),
+    [
+        ("oneDNN for large ones, else MKL: measured", ["maskloom, MKL"], ["transformers, predicted positions, oneDNN"]),
+        ("MKL: measured to be faster", ["maskloom, oneDNN"], []),
+        ("torch's own choice: no AVX-512", [], []),
+    ],
+)
+def test_a_step_has_a_side_for_each_library_that_this_processor_lets_it_choose(library, own, peers, monkeypatch):
+    import pretraining_step as script
+
+    monkeypatch.setattr(script, "OWN_LIBRARY", "onednn" if library.startswith("oneDNN") else "mkl")
+    monkeypatch.setattr(script, "library_of_products", lambda: library)
+    for side in ("Ours", "Peer"):
+        monkeypatch.setattr(script, side, lambda *_, **__: None)
+    expected = ["maskloom", *own, "transformers", "transformers, predicted positions", *peers]
+    assert list(script.make_sides(ROOT, None, 8, with_compiled=False)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "written_by"),
+    [
+        ("benchmarks/gpu", "gpu_check_report.page"),
+        ("benchmarks/overheads", "overheads_report.page"),
+        ("benchmarks/vocabulary_training", "vocabulary_training.report"),
+        ("benchmarks/weak_scaling", "weak_scaling.page"),
+        ("benchmarks/words", "words.report"),
+        ("benchmarks/words_intel", "words.report"),
+        ("results/recipe_ablation", "recipe_ablation.page"),
+        ("results/recipe_ablation_schedules", "recipe_ablation.page"),
+    ],
+)
+def test_a_stored_page_is_what_its_figures_give(name, written_by):
+    script, _, function = written_by.partition(".")
+    page, stored = getattr(importlib.import_module(script), function), ROOT / f"{name}.md"
+    found = page(json.loads(stored.with_suffix(".json").read_text("utf-8"))).splitlines()
+    expected = stored.read_text("utf-8").splitlines()
+    if script == "overheads_report":  # the last line names the versions that are installed
+        found, expected = found[:-1], expected[:-1]
+    assert found == expected
+
+
+def test_the_peak_of_a_gpu_is_that_of_its_whole_name():
+    from gpu_check_report import page
+
+    case = {
+        "size": "base",
+        "rows": 1,
+        "length": 8,
+        "is_mixed": True,
+        "memory": {},
+        "problems": {},
+        "flops_per_token": 1,
+    }
+    case |= {"flops_per_token": 1, "rates": {"maskloom": [20.0, 30.0], "transformers": [10.0, 10.0]}}
+    figures = {"device": "cuda:0, NVIDIA L40, 44 GiB", "torch": "2", "peak": 1e14, "rounds": 2, "steps": [case]}
+    text = page(figures)
+    assert "over 181 TFLOP/s" in text
+    assert "maskloom reads 20 tokens/s in the first round and 30 in the last." in text
+    assert "over 100 TFLOP/s" in page({**figures, "device": "cuda:0, NVIDIA L40S, 44 GiB"})
+
+
+def test_rows_of_gpt_name_the_sizes_that_were_measured_beside_the_plain_peer():
+    from gpt_speed import COMPILED, OURS, PEER, summary_rows
+
+    rates = {OURS: [3.0, 3.0], PEER: [2.0, 2.0], COMPILED: [3.0, 3.0]}
+    (row,) = summary_rows([{"what": "training, base, rows of 512", "rates": rates}])
+    assert (row["job"], row["result"]) == ("GPT training step, base", "1.50 times the tokens per second")
+
+
+def test_minutes_of_a_resumed_run_are_unknown(tmp_path):
+    from translation import _TESTS, write_page
+
+    scores = {test: {"bleu": 1.0, "chrf": 2.0} for test in _TESTS}
+    run = {"name": "the recipe", "seed": 0, "dev": {"loss": 1.0, "bleu": 1.0}, "scores": scores, "kills": 0}
+    runs = [{**run, "sha256": "", "cpu_seconds": 60.0}, {**run, "seed": 1, "sha256": "", "cpu_seconds": None}]
+    for some, minutes in ((runs[:1], "1.0"), (runs, "-")):
+        write_page(tmp_path / "page", some)
+        (row,) = [line for line in (tmp_path / "page.md").read_text("utf-8").splitlines() if "the recipe |" in line]
+        assert row.endswith(f"| {minutes} |")

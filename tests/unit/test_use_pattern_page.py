@@ -53,3 +53,7 @@ def test_names_are_read_letter_by_letter_with_their_classes(patterns, tmp_path, 
     patterns._prepare_names(tmp_path)
     found = {(row["source"], row["target"]) for row in kept["rows"]}
     assert found == {("LOC", "N e w _ Y o r k"), ("PER", "B o"), ("PER", "A l")}
+
+
+def test_seconds_of_a_resumed_run_are_unknown(patterns):
+    assert patterns._row("translation", "gru", {"score": 27.2, "seconds": None}, None).endswith("| - | - |")

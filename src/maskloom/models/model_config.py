@@ -108,9 +108,9 @@ class ModelConfig(BaseModel):
 
     @model_validator(mode="after")
     def _marks_fit(self) -> Self:
-        for key in type(self).model_fields:
-            if key.endswith("_token_id") and (getattr(self, key) or 0) >= self.vocab_size:
-                raise ValueError(f"{key} {getattr(self, key)} is not below vocab_size {self.vocab_size}")
+        for name in type(self).model_fields:
+            if name.endswith("_token_id") and (getattr(self, name) or 0) >= self.vocab_size:
+                raise ValueError(f"{name} {getattr(self, name)} is not below vocab_size {self.vocab_size}")
         return self
 
     @property
@@ -166,7 +166,7 @@ class ModelConfig(BaseModel):
         return cls._checked(values, "[model.config] ")
 
     def with_keys(self, values: Mapping[str, Any], where: str) -> Self:
-        """Return a copy with other values of some keys; raises ConfigError, after `where`, for values that do not fit."""
+        """Return a copy with other values of some keys; raises ConfigError, which names `where`, if they do not fit."""
         own = {key: getattr(self, key) for key in self.model_fields_set}
         return self._checked({**own, **values}, where)
 

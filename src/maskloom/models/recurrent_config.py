@@ -59,7 +59,9 @@ class RecurrentConfig(ModelConfig):
             raise ValueError(f"{', '.join(unread)}: a recurrent network has no feed-forward blocks and no norms")
         if self.attention_query == "c" and self.cell != "lstm":
             raise ValueError("attention_query 'c': only an LSTM has this state")
-        of_pooling = [key for key in ("attention_energy", "attention_query") if getattr(self, key) != usual[key].default]
+        of_pooling = [
+            key for key in ("attention_energy", "attention_query") if getattr(self, key) != usual[key].default
+        ]
         if of_pooling and self.pooling != "attention":
             raise ValueError(f"{', '.join(of_pooling)}: only pooling 'attention' reads it, not {self.pooling!r}")
         return self

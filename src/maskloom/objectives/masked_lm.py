@@ -25,6 +25,7 @@ from maskloom.objectives.objective import TaskObjective, check_ids, encode_batch
 
 _ROWS = 1024  # rows whose logits an evaluation holds at once
 
+
 @dataclass(frozen=True)
 class MaskedLanguageModeling:
     """The masked-LM loss over predictions plus the next-sentence loss over sequences (paper 3.3.1, 3.3.2).
@@ -115,9 +116,7 @@ def required_vocabulary_head(model: EncoderWithHeads) -> MaskedLMHead | Language
     return head
 
 
-def scores_of(
-    logits_of: Callable[[Tensor], Tensor], vectors: Tensor, labels: Tensor, name: str
-) -> dict[str, float]:
+def scores_of(logits_of: Callable[[Tensor], Tensor], vectors: Tensor, labels: Tensor, name: str) -> dict[str, float]:
     """Return the loss sum in nats, the number of correct predictions and their count, from blocks of logits."""
     loss = correct = 0.0
     for rows, targets in zip(vectors.split(_ROWS), labels.split(_ROWS), strict=True):

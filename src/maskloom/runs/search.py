@@ -79,11 +79,11 @@ def search(
     """Fine-tune once for each combination of settings, and return all trials ranked by their best dev score.
 
     A recipe with [model] trains new models on the vocabulary in the folder `model`. `out/search.json` lists the trials,
-    `out/results.json` and `results.md` hold their outcomes, and `out/model` is the best trial's, the only one that is
-    kept but for those of `keep_restarts`. A trial that fails is reported and does not affect the others. With `resume`
-    a search continues, even in the middle of a trial. Raises ConfigError for wrong settings, another search in the
-    folder and a finished one without its model, AllTrialsFailedError if every trial fails or the first one's settings
-    do not suit model or data, DataError for wrong data, before or during the first trial.
+    `out/results.json` and `results.md` hold their outcomes, and `out/model` is that of the best trial, the only model
+    that is kept, except for those that `keep_restarts` keeps. A trial that fails is reported and does not affect the
+    others. With `resume` a search continues, even in the middle of a trial. Raises ConfigError for wrong settings,
+    another search in the folder and a finished one without its model, AllTrialsFailedError if every trial fails or the
+    first one's settings do not suit model or data, DataError for wrong data, before or during the first trial.
     """
     check_log_targets(recipe.training.log_to)
     space, method, num_trials = trials.space, trials.method, trials.number

@@ -96,7 +96,7 @@ def holds_capitals(tokens: Iterable[str]) -> bool:
 def _compatibility(path: Path, library: dict[str, Any]) -> str:
     """Return whose rules a lone tokenizer.json follows, Google's or Hugging Face's; raises DataError for any others."""
     words, model = library.get("pre_tokenizer"), model_of(library)
-    if "type" not in model and (missing := [key for key in _OF_WORDPIECE if key not in model]):
+    if "type" not in library["model"] and (missing := [key for key in _OF_WORDPIECE if key not in model]):
         raise DataError(f"{path}: the model has no type and no {missing[0]}, so the tokenizers library splits no words")
     longest = model.get("max_input_chars_per_word", 100)
     kind = words.get("type") if isinstance(words, dict) else words

@@ -57,7 +57,7 @@ def test_tokens_are_right_where_the_decoder_gives_them_the_highest_score(monkeyp
     model, batch = _model().eval(), _batch()
     half = np.arange(len(batch.labels)) % 2 == 0
     guesses = iter(np.split(np.where(half, batch.labels, 0), range(100, len(half), 100)))
-    monkeypatch.setattr("maskloom.objectives.sequence_to_sequence._ROWS_AT_ONCE", 100)
+    monkeypatch.setattr("maskloom.objectives.masked_lm._ROWS", 100)
     monkeypatch.setattr(
         model.heads["decoder"], "logits",
         lambda rows: F.one_hot(torch.from_numpy(next(guesses)), len(VOCABULARY)),

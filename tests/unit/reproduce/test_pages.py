@@ -46,7 +46,7 @@ def test_models_on_the_unigram_plateau_are_named_with_their_losses(tmp_path):
 
 def test_losses_on_shared_masks_decide_for_models_from_elsewhere(tmp_path):
     found, _, page = written(stored("budget"), tmp_path)
-    assert found["notes"][-1].endswith(": run_mlm (6.95).")
+    assert found["notes"][-1].endswith(": run_mlm at 1e-5 (6.95).")
     assert ">token frequencies</text>" in page
     assert "<h3>masked-LM loss, nats, held out</h3>" in page
 

@@ -1,12 +1,14 @@
 """What all seeds of a fine-tuning run share."""
 
 from dataclasses import fields
+from types import SimpleNamespace
 from typing import Any
 
 from maskloom.config import FinetuneRecipe, load_recipe
 from maskloom.objectives.objective import WithMixPenalty
-from maskloom.runs.finetune_restarts import FinetunePlan
+from maskloom.runs.finetune_restarts import FinetunePlan, _DevWatch
 from maskloom.tasks.kinds import make_task
+from maskloom.training.ranks.ranks import ONE_RANK
 
 
 def test_the_penalty_of_a_mix_is_the_recipes():
@@ -18,3 +20,21 @@ def test_the_penalty_of_a_mix_is_the_recipes():
     assert not isinstance(plain.objective, WithMixPenalty)
     assert isinstance(penalised.objective, WithMixPenalty)
     assert penalised.objective.weight == 0.5
+
+
+def test_patience_counts_an_evaluation_that_a_run_repeats_once(tmp_path, monkeypatch):
+    training = SimpleNamespace(patience=2)
+    plan: Any = SimpleNamespace(recipe=SimpleNamespace(training=training), task=SimpleNamespace(primary="accuracy"))
+    state: Any = SimpleNamespace(model=None, step=0)
+    watch, kept = _DevWatch(plan, state, tmp_path, ONE_RANK), []
+    monkeypatch.setattr(watch, "_scored", lambda model: {"step": state.step, "scores": {"accuracy": 0.5}})
+    monkeypatch.setattr(watch, "_keep", lambda model, entry: kept.append(watch.memory.setdefault("best", entry)))
+    for step in (10, 20, 10, 20):  # after a step that is not finite the run goes back to an earlier checkpoint
+        state.step = step
+        watch.evaluate()
+    assert [entry["step"] for entry in watch.memory["evaluations"]] == [10, 20]
+    assert not watch.is_enough()
+    state.step = 30
+    watch.evaluate()
+    assert watch.is_enough()
+    assert len(kept) == 1

@@ -97,6 +97,7 @@ def only_json(folder, **changes):
     WordPieceTokenizer(vocabulary, max_length=512, compatibility="hf").save(folder)
     values = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     values["model"].update(changes.pop("model", {}))
+    values["model"] = {key: value for key, value in values["model"].items() if value is not None}
     write(folder, "tokenizer.json", {**values, **changes})
     for name in ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).unlink()
@@ -123,6 +124,10 @@ def test_a_tokenizer_json_alone_is_followed(tmp_path, longest, compatibility):
             r"max_input_chars_per_word is 50; expected 100 \(hf\) or 200 \(google\)",
         ),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer is 'Whitespace'"),
+        (
+            {"model": {"type": None, "continuing_subword_prefix": None}},
+            "no type and no continuing_subword_prefix, so the tokenizers library splits no words",
+        ),
     ],
 )
 def test_a_tokenizer_json_alone_with_rules_that_are_not_berts_is_refused(tmp_path, changes, message):

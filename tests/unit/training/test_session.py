@@ -5,6 +5,7 @@ import shutil
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -354,6 +355,11 @@ def test_a_signal_ends_an_evaluation_which_the_resumed_run_makes_up_for(tmp_path
 
     with pytest.raises(Interrupted):
         evaluating(_session(tmp_path, evaluate_every=2), stops=True).run()
+    killed = evaluating(_session(tmp_path, seed=3, evaluate_every=2))  # after it has logged the evaluation
+    killed.on_metrics = Mock(side_effect=KeyboardInterrupt)
+    killed.resume()
+    with pytest.raises(KeyboardInterrupt):
+        killed.run()
     resumed = evaluating(_session(tmp_path, seed=1, evaluate_every=2))
     assert resumed.resume() == stop_at
     resumed.run()

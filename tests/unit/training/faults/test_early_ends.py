@@ -105,7 +105,6 @@ def test_time_that_was_used_counts_after_a_resume_and_an_end_stays_one(tmp_path)
     start = second.resume()
     assert 0 < start < 9
     assert 0.1 < second.budget.used() / 40.0 < 0.7
-    second.log.forget_after("train", start)
     run_session(second)
     events = [event for event in read_events(tmp_path / "events.jsonl") if event["event"] == "step"]
     fractions = [fraction for event in events for fraction in event["fractions_of_time"]]
