@@ -241,3 +241,8 @@ def sorted_batches(lengths: np.ndarray, max_tokens: int, max_examples: int | Non
 def _ends(lengths: np.ndarray) -> np.ndarray:
     """Return where each part begins, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths)])
+
+
+def ranges(first: np.ndarray | int, counts: np.ndarray) -> np.ndarray:
+    """Return `counts` consecutive numbers from each `first` on, concatenated."""
+    return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())

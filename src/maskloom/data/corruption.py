@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from maskloom.data.batch import PretrainingBatch, Texts
+from maskloom.data.batch import PretrainingBatch, Texts, ranges
 from maskloom.data.counter_random import integers, uniform, words
 from maskloom.data.settings import PretrainingData
 from maskloom.text.vocabulary import Vocabulary
@@ -179,6 +179,4 @@ def _choose_words(
         rank += 1
         active = active[(left[active] > 0) & (first[active] + rank < end[active])]
     taken = np.concatenate(chosen)
-    repeats = sizes[taken]
-    offsets = np.arange(repeats.sum()) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-    return np.sort(np.repeat(taken, repeats) + offsets)
+    return np.sort(ranges(taken, sizes[taken]))

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy as np
 
-from maskloom.data.batch import SourceTargetBatch, Texts, read_and_predicted
+from maskloom.data.batch import SourceTargetBatch, Texts, ranges, read_and_predicted
 from maskloom.data.corruption import Corruption, Packed, drawn, ranks
 from maskloom.data.counter_random import integers, uniform, words
 from maskloom.data.settings import DenoisingData, RestoringData, SpanCorruptionData
@@ -104,12 +104,11 @@ class Denoising(Restoring):
         picked = drawn(order, sentences, states, count)
         order[np.sort(picked)] = picked
         lengths, starts = sentences.ids[order], (np.cumsum(sentences.ids) - sentences.ids)[order]
-        first = np.cumsum(lengths) - lengths
-        ids = text.ids[np.arange(len(text.ids)) + np.repeat(starts - first, lengths)]
+        ids = text.ids[ranges(starts, lengths)]
         is_head = np.ones(len(ids), dtype=bool)
         if self.data.whole_word_masking:
             is_head = self.vocabulary.begins_words(ids)
-            is_head[first] = True
+            is_head[np.cumsum(lengths) - lengths] = True
         return Packed(ids, text.sizes), is_head
 
     def _thinned(self, text: Packed, is_head: np.ndarray, texts: Texts) -> tuple[Packed, np.ndarray]:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from maskloom.data.batch import PretrainingBatch, Texts
+from maskloom.data.batch import PretrainingBatch, Texts, ranges
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.corpus.words import RaggedIds
 from maskloom.data.corruption import Corruption, NextTokens
@@ -27,8 +27,7 @@ class SentencesBothWays(Contiguous):
     @staticmethod
     def _bounds(corpus: Corpus, documents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         first, last = corpus.document_offsets[documents], corpus.document_offsets[documents + 1]
-        parts = [np.arange(*span) for span in zip(first.tolist(), last.tolist(), strict=True)]
-        sentences = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        sentences = ranges(first, last - first)
         return corpus.sentence_offsets[sentences], corpus.sentence_offsets[sentences + 1]
 
     def gather(self, rows: Stretches) -> tuple[Texts, Texts]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from maskloom.data.batch import BothOrdersBatch, ChoiceBatch, ClassificationBatch, sorted_batches
+from maskloom.data.batch import BothOrdersBatch, ChoiceBatch, ClassificationBatch, ranges, sorted_batches
 from maskloom.data.counter_random import Permutation
 from maskloom.errors import DataError, amount
 from maskloom.tasks.examples import Example
@@ -91,7 +91,7 @@ class EncodedExamples(EncodedData):
         """Return the fields of a batch of these examples."""
         first, end = self.first[indices], self.first[indices + 1]
         places = [slice(*span) for span in zip(self.offsets[first].tolist(), self.offsets[end].tolist(), strict=True)]
-        sequences = np.concatenate([np.arange(*span) for span in zip(first.tolist(), end.tolist(), strict=True)])
+        sequences = ranges(first, end - first)
         return {
             "token_ids": np.concatenate([self.token_ids[place] for place in places]).astype(np.int64),
             "segment_ids": np.concatenate([self.segment_ids[place] for place in places]).astype(np.int64),

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from maskloom.data.batch import ClassificationBatch, PretrainingBatch
+from maskloom.data.batch import ClassificationBatch, PretrainingBatch, ranges
 
 
 def _batch() -> PretrainingBatch:
@@ -45,3 +45,9 @@ def test_split_keeps_labels_and_places(labels: list | None) -> None:
     assert last.segment_ids.tolist() == [0, 0, 0, 1, 1]
     assert last.indices.tolist() == [4]
     assert (None if last.labels is None else last.labels.tolist()) == (None if labels is None else labels[1:])
+
+
+def test_ranges_are_concatenated_consecutive_numbers() -> None:
+    assert ranges(np.array([5, 2, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
+    assert ranges(0, np.array([2, 1], dtype=np.int32)).tolist() == [0, 1, 0]
+    assert ranges(np.empty(0, np.int64), np.empty(0, np.int64)).tolist() == []

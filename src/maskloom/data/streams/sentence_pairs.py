@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from maskloom.data.batch import Texts
+from maskloom.data.batch import Texts, ranges
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.counter_random import Permutation, integers, uniform, words
 from maskloom.data.loader import Columns, Extent, position_numbers
@@ -147,7 +147,7 @@ class SentencePairs:
         """
         counts = self._count[visited]
         document_ends = np.cumsum(counts)
-        sentences = np.repeat(self._first[visited] - (document_ends - counts), counts) + np.arange(document_ends[-1])
+        sentences = ranges(self._first[visited], counts)
         lengths = self._corpus.sentence_lengths[sentences].astype(np.int64)
         most, documents = self._room, self._documents[visited]
         is_short = uniform(self._seed, _SHORT, epoch, documents) < self._data.short_seq_prob
@@ -240,7 +240,7 @@ class SentencePairs:
         reached = _chain(last)
         first, after, num_tokens = chunks.side(reached, reached, last[reached])
         num_parts = -(-num_tokens // self._room)
-        part = np.arange(num_parts.sum()) - np.repeat(np.cumsum(num_parts) - num_parts, num_parts)
+        part = ranges(0, num_parts)
         sentences, after, whole, num_parts = np.repeat([first, after, num_tokens, num_parts], num_parts, axis=1)
         first_token, end_token = whole * part // num_parts, whole * (part + 1) // num_parts
         columns = np.zeros((4, len(part), 2), dtype=np.int64)
@@ -261,8 +261,7 @@ class Passages(SentencePairs):
         texts, counts = super().gather(rows), rows.last[:, 0] - rows.first[:, 0]
         owners = np.repeat(np.arange(len(rows)), counts)
         first = np.cumsum(counts) - counts
-        sentences = rows.first[owners, 0] + np.arange(len(owners)) - first[owners]
-        lengths = self._corpus.sentence_lengths[sentences].astype(np.int64)
+        lengths = self._corpus.sentence_lengths[ranges(rows.first[:, 0], counts)].astype(np.int64)
         ends = np.cumsum(lengths)
         ends -= (ends[first] - lengths[first] + rows.skip[:, 0])[owners]  # a sentence too long for a segment is cut
         begins = np.maximum(ends - lengths, 0)
@@ -341,7 +340,7 @@ def _num_heads(num_tosses: np.ndarray, seed: int, stream: int, epoch: int, sente
     """Return the number of heads in fair coin tosses: the tokens cut from the front rather than the back."""
     num_words = -(-num_tosses // 64)
     owner = np.repeat(np.arange(len(num_tosses)), num_words)
-    number = np.arange(len(owner)) - np.repeat(np.cumsum(num_words) - num_words, num_words)
+    number = ranges(0, num_words)
     unused = np.maximum(64 * (number + 1) - num_tosses[owner], 0).astype(np.uint64)
     bits = words(seed, stream, epoch, sentences[owner], number) >> unused
     return np.bincount(owner, np.bitwise_count(bits), len(num_tosses)).astype(np.int64)

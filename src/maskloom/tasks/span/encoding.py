@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from maskloom.data.batch import ClassificationBatch
+from maskloom.data.batch import ClassificationBatch, ranges
 from maskloom.errors import ConfigError, amount
 from maskloom.tasks.span.reading import Question
 from maskloom.text.tokenizer import Tokenizer
@@ -315,7 +315,7 @@ def plan_windows(
     steps = np.minimum(capacities, stride)
     counts = 1 + np.maximum(-(-(num_pieces - capacities) // steps), 0)
     questions = np.repeat(np.arange(len(counts)), counts)
-    starts = (np.arange(len(questions)) - np.repeat(np.cumsum(counts) - counts, counts)) * steps[questions]
+    starts = ranges(0, counts) * steps[questions]
     return questions, starts, np.minimum(num_pieces[questions] - starts, capacities[questions])
 
 

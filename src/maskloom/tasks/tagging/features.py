@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch
+from maskloom.data.batch import FeatureBatch, PackedBatch, TokenBatch, ranges
 from maskloom.data.feature_files import FeatureFile
 from maskloom.objectives.tagging import CrfTagging, FeatureCrfTagging, FeatureTagging
 from maskloom.tasks.encoding import EncodedExamples
@@ -55,8 +55,7 @@ def sentence_words(encoded: EncodedSentences) -> FeatureUnits:
     starts = np.searchsorted(encoded.windows[:, 2], encoded.sentence_starts)
 
     def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
-        spans = zip(starts[indices].tolist(), starts[indices + 1].tolist(), strict=True)
-        windows = np.concatenate([np.arange(*span) for span in spans])
+        windows = ranges(starts[indices], starts[indices + 1] - starts[indices])
         batch = encoded.batch(windows)
         starts_of = zip(windows.tolist(), (np.cumsum(batch.lengths) - batch.lengths).tolist(), strict=True)
         found = [start + encoded.word_places(window) for window, start in starts_of]
