@@ -311,16 +311,15 @@ def _documents_of_text(stream: ByteStream, reader: _Reader, rule: DocumentRule) 
     stream.lines.read(start)
     by_line = rule == "blank-line"
     advice = "put blank lines between documents" if by_line else "split the file"
-    for raw in raw_documents(
+    for content, line, offset in raw_documents(
         stream.lines.read,
         ends_at_blank_lines=by_line,
         limit=reader.longest or MAX_DOCUMENT_BYTES,
         too_large=lambda line: DataError(f"{_too_large(reader.path, f'line {line}')}; {advice}"),
-        start=start,
         cuts=reader.longest is not None,
     ):
-        document = reader.document(raw.content, raw.line, f"document at line {raw.line}", raw.offset)
-        del raw
+        document = reader.document(content, line, f"document at line {line}", start + offset)
+        del content
         yield document
         del document
 

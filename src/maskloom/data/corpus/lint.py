@@ -121,16 +121,15 @@ def _short_documents(corpus: Corpus) -> Iterator[Finding]:
 
 
 def _repeated(corpus: Corpus) -> Iterator[Finding]:
-    repeated = repeated_sentences(corpus)
-    if repeated.fraction < _REPEATED_WARNING:
+    fraction, example, count = repeated_sentences(corpus)
+    if fraction < _REPEATED_WARNING:
         return
-    example = corpus.tokenizer.decode(corpus.sentence(repeated.example)[:12].tolist(), skip_special_tokens=False)
+    words = corpus.tokenizer.decode(corpus.sentence(example)[:12].tolist(), skip_special_tokens=False)
     yield Finding(
-        "error" if repeated.fraction >= _REPEATED_ERROR else "warning",
+        "error" if fraction >= _REPEATED_ERROR else "warning",
         "repeated_sentences",
-        f"{repeated.fraction:.1%} of the sentences repeat an earlier one, most often {example!r} "
-        f"({amount(repeated.num_example, 'time')}): the model will memorise them; remove menus, headers and "
-        "other boilerplate from the text",
+        f"{fraction:.1%} of the sentences repeat an earlier one, most often {words!r} ({amount(count, 'time')}): "
+        "the model will memorise them; remove menus, headers and other boilerplate from the text",
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from maskloom.data.batch import ranges
 from maskloom.data.corpus.opening import Corpus
 from maskloom.data.counter_random import mixed
 
@@ -112,19 +113,12 @@ def _described(counts: np.ndarray) -> dict[str, float]:
     return described | {"min": int(present[0]), "max": int(present[-1])}
 
 
-class RepeatedSentences(NamedTuple):
-    """The `fraction` of sentences that repeat an earlier one; the index and the count of the most frequent one."""
+def repeated_sentences(corpus: Corpus) -> tuple[float, int, int]:
+    """Return the fraction of sentences that repeat an earlier one, and index and count of the most frequent one.
 
-    fraction: float
-    example: int
-    num_example: int
-
-
-def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
-    """Measure how many sentences repeat an earlier one, by 64-bit hashes: sums of mixed ids and positions.
-
-    A corpus of more than four million sentences is sampled by hash value: equal sentences are kept or dropped together,
-    so the estimate of the fraction is unbiased.
+    Sentences are compared by 64-bit hashes: sums of mixed ids and positions. A corpus of more than four million
+    sentences is sampled by hash value: equal sentences are kept or dropped together, so the estimate of the fraction is
+    unbiased.
     """
     stride = np.uint64(-(-corpus.num_sentences // _MAX_KEPT))
     hashes, positions = [], []
@@ -132,14 +126,14 @@ def repeated_sentences(corpus: Corpus) -> RepeatedSentences:
         lengths = corpus.sentence_lengths[block].astype(np.int64)
         starts = np.cumsum(lengths) - lengths
         tokens = corpus.sentences(block.start, block.stop).astype(np.uint64)
-        places = np.arange(1, len(tokens) + 1) - np.repeat(starts, lengths)
+        places = ranges(1, lengths)
         found = np.add.reduceat(mixed(tokens | places.astype(np.uint64) << np.uint64(32)), starts)
         kept = np.flatnonzero(found % stride == 0)
         hashes.append(found[kept])
         positions.append(kept + block.start)
     values, first, counts = np.unique(np.concatenate(hashes), return_index=True, return_counts=True)
     if not len(values):
-        return RepeatedSentences(0.0, 0, 1)
+        return 0.0, 0, 1
     most = int(counts.argmax())
     fraction = 1.0 - len(values) / int(counts.sum())
-    return RepeatedSentences(fraction, int(np.concatenate(positions)[first[most]]), int(counts[most]))
+    return fraction, int(np.concatenate(positions)[first[most]]), int(counts[most])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 _BLOCK = 1 << 20
 # CRs at the end of a block that wait for the next block, which may start with LF
@@ -19,31 +18,21 @@ _LEADING_BLANK_LINES = re.compile(rb"[ \t\x0b\x0c\r\n]*\n")
 _LINE_ENDS = re.compile(rb"\r++(\n?)")
 
 
-@dataclass(frozen=True)
-class RawDocument:
-    """The bytes of a document, in which lone CR is already LF, its first line (from 1), and its byte offset."""
-
-    content: bytes
-    line: int
-    offset: int
-
-
 def raw_documents(
     read: Callable[[int], bytes],
     *,
     ends_at_blank_lines: bool,
     limit: int,
     too_large: Callable[[int], Exception],
-    start: int = 0,
     cuts: bool = False,
-) -> Iterator[RawDocument]:
+) -> Iterator[tuple[bytes, int, int]]:
     """Yield the documents in the blocks that `read(size)` returns: the parts between blank lines, or all as one.
 
-    Parts that are only white space are skipped. Raises `too_large(line)` for a document of more than `limit` bytes, or
-    with `cuts` splits it after the last line ending, else the last blank, else the last character. `start` is the file
-    offset of the first byte.
+    Each is yielded as its bytes, in which lone CR is already LF, its first line (from 1) and its byte offset. Parts
+    that are only white space are skipped. Raises `too_large(line)` for a document of more than `limit` bytes, or
+    with `cuts` splits it after the last line ending, else the last blank, else the last character.
     """
-    line, offset = 1, start
+    line, offset = 1, 0
     for text, blank_lines in _parts(read, limit, ends_at_blank_lines, cuts):
         leading = _LEADING_BLANK_LINES.match(text)
         begin = leading.end() if leading else 0
@@ -51,7 +40,7 @@ def raw_documents(
         if len(text) > limit and not cuts:
             raise too_large(first)
         if text and not text.isspace():
-            yield RawDocument(text[begin:], first, offset + begin)
+            yield text[begin:], first, offset + begin
         line += text.count(b"\n") + blank_lines.count(b"\n")
         offset += len(text) + len(blank_lines)
         # otherwise it would stay in memory while the next one is read

@@ -19,7 +19,7 @@ def documents(content: bytes, *, blank: bool = True, limit: int = 1 << 20) -> li
     found = raw_documents(
         read, ends_at_blank_lines=blank, limit=limit, too_large=lambda line: DataError(f"line {line}: too large")
     )
-    return [(unix_line_ends(raw.content).strip(b"\n").decode(), raw.line, raw.offset) for raw in found]
+    return [(unix_line_ends(content).strip(b"\n").decode(), line, offset) for content, line, offset in found]
 
 
 @pytest.mark.parametrize("name", list(ENDS))
@@ -54,10 +54,10 @@ def test_long_documents_are_cut_into_pieces_in_the_order_of_the_text(
     monkeypatch.setattr(text_blocks, "_BLOCK", 3)
     read = io.BytesIO(content.encode()).read
     found = [*raw_documents(read, ends_at_blank_lines=True, limit=10, too_large=DataError, cuts=True)]
-    assert [raw.content.decode().strip("\n") for raw in found] == pieces
-    for raw in found:
-        assert content.encode()[raw.offset :].startswith(raw.content)
-        assert raw.line == content.encode()[: raw.offset].count(b"\n") + 1
+    assert [text.decode().strip("\n") for text, _, _ in found] == pieces
+    for text, line, offset in found:
+        assert content.encode()[offset:].startswith(text)
+        assert line == content.encode()[:offset].count(b"\n") + 1
     with pytest.raises(DataError, match="too large"):
         documents(content.encode() * 3, limit=10)
 
@@ -67,7 +67,7 @@ def test_cutting_keeps_memory_bounded_and_bad_bytes(monkeypatch: pytest.MonkeyPa
     source = io.BytesIO(b"word " * (1 << 19) + b"\x80" * (1 << 18))
     tracemalloc.start()
     found = raw_documents(source.read, ends_at_blank_lines=True, limit=1 << 16, too_large=DataError, cuts=True)
-    total = sum(len(raw.content) for raw in found)
+    total = sum(len(text) for text, _, _ in found)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
     assert total == (5 << 19) + (1 << 18)
