@@ -142,7 +142,6 @@ class FeatureWriter:
 class FeatureFile:
     """An open, finished feature folder: `array` is (rows, vectors, width), memory-mapped."""
 
-    folder: Path
     manifest: dict[str, Any]
     array: np.ndarray
     offsets: np.ndarray
@@ -164,7 +163,7 @@ class FeatureFile:
         offsets = np.fromfile(folder / OFFSETS, dtype="<i8")
         if offsets[0] != 0 or offsets[-1] != manifest["num_rows"] or (np.diff(offsets) < 0).any():
             raise DataError(f"{folder / OFFSETS}: its numbers do not ascend from 0 to {manifest['num_rows']}")
-        return cls(folder, manifest, _map(folder / FEATURES, manifest, mode="r"), offsets)
+        return cls(manifest, _map(folder / FEATURES, manifest, mode="r"), offsets)
 
     @property
     def vectors(self) -> list[str]:

@@ -17,7 +17,6 @@ class Columns:
     """Rows of a stream as index columns: arrays with one entry per row, used to gather the tokens later."""
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(next(iter(vars(self).values())))
 
     def take(self, rows: np.ndarray | slice) -> Self:

@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -74,7 +73,7 @@ class ReadingReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the counts and names as plain values, without the sums."""
-        return {name: copy(value) for name, value in vars(self).items() if name != "sums"}
+        return {name: value for name, value in vars(self).items() if name != "sums"}
 
 
 @dataclass(frozen=True)
