@@ -164,12 +164,9 @@ def tokens_at_once(model: EncoderWithHeads) -> int:
     return PROCESSOR_TOKENS if model_device(model).type == "cpu" else _ACCELERATOR_TOKENS
 
 
-def evaluate_task(
-    model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData], precision: str = "auto"
-) -> Evaluation:
-    """Score a model on encoded examples, whole or in pieces; raises ValueError for no examples or no labels."""
-    pieces = data if isinstance(data, Iterable) else [data]
-    return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece, precision=precision))
+def evaluate_task(model: EncoderWithHeads, task: Task, data: EncodedData, precision: str = "auto") -> Evaluation:
+    """Score a model on encoded examples; raises ValueError for no examples or no labels."""
+    return score_outputs(task, [data], lambda piece: model_outputs(model, task.objective, piece, precision=precision))
 
 
 def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: OutputsOf) -> Evaluation:
