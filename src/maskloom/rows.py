@@ -44,12 +44,10 @@ class Rows(dict[str, _Row]):
         _TABLES[key] = self
 
     def __setitem__(self, name: str, row: _Row) -> None:
-        """Add a row, or replace the row of that name."""
         super().__setitem__(name, row)
         self._heard(self)
 
     def __delitem__(self, name: str) -> None:
-        """Remove a row."""
         super().__delitem__(name)
         self._heard(self)
 

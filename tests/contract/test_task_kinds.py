@@ -32,7 +32,7 @@ from maskloom.tasks.encoding import batches_by_length
 from maskloom.tasks.examples import ReadExamples
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.tables import ReadingOptions
-from maskloom.tasks.task import evaluate_task, model_outputs
+from maskloom.tasks.task import evaluate_task, model_outputs, score_outputs
 from maskloom.text.byte_pair_tokenizer import BytePairTokenizer
 from maskloom.text.vocabulary import SPECIAL_TOKENS, SpecialTokens, Vocabulary
 from maskloom.text.vocabulary_training import VocabularySettings, train_vocabulary
@@ -335,7 +335,8 @@ def test_scores_of_pieces_are_the_scores_of_the_whole(name, prepared):
         task.encode(ReadExamples(dev.examples[first : first + 4], dev.report), tokenizer, MAX_LENGTH)
         for first in (0, 4, 8)
     )
-    assert evaluate_task(model, task, pieces).scores == pytest.approx(whole.scores, rel=1e-5)
+    parts = score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece))
+    assert parts.scores == pytest.approx(whole.scores, rel=1e-5)
     assert task.primary in whole.scores
 
 

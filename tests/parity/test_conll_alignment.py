@@ -129,7 +129,6 @@ def test_transformers_refuses_a_conditional_random_field_and_says_which(tmp_path
 
 
 def flat_batch(ids, labels):
-    flat = ids.flatten().numpy()
-    return TokenBatch(
-        flat, np.zeros_like(flat), np.full(len(ids), ids.shape[1]), labels.flatten().numpy(), np.arange(len(ids))
-    )
+    flat, scored = ids.flatten().numpy(), labels.flatten().numpy()
+    lengths, chains = np.full(len(ids), ids.shape[1]), np.full(len(flat), -1)
+    return TokenBatch(flat, np.zeros_like(flat), lengths, scored, np.arange(len(ids)), chains)

@@ -227,7 +227,8 @@ def test_tags_of_words(tmp_path):
     labels = torch.randint(0, 7, ids.shape)
     labels[(torch.rand(ids.shape) < 0.4) | ~mask.bool()] = -100
     expected = peer(ids, mask.long(), segments, labels=labels)
-    batch = TokenBatch(**packed(ids, segments, mask), labels=labels[mask.bool()].numpy(), indices=None)
+    scored = labels[mask.bool()].numpy()
+    batch = TokenBatch(**packed(ids, segments, mask), labels=scored, indices=None, chains=np.full(len(scored), -1))
     objective = Tagging()
     assert (objective.logits(ours, batch) - expected.logits[mask.bool()]).abs().max() <= 1e-5
     (total,), (count,) = objective.loss_sums(ours, batch).values(), objective.target_counts(batch).values()

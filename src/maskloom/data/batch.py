@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Self
 
@@ -118,13 +118,13 @@ class TokenBatch(PackedBatch):
 
     `labels` (tokens,) int64 are -100 for a token that is not scored, or None if unknown; `indices` (sequences,) int64
     are positions in the data set. `chains` (tokens,) int64 numbers, in ascending order, the runs of tokens whose
-    targets depend on each other, and is -1 for tokens in no run; None if targets are independent. `word_vectors`
-    (tokens, size) float32 are the vectors of the words that begin at tokens in chains, if the model reads them.
+    targets depend on each other, and is -1 for tokens in no run. `word_vectors` (tokens, size) float32 are the vectors
+    of the words that begin at tokens in chains, if the model reads them.
     """
 
     labels: np.ndarray | None
     indices: np.ndarray
-    chains: np.ndarray | None = None
+    chains: np.ndarray
     word_vectors: np.ndarray | None = None
 
     def _edges(self) -> dict[str, np.ndarray]:
@@ -132,18 +132,17 @@ class TokenBatch(PackedBatch):
         return {**edges, **dict.fromkeys(("labels", "chains", "word_vectors"), edges["token_ids"])}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FeatureBatch(TokenBatch):
     """A batch of tagged tokens with precomputed vectors of their words from a frozen encoder.
 
     `features` is (words, vectors, width) float32: one row for every token in a chain, in order.
     """
 
-    features: np.ndarray = field(default_factory=lambda: np.empty((0, 1, 1), dtype=np.float32))
+    features: np.ndarray
 
     def _edges(self) -> dict[str, np.ndarray]:
         edges = super()._edges()
-        assert self.chains is not None
         return {**edges, "features": _ends(self.chains >= 0)[edges["token_ids"]]}
 
 

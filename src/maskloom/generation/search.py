@@ -54,7 +54,6 @@ class Generation:
     no_repeat_ngram: int = 0
 
     def __post_init__(self) -> None:
-        """Validate every value."""
         for name, smallest in _SMALLEST.items():
             value = getattr(self, name)
             if value is None and name in ("top_k", "beam"):

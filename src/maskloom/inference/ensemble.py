@@ -14,7 +14,6 @@ import torch
 from maskloom.errors import ConfigError
 from maskloom.inference.predictor import Predictor, TaskModel
 from maskloom.metrics.calibration import log_sigmoid, log_softmax
-from maskloom.objectives.tagging import Tagging
 from maskloom.system.files import file_sha256
 from maskloom.tasks.catalog import Kind
 from maskloom.tasks.encoding import EncodedData, batches_by_length
@@ -90,15 +89,11 @@ class Ensemble(TaskModel):
 
     def _loss(self, encoded: EncodedData, rows: list[np.ndarray]) -> tuple[float, float]:
         """Return the summed loss of the averages and the weight to divide it by; (0, 0) without labels."""
-        loss_sum, weight, task = 0.0, 0.0, self.required_task()
-        # Whole tag sequences cannot be averaged, so a conditional random field contributes its per-tag probabilities.
-        has_chains = "crf" in task.heads
-        objective = Tagging() if has_chains else task.objective
+        loss_sum, weight, objective = 0.0, 0.0, self.required_task().objective
         for batch in batches_by_length(encoded, max_tokens=PROCESSOR_TOKENS):
             if batch.labels is None:
                 break
             logits = torch.from_numpy(np.concatenate([rows[index] for index in batch.indices]))
-            logits = logits[:, : len(task.labels)] if has_chains else logits
             loss_sum += float(objective.loss_sum_of(logits, batch))
             weight += sum(objective.target_counts(batch).values())
         return loss_sum, weight

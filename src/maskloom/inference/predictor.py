@@ -42,7 +42,7 @@ from maskloom.tasks.examples import Example, ReadExamples, ReadingReport, checke
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.labels import check_distinct
 from maskloom.tasks.seq2seq.task import readable, target_marks
-from maskloom.tasks.task import ModelOutputs, Task, model_outputs, tokens_at_once
+from maskloom.tasks.task import ModelOutputs, Task, finite, model_outputs, tokens_at_once
 from maskloom.text.tokenizer import Tokenizer
 
 # Guards the counts of truncated texts, because threads may share a model.
@@ -235,7 +235,7 @@ class Predictor(TaskModel):
             found = ((batch, modules.vectors(of, to_device(batch.lengths, of.device))) for batch, of in hidden)
             for batch, of_batch in to_host(found):
                 vectors[batch.indices] = of_batch
-        return _finite(vectors)
+        return finite(vectors)
 
     def outputs(self, encoded: EncodedData) -> ModelOutputs:
         """Return the outputs of the model's head for encoded examples; raises DataError if the weights are broken."""
@@ -275,7 +275,7 @@ class Predictor(TaskModel):
             hidden = encode_batch(self.model, batch).last_hidden_state[torch.from_numpy(positions)]
             logits = self.model.heads["mlm"](hidden)
         probabilities = logits.float().softmax(-1)
-        _finite(probabilities.cpu().numpy())
+        finite(probabilities.cpu().numpy())
         best = probabilities[:, : len(vocabulary)].topk(min(top_k, len(vocabulary)))  # a model may have more rows
         return [
             [
@@ -436,12 +436,6 @@ class Predictor(TaskModel):
         if found.others:
             shown["others"] = [self.shown(other, settings) for other in found.others]
         return shown
-
-
-def _finite(outputs: np.ndarray) -> np.ndarray:
-    if not np.isfinite(outputs).all():
-        raise DataError("the model's outputs are not finite numbers; its weights are corrupt")
-    return outputs
 
 
 def _task_of(path: Path, model: EncoderWithHeads, settings: dict[str, Any]) -> Task | None:

@@ -25,11 +25,6 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
-def exact_match(prediction: str, gold: str) -> float:
-    """Return 1 if both texts are equal after normalisation, else 0."""
-    return float(normalize_answer(prediction) == normalize_answer(gold))
-
-
 def token_f1(prediction: str, gold: str, *, has_unanswerable: bool) -> float:
     """Return the F1 over normalised words as multisets (0 to 1).
 
@@ -64,10 +59,8 @@ def answer_scores(prediction: str, golds: Sequence[str], *, has_unanswerable: bo
     """
     if has_unanswerable:
         golds = [gold for gold in golds if normalize_answer(gold)] or [""]
-    return (
-        max(exact_match(prediction, gold) for gold in golds),
-        max(token_f1(prediction, gold, has_unanswerable=has_unanswerable) for gold in golds),
-    )
+    exact = float(normalize_answer(prediction) in map(normalize_answer, golds))
+    return exact, max(token_f1(prediction, gold, has_unanswerable=has_unanswerable) for gold in golds)
 
 
 def best_threshold(

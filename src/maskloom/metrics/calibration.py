@@ -100,15 +100,6 @@ class CalibrationMetric:
         return np.abs(self._hits - self._confidences).sum(axis=1) / self._num_rows
 
 
-def calibration(
-    logits: np.ndarray, targets: np.ndarray, *, temperature: float = 1.0, num_bins: int = NUM_BINS
-) -> dict[str, float]:
-    """Return the scores of `CalibrationMetric` for one set of logits."""
-    metric = CalibrationMetric(temperature=temperature, num_bins=num_bins)
-    metric.update(logits, targets)
-    return metric.compute()
-
-
 def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
     """Return the temperature in `TEMPERATURE_RANGE` with the highest likelihood; deterministic.
 

@@ -39,7 +39,6 @@ class CarriedBatch:
         self._parts = [self]
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field of the batch."""
         return getattr(self.batch, name)
 
     def split(self, num_sequences: int) -> list[CarriedBatch]:

@@ -51,26 +51,22 @@ class SequenceToSequence(TaskObjective):
         """Return the generated tokens, (tokens, 1), and the loss if there are labels."""
         memory = _encoded(model, batch)
         loss = None if batch.labels is None else self._loss(model, batch, memory, 0.0)
-        texts, end = self._found(model, batch, memory), int(batch.marks[0, -1])
+        texts, end = self.found(model, batch, memory=memory), int(batch.marks[0, -1])
         ids = [[*text.token_ids, end] for text in texts]
         rows = torch.tensor([token for text in ids for token in text], dtype=torch.float64).unsqueeze(1)
         return BatchOutputs(rows, loss, np.array([len(text) for text in ids], dtype=np.int64))
 
     @torch.inference_mode()
     def found(
-        self, model: EncoderWithHeads, batch: SourceTargetBatch, steps: list[DecodingStep] | None = None
-    ) -> list[Continuation]:
-        """Return the text for each source, with draws keyed by `batch.indices`; `steps` is for a single source."""
-        return self._found(model, batch, _encoded(model, batch), steps)
-
-    def _found(
         self,
         model: EncoderWithHeads,
         batch: SourceTargetBatch,
-        memory: _Memory,
         steps: list[DecodingStep] | None = None,
+        memory: _Memory | None = None,
     ) -> list[Continuation]:
-        (*begin, end), numbers = batch.marks[0].tolist(), batch.indices.tolist()
+        """Return the text for each source, with draws keyed by `batch.indices`; `steps` is for a single source."""
+        memory, (*begin, end) = memory or _encoded(model, batch), batch.marks[0].tolist()
+        numbers = batch.indices.tolist()
         return decode_sources(model, *memory, self.generation, begin=begin, end=end, numbers=numbers, steps=steps)
 
     def _loss(self, model: EncoderWithHeads, batch: SourceTargetBatch, memory: _Memory, smoothing: float) -> Tensor:

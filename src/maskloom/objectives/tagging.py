@@ -139,7 +139,5 @@ def _crf(model: EncoderWithHeads) -> LinearChainCRF:
 
 def _chains(batch: TokenBatch, chosen: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return the positions of the tokens of chains (or of the `chosen` tokens), and their number in each chain."""
-    if batch.chains is None:
-        raise ValueError("the batch does not say which tokens form a chain; this tagger needs that")
     where = np.flatnonzero(batch.chains >= 0 if chosen is None else chosen)
     return where, np.unique(batch.chains[where], return_counts=True)[1]

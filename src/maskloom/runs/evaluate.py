@@ -6,13 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from maskloom.errors import ConfigError, DataError
 from maskloom.inference import Ensemble, Predictor, open_models, resolve_model_folder
 from maskloom.inference.ensemble import Average
 from maskloom.inference.model_folder import SETTINGS_FILE, read_settings
-from maskloom.metrics.calibration import CalibrationMetric, calibration
+from maskloom.metrics.calibration import CalibrationMetric
 from maskloom.runs.display import SILENT, Progress
 from maskloom.runs.reading_defaults import FileReading, reading_for
 from maskloom.system.devices import describe_device
@@ -164,6 +162,7 @@ def _scores(task: Task, encoded: EncodedData, outputs: Outputs) -> dict[str, flo
     metric.update(task.decide(encoded, outputs), targets)
     scores = metric.compute()
     if task.scored_logits is not None:
-        logits = task.scored_logits(encoded, outputs)
-        scores |= calibration(logits, np.asarray(targets), temperature=task.settings.temperature)
+        calibration = CalibrationMetric(temperature=task.settings.temperature)
+        calibration.update(task.scored_logits(encoded, outputs), targets)
+        scores |= calibration.compute()
     return scores

@@ -132,18 +132,18 @@ def _prepare(
         phrases = join_phrases(path, words, recipe)
         examples = f": {', '.join(map(visible, phrases[:3]))}{', ...' if len(phrases) > 3 else ''}" if phrases else ""
         progress.say(f"joined {amount(len(phrases), 'pair')} of words into phrases{examples}")
-    vocabulary = keep_frequent(path, words, recipe.min_count)
+    words, counts = keep_frequent(path, words, recipe.min_count)
     progress.end()
-    pairs = zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)
+    pairs = zip(words, counts.tolist(), strict=True)
     write_text(out / VOCABULARY, "".join(f"{word} {count}\n" for word, count in pairs))
-    lowercase = not holds_capitals(vocabulary.words)
-    forms = (whole_word(word, lowercase=lowercase) for word in vocabulary.words)  # without accents, if uncased
+    lowercase = not holds_capitals(words)
+    forms = (whole_word(word, lowercase=lowercase) for word in words)  # without accents, if uncased
     whole = (form for form in forms if not form.startswith(CONTINUATION_PREFIX))  # others would be parts of words
     tokens = dict.fromkeys((*SPECIAL_TOKENS, *whole))
     write_text(out / "vocab.txt", "".join(f"{token}\n" for token in tokens))  # a vocabulary of whole words for models
     fault_point("words.prepared")
     write_json(out / _PREPARED, {name: fingerprint(out / name) for name in _KEPT})
-    return vocabulary.counts
+    return counts
 
 
 _KEPT = (_TOKENS, VOCABULARY)

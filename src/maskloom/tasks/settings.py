@@ -141,11 +141,7 @@ _LAYERS = "^(embeddings|last|second_to_last|(sum|concat)_last_four|sum_all|scala
 
 
 class FeaturesSection(Section):
-    """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them.
-
-    `layers` is embeddings, last, second_to_last, sum_last_four, concat_last_four, sum_all, scalar_mix, all, or
-    comma-separated layer numbers, 0 for the embeddings.
-    """
+    """Tagging on vectors of a frozen encoder (paper 5.3, Table 7): which layers, and the BiLSTM that reads them."""
 
     layers: str = key(
         "concat_last_four",

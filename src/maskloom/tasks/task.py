@@ -151,12 +151,17 @@ def model_outputs(
 
     with inference_in(precision, model_device(model)):  # entered once, so that weights are rounded once
         for (batch, counts), values in to_host(launched()):
-            if not np.isfinite(values).all():
-                raise DataError("the model's outputs are not finite numbers; its weights are corrupt")
             ends = np.cumsum(objective.row_counts(batch) if counts is None else counts)
-            for index, part in zip(batch.indices, np.split(values, ends[:-1]), strict=True):
+            for index, part in zip(batch.indices, np.split(finite(values), ends[:-1]), strict=True):
                 rows[index] = part
     return ModelOutputs(rows, sum(map(float, losses), 0.0), weight)
+
+
+def finite(outputs: np.ndarray) -> np.ndarray:
+    """Return a model's outputs; raises DataError if one of them is not a finite number."""
+    if not np.isfinite(outputs).all():
+        raise DataError("the model's outputs are not finite numbers; its weights are corrupt")
+    return outputs
 
 
 def tokens_at_once(model: EncoderWithHeads) -> int:
@@ -164,12 +169,9 @@ def tokens_at_once(model: EncoderWithHeads) -> int:
     return PROCESSOR_TOKENS if model_device(model).type == "cpu" else _ACCELERATOR_TOKENS
 
 
-def evaluate_task(
-    model: EncoderWithHeads, task: Task, data: EncodedData | Iterable[EncodedData], precision: str = "auto"
-) -> Evaluation:
-    """Score a model on encoded examples, whole or in pieces; raises ValueError for no examples or no labels."""
-    pieces = data if isinstance(data, Iterable) else [data]
-    return score_outputs(task, pieces, lambda piece: model_outputs(model, task.objective, piece, precision=precision))
+def evaluate_task(model: EncoderWithHeads, task: Task, data: EncodedData, precision: str = "auto") -> Evaluation:
+    """Score a model on encoded examples; raises ValueError for no examples or no labels."""
+    return score_outputs(task, [data], lambda piece: model_outputs(model, task.objective, piece, precision=precision))
 
 
 def score_outputs(task: Task, pieces: Iterable[EncodedData], outputs_of: OutputsOf) -> Evaluation:

@@ -6,7 +6,6 @@ import re
 import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -24,15 +23,6 @@ _BLOCK = 1 << 20
 _PIECE = re.compile(rb"[^\n]{1,65536}\S{0,65536}[\x80-\xbf]*")
 # How many chunks between white space are cached, and the length of the longest that is.
 _MOST_CHUNKS, _LONGEST_CHUNK = 1 << 19, 64
-Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Vocabulary:
-    """Words by descending count, those with equal counts in the order of their characters; `counts` (words,) int64."""
-
-    words: list[str]
-    counts: np.ndarray
 
 
 class _Spaces(dict[int, str]):
@@ -92,7 +82,7 @@ def training_pairs(sentence: str, recipe: WordsRecipe) -> Iterator[tuple[list[st
 
 
 def write_numbers(
-    documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Progress
+    documents: Iterable[Document], recipe: WordsRecipe, path: Path, progress: Callable[[int], None]
 ) -> tuple[list[str], int]:
     """Write the numbers of all words of the text, with `END` after each line.
 
@@ -147,9 +137,10 @@ def rewrite(path: Path, changed: Callable[[np.ndarray], np.ndarray]) -> None:
             file.write(changed(block).astype(np.int32, copy=False).tobytes())
 
 
-def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
-    """Renumber the words, at least one, by their counts, remove the rare ones from the file, return the vocabulary.
+def keep_frequent(path: Path, words: list[str], min_count: int) -> tuple[list[str], np.ndarray]:
+    """Renumber the words, at least one, by their counts, remove the rare ones from the file, return words and counts.
 
+    They are by descending count, those with equal counts in the order of their characters; counts are (words,) int64.
     Raises DataError if fewer than two words are frequent enough.
     """
     counts = counts_of(path, len(words))
@@ -173,7 +164,7 @@ def keep_frequent(path: Path, words: list[str], min_count: int) -> Vocabulary:
         return block[~is_second_end]
 
     rewrite(path, without_rare)
-    return Vocabulary([words[number] for number in order], counts[order])
+    return [words[number] for number in order], counts[order]
 
 
 def join_phrases(path: Path, words: list[str], recipe: WordsRecipe) -> list[str]:

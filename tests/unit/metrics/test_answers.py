@@ -11,7 +11,6 @@ from maskloom.metrics.answers import (
     AnswerMetric,
     answer_scores,
     best_threshold,
-    exact_match,
     fitted_threshold,
     normalize_answer,
     score_answers,
@@ -51,9 +50,8 @@ def test_normalised_answers(text, expected):
     ],
 )
 def test_exact_match_and_f1(prediction, gold, exact, f1):
-    assert exact_match(prediction, gold) == exact
     for version in (False, True):
-        assert token_f1(prediction, gold, has_unanswerable=version) == pytest.approx(f1)
+        assert answer_scores(prediction, [gold], has_unanswerable=version) == (exact, pytest.approx(f1))
 
 
 def test_f1_of_two_texts_without_words_depends_on_the_version():

@@ -5,7 +5,6 @@ from scipy.special import expit, logit
 from maskloom.metrics.calibration import (
     TEMPERATURE_RANGE,
     CalibrationMetric,
-    calibration,
     fit_temperature,
     softmax,
 )
@@ -25,6 +24,12 @@ def random_classes(num_examples=400, num_classes=3):
 def random_labels(num_examples=400, num_labels=4):
     logits = RNG.normal(size=(num_examples, num_labels)) * 2
     return logits, (RNG.random((num_examples, num_labels)) < expit(logits / 2)).astype(np.float32)
+
+
+def calibration(logits, targets, **how):
+    metric = CalibrationMetric(**how)
+    metric.update(logits, targets)
+    return metric.compute()
 
 
 def test_figures_of_classes_by_hand():

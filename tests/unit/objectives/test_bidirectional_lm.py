@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from maskloom.config import PretrainRecipe
-from maskloom.data.batch import PackedBatch, TokenBatch
+from maskloom.data.batch import ClassificationBatch, PackedBatch
 from maskloom.data.spelling import BothWaysBatch, spelled_words
 from maskloom.errors import ConfigError
 from maskloom.layers.sequence_layout import SequenceLayout
@@ -144,7 +144,7 @@ def test_a_penalty_is_the_squares_of_the_weights_of_a_mix_in_whatever_micro_batc
     model, objective = model_of(), WithMixPenalty(Nothing(), 0.5)
     model.encoder.mix.weights.data.copy_(torch.tensor([1.0, -2.0, 3.0]))
     ids = np.zeros(6, dtype=np.int64)
-    whole = TokenBatch(ids, ids, np.array([2, 3, 1]), labels=None, indices=np.arange(3))
+    whole = ClassificationBatch(ids, ids, np.array([2, 3, 1]), labels=None, indices=np.arange(3))
     counts = objective.target_counts(whole)
     for parts in ([whole], whole.split(2)):
         loss = sum(float(objective.loss_sums(model, part)["mix"].detach()) for part in parts) / counts["mix"]

@@ -70,7 +70,6 @@ def test_the_encoder_gets_no_gradient_and_no_dropout(model):
 def test_tokens_outside_chains_have_zeros_and_sentences_do_not_meet(model):
     batch = token_batch()
     rows = FeatureTagging().logits(model.eval(), batch)
-    assert batch.chains is not None
     assert not rows[torch.from_numpy(batch.chains < 0)].any()
     ids = batch.token_ids.copy()
     ids[sum(LENGTHS[:2]) :] = 7
@@ -89,8 +88,3 @@ def test_micro_batches_add_to_the_whole(model):
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in head.parameters()]))
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(gradients[2], gradients[0], rtol=1e-4, atol=1e-6)
-
-
-def test_a_batch_without_chains_is_refused(model):
-    with pytest.raises(ValueError, match="which tokens form a chain"):
-        FeatureTagging().logits(model, dataclasses.replace(token_batch(), chains=None))

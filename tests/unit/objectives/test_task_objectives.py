@@ -39,7 +39,7 @@ def span_batch():
 def tag_batch():
     labels = np.random.default_rng(1).integers(0, 5, LENGTHS.sum())
     labels[::3] = -100
-    return TokenBatch(**tokens(), labels=labels, indices=np.arange(6))
+    return TokenBatch(**tokens(), labels=labels, indices=np.arange(6), chains=np.full(LENGTHS.sum(), -1))
 
 
 def choice_batch():

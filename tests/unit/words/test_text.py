@@ -61,8 +61,8 @@ def test_small_blocks_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         path = tmp_path / str(size)
         words, _ = numbered(content, path)
         join_phrases(path, words, WordsRecipe(phrase_threshold=0.5))
-        vocabulary = keep_frequent(path, words, 1)
-        found.append((vocabulary.words, vocabulary.counts.tolist(), path.read_bytes()))
+        words, counts = keep_frequent(path, words, 1)
+        found.append((words, counts.tolist(), path.read_bytes()))
     assert found[0] == found[1]
     assert len(found[0][0]) > 2
 
@@ -101,10 +101,10 @@ def test_a_line_without_blanks_is_cut_between_characters(tmp_path: Path) -> None
 def test_the_vocabulary_is_by_count_then_by_characters(tmp_path: Path) -> None:
     path = tmp_path / "t"
     words, _ = numbered("z z b rare b a a\nrare2\nb a z", path)
-    vocabulary = keep_frequent(path, words, 2)
-    assert vocabulary.words == ["a", "b", "z"]
-    assert vocabulary.counts.tolist() == [3, 3, 3]
-    assert read(vocabulary.words, path) == ["z z b b a a", "b a z |"]  # nothing remains of the second line
+    words, counts = keep_frequent(path, words, 2)
+    assert words == ["a", "b", "z"]
+    assert counts.tolist() == [3, 3, 3]
+    assert read(words, path) == ["z z b b a a", "b a z |"]  # nothing remains of the second line
 
 
 def test_a_vocabulary_that_min_count_empties_is_refused(tmp_path: Path) -> None:
@@ -141,8 +141,8 @@ def test_a_phrase_that_is_a_word_already_is_that_word(tmp_path: Path) -> None:
     words, _ = numbered("\n".join(["new york", "new_york", "x y_z", "x_y z"] * 6), path, tokenize="spaces")
     assert {*join_phrases(path, words, WordsRecipe(phrase_threshold=0.1))} == {"new_york", "x_y_z"}
     assert len({*words}) == len(words)
-    vocabulary = keep_frequent(path, words, 1)
-    assert dict(zip(vocabulary.words, vocabulary.counts.tolist(), strict=True)) == {"new_york": 12, "x_y_z": 12}
+    words, counts = keep_frequent(path, words, 1)
+    assert dict(zip(words, counts.tolist(), strict=True)) == {"new_york": 12, "x_y_z": 12}
 
 
 def test_of_overlapping_pairs_every_second_one_is_joined(tmp_path: Path) -> None:

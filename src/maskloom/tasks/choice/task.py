@@ -56,12 +56,11 @@ _NO_CHOICE = -1e30
 
 def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSettings) -> Task:
     """Return the multiple-choice task, which has no label names; raises ValueError for any score but accuracy."""
-    primary = primary or "accuracy"
-    ChoiceMetric(primary=primary)  # rejects an unknown score now, not after training
+    metric = partial(ChoiceMetric, primary=primary or "accuracy")
     return Task(
         kind="choice",
         labels=(),
-        primary=primary,
+        primary=metric().primary,  # raises for an unknown score now, not after training
         heads=("choice",),
         objective=MultipleChoice(),
         encode=lambda data, tokenizer, max_length, **_: encode_choices(
@@ -70,7 +69,7 @@ def choice_task(labels: tuple[str, ...], primary: str | None, settings: KindSett
         # ties go to the first choice
         decide=lambda encoded, outputs: choice_scores(encoded, outputs).argmax(axis=1),
         decode=partial(_decode, settings.temperature),  # pyright: ignore[reportArgumentType]
-        metric=partial(ChoiceMetric, primary=primary),
+        metric=metric,
         settings=settings,
         tune=fitted(tune_classes, choice_scores),
         scored_logits=choice_scores,

@@ -124,11 +124,6 @@ class EncodedQuestions:
         """Number of pieces of each question, (questions,)."""
         return np.fromiter(map(len, self.question_ids), np.int64, len(self.question_ids))
 
-    @cached_property
-    def context_lengths(self) -> np.ndarray:
-        """Number of pieces of each question's context, (questions,)."""
-        return np.fromiter((len(context.pieces) for context in self.contexts), np.int64)[self.context_of]
-
     def parts(self, max_windows: int) -> Iterator[EncodedQuestions]:
         """Yield the questions in order, in parts with at most `max_windows` windows or a single question."""
         first = 0

@@ -56,11 +56,6 @@ class DecodedAnswer:
     candidates: tuple[Candidate, ...]
     null_odds: float | None = None
 
-    @property
-    def chosen(self) -> Candidate:
-        """The candidate chosen as the answer."""
-        return next(candidate for candidate in self.candidates if candidate.text == self.text)
-
 
 def decode_answers(
     encoded: EncodedQuestions,
@@ -135,11 +130,12 @@ class _Decoder:
         context_ends = offsets + encoded.window_length
         starts_count = (starts >= offsets[:, None]) & (starts < context_ends[:, None])
         row, column = np.nonzero(starts_count)
+        num_pieces = np.array([len(context.pieces) for context in encoded.contexts])
         starts_count[row, column] = is_max_context(
             starts[row, column] + shifts[row],
             row - encoded.first_window[questions[row]],
             np.diff(encoded.first_window)[questions[row]],
-            encoded.context_lengths[questions[row]],
+            num_pieces[encoded.context_of[questions[row]]],
             encoded.max_length - offsets[row] - len(encoded.tokenizer.template.end),
             encoded.stride,
         )
@@ -278,7 +274,7 @@ def _targets(encoded: EncodedQuestions) -> list[tuple[str, ...]] | None:
 
 def answer_row(found: DecodedAnswer) -> dict[str, Any]:
     """Return an answer as plain values: text, probability, position in the context, null odds, candidates."""
-    chosen = found.chosen
+    chosen = next(candidate for candidate in found.candidates if candidate.text == found.text)
     odds = {} if found.null_odds is None else {"null_odds": found.null_odds}
     return {
         "answer": found.text,

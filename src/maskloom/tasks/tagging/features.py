@@ -41,7 +41,6 @@ def chain_words(encoded: EncodedSentences) -> FeatureUnits:
 
     def positions(indices: np.ndarray) -> tuple[PackedBatch, np.ndarray, np.ndarray]:
         batch = encoded.batch(indices)
-        assert batch.chains is not None
         counted = batch.chains >= 0
         before = np.concatenate([[0], np.cumsum(counted)])
         return batch, np.flatnonzero(counted), np.diff(before[np.concatenate([[0], np.cumsum(batch.lengths)])])

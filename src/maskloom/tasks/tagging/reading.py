@@ -163,12 +163,7 @@ _Fields = tuple[str, ...]
 
 
 def iterate_sentences(
-    path: str | Path,
-    options: ReadingOptions | None = None,
-    settings: TaggingSettings | None = None,
-    *,
-    needs_label: bool = True,
-    report: ReadingReport | None = None,
+    path: str | Path, options: ReadingOptions, settings: TaggingSettings, *, needs_label: bool, report: ReadingReport
 ) -> Iterator[TaggedSentence]:
     """Yield the sentences of a file one by one, with their tags checked and converted to the model's scheme.
 
@@ -182,8 +177,7 @@ def iterate_sentences(
     line, for a sentence that breaks a rule, unless `options.on_bad_rows` is "skip", which counts it, and for a file
     that cannot be read.
     """
-    path, options, settings = Path(path), options or ReadingOptions(), settings or TaggingSettings()
-    report = report or ReadingReport(path)
+    path = Path(path)
     scheme, target = cast(tuple[TagForm, TagForm], (settings.scheme, settings.trained_scheme or TRAINED_SCHEME))
     if target == PLAIN or not needs_label:
         scheme = PLAIN

@@ -4,7 +4,7 @@ import pytest
 from maskloom.tasks.settings import SpanSettings
 from maskloom.tasks.span.encoding import encode_questions
 from maskloom.tasks.span.reading import Question
-from maskloom.tasks.span.task import TextFinder, decode_answers
+from maskloom.tasks.span.task import TextFinder, answer_row, decode_answers
 from maskloom.text.vocabulary import SPECIAL_TOKENS, Vocabulary
 from maskloom.text.wordpiece_tokenizer import WordPieceTokenizer
 
@@ -137,7 +137,7 @@ def test_the_null_score_is_the_least_of_the_windows(tokenizer):
     assert [candidate.text for candidate in found.candidates].count("") == 1
     stricter = SpanSettings(has_unanswerable=True, null_threshold=-1.5)
     found = next(decode_answers(encoded, outputs, stricter))
-    assert (found.text, found.best.text, found.chosen.start) == ("", "s", None)
+    assert (found.text, found.best.text, answer_row(found)["start"]) == ("", "s", None)
     at_threshold = SpanSettings(has_unanswerable=True, null_threshold=-1.0)
     assert next(decode_answers(encoded, outputs, at_threshold)).text == "s"
 

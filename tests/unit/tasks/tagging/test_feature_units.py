@@ -81,7 +81,6 @@ def test_the_words_of_chains_are_those_of_the_batch(context):
     indices = np.arange(len(data))[::-1]
     batch, positions, counts = units.positions(indices)
     chains = data.batch(indices).chains
-    assert chains is not None
     assert positions.tolist() == np.flatnonzero(chains >= 0).tolist()
     for number, index in enumerate(indices.tolist()):
         alone = data.batch(np.array([index])).chains
@@ -128,11 +127,9 @@ def test_batches_bring_the_vectors_of_their_words(tmp_path):
     indices = np.array([3, 0, 1])
     batch = joined.batch(indices)
     assert isinstance(batch, FeatureBatch)
-    assert batch.chains is not None
     assert batch.features[:, 0, 0].tolist() == batch.token_ids[batch.chains >= 0].tolist()
     for part in batch.split(2):
         assert isinstance(part, FeatureBatch)
-        assert part.chains is not None
         assert part.features[:, 0, 0].tolist() == part.token_ids[part.chains >= 0].tolist()
     assert joined.account() == data.account()
 

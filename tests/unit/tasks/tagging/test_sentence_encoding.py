@@ -35,7 +35,6 @@ def test_first_pieces_carry_the_labels_and_all_else_is_not_scored():
     assert tokens(batch.token_ids) == ["[CLS]", "a", "##b", "##c", "d", ".", "e", "##f", "[SEP]"]
     assert batch.labels is not None
     assert batch.labels.tolist() == [-100, 1, -100, -100, 2, -100, 0, -100, -100]
-    assert batch.chains is not None
     assert batch.chains.tolist() == [-1, 0, -1, -1, 0, -1, 0, -1, -1]
     assert batch.segment_ids.tolist() == [0] * 9
 
@@ -56,10 +55,8 @@ def test_batches_pack_windows_in_the_order_asked_for():
     assert tokens(batch.token_ids) == ["[CLS]", "c", "[SEP]", "[CLS]", "a", "b", "[SEP]"]
     assert batch.lengths.tolist() == [3, 4]
     assert batch.indices.tolist() == [1, 0]
-    assert batch.chains is not None
     assert batch.chains.tolist() == [-1, 0, -1, -1, 1, 1, -1]
     second = batch.split(1)[1]
-    assert second.chains is not None
     assert second.chains.tolist() == [-1, 1, 1, -1]
 
 
@@ -121,7 +118,6 @@ def test_document_context_shows_the_neighbours_and_scores_each_sentence_once():
     assert tokens(batch.token_ids) == ["[CLS]", "a", "b", "c", "[SEP]"]
     assert batch.labels is not None
     assert batch.labels.tolist() == [-100, 0, 0, 1, -100]
-    assert batch.chains is not None
     assert batch.chains.tolist() == [-1, 0, 0, 1, -1]
 
 

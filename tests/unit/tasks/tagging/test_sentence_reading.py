@@ -149,8 +149,10 @@ def test_raw_text_is_cut_into_words_with_their_characters(write):
 def test_long_lines_in_columns_are_not_kept(write):
     """Lines are cached to be split only once; 300 lines of 100 kB would take 60 MB."""
     path = write("".join(f"{number}{'x' * 100_000} O\n\n" for number in range(300)), "a.conll")
+    report, settings = ReadingReport(path), TaggingSettings(scheme="plain")
     tracemalloc.start()
-    assert sum(1 for _ in iterate_sentences(path, settings=TaggingSettings(scheme="plain"))) == 300
+    found = iterate_sentences(path, ReadingOptions(), settings, needs_label=True, report=report)
+    assert sum(1 for _ in found) == 300
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 10e6
@@ -299,7 +301,8 @@ def test_empty_files_and_files_without_sentences_are_refused(write):
 def test_bad_sentences_are_skipped_and_counted(write):
     content = "a O\nb\n\nc B-X\nd I-X\n\ne O\nf I-X\n\ng ?\n\nh I-Y\n\ni B-X\n"
     report = ReadingReport(write(content))
-    kept = list(iterate_sentences(report.path, ReadingOptions(on_bad_rows="skip"), report=report))
+    options, settings = ReadingOptions(on_bad_rows="skip"), TaggingSettings()
+    kept = list(iterate_sentences(report.path, options, settings, needs_label=True, report=report))
     assert [(s.words, s.line) for s in kept] == [(("c", "d"), 4), (("i",), 14)]
     assert report.dropped == {
         "wrong number of columns": 1,

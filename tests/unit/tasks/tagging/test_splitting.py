@@ -8,6 +8,7 @@ import pytest
 from maskloom.tasks.examples import ReadingReport
 from maskloom.tasks.kinds import KINDS, make_task
 from maskloom.tasks.settings import TaggingSettings
+from maskloom.tasks.tables import ReadingOptions
 from maskloom.tasks.tagging.reading import iterate_sentences
 from maskloom.tasks.tagging.splitting import UNKNOWN_TRAINING, WordSplitter
 
@@ -119,7 +120,7 @@ def test_settings_of_another_form_are_refused(values):
 def read(path, text, splitter):
     path.write_text(text, encoding="utf-8")
     report, settings = ReadingReport(path), TaggingSettings(words=splitter)
-    found = list(iterate_sentences(path, settings=settings, needs_label=False, report=report))
+    found = list(iterate_sentences(path, ReadingOptions(), settings, needs_label=False, report=report))
     return [list(sentence.words) for sentence in found], report.notes
 
 
