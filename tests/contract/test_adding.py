@@ -28,7 +28,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.objectives.pretraining import PRETRAINING
 from maskloom.recipe_files import recipe_keys
-from maskloom.runs.display import Progress
+from maskloom.runs.display import LineProgress, Progress
 from maskloom.runs.finetune import LabelledFiles, finetune
 from maskloom.runs.predict import predict
 from maskloom.runs.pretrain import pretrain
@@ -152,7 +152,10 @@ def test_an_objective_that_carries_state_trains_resumes_to_the_bit_and_is_saved(
     assert set(load_model(run / "model")[0].heads) == {"mlm", "span"}
     for folder in ("model", "checkpoints/phase-1/step-00000008"):
         shutil.rmtree(run / folder)
-    assert pretrain(recipe, corpus=corpus, out=run, resume=True) == metrics
+    progress = LineProgress()
+    progress.say = said.append
+    assert pretrain(recipe, corpus=corpus, out=run, resume=True, progress=progress) == metrics
+    assert "phase-1, length 6: continuing at 6 of 8" in said
     assert (run / "model" / "model.safetensors").read_bytes() == whole
     pretrain(recipe, corpus=corpus, out=run, resume=True, verify=True)
 

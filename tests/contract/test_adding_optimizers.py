@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from maskloom.config import FinetuneRecipe, PretrainRecipe
+from maskloom.runs.display import LineProgress
 from maskloom.runs.pretrain import pretrain
 from maskloom.training.optimizers import OPTIMIZERS
 
@@ -33,7 +34,10 @@ def test_an_optimizer_and_a_schedule_by_rows_train_and_resume_to_the_bit(monkeyp
     whole = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
     shutil.rmtree(tmp_path / "run" / "model")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "phase-1" / "step-00000008")
-    pretrain(recipe, corpus=corpus, out=tmp_path / "run", resume=True)
+    said, progress = [], LineProgress()
+    progress.say = said.append
+    pretrain(recipe, corpus=corpus, out=tmp_path / "run", resume=True, progress=progress)
+    assert "phase-1, length 24: continuing at 5 of 8" in said
     assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == whole
 
 

@@ -317,6 +317,19 @@ def test_outputs_in_half_precision_are_finite_and_near(prepared, monkeypatch):
     assert asked[-1][0] == "fp32"
 
 
+def assert_near(one, other):
+    """Compare plain values, numbers up to rounding."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        one, other = [*one.values()], [*other.values()]
+    if isinstance(one, list):
+        assert len(one) == len(other)
+        for part, wanted in zip(one, other, strict=True):
+            assert_near(part, wanted)
+    else:
+        assert one == pytest.approx(other, abs=1e-4)
+
+
 def test_predictions_are_plain_values_in_order(prepared):
     task, model, tokenizer, dev = prepared
     predictor = Predictor(model, tokenizer, task=task, max_length=MAX_LENGTH)
@@ -324,8 +337,8 @@ def test_predictions_are_plain_values_in_order(prepared):
     assert len(predictions) == len(dev.examples)
     assert json.loads(json.dumps(predictions)) == predictions
     half = ReadExamples(dev.examples[:4], dev.report)
-    for one, other in zip(predictor.predict_examples(half), predictions, strict=False):
-        assert one.keys() == other.keys()
+    for one, other in zip(predictor.predict_examples(half), predictions[:4], strict=True):
+        assert_near(one, other)
 
 
 def test_scores_of_pieces_are_the_scores_of_the_whole(name, prepared):
@@ -351,10 +364,13 @@ def test_outputs_that_are_no_numbers_are_neither_scored_nor_predicted(prepared):
 
 
 def test_data_without_labels_is_not_scored(name, prepared, files):
-    task, _, _, dev = prepared
-    examples = KINDS[name].read(files[1], ReadingOptions(), task.settings, needs_label=False).examples
+    task, model, tokenizer, dev = prepared
+    unlabelled = KINDS[name].read(files[1], ReadingOptions(), task.settings, needs_label=False)
+    examples = unlabelled.examples
     assert [example.inputs() for example in examples] == [example.inputs() for example in dev.examples]
     assert all(isinstance(example.as_row(), dict) and example.line >= 1 for example in examples)
+    with pytest.raises(ValueError, match="the data has no labels"):
+        evaluate_task(model, task, task.encode(unlabelled, tokenizer, MAX_LENGTH))
 
 
 INPUTS = {

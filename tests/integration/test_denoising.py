@@ -78,9 +78,10 @@ def test_a_run_resumes_and_its_model_is_fine_tuned(folder, tmp_path, objective, 
     assert again[f"{part}_loss"] == pytest.approx(whole[f"{part}_loss"], rel=1e-4)
     weights = load_file(tmp_path / "whole" / "model" / "model.safetensors")
     last = tmp_path / "whole" / "checkpoints" / "phase-1" / "step-00000020"
-    shutil.rmtree(last)  # so that it resumes from step 15
+    shutil.rmtree(last)
     (tmp_path / "whole" / "metrics.json").unlink()
-    invoke(*say, *more, "--steps", 20, "--out", tmp_path / "whole", "--resume")
+    said = invoke(*say, *more, "--steps", 20, "--out", tmp_path / "whole", "--resume")
+    assert "continuing at 15 of 20" in said
     assert (last / "manifest.json").exists()
     resumed = load_file(tmp_path / "whole" / "model" / "model.safetensors")
     assert {*weights} == {*resumed}

@@ -63,7 +63,8 @@ def test_both_ways_learn_and_a_stopped_run_ends_with_the_same_weights(run, corpu
     *_, before, last = sorted((out / "checkpoints" / "phase-1").glob("step-*"))
     assert (before / "carry.safetensors").exists()
     shutil.rmtree(last)
-    invoke("pretrain", "--corpus", corpus, "--recipe", out / "recipe.toml", "--resume", "--out", out)
+    said = invoke("pretrain", "--corpus", corpus, "--recipe", out / "recipe.toml", "--resume", "--out", out)
+    assert f"continuing at {int(before.name[5:])} of 120" in said
     again, weights = (load_file(folder / "model" / "model.safetensors") for folder in (out, run))
     assert all(again[name].equal(values) for name, values in weights.items())
 

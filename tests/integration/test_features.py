@@ -25,6 +25,7 @@ from maskloom.models.assembled import build_model
 from maskloom.models.bert import BertConfig
 from maskloom.recipe_files import recipe_path
 from maskloom.runs import finetune as finetune_run
+from maskloom.runs.display import LineProgress
 from maskloom.runs.evaluate import evaluate
 from maskloom.runs.export import export
 from maskloom.runs.features import Activations, features
@@ -291,7 +292,10 @@ def test_a_run_killed_while_it_trains_goes_on_to_the_same_weights(run, model_fol
     process.communicate()
     written = (tmp_path / "run" / "features" / "train" / "features.bin").stat().st_mtime_ns
     time.sleep(0.01)
-    finetune(recipe(), model=model_folder, out=tmp_path / "run", resume=True, **data)
+    said, progress = [], LineProgress()
+    progress.say = said.append
+    finetune(recipe(), model=model_folder, out=tmp_path / "run", resume=True, progress=progress, **data)
+    assert [line for line in said if line.startswith("fine-tuning, seed 0: continuing at ")]
     assert (tmp_path / "run" / "features" / "train" / "features.bin").stat().st_mtime_ns == written
     assert same_weights(run[0] / "model", tmp_path / "run" / "model")
 

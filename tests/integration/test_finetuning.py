@@ -193,10 +193,10 @@ class _Stop(Progress):
     """Interrupts a run at a given step, as a crash would."""
 
     def __init__(self, stage, step):
-        self._stage, self._step, self._current = stage, step, ""
+        self._stage, self._step, self._current, self.begun = stage, step, "", {}
 
     def begin(self, what, total, done=0):
-        self._current = what
+        self._current, self.begun[what] = what, done
 
     def advance(self, done, **figures):
         if self._stage in self._current and done == self._step:
@@ -213,7 +213,8 @@ def test_a_crashed_run_continues_to_the_bit(model_folder, data, tmp_path, stage,
     with pytest.raises(KeyboardInterrupt):
         finetune(settings, **inputs, out=tmp_path / "cut", progress=_Stop(stage, step))
     assert not (tmp_path / "cut" / "model").exists()
-    resumed = finetune(settings, **inputs, out=tmp_path / "cut", resume=True)
+    resumed = finetune(settings, **inputs, out=tmp_path / "cut", resume=True, progress=(again := _Stop("none", 0)))
+    assert again.begun[f"fine-tuning, {stage}"] == (step - 1) // 8 * 8
     assert {**resumed, "model": ""} == {**whole, "model": ""}
     for name in ("model.safetensors", "config.json", "maskloom.json", "vocab.txt"):
         assert _sum(tmp_path / "cut" / "model" / name) == _sum(tmp_path / "whole" / "model" / name)
@@ -237,7 +238,8 @@ def test_patience_ends_a_seed_and_a_resumed_run_ends_there_too(model_folder, dat
     assert steps[-1] == whole["last"]["step"] < 240
     with pytest.raises(KeyboardInterrupt):
         finetune(patient, **inputs, out=tmp_path / "cut", progress=_Stop("fine-tuning, seed 0", steps[-2] + 1))
-    resumed = finetune(patient, **inputs, out=tmp_path / "cut", resume=True)
+    resumed = finetune(patient, **inputs, out=tmp_path / "cut", resume=True, progress=(again := _Stop("none", 0)))
+    assert again.begun["fine-tuning, seed 0"] == steps[-2]
     assert {**resumed, "model": ""} == {**whole, "model": ""}
     for name in ("model.safetensors", "config.json"):
         assert _sum(tmp_path / "cut" / "model" / name) == _sum(tmp_path / "whole" / "model" / name)
@@ -263,12 +265,13 @@ def test_a_killed_process_continues_to_the_bit(model_folder, data, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", _KILLED, *map(str, arguments)], env={**os.environ})
     checkpoints = tmp_path / "cut" / "restarts" / "seed-0" / "checkpoints"
     deadline = time.monotonic() + 120
-    while process.poll() is None and not list(checkpoints.glob("step-*[0-9]")) and time.monotonic() < deadline:
+    while process.poll() is None and not list(checkpoints.glob("step-????????")) and time.monotonic() < deadline:
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "cut" / "metrics.json").exists()
-    finetune(settings, **inputs, out=tmp_path / "cut", resume=True)
+    finetune(settings, **inputs, out=tmp_path / "cut", resume=True, progress=(again := _Stop("none", 0)))
+    assert again.begun["fine-tuning, seed 0"] > 0
     name = Path("model") / "model.safetensors"
     assert _sum(tmp_path / "cut" / name) == _sum(tmp_path / "whole" / name)
 
@@ -316,6 +319,7 @@ def test_class_weights_change_training(model_folder, data, tmp_path, weights):
     balanced = {"bad": 29 / (2 * (29 - num_good)), "good": 29 / (2 * num_good)}
     assert used == pytest.approx(balanced if weights == "balanced" else {"bad": 3.0, "good": 1.0})
     assert weighted["last"]["scores"]["loss"] != plain["last"]["scores"]["loss"]
+    assert len({_sum(tmp_path / run / "model" / "model.safetensors") for run in "ab"}) == 2
 
 
 @pytest.mark.parametrize("weights", ["balanced", {"rare": 40.0}])

@@ -5,7 +5,7 @@ from pathlib import Path
 from maskloom.errors import DataError
 from tools.fuzzing.child import outcome_of
 from tools.fuzzing.runner import run_cases
-from tools.fuzzing.targets import Target
+from tools.fuzzing.targets import Surroundings, Target, all_targets, prepared
 
 NUM_CASES = 500
 
@@ -36,3 +36,11 @@ def test_what_is_no_refusal_is_a_finding():
     assert judged(raising(DataError("d.csv: line 3: empty text"))) == "refused"
     for error in (DataError("something is wrong"), DataError("d.csv: " + "x" * 30_000), KeyError("a"), PanicError()):
         assert judged(raising(error)) == "finding"
+
+
+def test_the_good_files_that_malformed_ones_are_made_of_are_accepted(tmp_path):
+    surroundings = Surroundings(tmp_path / "good")
+    for target in all_targets(surroundings):
+        for content in target.good():
+            path = prepared(target, surroundings, tmp_path / "case", content)
+            assert outcome_of(target, path) == {"outcome": "accepted"}, target.name

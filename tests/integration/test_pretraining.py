@@ -105,7 +105,8 @@ def _signal_after_step(server: ForkServer, arguments: list, out: Path, step: int
 def test_a_killed_run_resumes_to_the_bit(server: ForkServer, corpus: Path, left_alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     assert _signal_after_step(server, _pretrain(corpus, out), out, 15, signal.SIGKILL) == -signal.SIGKILL
-    run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
+    said = run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
+    assert re.search(rf"^phase-1, length 32: continuing at (7|14) of {STEPS}$", said, re.MULTILINE)
     assert _digest(out) == _digest(left_alone)
     assert (out / "metrics.json").read_bytes() == (left_alone / "metrics.json").read_bytes()
 
@@ -161,7 +162,8 @@ def test_a_run_killed_while_a_save_is_under_way_resumes_to_the_bit(
     assert whole
     assert half not in [path.name for path in whole]
     assert [verify_checkpoint(path) for path in whole] == [None] * len(whole)
-    run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
+    said = run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
+    assert f"continuing at {int(whole[-1].name[5:])} of {STEPS}" in said
     assert _digest(out) == _digest(left_alone)
     assert not list(checkpoints.glob("*.tmp-*"))
 
@@ -179,7 +181,8 @@ def test_a_run_asked_to_stop_while_a_save_is_under_way_ends_with_both_whole(
     saved = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert under_way in [event["folder"] for event in saved if event["event"] == "checkpoint"]
     assert names[-1] >= under_way
-    run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
+    said = run_whole(server, _words(_pretrain(corpus, out, "--resume")), tmp_path)
+    assert f"continuing at {int(names[-1][5:])} of {STEPS}" in said
     assert _digest(out) == _digest(left_alone)
 
 

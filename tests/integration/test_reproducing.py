@@ -210,7 +210,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_resumes_to_the_bit(
     command, corpus, alone: Path, tmp_path: Path
 ) -> None:
     out, log = tmp_path / "run", tmp_path / "passes"
-    arm("enospc@files.write#30+", log=str(log))
+    arm("enospc@files.write#100+", log=str(log))
     code, said = command(*_start(corpus, out))
     arm()
     assert code == 74, said
@@ -220,6 +220,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_74_and_it_resumes_to_the_bit(
     assert "Traceback" not in said
     code, said = command(*_start(corpus, out, "--resume"))
     assert code == 0, said
+    assert "continuing at 4 of 14" in said
     assert _model(out) == _model(alone)
 
 

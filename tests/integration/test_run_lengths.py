@@ -36,10 +36,10 @@ class Stop(Progress):
     """Interrupts a phase at a given step, as a crash would."""
 
     def __init__(self, phase: str, step: int) -> None:
-        self._phase, self._step, self._is_here = phase, step, False
+        self._phase, self._step, self._is_here, self.begun = phase, step, False, {}
 
     def begin(self, what, total, done=0):
-        self._is_here = what.startswith(self._phase)
+        self._is_here, self.begun[what] = what.startswith(self._phase), done
 
     def advance(self, done, **figures):
         if self._is_here and done == self._step:
@@ -113,13 +113,15 @@ def test_an_extension_that_is_interrupted_goes_on_to_the_same_bits(corpus, tmp_p
 
     with pytest.raises(KeyboardInterrupt):
         pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop("phase-1", 13))
-    pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True)
+    again = Stop("none", 0)
+    pretrain(longer, corpus=corpus, out=tmp_path / "cut", resume=True, progress=again)
+    assert again.begun["phase-1, length 24"] == 12
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
 
 
 def test_the_best_checkpoint_is_that_of_the_whole_extended_run(corpus, tmp_path):
     own = [setting for setting in SETTINGS if "learning_rate" not in setting]
-    own += ["training.learning_rate=0.1", "training.evaluate_every=2", "training.keep_best=true"]
+    own += ["training.learning_rate=0.3", "training.evaluate_every=2", "training.keep_best=true"]
     for steps in (8, 16):
         changed = load_recipe(PretrainRecipe, None, [*own, f"training.steps={steps}"])
         pretrain(changed, corpus=corpus, out=tmp_path / "run", resume=steps == 16)
@@ -129,6 +131,7 @@ def test_the_best_checkpoint_is_that_of_the_whole_extended_run(corpus, tmp_path)
         export(tmp_path / "run", exported, step=best["step"])
         found = [(folder / "model.safetensors").read_bytes() for folder in (exported, tmp_path / "run" / "best-model")]
         assert found[0] == found[1]
+    assert best["step"] < 16
     assert [event["step"] for event in events] == list(range(2, 17, 2))
 
 
@@ -241,7 +244,9 @@ def test_the_last_phase_of_a_run_is_extended_and_a_kill_changes_no_bit(run, corp
     assert "extended: planned for 5 steps, 10 from step 5 on" in said
     with pytest.raises(KeyboardInterrupt):
         pretrain(recipe(in_phases(10)), corpus=corpus, out=tmp_path / "cut", resume=True, progress=Stop("phase-2", 9))
-    pretrain(recipe(in_phases(10)), corpus=corpus, out=tmp_path / "cut", resume=True)
+    progress = Stop("none", 0)
+    pretrain(recipe(in_phases(10)), corpus=corpus, out=tmp_path / "cut", resume=True, progress=progress)
+    assert progress.begun == {"phase-2, length 24": 8}
     assert weights(tmp_path / "cut") == weights(tmp_path / "whole")
     now = rates(tmp_path / "cut")
     assert now[:11] == found

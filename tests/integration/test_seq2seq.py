@@ -216,10 +216,10 @@ def test_a_killed_run_ends_in_the_weights_of_one_that_was_not(server, data, tmp_
     arguments = ("finetune", "--task", "seq2seq", *map(str, (*files, *how)), *sets)
     checkpoints = tmp_path / "killed" / "restarts" / "seed-0" / "checkpoints"
     running = server.start(arguments, tmp_path, tmp_path / "output.txt")
-    running.wait_until(lambda: list(checkpoints.glob("step-*")))
+    running.wait_until(lambda: list(checkpoints.glob("step-????????")))
     running.kill()
     assert running.wait() == -signal.SIGKILL
-    run_whole(server, (*arguments, "--resume"), tmp_path)
+    assert re.search("seed 0: continuing at [24]0 of 60", run_whole(server, (*arguments, "--resume"), tmp_path))
     whole, killed = ((tmp_path / run / "model" / "model.safetensors").read_bytes() for run in ("whole", "killed"))
     assert whole == killed
 

@@ -157,6 +157,8 @@ def test_a_killed_run_goes_on_with_another_number_of_processes(
     _run(fleet, size, killed, tmp_path, code=-signal.SIGKILL, MASKLOOM_FAULTS="kill@training.step#36")
     size, more = after
     run = _run(fleet, size, [*command, *(more or ("--set", "training.parallel=ddp")), "--resume"], tmp_path)
+    said = (tmp_path / "output-0.txt").read_text(encoding="utf-8")
+    assert re.search(rf"^phase-1, length 32: continuing at [23]0 of {STEPS}$", said, re.MULTILINE)
     _assert_same(run, alone)
     assert not list(run.rglob("*.tmp*"))
 

@@ -1,13 +1,15 @@
 """What the rows of the soak conclude from their observations."""
 
+from pathlib import Path
+
 import pytest
 
 from tools.soak import mutants
 from tools.soak.endurance import Sample, complaints, slope_per_hour
-from tools.soak.kills import LeftAlone, kills_of
+from tools.soak.kills import LeftAlone, _lost_too_much, kills_of
 from tools.soak.mutants import Mutant, planted
 from tools.soak.rows import Budget
-from tools.soak.subjects import Subject, differences, outcome
+from tools.soak.subjects import Subject, differences, finetuning, outcome, pretraining
 
 PASSES = [
     *("files.write", "files.rename", "training.micro_batch", "training.step", "events.write", "files.write"),
@@ -34,6 +36,26 @@ def test_kills_are_drawn_from_the_seed(tmp_path):
     assert {kill.rule for kill in kills[:3]} <= {"kill@files.write#2", "kill@files.write#3"}
     assert all(0 <= kill.seconds <= 3 for kill in kills)
     assert kills != kills_of(_alone(), plan, Budget(2, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("subject", "before", "under_way", "said", "complaint"),
+    [
+        (pretraining, ("phase-1", 21), None, "phase-1, length 32: continuing at 14 of 200", []),
+        (
+            pretraining,
+            ("phase-1", 22),
+            None,
+            "phase-1, length 32: continuing at 14 of 200",
+            ["went back 8 steps from 22, more than 7"],
+        ),
+        (pretraining, ("phase-1", 24), 21, "phase-1, length 32: continuing at 14 of 200", []),
+        (finetuning, ("seed-1", 10), None, "fine-tuning, seed 1", ["went back 10 steps from 10, more than 9"]),
+        (finetuning, ("seed-0", 10), None, "fine-tuning, seed 1", []),
+    ],
+)
+def test_work_lost_beyond_an_interval_or_a_save_is_complained_of(subject, before, under_way, said, complaint):
+    assert _lost_too_much(subject(Path("data")), before, under_way, f"device: cpu\n{said}\nsaved\n") == complaint
 
 
 def test_an_outcome_is_blind_to_times_and_places_and_to_nothing_else(tmp_path):

@@ -156,7 +156,7 @@ BAD_DATA: tuple[BadData, ...] = (
             "line 1: words and tags"),
     BadData("another number of choices", "choice", "d.jsonl",
             seeds.HELLASWAG + b'{"ctx": "a", "endings": ["a", "b"], "ctx_a": "x", "ctx_b": "", "label": 0, "ind": 5}\n',
-            kept=2),
+            kept=3),
     BadData("a label beyond the choices", "choice", "d.csv", _swag(label="2"), "line 3: label is none of the choices"),
     BadData("an id twice, choices", "choice", "d.csv", _swag(id="1"), "line 3: an id appears twice"),
 )  # fmt: skip

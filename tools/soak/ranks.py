@@ -112,8 +112,8 @@ class _Folder:
         else:
             ended = fleet.run(size, arguments, self.place, own=dict.fromkeys(range(size), own))
             codes, said = [each.code for each in ended], "\n".join(each.said for each in ended)
-        # a rank may learn of another rank's kill before it reaches its own
-        is_right = all(code in (-9, 1) for code in codes) if fault else not any(codes)
+        # the others may learn of one rank's kill before they reach their own
+        is_right = -9 in codes and {*codes} <= {-9, 1} if fault else not any(codes)
         return "" if is_right else f"exit codes {codes}: {said[-1500:]}"
 
     def difference(self, other: _Folder, most: float) -> str:
@@ -199,7 +199,10 @@ def _elastic(alone: _Folder, place: Path, mode: Sequence[str], rank: int, point:
     shutil.rmtree(place, ignore_errors=True)
     folder = _Folder(place, alone.arguments)
     code, said, _seconds = _torchrun(place, (*alone.arguments, *mode), rank=rank, fault=f"kill@{point}", restarts=1)
-    problem = said[-1500:] if code else folder.difference(alone, 0.0)
+    if f"rank {rank} was lost" not in said:
+        problem = f"rank {rank} was not killed: {said[-1500:]}"
+    else:
+        problem = said[-1500:] if code else folder.difference(alone, 0.0)
     return Trial(f"elastic restart: {name}", not problem, problem)
 
 

@@ -109,7 +109,8 @@ def broken_saves(budget: Budget) -> Iterator[Trial]:
                 code, said = scene.run(folder, MASKLOOM_FAULTS=f"{action}@files.*#{number}")
                 halves = [path.name for path in _checkpoints(folder) if verify_checkpoint(path)]
                 detail = f"not whole: {halves}" if halves else ""
-                if not detail and (code not in (0, 74, -9) or "Traceback" in said):
+                codes = (-9,) if action == "kill" else (0, 74)
+                if not detail and (code not in codes or "Traceback" in said):
                     detail = f"exit code {code}: {said[-300:]}"
                 # if one save failed and the run continued, an older checkpoint is kept with the newest
                 but = _is_older_one if "was not saved" in said else lambda _: False

@@ -195,7 +195,10 @@ def test_a_trial_killed_before_it_began_is_begun(run, inputs):
         run(Finetuning(stops=[1e-5]), out=inputs["out"].with_name("other"))
     other = inputs["out"].with_name("other")
     (inputs["out"].with_name("left") / "trial-002").rename(other / "trials" / "trial-002")
-    assert run(Finetuning(), out=other, resume=True)["num_failed"] == 0
+    finetuning = Finetuning()
+    assert run(finetuning, out=other, resume=True)["num_failed"] == 0
+    assert (3e-5, 32, False) in finetuning.calls
+    assert not (other / "trials" / "trial-002" / "run.json").exists()
 
 
 def test_failures_of_numbers_stay_and_others_are_tried_again(run):

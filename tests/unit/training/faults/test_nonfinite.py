@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,9 +133,11 @@ def test_only_the_newest_dumps_keep_their_weights(tmp_path: Path) -> None:
     state, bad = _bad_step(_plant_in_sixth_position)
     for number in range(5):
         state.position = {"number": number}
-        _dump(tmp_path, state, bad)
+        path, _ = _dump(tmp_path, state, bad)
+        os.utime(path / "model.safetensors", (number, number))
     assert len(list(tmp_path.iterdir())) == 5
-    assert len(list(tmp_path.glob("*/model.safetensors"))) == 3
+    kept = {path.parent.name for path in tmp_path.glob("*/model.safetensors")}
+    assert kept == {"step-00000003-2", "step-00000003-3", "step-00000003-4"}
     bare = next(path for path in tmp_path.iterdir() if not (path / "model.safetensors").exists())
     with pytest.raises(DataError, match="cannot be replayed"):
         replay_dump(bare, _model(), MaskedLanguageModeling())
